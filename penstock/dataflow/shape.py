@@ -22,7 +22,7 @@ from penstock.dataflow.nodes import (
     topological,
 )
 from penstock.dataflow.plan import PhysicalPlan
-from penstock.operators.aggregates.moments import spelled_as_before, to_settings
+from penstock.operators.aggregates.moments import spell_as_before, to_settings
 from penstock.operators.scan.spec import Partial
 
 __all__ = ["shape"]
@@ -69,7 +69,7 @@ def _line(node: Node, leads: list[int]) -> dict[str, Any]:
     return {
         "kind": node.label,
         "name": node.name,
-        "does": spelled_as_before(lasting.describe(), partials),
+        "does": spell_as_before(lasting.describe(), partials),
         "columns": {names[one.name]: str(one.type) for one in _stored(lasting)},
         "reads": leads,
     }

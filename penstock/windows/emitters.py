@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from penstock.windows.layout import Closed, WindowLayout
+from penstock.windows.layout import ClosedWindows, WindowLayout
 
 __all__ = ["PassThrough", "WindowEmitter"]
 
@@ -20,7 +20,7 @@ class WindowEmitter(Protocol):
     def partials(self) -> Container[str] | None:
         """The partials that the emitter reads; None for all."""
 
-    def __call__(self, closed: Closed) -> Any:
+    def __call__(self, closed: ClosedWindows) -> Any:
         """Convert some windows; called by several threads at once."""
 
     def collect(self, parts: list[Any]) -> list[pa.RecordBatch]:
@@ -44,7 +44,7 @@ class PassThrough:
         """All partials; see `WindowEmitter.partials`."""
         return None
 
-    def __call__(self, closed: Closed) -> pa.RecordBatch:
+    def __call__(self, closed: ClosedWindows) -> pa.RecordBatch:
         """Return windows with their groups."""
         return closed.batch(self.layout)
 

@@ -18,7 +18,7 @@ from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.update_stream.stream import Integers
 from penstock.sql.evaluate import evaluate, type_of
 from penstock.sql.expression import Expression
-from penstock.windows.layout import START, Closed
+from penstock.windows.layout import START, ClosedWindows
 
 __all__ = ["Finish", "Step", "WindowRows"]
 
@@ -96,7 +96,7 @@ class Finish:
             made.append(pa.schema(list(types.items())))
         return made
 
-    def __call__(self, closed: Closed) -> pa.RecordBatch:
+    def __call__(self, closed: ClosedWindows) -> pa.RecordBatch:
         """Return the results of windows.
 
         Raises
@@ -112,7 +112,7 @@ class Finish:
         """Return results unchanged; see `WindowEmitter.collect`."""
         return parts
 
-    def rows(self, closed: Closed) -> WindowRows:
+    def rows(self, closed: ClosedWindows) -> WindowRows:
         """Return the windows after all steps; columns are computed on demand."""
         rows = WindowRows(self, closed)
         for step in self.steps:
@@ -131,7 +131,7 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 class WindowRows:
     """The columns of some windows, before and after each projection, computed on demand."""
 
-    def __init__(self, finish: Finish, closed: Closed) -> None:
+    def __init__(self, finish: Finish, closed: ClosedWindows) -> None:
         self._finish = finish
         self._assembly = finish.assembly
         self._groups = dict(zip(finish.windows.names, closed.groups, strict=False))

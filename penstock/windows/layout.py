@@ -12,10 +12,10 @@ import pyarrow as pa
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.scan.spec import Partial
 from penstock.operators.update_stream.stream import Integers
-from penstock.windows.append.sliding import type_in_windows
+from penstock.windows.append.sliding import type_of_windows
 from penstock.windows.spec import WindowSpec
 
-__all__ = ["ENTRY_PANE", "START", "Closed", "FinalPanes", "PanesResult", "RowLayout", "WindowLayout"]
+__all__ = ["ENTRY_PANE", "START", "ClosedWindows", "FinalPanes", "PanesResult", "RowLayout", "WindowLayout"]
 
 ENTRY_PANE = "__penstock_pane"
 """The column of an entry with its pane number."""
@@ -72,7 +72,7 @@ class WindowLayout:
         """The schema of window partials, means and deviations."""
         both, made = zip(self.partials, self.types, strict=True), self.assembly
         kept = [
-            pa.field(one.name, type_in_windows(one, kind))
+            pa.field(one.name, type_of_windows(one, kind))
             for one, kind in both
             if made is None or one.name in self._left
         ]
@@ -176,7 +176,7 @@ class PanesResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class ClosedWindows:
     """A set of closed windows.
 
     Attributes

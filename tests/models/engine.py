@@ -72,7 +72,7 @@ class Remember:
         return DictState()
 
     def run(
-        self, state: DictState, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
+        self, state: DictState, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         batches = [parcel.batch for parcel in parcels if parcel.batch is not None]
         for batch in batches:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.checkpointing.p_unit import PUnit
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import decompose
-from penstock.operators.aggregates.moments import of_settings, to_settings
+from penstock.operators.aggregates.moments import from_settings, to_settings
 from penstock.operators.scan.fragments import Fragmenter, merge_fragments
 from penstock.operators.scan.spec import PANE, Fragments
 from penstock.operators.scheduling.policy import Policy
@@ -170,4 +170,4 @@ def _earlier_rows(unit: PUnit, squares: list[float]) -> dict[str, pa.RecordBatch
 def test_settings_name_partials_as_earlier_versions_did() -> None:
     stored = [to_settings(one) for one in SPLIT.partials]
     assert ["sum_of_squares", "n", "sum_of_squares_n"] in stored
-    assert tuple(map(of_settings, stored)) == SPLIT.partials
+    assert tuple(map(from_settings, stored)) == SPLIT.partials

@@ -32,7 +32,7 @@ from penstock.windows.append.sorted_runs import GroupRanges, concat_by_group, me
 from penstock.windows.append.time_panes import TimePanes
 from penstock.windows.emitters import PassThrough
 from penstock.windows.groups import GroupCodec, GroupSampling
-from penstock.windows.layout import ENTRY_PANE, START, Closed, WindowLayout
+from penstock.windows.layout import ENTRY_PANE, START, ClosedWindows, WindowLayout
 from penstock.windows.shared_watermark import SeveralPanes
 from penstock.windows.spec import WindowSpec
 from tests.naive_panes import Row, Windows, aggregated, batches_of
@@ -399,7 +399,7 @@ def test_an_error_in_one_piece_is_that_of_the_micro_batch() -> None:
     rows = [Row(group, pane, 1.0) for pane in range(30) for group in "abc"]
 
     class Failing(PassThrough):
-        def __call__(self, closed: Closed) -> pa.RecordBatch:
+        def __call__(self, closed: ClosedWindows) -> pa.RecordBatch:
             raise ZeroDivisionError(len(closed.of))
 
     with pytest.raises(ZeroDivisionError):

@@ -40,7 +40,7 @@ ROWS = Budget(rows=3)
 
 
 class Ticking:
-    """A clock that moves on by itself: by `steps` in turn, each time it is asked."""
+    """A clock that moves on by itself: by `steps` in task_share, each time it is asked."""
 
     def __init__(self, *steps: int, start: int = 0) -> None:
         self._steps = steps
@@ -244,8 +244,8 @@ class Overtaken(QueueOperator):
     other: Callable[[], object]
     done: list[object]
 
-    def run(self, state: Any, parcels: Any, turn: Any, clock: Clock) -> Any:
-        done = super().run(state, parcels, turn, clock)
+    def run(self, state: Any, parcels: Any, task_share: Any, clock: Clock) -> Any:
+        done = super().run(state, parcels, task_share, clock)
         if not self.done:
             self.done.append(self.other())
         return done

@@ -11,7 +11,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import decompose
 from penstock.windows.finish import Finish, Step
-from penstock.windows.layout import START, Closed
+from penstock.windows.layout import START, ClosedWindows
 from tests.graphs import duck_sql
 
 TIME = pa.timestamp("us", "UTC")
@@ -58,12 +58,12 @@ def windows_of(made: Finish, rows: int = 500) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=made.windows)
 
 
-def closed(made: Finish, windows: pa.RecordBatch) -> Closed:
+def closed(made: Finish, windows: pa.RecordBatch) -> ClosedWindows:
     """Return windows as `Panes` hands them over."""
     groups = windows.column("k").dictionary_encode("encode")
     values = windows.select(made.windows.names[2:])
     of = groups.indices.cast(pa.int64())
-    return Closed([groups.dictionary], of, windows.column(START), values)
+    return ClosedWindows([groups.dictionary], of, windows.column(START), values)
 
 
 def by_duckdb(made: Finish, aggregates: dict[str, str], windows: pa.RecordBatch, rest: str) -> pa.Table:

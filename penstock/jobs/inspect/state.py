@@ -73,11 +73,11 @@ def show_buckets(surveys: list[tuple[Operator, int, BucketSurvey]]) -> None:
             table.add_column(column, justify="right")
         for found in own:
             style = "red" if found.damage else "yellow" if found.withheld else None
-            table.add_row(*(Text(cell) for cell in _cells(found)), style=style)
+            table.add_row(*(Text(cell) for cell in _table_row(found)), style=style)
         out.print(table)
 
 
-def _cells(found: BucketSurvey) -> list[str]:
+def _table_row(found: BucketSurvey) -> list[str]:
     chain = found.chain
     newest = ", ".join(_short(pointer) for pointer in found.newest)
     return [

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, deviation
-from penstock.operators.aggregates.moments import beside
+from penstock.operators.aggregates.moments import deviation_sources
 from penstock.operators.aggregates.wide import WIDE, as_floats, fits, words_of
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.sql.expression import Expression, column, edited
@@ -117,7 +117,7 @@ class _Divisions:
 
     def __init__(self, decomposition: Decomposition) -> None:
         self._places = {one.name: (one.kind, one.expression) for one in decomposition.partials}
-        known = beside(decomposition.partials)
+        known = deviation_sources(decomposition.partials)
         self._known = {
             deviation(column(count).text, column(name).text): (count, name)
             for name, (count, _) in known.items()

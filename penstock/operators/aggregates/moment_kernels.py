@@ -4,7 +4,7 @@ The kernels sum distances ``d`` from a **center**, which is one of the added val
 = sum(d ** 2) - sum(d) ** 2 / n``. The center is about one deviation away from the mean, so the error is small
 relative to M2 however large the mean is. Equal values have distance zero, and M2 is exactly zero.
 
-A mean is stored as a whole number and a fraction (`penstock.operators.aggregates.moments.means_of`), which is
+`penstock.operators.aggregates.moments.divide_sums` stores a mean as a whole number and a fraction, which is
 precise enough for 64-bit integers.
 """
 

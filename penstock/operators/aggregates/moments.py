@@ -21,7 +21,15 @@ from penstock.operators.aggregates import moment_kernels
 from penstock.operators.aggregates.wide import WIDE, as_floats, words_of
 from penstock.operators.scan.spec import Partial
 
-__all__ = ["beside", "means_of", "of_settings", "parts_of", "spelled_as_before", "to_settings", "upgraded"]
+__all__ = [
+    "deviation_columns",
+    "deviation_sources",
+    "divide_sums",
+    "from_settings",
+    "spell_as_before",
+    "to_settings",
+    "upgrade_entries",
+]
 
 _KIND: Final = "m2"
 _EARLIER: Final = "sum_of_squares"
@@ -30,7 +38,7 @@ _Column: TypeAlias = "pa.Array[Any]"
 _Floats: TypeAlias = npt.NDArray[np.float64]
 
 
-def beside(partials: Iterable[Partial]) -> dict[str, tuple[str, str]]:
+def deviation_sources(partials: Iterable[Partial]) -> dict[str, tuple[str, str]]:
     """Map the name of each M2 to the names of its count and sum."""
     known = list(partials)
     names = {(one.kind, one.expression): one.name for one in known}
@@ -41,13 +49,13 @@ def beside(partials: Iterable[Partial]) -> dict[str, tuple[str, str]]:
     }
 
 
-def parts_of(values: pa.RecordBatch, m2: str, count: str, total: str) -> pa.StructArray:
+def deviation_columns(values: pa.RecordBatch, m2: str, count: str, total: str) -> pa.StructArray:
     """Return the columns needed to combine an M2: count, sum and M2."""
     columns = [values.column(name) for name in (count, total, m2)]
     return pa.StructArray.from_arrays(columns, ["count", "sum", _KIND])
 
 
-def means_of(counts: npt.NDArray[np.int64], sums: _Column) -> tuple[npt.NDArray[np.int64], _Floats]:
+def divide_sums(counts: npt.NDArray[np.int64], sums: _Column) -> tuple[npt.NDArray[np.int64], _Floats]:
     """Return means as whole numbers and fractions; undefined where the count is zero."""
     if pa.types.is_floating(sums.type):
         return np.zeros(len(sums), np.int64), as_floats(sums) / np.maximum(counts, 1)
@@ -72,10 +80,10 @@ def to_settings(partial: Partial) -> list[Any]:
     return [kind, partial.expression, name, *([partial.log2_size] if partial.log2_size else [])]
 
 
-def spelled_as_before(text: str, partials: Iterable[Partial]) -> str:
+def spell_as_before(text: str, partials: Iterable[Partial]) -> str:
     """Spell what is said of partials, or calculated from them, as checkpoints of earlier versions do."""
     known = list(partials)
-    sources = beside(known)
+    sources = deviation_sources(known)
     for one in known:
         if one.kind != _KIND:
             continue
@@ -86,7 +94,7 @@ def spelled_as_before(text: str, partials: Iterable[Partial]) -> str:
     return text
 
 
-def of_settings(stored: Sequence[Any]) -> Partial:
+def from_settings(stored: Sequence[Any]) -> Partial:
     """Convert checkpoint settings back to a partial."""
     kind, expression, name, *more = stored
     if kind == _EARLIER:
@@ -98,9 +106,9 @@ def _earlier(name: str) -> str:
     return _EARLIER + name.removeprefix(_KIND)
 
 
-def upgraded(entries: pa.RecordBatch, partials: Iterable[Partial]) -> pa.RecordBatch:
+def upgrade_entries(entries: pa.RecordBatch, partials: Iterable[Partial]) -> pa.RecordBatch:
     """Convert the sums of squares in entries of an earlier version to M2."""
-    for name, (count, total) in beside(partials).items():
+    for name, (count, total) in deviation_sources(partials).items():
         earlier = _earlier(name)
         there = {field.name: field.type for field in entries.schema}
         sums = there.get(total)

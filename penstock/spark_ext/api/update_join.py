@@ -213,7 +213,7 @@ class JoinOperator:
         return UpdateJoin(self.joined)
 
     def run(
-        self, state: UpdateJoin, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
+        self, state: UpdateJoin, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Let tuples in and match them; see `Operator.run`."""
         begin = clock()

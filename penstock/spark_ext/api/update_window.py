@@ -46,7 +46,7 @@ from penstock.spark_ext.worker.stateful import (
 from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
-    Windowed,
+    PlannedWindows,
     WindowPlan,
     value_columns,
     wraps_around,
@@ -182,7 +182,7 @@ def windowed(
     *,
     unit: TimeUnit | None,
     buckets: int,
-) -> Windowed:
+) -> PlannedWindows:
     """Return the plan of windows; the arguments are as for `update_window`.
 
     Raises
@@ -222,7 +222,7 @@ def windowed(
         made = row_fragmenter(schema, fragments).schema
         plan = TimeWindowPlan(fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, **common)
         packer = RowPacker(schema, fragments, plan.packer(buckets), options.nulls)
-    return Windowed(plan, rows.mapInArrow(packer, PARCELS), columns_of(rows.schema))
+    return PlannedWindows(plan, rows.mapInArrow(packer, PARCELS), columns_of(rows.schema))
 
 
 def _text_of(df: DataFrame, name: str, given: str | Column) -> str:

@@ -59,7 +59,7 @@ from penstock.spark_ext.sources.p_stream_rows import OperatorRows
 from penstock.spark_ext.sources.parquet_reader import parquet_files, read_parquet
 from penstock.spark_ext.sources.pushed import Columns, Pushed
 from penstock.spark_ext.worker.stateful import Stateful
-from penstock.spark_ext.worker.window_plan import Windowed
+from penstock.spark_ext.worker.window_plan import PlannedWindows
 from penstock.sql.expression import Expression
 
 __all__ = ["Frames", "Reading", "Written"]
@@ -318,7 +318,7 @@ class Frames:
         """Return the place of an operator of windows."""
         return Stateful.of(self._spark, _plain(node.name), self._located(StateOptions()))
 
-    def _windowed(self, node: Node, buckets: int) -> Windowed:
+    def _windowed(self, node: Node, buckets: int) -> PlannedWindows:
         """Return the plan of an aggregate's windows."""
         above = node.inputs[0]
         if isinstance(node, Aggregate):
@@ -381,7 +381,7 @@ class Frames:
 
     def _window_join(self, node: WindowJoin) -> DataFrame:
         place = self._place(node)
-        made: dict[int, Windowed] = {}
+        made: dict[int, PlannedWindows] = {}
         sides: list[Side] = []
         for above in node.inputs:
             at, steps = above, list[Where | Select | Aggregate]()

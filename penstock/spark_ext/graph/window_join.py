@@ -42,7 +42,7 @@ from penstock.spark_ext.worker.stateful import Stateful
 from penstock.spark_ext.worker.window_operator import ParcelInputs
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
-    Windowed,
+    PlannedWindows,
     has_own_workers,
     spark_windows,
     typed,
@@ -65,13 +65,13 @@ class Side:
 
     Parameters
     ----------
-    windows : Windowed
+    windows : PlannedWindows
         The plan of its windows.
     steps : tuple of Where, Select or Aggregate
         The steps before the join; aggregates are of windows.
     """
 
-    windows: Windowed
+    windows: PlannedWindows
     steps: tuple[Where | Select | Aggregate, ...]
 
 
@@ -110,7 +110,7 @@ class SidesOperator:
         return SeveralPanes(self.layouts)
 
     def run(
-        self, state: SeveralPanes, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
+        self, state: SeveralPanes, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Add entries and close windows; see `Operator.run`."""
         started = clock()

@@ -27,16 +27,16 @@ from penstock.spark_ext.sources.pushed import behind_lookup
 from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
-    Windowed,
+    PlannedWindows,
     WindowPlan,
     of_values,
     typed,
     value_names,
     wraps_around,
 )
-from penstock.windows.append.sliding import in_windows
-from penstock.windows.by_window import FOLDED, WindowAccumulator
+from penstock.windows.append.sliding import partials_of_windows
 from penstock.windows.finish import Step
+from penstock.windows.window_aggregates import FOLDED, WindowAccumulator
 
 __all__ = [
     "START_COLUMN",
@@ -53,7 +53,7 @@ START_COLUMN = f"{RESERVED_PREFIX}start"
 """The column of a window's start, in microseconds, while it is aggregated."""
 
 
-def assembled(node: Assemble, parcels: DataFrame) -> Windowed:
+def assembled(node: Assemble, parcels: DataFrame) -> PlannedWindows:
     """Return the plan of windows of fragments.
 
     Parameters
@@ -78,7 +78,7 @@ def assembled(node: Assemble, parcels: DataFrame) -> Windowed:
         extreme=node.aggregate.extreme,
     )
     columns = [f"{field.name} {field.type}" for field in fused.inputs[0].schema]
-    return Windowed(plan.served(node.window.options), parcels, tuple(columns))
+    return PlannedWindows(plan.served(node.window.options), parcels, tuple(columns))
 
 
 def packed(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
@@ -143,7 +143,7 @@ class _FragmentPacker:
         return self.packer.pack(cast_to_schema(batch, self.schema) for batch in batches)
 
 
-def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> Windowed:
+def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> PlannedWindows:
     """Return the plan of windows of rows, if no reader makes fragments."""
     window = node.inputs[0]
     if not isinstance(window, Window):
@@ -277,7 +277,7 @@ class ByWindow:
         InvalidUsageError
             If a sum overflows.
         """
-        made = in_windows(self.fragments.partials, folded)
+        made = partials_of_windows(self.fragments.partials, folded)
         kept = {PANE, *self.fragments.group_by, *self.assembly.read}
         return self.assembly.finish(made, [name for name in made.schema.names if name in kept])
 

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 
 from penstock.checkpointing import PUnit
 from penstock.operators.aggregates.decomposition import pane_ms
-from penstock.operators.aggregates.moments import of_settings, upgraded
+from penstock.operators.aggregates.moments import from_settings, upgrade_entries
 from penstock.operators.aggregates.wide import WIDE
 from penstock.operators.scan.spec import Partial, PartialKind
 from penstock.operators.scheduling.policy import Policy
@@ -124,11 +124,11 @@ class WindowView:
         cells = unit.blocks["cells"]
         ids = cells.column("key").to_numpy()
         if self.table == _KEYS:
-            return [*state.groups_of(ids), *self._cells(cells)]
+            return [*state.groups_of(ids), *self._key_columns(cells)]
         owner, pane, _, *values = block.columns
         return [*state.groups_of(ids[owner.to_numpy()]), self.places.of(pane.to_numpy()), *values]
 
-    def _cells(self, cells: pa.RecordBatch) -> list[pa.Array[Any]]:
+    def _key_columns(self, cells: pa.RecordBatch) -> list[pa.Array[Any]]:
         """Return the stored columns of groups in a window queue, as `_cell_columns` names them."""
         slide = self.layout.spec.slide
         of = {name: cells.column(name).to_numpy() for name in cells.schema.names}
@@ -195,12 +195,12 @@ def window_view(stored: Stored, table: str | None) -> WindowView:
     """
     settings = stored.specification
     mode, policy = WindowMode(settings["mode"]), Policy(settings.get("policy", Policy.IN_PLACE))
-    by_rows = isinstance(settings["window"][0], str)
+    counted = isinstance(settings["window"][0], str)
     tables = [_PANES] if mode is WindowMode.APPEND else [_KEYS, _SETTLED, _PANES]
-    tables += [_ROWS, _COUNTS] if by_rows else []
+    tables += [_ROWS, _COUNTS] if counted else []
     chosen = one_of_tables(tables, table, of=f"windows of {mode} mode")
     blocks = stored.unit.blocks
-    layout = _layout(settings, blocks["entries"].schema, blocks["waiting"].schema if by_rows else None)
+    layout = _layout(settings, blocks["entries"].schema, blocks["waiting"].schema if counted else None)
     places = _places(settings, layout)
     groups, entry = spark_schema(layout.groups), _entry_columns(layout, places)
     columns: list[StructField | Ours] = entry
@@ -269,13 +269,13 @@ def _cell_columns(places: _Places, policy: Policy) -> list[Ours]:
 
 
 def _partials(settings: Mapping[str, Any]) -> list[Partial]:
-    return [of_settings(aggregate) for aggregate in settings["aggregates"]]
+    return [from_settings(aggregate) for aggregate in settings["aggregates"]]
 
 
 def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema | None) -> WindowLayout:
     """Return the layout of windows, as far as a restore needs it, from settings and stored columns."""
     named = {one.name: one for one in _partials(settings)}
-    entry = upgraded(empty(entry), named.values()).schema
+    entry = upgrade_entries(empty(entry), named.values()).schema
     at = entry.get_field_index(ENTRY_PANE)
     groups, values = pa.schema(list(entry)[:at]), list(entry)[at + 1 :]
     size, slide, _ = settings["window"]

@@ -147,7 +147,7 @@ class Operator(Protocol[S]):
         """Return an empty state."""
 
     def run(
-        self, state: S, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
+        self, state: S, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Apply arrivals to the state; return the rows to emit, and metrics except the state's."""
 
@@ -225,11 +225,11 @@ class BucketTask(Generic[S]):
             if found.loads or found.handle.releasable(self.retain_versions) or self._sweeps(bucket, batch_id):
                 _background().submit(_release, store, found.handle)
             loaded = monotonic_s()
-            turn = TaskShare(bucket, self.buckets, batch_id, self.parallel)
+            task_share = TaskShare(bucket, self.buckets, batch_id, self.parallel)
             if self.operator.follows_clock:
-                batches, metrics = self._on_record(store, found, parcels, turn, clock)
+                batches, metrics = self._on_record(store, found, parcels, task_share, clock)
             else:
-                batches, metrics = self.operator.run(found.state, parcels, turn, clock)
+                batches, metrics = self.operator.run(found.state, parcels, task_share, clock)
             served = monotonic_s()
             handle = store.commit(found.state, found.handle)
             trace("checkpointed", **place, chain=[link.pointer.file_name for link in handle.links])
@@ -256,14 +256,19 @@ class BucketTask(Generic[S]):
         return bucket == 0 and batch_id % self.sweep_batches == 0
 
     def _on_record(
-        self, store: BucketStore, found: Found[S], parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
+        self,
+        store: BucketStore,
+        found: Found[S],
+        parcels: Iterable[Parcel],
+        task_share: TaskShare,
+        clock: Clock,
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Run an operator that follows the clock, with the times of the recorded attempt, if there is one."""
         record = ClockRecord(store.files, found.handle)
         parcels = list(parcels)  # for a second run
         recorded = record.read()
         heard = RecordedClock(clock, recorded or [])
-        batches, metrics = self.operator.run(found.state, parcels, turn, heard)
+        batches, metrics = self.operator.run(found.state, parcels, task_share, heard)
         if recorded is None:
             try:
                 record.publish(heard.readings)
@@ -272,7 +277,7 @@ class BucketTask(Generic[S]):
                 found.state.close()
                 found.become(_CACHE.take(store, found.handle.pointer, self.operator.new_state))
                 heard = RecordedClock(clock, record.read() or [])
-                batches, metrics = self.operator.run(found.state, parcels, turn, heard)
+                batches, metrics = self.operator.run(found.state, parcels, task_share, heard)
         return batches, metrics
 
     def specification(self) -> dict[str, Any]:

@@ -85,18 +85,18 @@ class QueueOperator:
         return AdaptiveQueue(self.stream, policy, semantics, weights=self.weights, table=table)
 
     def run(
-        self, state: KeyedQueue, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
+        self, state: KeyedQueue, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Enqueue and serve; see `Operator.run`."""
         # A tuple waits for the turns of other buckets, too.
         cost_us = self.options.cost_us
-        state.given_cost_us = None if cost_us is None else cost_us * turn.buckets_per_task
+        state.given_cost_us = None if cost_us is None else cost_us * task_share.buckets_per_task
         state.weights = self.weights
         arrivals, dropped = self._arrivals(parcels)
-        budget = share(self.options.limits, turn)
+        budget = share(self.options.limits, task_share)
         switches = 0
         if isinstance(state, AdaptiveQueue):
-            state.capacity = self._capacity(state, budget, turn)
+            state.capacity = self._capacity(state, budget, task_share)
             switches = state.switches
         batches, metrics = serve(
             state,
@@ -104,7 +104,7 @@ class QueueOperator:
             query=self.query,
             budget=budget,
             clock=clock,
-            buckets_per_task=turn.buckets_per_task,
+            buckets_per_task=task_share.buckets_per_task,
         )
         if isinstance(state, AdaptiveQueue):
             metrics.append_buckets = int(state.appending)
@@ -113,14 +113,14 @@ class QueueOperator:
         metrics.rows_in += dropped
         return batches, metrics
 
-    def _capacity(self, state: KeyedQueue, budget: Budget, turn: TaskShare) -> float | None:
+    def _capacity(self, state: KeyedQueue, budget: Budget, task_share: TaskShare) -> float | None:
         """Return the average number of tuples that a trigger can serve of a bucket; None if unbounded."""
         rows = self.options.limits.rows
         if rows is not None:
-            return rows / turn.buckets
+            return rows / task_share.buckets
         if budget.duration_us is None or state.measured_cost_us is None:
             return None
-        return budget.duration_us * turn.buckets_per_task / state.measured_cost_us
+        return budget.duration_us * task_share.buckets_per_task / state.measured_cost_us
 
     def _arrivals(self, parcels: Iterable[Parcel]) -> tuple[Arrivals | None, int]:
         """Return the arrivals, conflated if memory requires it, and the number of dropped rows.
@@ -151,7 +151,7 @@ def follows_clock(policy: Policy, budget: Budget) -> bool:
     return budget.duration_us is not None or (policy is Policy.LINECUTTING and budget.rows is not None)
 
 
-def share(budget: Budget, turn: TaskShare) -> Budget:
+def share(budget: Budget, task_share: TaskShare) -> Budget:
     """Return a bucket's share of a budget.
 
     Shares of rows add up to the budget; the buckets that get one more rotate with the batch. Buckets of one
@@ -159,7 +159,7 @@ def share(budget: Budget, turn: TaskShare) -> Budget:
     """
     rows, duration = budget.rows, budget.duration_us
     if rows is not None:
-        rows = (rows + (turn.bucket + turn.batch_id) % turn.buckets) // turn.buckets
+        rows = (rows + (task_share.bucket + task_share.batch_id) % task_share.buckets) // task_share.buckets
     if duration is not None:
-        duration = max(duration * min(turn.parallel, turn.buckets) // turn.buckets, 1)
+        duration = max(duration * min(task_share.parallel, task_share.buckets) // task_share.buckets, 1)
     return Budget(rows, duration)

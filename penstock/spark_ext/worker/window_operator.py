@@ -122,14 +122,14 @@ class WindowOperator:
         return UpdateWindows(self.layout, WindowMode(options.mode), options.order, self.weights)
 
     def run(
-        self, state: Panes | UpdateWindows, parcels: Iterable[Parcel], turn: TaskShare, clock: Clock
+        self, state: Panes | UpdateWindows, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Add entries and close windows; see `Operator.run`."""
         started = clock()
         gathered = ParcelInputs(1).add(parcels)
         entering = WindowArrivals(gathered.arriving(0), gathered.watermark(0, self.delay))
         if isinstance(state, UpdateWindows):
-            return self._serve(state, entering, gathered.dropped, turn, clock)
+            return self._serve(state, entering, gathered.dropped, task_share, clock)
         done = state.run(entering.entries, entering.watermark, self.closing)
         metrics = BatchMetrics(
             rows_in=done.rows_in + gathered.dropped,
@@ -143,19 +143,24 @@ class WindowOperator:
         return done.windows, metrics
 
     def _serve(
-        self, state: UpdateWindows, entering: WindowArrivals, dropped: int, turn: TaskShare, clock: Clock
+        self,
+        state: UpdateWindows,
+        entering: WindowArrivals,
+        dropped: int,
+        task_share: TaskShare,
+        clock: Clock,
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         state.weights = self.weights
         cost_us = self.options.cost_us
-        state.given_cost_us = None if cost_us is None else cost_us * turn.buckets_per_task
+        state.given_cost_us = None if cost_us is None else cost_us * task_share.buckets_per_task
         query = Query(None, self.layout.window, ())
         batches, metrics = serve(
             state,
             entering,
             query=query,
-            budget=share(self.options.limits, turn),
+            budget=share(self.options.limits, task_share),
             clock=clock,
-            buckets_per_task=turn.buckets_per_task,
+            buckets_per_task=task_share.buckets_per_task,
         )
         metrics.dropped = dropped
         metrics.rows_in += dropped

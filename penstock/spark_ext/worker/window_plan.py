@@ -29,14 +29,14 @@ from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
 from penstock.spark_ext.worker.stateful import Stateful
 from penstock.spark_ext.worker.window_operator import WindowOperator
 from penstock.sql.expression import Expression
-from penstock.windows.by_window import Extremes, WindowAccumulator
 from penstock.windows.finish import Finish, Step
 from penstock.windows.layout import START, WindowLayout
+from penstock.windows.window_aggregates import Extremes, WindowAccumulator
 
 __all__ = [
     "WINDOW",
+    "PlannedWindows",
     "WindowPlan",
-    "Windowed",
     "has_own_workers",
     "of_values",
     "spark_windows",
@@ -241,7 +241,7 @@ class WindowPlan(ABC):
 
 
 @dataclass(frozen=True)
-class Windowed:
+class PlannedWindows:
     """A plan of windows and its input.
 
     Parameters

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
-from penstock.operators.aggregates.moments import upgraded
+from penstock.operators.aggregates.moments import upgrade_entries
 from penstock.operators.aggregates.wide import schema_like
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import KeyIndex
@@ -25,7 +25,7 @@ from penstock.windows.append.sliding import slide
 from penstock.windows.append.sorted_runs import SortedRuns, combine_duplicates, merge_unsorted
 from penstock.windows.emitters import PassThrough, WindowEmitter
 from penstock.windows.groups import GroupCodec
-from penstock.windows.layout import ENTRY_PANE, Closed, FinalPanes, PanesResult, WindowLayout
+from penstock.windows.layout import ENTRY_PANE, ClosedWindows, FinalPanes, PanesResult, WindowLayout
 from penstock.windows.map_ordered import map_ordered
 
 __all__ = ["DEFAULT_LIMITS", "Panes"]
@@ -244,7 +244,7 @@ class Panes(ABC):
         """Return the windows from `first` to `last` of sorted partials; see `find_windows`."""
         return find_windows(self._layout.spec, partials, panes, first, last, self._limits.chunk_windows)
 
-    def _closed(self, found: WindowRanges, reads: Container[str] | None) -> Closed:
+    def _closed(self, found: WindowRanges, reads: Container[str] | None) -> ClosedWindows:
         layout, entries = self._layout, found.entries
         values = slide(
             layout.partials,
@@ -259,7 +259,7 @@ class Panes(ABC):
         known = self.groups_of(found.known)
         slide_by = layout.spec.slide
         starts = found.windows if slide_by == 1 else found.windows * slide_by
-        return Closed(known, pa.array(found.of), pa.array(starts), values)
+        return ClosedWindows(known, pa.array(found.of), pa.array(starts), values)
 
     # ----------------------------------------------------------------------------------------- state
 
@@ -289,7 +289,7 @@ class Panes(ABC):
         at = entry.get_field_index(ENTRY_PANE)
         entry = entry.set(at, entry.field(at).with_nullable(False))
         if (stored := unit.blocks.get("entries")) is not None:
-            stored = upgraded(stored, self._layout.partials)
+            stored = upgrade_entries(stored, self._layout.partials)
             unit = replace(unit, blocks={**unit.blocks, "entries": stored})
             entry = schema_like(entry, stored.schema, fixed=entry.names[: at + 1])
         return self._partials_of(unit.block("entries", entry)), next_window

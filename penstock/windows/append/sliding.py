@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.operators.aggregates import moment_kernels
-from penstock.operators.aggregates.moments import beside, means_of
+from penstock.operators.aggregates.moments import deviation_sources, divide_sums
 from penstock.operators.aggregates.sketches import estimates
 from penstock.operators.aggregates.wide import WIDE, of_words, words_of
 from penstock.operators.scan.fragments import fragment_kernels
@@ -24,7 +24,7 @@ from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_words import KeyCodec
 from penstock.windows.append import sliding_kernels
 
-__all__ = ["in_windows", "slide", "type_in_windows"]
+__all__ = ["partials_of_windows", "slide", "type_of_windows"]
 
 _Column: TypeAlias = "pa.Array[Any]"
 
@@ -65,10 +65,10 @@ def slide(
     Returns
     -------
     pyarrow.RecordBatch
-        m rows: entries, or partials of windows (`type_in_windows`).
+        m rows: entries, or partials of windows (`type_of_windows`).
     """
     wanted = [partial for partial in partials if reads is None or partial.name in reads]
-    deviations = beside(partials)
+    deviations = deviation_sources(partials)
     columns = []
     for partial in wanted:
         column = entries.column(partial.name)
@@ -100,7 +100,7 @@ def slide(
     return pa.RecordBatch.from_arrays(columns, [partial.name for partial in wanted])
 
 
-def in_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
+def partials_of_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
     """Convert entries that each cover a whole window: replace sets and sketches by their counts.
 
     Parameters
@@ -124,7 +124,7 @@ def in_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.Recor
     return pa.RecordBatch.from_arrays(columns, entries.schema.names)
 
 
-def type_in_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:
+def type_of_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:
     """Map the type of an entry's partial to the window's type: sets and sketches become counts."""
     return pa.int64() if partial.kind in ("distinct", "sketch") else kind
 
@@ -172,7 +172,7 @@ def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
 def _deviations(count: _Column, total: _Column, m2: _Column, low: Integers, high: Integers) -> _Column:
     seen = _seen(m2, low, high)
     counts, suffix, found = bare_values(count), np.empty((len(m2), 3)), np.empty(len(low))
-    moment_kernels.slide(counts, *means_of(counts, total), bare_values(m2), low, high, suffix, found)
+    moment_kernels.slide(counts, *divide_sums(counts, total), bare_values(m2), low, high, suffix, found)
     return pa.array(found, mask=None if seen is None else ~seen)
 
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.aggregates import moment_kernels
-from penstock.operators.aggregates.moments import means_of
+from penstock.operators.aggregates.moments import divide_sums
 from penstock.operators.aggregates.sketches import hashes_in, hashes_of, images_of, least_hashes
 from penstock.operators.aggregates.wide import WIDE, of_words, words_of
 from penstock.operators.scan.fragments import fragment_kernels
@@ -20,7 +20,7 @@ from penstock.operators.scan.spec import Partial
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_words import KeyCodec
 
-__all__ = ["Accumulator", "Nulls", "Row", "Runs", "new_accumulator", "without_nulls"]
+__all__ = ["Accumulator", "Nulls", "Row", "SlotRuns", "new_accumulator", "without_nulls"]
 
 _INITIAL_SLOTS = 1024
 _BEYOND = 1 << 63
@@ -31,7 +31,7 @@ Slots = npt.NDArray[np.int32]
 Column: TypeAlias = "pa.Array[Any]"
 
 
-class Runs(NamedTuple):
+class SlotRuns(NamedTuple):
     """Rows in runs of one slot each: the starts of runs, their slots, and the number of rows."""
 
     starts: npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ class Accumulator(Protocol):
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
         """Add rows to their slots; `count` slots exist by now, slot 0 included."""
 
-    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+    def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
         """Add rows by runs if that is faster; return whether they were added."""
 
     def result(self, count: int) -> Column:
@@ -130,7 +130,7 @@ class Nulls:
             np.where(values.is_null().to_numpy(zero_copy_only=False), slots, 0), self._counts
         )
 
-    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+    def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
         """Add rows without nulls; see `Accumulator.add_runs`."""
         return values is None or not values.null_count
 
@@ -169,7 +169,7 @@ class _Sum:
     def _add(self, slots: Slots, values: Column, count: int) -> None:
         fragment_kernels.add_sum(slots, bare_values(values), self._sums)
 
-    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+    def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
         values = _given(values)
         if values.null_count or self._seen is not None:
             return False
@@ -179,7 +179,7 @@ class _Sum:
         self._slots = count
         return True
 
-    def _add_runs(self, runs: Runs, values: Column) -> bool:
+    def _add_runs(self, runs: SlotRuns, values: Column) -> bool:
         fragment_kernels.add_sum_of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
         return True
 
@@ -214,7 +214,7 @@ class _WholeSum(_Sum):
         else:
             fragment_kernels.add_wide_sum(slots, bare_values(values), self._sums, self._highs)
 
-    def _add_runs(self, runs: Runs, values: Column) -> bool:
+    def _add_runs(self, runs: SlotRuns, values: Column) -> bool:
         if not self._stays_narrow(values):
             return False
         fragment_kernels.add_whole_of_runs(runs.starts, runs.slots, bare_values(values), self._sums)
@@ -244,26 +244,28 @@ class _Deviations:
 
     def __init__(self, kind: pa.DataType) -> None:
         self._large = kind == pa.int64()
-        self._cells = np.zeros((_INITIAL_SLOTS, 4))
+        self._moments = np.zeros((_INITIAL_SLOTS, 4))
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
         values = _given(values)
-        self._cells = _grown(self._cells, count)
+        self._moments = _grown(self._moments, count)
         if values.null_count:
             slots = without_nulls(slots, values)
         if self._large:
-            moment_kernels.add_integers(slots, bare_values(values), self._cells, self._cells.view(np.int64))
+            moment_kernels.add_integers(
+                slots, bare_values(values), self._moments, self._moments.view(np.int64)
+            )
         else:
-            moment_kernels.add_floats(slots, bare_values(values), self._cells)
+            moment_kernels.add_floats(slots, bare_values(values), self._moments)
 
-    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+    def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
         return False
 
     def result(self, count: int) -> Column:
-        cells = _grown(self._cells, count)[1:count]
-        made = np.empty(len(cells))
-        moment_kernels.finish(cells, made)
-        none = cells[:, 1] == 0.0
+        moments = _grown(self._moments, count)[1:count]
+        made = np.empty(len(moments))
+        moment_kernels.finish(moments, made)
+        none = moments[:, 1] == 0.0
         return pa.array(made, mask=none if none.any() else None)
 
 
@@ -276,11 +278,11 @@ class _AddedDeviations(_Deviations):
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
         counts, sums, deviations = _given(values).flatten()
-        self._cells, self._centers = _grown(self._cells, count), _grown(self._centers, count)
+        self._moments, self._centers = _grown(self._moments, count), _grown(self._centers, count)
         numbers = bare_values(counts)
-        means = means_of(numbers, sums)
+        means = divide_sums(numbers, sums)
         moment_kernels.add_entries(
-            slots, numbers, *means, bare_values(deviations), self._cells, self._centers
+            slots, numbers, *means, bare_values(deviations), self._moments, self._centers
         )
 
 
@@ -298,7 +300,7 @@ class _Extreme:
             slots = without_nulls(slots, values)
         self._kernel(slots, bare_values(values), self._seen, self._best)
 
-    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+    def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
         return False
 
     def result(self, count: int) -> Column:
@@ -334,7 +336,7 @@ class Row:
         self._rows[found] = self._count + np.arange(len(found))
         self._count += len(found)
 
-    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+    def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
         """Return False, to leave the rows to `add`; see `Accumulator.add_runs`."""
         return False
 
@@ -365,7 +367,7 @@ class _Distinct:
         if len(slots):
             self._known.find_or_add(self._codec.encode([pa.array(slots, pa.int64()), values]))
 
-    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+    def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
         return False
 
     def result(self, count: int) -> Column:
@@ -415,7 +417,7 @@ class _Sketch:
         full = last[np.diff(last, prepend=-1) > 1 << self._log2_size]
         self._thetas[self._slots[full]] = self._hashes[full]
 
-    def add_runs(self, runs: Runs, values: Column | None, count: int) -> bool:
+    def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
         return False
 
     def result(self, count: int) -> Column:

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.aggregates.moments import beside, parts_of
+from penstock.operators.aggregates.moments import deviation_columns, deviation_sources
 from penstock.operators.aggregates.wide import concat_alike
 from penstock.operators.scan.fragments import fragment_kernels
-from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, Row, Runs, new_accumulator
+from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, Row, SlotRuns, new_accumulator
 from penstock.operators.scan.fragments.keys import Codes, as_integers, bare_values
 from penstock.operators.scan.spec import PANE, Fragments
 
@@ -147,7 +147,7 @@ class Fragmenter:
             return np.zeros((1, rows), np.int8)
         return columns[0].reshape(1, rows) if len(columns) == 1 else np.stack(columns, dtype=np.int64)
 
-    def _runs(self, times: npt.NDArray[Any]) -> Runs:
+    def _runs(self, times: npt.NDArray[Any]) -> SlotRuns:
         """Return the slots of rows without group columns, as runs."""
         found: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = []
         done = 0
@@ -161,9 +161,9 @@ class Fragmenter:
             if done < len(times):
                 self._grow()
         if not found:
-            return Runs(np.empty(0, np.int64), np.empty(0, np.int32), 0)
+            return SlotRuns(np.empty(0, np.int64), np.empty(0, np.int32), 0)
         starts, slots = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return Runs(starts, slots, len(times))
+        return SlotRuns(starts, slots, len(times))
 
     def _slots(
         self, times: npt.NDArray[Any], keys: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None
@@ -319,7 +319,10 @@ def merge_fragments(
         partials=tuple(partial.again for partial in fragments.partials),
     )
     values = {field.name: whole[field.name] for field in whole.schema}
-    values |= {name: parts_of(whole, name, *rest) for name, rest in beside(fragments.partials).items()}
+    values |= {
+        name: deviation_columns(whole, name, *rest)
+        for name, rest in deviation_sources(fragments.partials).items()
+    }
     fragmenter = Fragmenter(again, {name: column.type for name, column in values.items()})
     fragmenter.add(
         values[PANE],

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.operators.aggregates.moments import beside, parts_of
+from penstock.operators.aggregates.moments import deviation_columns, deviation_sources
 from penstock.operators.aggregates.wide import in_schema
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, new_accumulator, without_nulls
@@ -30,7 +30,7 @@ from penstock.state_store.keys.key_index import KeyIndex
 from penstock.windows.append import sliding_kernels
 from penstock.windows.finish import Finish, WindowRows
 from penstock.windows.groups import GroupCodec
-from penstock.windows.layout import START, Closed, WindowLayout
+from penstock.windows.layout import START, ClosedWindows, WindowLayout
 
 __all__ = ["FOLDED", "Extremes", "NumberingLimits", "WindowAccumulator"]
 
@@ -89,7 +89,7 @@ class Extremes:
         """All partials; see `WindowEmitter.partials`."""
         return None
 
-    def __call__(self, closed: Closed) -> pa.RecordBatch:
+    def __call__(self, closed: ClosedWindows) -> pa.RecordBatch:
         """Return the windows that have the extreme value."""
         places = [self.layout.groups.get_field_index(name) for name in self.by]
         numbers = self._numbers([closed.groups[place] for place in places])
@@ -173,7 +173,7 @@ class WindowAccumulator:
     def _groups(self) -> tuple[str, ...]:
         return self.fragments.group_by[1:]
 
-    def __call__(self, closed: Closed) -> _Rows:
+    def __call__(self, closed: ClosedWindows) -> _Rows:
         """Return the rows of some windows."""
         rows = self.finish.rows(closed)
         groups, of = rows.groups(self._groups)
@@ -196,14 +196,14 @@ class WindowAccumulator:
 
     def added(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Combine the results of several buckets into one row per window and group."""
-        pane_us, deviations = 1000 * self.finish.pane_ms, beside(self.fragments.partials)
+        pane_us, deviations = 1000 * self.finish.pane_ms, deviation_sources(self.fragments.partials)
         parts = [
             _Rows(
                 [batch.column(name) for name in self._groups],
                 np.arange(batch.num_rows),
                 batch.column(PANE).to_numpy() // pane_us,
                 [
-                    parts_of(batch, one.name, *deviations[one.name])
+                    deviation_columns(batch, one.name, *deviations[one.name])
                     if one.name in deviations
                     else batch.column(one.name)
                     for one in self.fragments.partials

@@ -18,11 +18,15 @@ from hypothesis import strategies as st
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
 from penstock.operators.scan.spec import PANE, Fragments, Partial
-from penstock.windows import by_window
-from penstock.windows.by_window import Extremes, NumberingLimits, WindowAccumulator
 from penstock.windows.finish import Finish
-from penstock.windows.layout import START, Closed, WindowLayout
+from penstock.windows.layout import START, ClosedWindows, WindowLayout
 from penstock.windows.spec import WindowSpec
+from penstock.windows.window_aggregates import (
+    Extremes,
+    NumberingLimits,
+    WindowAccumulator,
+    _number_window_groups,
+)
 
 PANE_MS, SIZE_MS = 500, 2000
 INSTANT = pa.timestamp("us", "UTC")
@@ -68,7 +72,7 @@ ROWS = st.lists(
 CUTS = st.lists(st.integers(0, 40), max_size=3)
 
 
-def closed(rows: list[Row]) -> Closed:
+def closed(rows: list[Row]) -> ClosedWindows:
     """Return windows as `Panes` hands them over."""
     known = list(dict.fromkeys((row.house, row.plug) for row in rows))
     groups = [pa.array([one[at] for one in known], field.type) for at, field in enumerate(GROUPS)]
@@ -78,7 +82,7 @@ def closed(rows: list[Row]) -> Closed:
         for one, kind in zip(PARTIALS, LAYOUT.types, strict=True)
     ]
     values = pa.RecordBatch.from_arrays(columns, schema=LAYOUT.values)
-    return Closed(groups, of, pa.array([row.start for row in rows], pa.int64()), values)
+    return ClosedWindows(groups, of, pa.array([row.start for row in rows], pa.int64()), values)
 
 
 def parts_of(rows: list[Row], cuts: list[int]) -> list[list[Row]]:
@@ -200,7 +204,7 @@ def test_cells_far_apart_are_told_apart() -> None:
     # A start for each of 60,000 groups, some of 1970 and some of 9999, in milliseconds.
     groups = np.arange(60_000)
     starts = np.where(groups % 2 == 0, 0, 253_402_300_799_000)
-    (cells,), keys = by_window._number_window_groups([groups], [starts])
+    (cells,), keys = _number_window_groups([groups], [starts], NumberingLimits())
     assert len(np.unique(cells)) == 60_000
     found, of = keys.of(cells.astype(np.int64) - 1)
     assert (found == starts).all()
@@ -259,7 +263,7 @@ def shown(row: Row) -> Any:
 
 def test_values_that_are_a_slice_are_those_of_the_slice() -> None:
     whole = closed([Row("a", 1, start, 1, float(top), 0) for start, top in [(0, 9), (1, 1), (1, 2), (1, 2)]])
-    part = Closed(whole.groups, whole.of[1:], whole.starts[1:], whole.values.slice(1))
+    part = ClosedWindows(whole.groups, whole.of[1:], whole.starts[1:], whole.values.slice(1))
     kept = Extremes(LAYOUT, "top", True)(part)
     assert kept.column("top").to_pylist() == [2.0, 2.0]
     assert np.all(kept.column(START).to_numpy() == 1)
