@@ -42,7 +42,7 @@ class InjectedError(RuntimeError):
     """Raised by a fail point whose action is ``error``."""
 
 
-def _armed(text: str) -> dict[str, str]:
+def _parse_armed(text: str) -> dict[str, str]:
     pairs = (entry.split("=", 1) for entry in text.split(";") if entry)
     armed = {name.strip(): action.strip() for name, action in pairs}
     unknown = sorted(set(armed) - set(FAILPOINTS))
@@ -51,7 +51,7 @@ def _armed(text: str) -> dict[str, str]:
     return armed
 
 
-_ARMED = _armed(os.environ.get(_VARIABLE, ""))
+_ARMED = _parse_armed(os.environ.get(_VARIABLE, ""))
 
 
 def failpoint(name: str) -> None:

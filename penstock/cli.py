@@ -121,7 +121,7 @@ def check(
     What only Spark can check, such as the options of a source, is checked when the pipeline runs.
     """
     with errors(debug=debug):
-        loaded = _checked(pipeline, overrides or [])
+        loaded = _check(pipeline, overrides or [])
     steps: list[str] = [loaded.source.type]
     queue, window = loaded.queue or loaded.union, loaded.window
     if loaded.lookup is not None:
@@ -147,7 +147,7 @@ def check(
     typer.echo(f"{pipeline}: valid: {' -> '.join([*steps, loaded.sink.type])}")
 
 
-def _checked(pipeline: str, overrides: list[str]) -> Pipeline:
+def _check(pipeline: str, overrides: list[str]) -> Pipeline:
     """Read a pipeline, and check its places, columns and expressions.
 
     Raises

@@ -122,8 +122,8 @@ class PUnit:
             raise CorruptDataError(
                 "a block has other columns than are stored",
                 block=name,
-                stored=_described(block.schema),
-                expected=_described(schema),
+                stored=_describe_schema(block.schema),
+                expected=_describe_schema(schema),
             )
         for one, column in zip(schema, block.columns, strict=True):
             if column.null_count and not one.nullable:
@@ -352,7 +352,7 @@ def _fields(header: bytes, file: object) -> dict[str, Any]:
     return fields
 
 
-def _described(schema: pa.Schema) -> str:
+def _describe_schema(schema: pa.Schema) -> str:
     return ", ".join(f"{one.name} {one.type}" for one in schema)
 
 

@@ -322,7 +322,7 @@ def _states(files: LocalFiles, since: int) -> Iterator[_Log]:
     are compared with their checksum files. There are many files, so none is read without need.
     """
     log = _Log(files)
-    for name, is_directory in _listed(files.directory):
+    for name, is_directory in _list(files.directory):
         if is_directory:
             yield from _states(files.child(name), since)
         elif found := _VERSION.fullmatch(name):
@@ -336,7 +336,7 @@ def _states(files: LocalFiles, since: int) -> Iterator[_Log]:
     yield log
 
 
-def _listed(directory: Path) -> list[tuple[str, bool]]:
+def _list(directory: Path) -> list[tuple[str, bool]]:
     """Return the names in a directory, and which of them are directories."""
     try:
         with os.scandir(directory) as entries:

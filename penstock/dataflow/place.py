@@ -113,7 +113,7 @@ def fuse(root: Node) -> Rewritten:
     notes: list[str] = []
 
     def change(node: Node) -> Node:
-        made = _fused(node)
+        made = _fuse_node(node)
         if made is None:
             return node
         notes.append(f"{node.name}: {node.label} in the reader" + _more(made))
@@ -139,7 +139,7 @@ def scan_of(node: Node) -> tuple[Source | None, Scan | None]:
         return None, None
     scan = Scan(tuple(node.schema.names))
     for step in reversed(chain):
-        scan = _then(scan, step)
+        scan = _append_to_scan(scan, step)
     return (node, scan) if _selects(scan, node.schema) else (None, None)
 
 
@@ -148,16 +148,16 @@ def _selects(scan: Scan, schema: pa.Schema) -> bool:
     return scan.where is None or type_of(Expression.parse(scan.where), schema) == pa.bool_()
 
 
-def _fused(node: Node) -> Node | None:
+def _fuse_node(node: Node) -> Node | None:
     above = node.inputs[0] if node.inputs else None
     if isinstance(node, Where | Select) and above is not None:
         scan = _scan(above)
         if scan is None or not pushable(node):
             return None
-        base, scan = _base(above), _then(scan, node)
+        base, scan = _base(above), _append_to_scan(scan, node)
         return PushedScan(node.name, base, scan) if _selects(scan, base[0].schema) else None
     if isinstance(node, UpdateQueue) and above is not None and node.needs_newest_only:
-        base, scan = _reduced(above)
+        base, scan = _split_reduction(above)
         if scan is None:
             return None
         latest = replace(
@@ -165,7 +165,7 @@ def _fused(node: Node) -> Node | None:
         )
         return replace(node, inputs=(PushedScan(f"newest of {node.name}", base, latest),))
     if isinstance(node, Aggregate) and isinstance(above, Window):
-        return _fragmented(node, above)
+        return _fragment(node, above)
     return None
 
 
@@ -183,7 +183,7 @@ def _scan(node: Node) -> Scan | None:
     return None
 
 
-def _reduced(node: Node) -> tuple[tuple[Node, ...], Scan | None]:
+def _split_reduction(node: Node) -> tuple[tuple[Node, ...], Scan | None]:
     """Return the node that is read and its scan so far; None if the reader may not reduce rows."""
     scan = _scan(node)
     if scan is not None:
@@ -192,25 +192,25 @@ def _reduced(node: Node) -> tuple[tuple[Node, ...], Scan | None]:
     return ((source,), scan) if source is not None and source.kind == "parquet" else ((), None)
 
 
-def _selected(scan: Scan) -> dict[str, Expression]:
+def _selected_columns(scan: Scan) -> dict[str, Expression]:
     if scan.select is None:
         return {name: column(name) for name in scan.columns}
     return {name: Expression.parse(text) for name, text in scan.select.items()}
 
 
-def _then(scan: Scan, node: Where | Select) -> Scan:
+def _append_to_scan(scan: Scan, node: Where | Select) -> Scan:
     """Return a scan extended by one step."""
-    select, where = _selected(scan), scan.where
+    select, where = _selected_columns(scan), scan.where
     if isinstance(node, Where):
         predicate = node.predicate.substitute(select)
         both = [predicate] if where is None else [Expression.parse(where), predicate]
         where = conjunction(both).text
     else:
         select = {name: expression.substitute(select) for name, expression in node.columns}
-    return _narrowed(scan.columns, where, select)
+    return _narrow(scan.columns, where, select)
 
 
-def _narrowed(columns: tuple[str, ...], where: str | None, select: dict[str, Expression]) -> Scan:
+def _narrow(columns: tuple[str, ...], where: str | None, select: dict[str, Expression]) -> Scan:
     used = set() if where is None else set(Expression.parse(where).columns)
     used.update(name for expression in select.values() for name in expression.columns)
     read = tuple(name for name in columns if name in used)
@@ -218,9 +218,9 @@ def _narrowed(columns: tuple[str, ...], where: str | None, select: dict[str, Exp
     return Scan(read, where, None if same else {name: one.text for name, one in select.items()})
 
 
-def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
+def _fragment(node: Aggregate, window: Window) -> Assemble | None:
     lookup, above = _behind_lookup(window.inputs[0])
-    base, scan = _reduced(above)
+    base, scan = _split_reduction(above)
     if isinstance(window, RowWindow) or scan is None or (window.time_unit == "s" and window.pane_ms % 1000):
         return None
     here = set(above.schema.names)
@@ -236,8 +236,8 @@ def _fragmented(node: Aggregate, window: Window) -> Assemble | None:
     needed = {*group_by, window.time}
     for partial in split.partials:
         needed |= set() if partial.expression == "*" else set(Expression.parse(partial.expression).columns)
-    select = {name: one for name, one in _selected(scan).items() if name in needed}
-    narrow = _narrowed(scan.columns, scan.where, select)
+    select = {name: one for name, one in _selected_columns(scan).items() if name in needed}
+    narrow = _narrow(scan.columns, scan.where, select)
     fragments = Fragments(window.pane_ms, window.time, window.time_unit, group_by, split.partials)
     fragments = fragments.delayed(window.delay_ms, column(window.time).text)
     whole = replace(narrow, fragments=fragments)

@@ -141,7 +141,7 @@ def plan(name: str, logical: Node, statistics: Statistics | None, persist: Persi
         If a name in `persist` matches no operator or several, or a mode is unknown.
     """
     modes = _modes(logical, persist)
-    root = _pinned(logical, {name for name, mode in modes.items() if mode == "always"})
+    root = _pin(logical, {name for name, mode in modes.items() if mode == "always"})
     root, changes = to_fixed_point(root, split_conjunctions, push_where)
     root, notes = prune(root)
     changes += [("prune", note) for note in notes]
@@ -180,7 +180,7 @@ def _modes(root: Node, persist: Persist) -> dict[str, PersistMode]:
     return modes
 
 
-def _pinned(root: Node, names: set[str]) -> Node:
+def _pin(root: Node, names: set[str]) -> Node:
     """Add a p-stream behind each operator, other than sources, with one of these names."""
 
     def change(node: Node) -> Node:

@@ -211,7 +211,7 @@ def merge(root: Node) -> Rewritten:
                 notes.append(f"{node.name}: selects what there is")
                 return above
             if isinstance(above, Select):
-                columns = _composed(node, above)
+                columns = _compose(node, above)
                 if columns is not None:
                     notes.append(f"{node.name} and {above.name}: one projection")
                     return Select(node.name, above.inputs, columns)
@@ -220,7 +220,7 @@ def merge(root: Node) -> Rewritten:
     return rebuild(root, change), tuple(notes)
 
 
-def _composed(below: Select, above: Select) -> tuple[tuple[str, Expression], ...] | None:
+def _compose(below: Select, above: Select) -> tuple[tuple[str, Expression], ...] | None:
     made = dict(above.columns)
     uses: Counter[str] = Counter()
     for _, expression in below.columns:

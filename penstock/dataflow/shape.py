@@ -62,15 +62,15 @@ def _holds(node: Node) -> bool:
 
 
 def _line(node: Node, leads: list[int]) -> dict[str, Any]:
-    lasting = _lasting(node)
-    names = {one.name: one.name for one in _stored(lasting)}
+    lasting = _lasting_node(node)
+    names = {one.name: one.name for one in _stored_schema(lasting)}
     partials = _partials(node)
     names |= {one.name: str(to_settings(one)[2]) for one in partials if one.name in names}
     return {
         "kind": node.label,
         "name": node.name,
         "does": spell_as_before(lasting.describe(), partials),
-        "columns": {names[one.name]: str(one.type) for one in _stored(lasting)},
+        "columns": {names[one.name]: str(one.type) for one in _stored_schema(lasting)},
         "reads": leads,
     }
 
@@ -82,12 +82,12 @@ def _partials(node: Node) -> Sequence[Partial]:
     return node.decomposition.partials if isinstance(node, Assemble) else ()
 
 
-def _stored(node: Node) -> pa.Schema:
+def _stored_schema(node: Node) -> pa.Schema:
     """Return the columns of a node's state, or of its output if it has no state."""
     return node.inputs[0].schema if isinstance(node, UpdateQueue | UpdateUnion) else node.schema
 
 
-def _lasting(node: Node) -> Node:
+def _lasting_node(node: Node) -> Node:
     """Return a node without the settings that may change at every start.
 
     These are its budget, the windows that its buckets prune, and the watermark that readers report.
@@ -101,6 +101,6 @@ def _lasting(node: Node) -> Node:
     if isinstance(node, Aggregate):
         return replace(node, extreme=None)
     if isinstance(node, Assemble):
-        aggregate = replace(node.aggregate, inputs=(_lasting(node.window),), extreme=None)
+        aggregate = replace(node.aggregate, inputs=(_lasting_node(node.window),), extreme=None)
         return replace(node, aggregate=aggregate)
     return node

@@ -159,14 +159,14 @@ def flows(root: Node, statistics: Statistics | None = None) -> dict[int, Flow]:
 def _flow(node: Node, inputs: list[Flow], statistics: Statistics | None) -> Flow:
     if isinstance(node, Source):
         table = None if statistics is None else statistics.samples.get(node.name)
-        return Flow(1.0, _typed_bytes(node.schema), False) if table is None else _counted(table)
+        return Flow(1.0, _typed_bytes(node.schema), False) if table is None else _measure_table(table)
     tables = [flow.table for flow in inputs]
     if isinstance(node, PushedScan):
-        return _scanned(node, inputs[0])
+        return _scan_flow(node, inputs[0])
     if all(table is not None for table in tables):
-        made = _made(node, [table for table in tables if table is not None])
+        made = _compute(node, [table for table in tables if table is not None])
         if made is not None:
-            return _counted(made)
+            return _measure_table(made)
     rows: float | None = None
     if not node.stateful and all(flow.rows is not None for flow in inputs):
         rows = sum(flow.rows or 0.0 for flow in inputs)
@@ -175,7 +175,7 @@ def _flow(node: Node, inputs: list[Flow], statistics: Statistics | None) -> Flow
     return Flow(rows, _typed_bytes(node.schema), False)
 
 
-def _made(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
+def _compute(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
     """Run a sample through a node; return None where the result is unknown."""
     known = node.inputs[0].schema
     if isinstance(node, Where):
@@ -191,7 +191,7 @@ def _made(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
     return None
 
 
-def _scanned(node: PushedScan, flow: Flow) -> Flow:
+def _scan_flow(node: PushedScan, flow: Flow) -> Flow:
     """Return the output flow of a reader; fragments and conflated tuples have row counts but no table."""
     scan, table = node.scan, flow.table
     width = _typed_bytes(node.schema)
@@ -210,7 +210,7 @@ def _scanned(node: PushedScan, flow: Flow) -> Flow:
         return Flow(
             float(_groups(_panes(table, scan.fragments), [PANE, *scan.fragments.group_by])), width, True
         )
-    return _counted(table)
+    return _measure_table(table)
 
 
 def _panes(table: pa.Table, fragments: Fragments) -> pa.Table:
@@ -224,7 +224,7 @@ def _groups(table: pa.Table, names: list[str]) -> int:
     return table.select(names).group_by(names).aggregate([]).num_rows
 
 
-def _counted(table: pa.Table) -> Flow:
+def _measure_table(table: pa.Table) -> Flow:
     width = _plain_bytes(table) if table.num_rows else _typed_bytes(table.schema)
     return Flow(float(table.num_rows), width, True, table)
 

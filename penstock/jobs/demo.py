@@ -319,14 +319,14 @@ def _view(outcome: _Outcome, moment: int) -> Table:
     table.add_row("rows in", f"{observer.arrived(moment):,}")
     table.add_row("delivered", f"{observer.delivered:,}")
     table.add_row("conflated", _count(outcome.conflated))
-    table.add_row("waiting", _waiting(outcome))
+    table.add_row("waiting", _waiting_text(outcome))
     table.add_row("batch", f"{np.median(outcome.batch_ms or [0]):,.0f} ms")
     table.add_row("staleness, average", f"{sample.average_ms / 1000:.2f} s")
     table.add_row("staleness, p95", f"{sample.p95_ms / 1000:.2f} s")
     return table
 
 
-def _waiting(outcome: _Outcome) -> str:
+def _waiting_text(outcome: _Outcome) -> str:
     return f"{outcome.waiting:,} " + ("tuples" if outcome.name == "append queue" else "keys")
 
 
@@ -350,7 +350,7 @@ def _report(console: Console, outcomes: list[_Outcome]) -> None:
                 f"{outcome.observer.arrived(outcome.end_us):,}",
                 f"{outcome.observer.delivered:,}",
                 _count(outcome.conflated),
-                _waiting(outcome),
+                _waiting_text(outcome),
                 f"{averages[-1] / 1000:.2f} s",
                 f"{p95 / 1000:.2f} s",
                 f"{samples[-1].average_ms / 1000:.2f} s",

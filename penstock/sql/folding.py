@@ -51,7 +51,7 @@ def _is_value(node: Tree, typed: _Type) -> bool:
     if not typed(node)[1]:
         return node.kind != "null"
     chooses = node.kind == "case" or (node.kind == "call" and node.value == "if")
-    if chooses and any(typed(part)[1] for part in _choosing(node)):
+    if chooses and any(typed(part)[1] for part in _choices(node)):
         return False
     if chooses or (node.kind == "call" and node.value in ("coalesce", "nvl", "ifnull")):
         return all(part.unnest().kind == "null" or _is_value(part, typed) for part in node.parts)
@@ -59,7 +59,7 @@ def _is_value(node: Tree, typed: _Type) -> bool:
     return calculates and all(_is_value(part, typed) for part in node.parts)
 
 
-def _choosing(node: Tree) -> tuple[Tree, ...]:
+def _choices(node: Tree) -> tuple[Tree, ...]:
     """Return the conditions of a choice."""
     if node.kind == "call":
         return node.parts[:1]

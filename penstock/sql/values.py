@@ -70,14 +70,14 @@ def number_literal(node: Tree, rows: Rows) -> Value:
         kind = _SUFFIXES[suffix]
         digits = text.removesuffix(suffix)
         number = float(digits) if kind in FLOATS else int(digits)
-        return pa.scalar(_fitting(number, kind), kind)
+        return pa.scalar(_check_fits(number, kind), kind)
     if suffix:
         raise UnknownError("it has a number of another kind")
     if "E" in text:
-        return pa.scalar(_fitting(float(text), pa.float64()), pa.float64())
+        return pa.scalar(_check_fits(float(text), pa.float64()), pa.float64())
     if "." not in text:
         kind = pa.int32() if fits_type(int(text), pa.int32()) else pa.int64()
-        return pa.scalar(_fitting(int(text), kind), kind)
+        return pa.scalar(_check_fits(int(text), kind), kind)
     decimal = Decimal(text)
     _, digits, exponent = decimal.as_tuple()
     if len(digits) > _MAX_DIGITS or -int(exponent) > _MAX_DIGITS:
@@ -94,7 +94,7 @@ def fits_type(number: float, kind: pa.DataType) -> bool:
     return -(2 ** (kind.bit_width - 1)) <= number < 2 ** (kind.bit_width - 1)
 
 
-def _fitting(number: float, kind: pa.DataType) -> float:
+def _check_fits(number: float, kind: pa.DataType) -> float:
     if not fits_type(number, kind):
         raise UnknownError("a number is too large")
     return number

@@ -74,7 +74,7 @@ class BucketFiles:
             unit, whole_bytes = head(read, size_bytes, path)
             if whole_bytes != size_bytes:
                 return None
-            return self._handle_in(pointer, self._checked(pointer, unit), size_bytes)
+            return self._handle_in(pointer, self._check(pointer, unit), size_bytes)
         except (CorruptDataError, FileNotFoundError):
             return None
 
@@ -124,12 +124,12 @@ class BucketFiles:
             raise CorruptDataError(
                 "a state file is missing", file=path, hint="restore it, or start a new checkpoint"
             ) from None
-        return self._decoded(pointer, content), len(content)
+        return self._decode(pointer, content), len(content)
 
-    def _decoded(self, pointer: Pointer, content: Content) -> PUnit:
-        return self._checked(pointer, decode(content, self.files.path_of(pointer.file_name)))
+    def _decode(self, pointer: Pointer, content: Content) -> PUnit:
+        return self._check(pointer, decode(content, self.files.path_of(pointer.file_name)))
 
-    def _checked(self, pointer: Pointer, unit: PUnit) -> PUnit:
+    def _check(self, pointer: Pointer, unit: PUnit) -> PUnit:
         """Return the unit in the file at `pointer`, after checking it against the file's name."""
         path = self.files.path_of(pointer.file_name)
         if (unit.meta.get("version"), unit.meta.get("file_id")) != (pointer.version, pointer.file_id):

@@ -180,12 +180,12 @@ class BucketStore(BucketFiles):
         pointer = Pointer(Version(1 + (held.pointer.version if held.pointer else 0)), FileId(new_id()))
         released = set(held.releasable(self.retain_versions))
         kept = tuple(entry for entry in held.superseded if entry[1] not in released)
-        before = self._adopted(replace(held, superseded=kept), pointer.version)
+        before = self._adopt(replace(held, superseded=kept), pointer.version)
         unit = state.delta()
         begun = None
         coded = encode_blocks(unit)
         if before.snapshot is None and self._snapshots.is_due(before, sum(map(len, coded.values()))):
-            begun = self._begun(pointer.version, len(before.links) + 1)
+            begun = self._begin_snapshot(pointer.version, len(before.links) + 1)
             before = replace(before, snapshot=begun)
         link = self._publish(pointer, unit, coded, before, held.pointer)
         handle = replace(before, links=(*before.links, link), parent=held.pointer)
@@ -296,13 +296,13 @@ class BucketStore(BucketFiles):
         else:
             _log.debug("garbage is gone [location=%s files=%d]", self.files.location, freed)
 
-    def _begun(self, shown: Version, deltas_begin: int) -> Snapshot:
+    def _begin_snapshot(self, shown: Version, deltas_begin: int) -> Snapshot:
         """Return a new snapshot of the version `shown`, with a unique name."""
         last = Version(shown + self._snapshots.max_commits)
         number = Version(last + self.retain_versions - 1)
         return Snapshot(Pointer(number, FileId(new_id())), last, deltas_begin)
 
-    def _adopted(self, held: Handle, version: Version) -> Handle:
+    def _adopt(self, held: Handle, version: Version) -> Handle:
         """Return `held`, the base of `version`, with its snapshot adopted if that is complete by now."""
         snapshot = held.snapshot
         if snapshot is None:
@@ -329,7 +329,7 @@ class BucketStore(BucketFiles):
         """Return the parts of a snapshot begun by another process; None if it is not complete."""
         try:
             content = self.files.read(snapshot.file_name)
-            handle = self._handle_in(snapshot, self._decoded(snapshot, content), len(content))
+            handle = self._handle_in(snapshot, self._decode(snapshot, content), len(content))
         except FileNotFoundError:
             return None
         except PenstockError as error:

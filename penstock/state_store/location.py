@@ -106,7 +106,7 @@ def _operators(place: Files, entries: Sequence[FileFacts], depth: int) -> Iterat
     buckets = tuple(place.child(name) for name in directories if _BUCKET.fullmatch(name))
     if any(_is_bucket(bucket.list()) for bucket in buckets):
         query, name = ["", "", *names_in(place.location)][-2:]
-        damage, named = _shared(place, entries)
+        damage, named = _read_shared(place, entries)
         yield Operator(place.location, query, name, place, buckets, tuple(damage), named)
     elif depth:
         for name in directories:
@@ -114,7 +114,7 @@ def _operators(place: Files, entries: Sequence[FileFacts], depth: int) -> Iterat
             yield from _operators(child, child.list(), depth - 1)
 
 
-def _shared(place: Files, entries: Sequence[FileFacts]) -> tuple[list[Damage], str | None]:
+def _read_shared(place: Files, entries: Sequence[FileFacts]) -> tuple[list[Damage], str | None]:
     """Return the damage of the files that all buckets share, and the query's name."""
     damage: list[Damage] = []
     name: str | None = None

@@ -156,19 +156,19 @@ def survey_bucket(
         If the file system refuses.
     """
     store = BucketStore(bucket, retain_versions=retain_versions)
-    sight = _look(store, _listed(bucket), committed)
+    sight = _look(store, _list(bucket), committed)
     for _ in range(_TRIES):
         if not sight.unreadable:
             break
-        after = _listed(bucket)
+        after = _list(bucket)
         if sight.unreadable.keys() <= after.keys() or after.keys() == sight.facts.keys():
             break
         sight = _look(store, after, committed)
     else:
         # The query deletes files faster than the survey reads. Missing files are its deletions.
-        present = _listed(bucket)
+        present = _list(bucket)
         sight.unreadable = {name: error for name, error in sight.unreadable.items() if name in present}
-    return _surveyed(store, sight, committed)
+    return _survey(store, sight, committed)
 
 
 def delete_garbage(bucket: Files, found: BucketSurvey) -> Iterator[FileFacts]:
@@ -204,11 +204,11 @@ def likely_pointer(bucket: Files) -> Pointer | None:
     """
     store = BucketStore(bucket)
     for _ in range(_TRIES):
-        found, damaged = _newest(store, _listed(bucket))
+        found, damaged = _newest(store, _list(bucket))
         if damaged is None:
             break
         name, error = damaged
-        if name in _listed(bucket):
+        if name in _list(bucket):
             raise error
     else:
         raise CorruptDataError(
@@ -238,11 +238,11 @@ class _Sight:
     """The metadata in each version's own unit."""
 
 
-def _listed(bucket: Files) -> dict[str, FileFacts]:
+def _list(bucket: Files) -> dict[str, FileFacts]:
     return {facts.name: facts for facts in bucket.list() if not facts.is_directory}
 
 
-def _opened(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
+def _open(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
     """Return the handle of the version at `pointer` and its own unit; also for a part of a snapshot."""
     handle, unit = store.look(pointer)
     if handle.parent is not None and handle.parent.version != pointer.version - 1:
@@ -258,7 +258,7 @@ def _look(store: BucketStore, facts: dict[str, FileFacts], committed: Pointer | 
         if pointer is None:
             continue
         try:
-            handle, unit = _opened(store, pointer)
+            handle, unit = _open(store, pointer)
         except CorruptDataError as error:
             sight.unreadable[name] = error
             continue
@@ -266,7 +266,7 @@ def _look(store: BucketStore, facts: dict[str, FileFacts], committed: Pointer | 
             sight.handles[pointer] = handle
             sight.meta[pointer] = unit.meta
     # Files outside the committed lineage need not be whole.
-    for pointer in [committed] if committed else [_proven(sight.handles), *_highest(sight.handles)]:
+    for pointer in [committed] if committed else [_find_proven(sight.handles), *_highest(sight.handles)]:
         if pointer in sight.handles:
             _miss(store, sight, [link.pointer.file_name for link in sight.handles[pointer].links])
         elif pointer is not None:
@@ -282,9 +282,9 @@ def _miss(store: BucketStore, sight: _Sight, names: list[str]) -> None:
             sight.unreadable[name] = CorruptDataError("a state file is missing", file=path)
 
 
-def _surveyed(store: BucketStore, sight: _Sight, committed: Pointer | None) -> BucketSurvey:
+def _survey(store: BucketStore, sight: _Sight, committed: Pointer | None) -> BucketSurvey:
     newest = _highest(sight.handles)
-    proven = committed or _proven(sight.handles)
+    proven = committed or _find_proven(sight.handles)
     likely = newest[0] if len(newest) == 1 and committed is None else proven
     there = sight.handles.get(likely) if likely else None
     meta = sight.meta[likely] if likely and there else {}
@@ -357,7 +357,7 @@ def _highest(handles: Mapping[Pointer, Handle]) -> list[Pointer]:
     return sorted((p for p in handles if p.version == highest), key=lambda pointer: pointer.file_id)
 
 
-def _proven(handles: Mapping[Pointer, Handle]) -> Pointer | None:
+def _find_proven(handles: Mapping[Pointer, Handle]) -> Pointer | None:
     """Return the newest pointer whose commit the files prove; None also if they contradict each other."""
     parents = {handles[pointer].parent for pointer in _highest(handles)}
     return parents.pop() if len(parents) == 1 else None
@@ -373,7 +373,7 @@ def _newest(
         if found and pointer.version < next(iter(found)).version:
             break
         try:
-            handle, _ = _opened(store, pointer)
+            handle, _ = _open(store, pointer)
         except CorruptDataError as error:
             return found, (pointer.file_name, error)
         if handle.base:

@@ -59,7 +59,7 @@ class Finish:
     @property
     def partials(self) -> frozenset[str]:
         """The partials that are read; see `WindowEmitter.partials`."""
-        needed = set(self._made)
+        needed = set(self._made_names)
         for step in reversed(self.steps):
             if isinstance(step, str):
                 needed |= set(Expression.parse(step).columns)
@@ -70,7 +70,7 @@ class Finish:
         return frozenset(part for one in read for part in (one, *self.assembly.parts(one)))
 
     @property
-    def _made(self) -> Iterable[str]:
+    def _made_names(self) -> Iterable[str]:
         """The computed columns."""
         return next((step for step in reversed(self.steps) if not isinstance(step, str)), self.output.names)
 
@@ -104,7 +104,7 @@ class Finish:
         InvalidUsageError
             If an expression fails, as it would in Spark.
         """
-        made = self.rows(closed).table(self._made).combine_chunks()
+        made = self.rows(closed).table(self._made_names).combine_chunks()
         (batch,) = made.to_batches() or [_no_rows(made.schema)]
         return batch
 
@@ -158,7 +158,7 @@ class WindowRows:
     @property
     def starts(self) -> Integers:
         """The number of each window's first pane."""
-        return self._taken(self._starts).to_numpy()
+        return self._take(self._starts).to_numpy()
 
     def groups(self, names: Sequence[str]) -> tuple[list[pa.Array[Any]], Integers]:
         """Return columns after the last projection, with one row per group or per window.
@@ -178,7 +178,7 @@ class WindowRows:
             return [self.array(name) for name in names], np.arange(len(self.starts))
         kinds = [self._finish.windows.field(name).type for name in plain]
         columns = [self._groups[name].cast(kind) for name, kind in zip(plain, kinds, strict=True)]
-        return columns, self._taken(self._of).to_numpy()
+        return columns, self._take(self._of).to_numpy()
 
     def array(self, name: str) -> pa.Array[Any]:
         """Return a column after the last projection."""
@@ -192,19 +192,19 @@ class WindowRows:
 
     def _table(self, columns: Mapping[str, _Column]) -> pa.Table:
         # Without a column, a table would have no rows.
-        return pa.table(columns or {START: self._taken(self._starts)})
+        return pa.table(columns or {START: self._take(self._starts)})
 
-    def _taken(self, column: pa.Array[Any]) -> pa.Array[Any]:
+    def _take(self, column: pa.Array[Any]) -> pa.Array[Any]:
         return column if self._kept is None else column.take(self._kept)
 
     def _column(self, level: int, name: str) -> _Column:
         known = self._known[level]
         if name not in known:
-            made = self._computed(level, name)
+            made = self._compute(level, name)
             known[name] = made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
         return known[name]
 
-    def _computed(self, level: int, name: str) -> _Column | pa.Array[Any]:
+    def _compute(self, level: int, name: str) -> _Column | pa.Array[Any]:
         if level:
             expression = Expression.parse(self._projections[level - 1][name])
             read = {one: self._column(level - 1, one) for one in expression.columns}
@@ -223,11 +223,11 @@ class WindowRows:
     def _partial(self, name: str) -> pa.Array[Any]:
         """Return a group's column, a partial, a mean or a deviation."""
         if name in self._groups:
-            column = self._groups[name].take(self._taken(self._of))
+            column = self._groups[name].take(self._take(self._of))
         elif parts := self._assembly.parts(name):
-            return self._assembly.computed(name, [self._taken(self._values.column(one)) for one in parts])
+            return self._assembly.computed(name, [self._take(self._values.column(one)) for one in parts])
         else:
-            column = self._assembly.whole(name, self._taken(self._values.column(name)))
+            column = self._assembly.whole(name, self._take(self._values.column(name)))
         kind = self._finish.windows.field(name).type
         return column if column.type.equals(kind) else column.cast(kind)
 

@@ -95,7 +95,7 @@ class Extremes:
         numbers = self._numbers([closed.groups[place] for place in places])
         of = None if numbers is None else numbers[closed.of.to_numpy()]
         windows = closed.batch(self.layout)
-        kept = self._kept(of, closed.starts.to_numpy(), windows.column(self.value))
+        kept = self._find_extremes(of, closed.starts.to_numpy(), windows.column(self.value))
         return windows.take(pa.array(kept))
 
     def collect(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -104,7 +104,7 @@ class Extremes:
             return parts
         whole = pa.concat_batches(parts)
         numbers = self._numbers([whole.column(name) for name in self.by])
-        kept = self._kept(numbers, whole.column(START).to_numpy(), whole.column(self.value))
+        kept = self._find_extremes(numbers, whole.column(START).to_numpy(), whole.column(self.value))
         return [whole.take(pa.array(kept))]
 
     def _numbers(self, columns: Sequence[_Column]) -> Integers | None:
@@ -114,7 +114,7 @@ class Extremes:
         codec = GroupCodec([self.layout.groups.field(name) for name in self.by])
         return codec.numbers(KeyIndex(), list(columns), len(columns[0]))
 
-    def _kept(self, groups: Integers | None, starts: Integers, values: _Column) -> Integers:
+    def _find_extremes(self, groups: Integers | None, starts: Integers, values: _Column) -> Integers:
         """Return the indices of windows with the extreme value, in order."""
         (window_groups,), keys = _number_window_groups([groups], [starts], NumberingLimits())
         if values.null_count:
@@ -192,7 +192,7 @@ class WindowAccumulator:
 
     def collect(self, parts: list[_Rows]) -> list[pa.RecordBatch]:
         """Return one row per window and group."""
-        return self._folded(parts, self.fragments.partials)
+        return self._aggregate(parts, self.fragments.partials)
 
     def added(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Combine the results of several buckets into one row per window and group."""
@@ -211,9 +211,9 @@ class WindowAccumulator:
             )
             for batch in batches
         ]
-        return self._folded(parts, [one.again for one in self.fragments.partials])
+        return self._aggregate(parts, [one.again for one in self.fragments.partials])
 
-    def _folded(self, parts: list[_Rows], partials: Sequence[Partial]) -> list[pa.RecordBatch]:
+    def _aggregate(self, parts: list[_Rows], partials: Sequence[Partial]) -> list[pa.RecordBatch]:
         parts = [part for part in parts if len(part.of)]
         if not parts:
             return []

@@ -21,7 +21,7 @@ from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, Stat
 def _whole_at_each_commit() -> None:
     """Let each file stand alone, so that none before it is needed."""
     _patch(UpdateQueue, "delta", lambda queue: next(queue.snapshot()))
-    _patch(BucketStore, "_adopted", lambda store, held, version: Handle())
+    _patch(BucketStore, "_adopt", lambda store, held, version: Handle())
 
 
 def overwrites_in_place() -> None:

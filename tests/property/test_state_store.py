@@ -135,14 +135,14 @@ class Workers(RuleBasedStateMachine):
         self.stalled: list[tuple[Worker, Found[Any]]] = []
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(os, "fsync", lambda descriptor: None)
-        begin = BucketStore._begun
+        begin = BucketStore._begin_snapshot
 
         def noted(store: BucketStore, shown: Any, deltas_begin: int) -> Any:
             begun = begin(store, shown, deltas_begin)
             self.snapshots.append(begun.pointer)
             return begun
 
-        self.patch.setattr(BucketStore, "_begun", noted)
+        self.patch.setattr(BucketStore, "_begin_snapshot", noted)
 
     @initialize(longest=st.integers(0, 4), least_bytes=st.sampled_from([0, 2000, 1 << 20]))
     def limits(self, longest: int, least_bytes: int) -> None:

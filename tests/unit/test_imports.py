@@ -226,7 +226,7 @@ def test_every_fail_point_is_in_the_code_once_and_no_other_is() -> None:
 def test_a_fail_point_does_nothing_until_it_is_armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _failpoints.failpoint("state.before_write")
     marker = tmp_path / "marker"
-    monkeypatch.setattr(_failpoints, "_ARMED", _failpoints._armed(f"state.before_write=error@{marker}"))
+    monkeypatch.setattr(_failpoints, "_ARMED", _failpoints._parse_armed(f"state.before_write=error@{marker}"))
     _failpoints.failpoint("state.after_write")
     with pytest.raises(_failpoints.InjectedError, match=r"state\.before_write"):
         _failpoints.failpoint("state.before_write")
@@ -235,7 +235,7 @@ def test_a_fail_point_does_nothing_until_it_is_armed(tmp_path: Path, monkeypatch
 
 
 def test_a_fail_point_without_a_marker_fires_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_failpoints, "_ARMED", _failpoints._armed("state.after_write=error;"))
+    monkeypatch.setattr(_failpoints, "_ARMED", _failpoints._parse_armed("state.after_write=error;"))
     for _ in range(2):
         with pytest.raises(_failpoints.InjectedError):
             _failpoints.failpoint("state.after_write")
@@ -243,7 +243,7 @@ def test_a_fail_point_without_a_marker_fires_every_time(monkeypatch: pytest.Monk
 
 def test_an_unknown_fail_point_is_refused() -> None:
     with pytest.raises(ValueError, match="nowhere"):
-        _failpoints._armed("nowhere=kill")
+        _failpoints._parse_armed("nowhere=kill")
 
 
 def test_the_package_tells_its_names() -> None:

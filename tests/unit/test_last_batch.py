@@ -128,7 +128,7 @@ def test_a_query_that_fails_while_it_is_looked_at_has_failed() -> None:
         _runs={"results": results}, _in_turn=True, _recovery=None, _waiting=[], _ended=Event(),
         _start_ready=lambda ended: None, _end=states.append, _fail=lambda error: states.append(str(error)),
     )  # fmt: skip
-    graph._told = partial(RunningGraph._told, graph)
+    graph._failure = partial(RunningGraph._failure, graph)
     RunningGraph._look(graph)
     assert states == []
     RunningGraph._look(graph)

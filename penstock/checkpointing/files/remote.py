@@ -104,9 +104,9 @@ class RemoteFiles:
                         stream.seek(min(at, whole))
                     content = memoryview(stream.read_buffer(size) if size else b"").cast("B")
             except FileNotFoundError:
-                raise _missing(target) from None
+                raise _missing_file(target) from None
         if whole == 0 and self._scheme in _EMPTY_FIRST:
-            raise _missing(target)
+            raise _missing_file(target)
         if content.nbytes != size:
             raise UnavailableError(
                 "a read of state ended early", file=target, size_bytes=size, read_bytes=content.nbytes
@@ -181,5 +181,5 @@ def _write(system: Any, path: str, views: Sequence[memoryview]) -> None:
     stream.close()
 
 
-def _missing(file: str) -> FileNotFoundError:
+def _missing_file(file: str) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)

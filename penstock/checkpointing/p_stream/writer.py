@@ -182,7 +182,7 @@ class PStreamWriter:
             If earlier rows could not be committed; see `flush`.
         """
         self._check_process()
-        table = self._checked(_as_arrow(rows, self.schema))
+        table = self._check_table(_as_arrow(rows, self.schema))
         with self._changed:
             self._changed.wait_for(self._has_room)
             self._check_open()
@@ -257,10 +257,10 @@ class PStreamWriter:
         else:
             self.abort()
 
-    def _checked(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
+    def _check_table(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
         rows = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
         check_schema(rows.schema, coded_as(self.schema, rows.schema), self._stream.files.location)
-        columns = [_as_kept(rows.column(field.name), field) for field in self.schema]
+        columns = [_cast_coded(rows.column(field.name), field) for field in self.schema]
         for field, column in zip(self.schema, columns, strict=True):
             if not field.nullable and column.null_count:
                 raise InvalidUsageError("a column has nulls that may have none", column=field.name)
@@ -394,7 +394,7 @@ class PStreamWriter:
             }
 
 
-def _as_kept(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
+def _cast_coded(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
     """Return a column of the field's type, or as dictionary-encoded texts without nulls."""
     # pyarrow cannot cast a null struct that has a non-nullable field, not even to its own type.
     if column.type.equals(field.type, check_metadata=True):

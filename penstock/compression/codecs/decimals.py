@@ -196,7 +196,7 @@ class _AsIntegers(Transform):
         )
 
     @staticmethod
-    def _children(node: Node, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
+    def _decode_children(node: Node, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
         """Return integers, positions of exceptions and their bits, all of a range."""
         check(node.width >= 2 and len(node.children) == 3, "floats have other children than they need")
         integers, where, exceptions = node.children
@@ -253,7 +253,7 @@ class Decimal(_AsIntegers):
         """Return the bits of the floats in the range."""
         known = len(node.parameters) == 1 and node.parameters[0] <= MAX_DIGITS
         check(known, "decimals have a number of digits that cannot be")
-        integers, where, exceptions = self._children(node, start, stop)
+        integers, where, exceptions = self._decode_children(node, start, stop)
         out = np.empty(integers.size, f"f{integers.dtype.itemsize}")
         _from_integers(integers, float(_POWERS[node.parameters[0]]), out)
         raw: Ints = out.view(node.dtype)
@@ -301,7 +301,7 @@ class Quantized(_AsIntegers):
         check(len(node.parameters) == 8, "an error bound has a wrong size")
         bound = float(np.frombuffer(node.parameters, np.float64)[0])
         check(bool(np.isfinite(bound)) and bound > 0, "an error bound is no positive number")
-        integers, where, exceptions = self._children(node, start, stop)
+        integers, where, exceptions = self._decode_children(node, start, stop)
         out = np.empty(integers.size, f"f{integers.dtype.itemsize}")
         _from_steps(integers, 2.0 * bound, out)
         raw: Ints = out.view(node.dtype)
@@ -309,7 +309,7 @@ class Quantized(_AsIntegers):
         return raw
 
 
-def _quantized(bound: str) -> Quantized:
+def _make_quantized(bound: str) -> Quantized:
     try:
         return Quantized(float(bound))
     except ValueError as error:
@@ -319,4 +319,4 @@ def _quantized(bound: str) -> Quantized:
 register(Decimal())
 for fixed_digits in range(MAX_DIGITS + 1):
     register(Decimal(fixed_digits))
-register_made(Quantized.prefix, _quantized, reader=Quantized(1.0))
+register_made(Quantized.prefix, _make_quantized, reader=Quantized(1.0))

@@ -174,7 +174,7 @@ def _pack_lanes(typing: Any, values: Any, base: Any, width: Any, word: Any, out:
     return types.void(values, values.dtype, types.int64, word, out, types.int64), generate
 
 
-def _running(operation: str) -> Any:
+def _prefix_scan(operation: str) -> Any:
     """Return the intrinsic of a prefix scan over whole vectors."""
 
     @intrinsic
@@ -208,8 +208,8 @@ def _running(operation: str) -> Any:
     return running
 
 
-_sums = _running("add")
-_xors = _running("xor")
+_sums = _prefix_scan("add")
+_xors = _prefix_scan("xor")
 
 
 @intrinsic

@@ -200,7 +200,7 @@ class _Ingest:
     def run(self) -> Totals:
         settings = self._settings
         schema = parse_schema(settings.schema) if settings.schema else None
-        known = schema or _known(settings.location)
+        known = schema or _known_schema(settings.location)
         dialect = settings.dialect(tuple(known.names) if known else ())
         self._open_new(dialect)
         try:
@@ -327,7 +327,7 @@ class _Ingest:
         threading.Event().wait(_IDLE_S)
 
 
-def _known(location: str) -> pa.Schema | None:
+def _known_schema(location: str) -> pa.Schema | None:
     """Return the columns of the stream; None if there is none."""
     try:
         return PStream(location).schema

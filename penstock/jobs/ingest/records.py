@@ -208,7 +208,7 @@ class CsvDialect(Dialect):
     def _fields(self, line: bytes) -> tuple[str, ...]:
         options = pyarrow.csv.ReadOptions(autogenerate_column_names=not self.header, use_threads=False)
         try:
-            names = pyarrow.csv.read_csv(_ended(line), options, self.parse_options()).schema.names
+            names = pyarrow.csv.read_csv(_end_last_line(line), options, self.parse_options()).schema.names
         except (pa.ArrowInvalid, UnicodeDecodeError):
             raise InvalidUsageError("the first line is no line of CSV") from None
         return tuple(names)
@@ -218,7 +218,7 @@ class CsvDialect(Dialect):
         return pyarrow.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=self.multiline)
 
 
-def _ended(lines: bytes) -> pa.Buffer:
+def _end_last_line(lines: bytes) -> pa.Buffer:
     """Add a line break after the last line; without it pyarrow ignores a single line."""
     return pa.py_buffer(lines if lines.endswith(_NEWLINE) else lines + _NEWLINE)
 
@@ -257,7 +257,7 @@ class CsvRecords(Records):
 
     def _read(self, content: bytes, schema: pa.Schema | None, block_bytes: int) -> pa.Table:
         return pyarrow.csv.read_csv(
-            _ended(content),
+            _end_last_line(content),
             pyarrow.csv.ReadOptions(column_names=list(self._names), block_size=max(block_bytes, 1)),
             self._dialect.parse_options(),
             pyarrow.csv.ConvertOptions(
@@ -273,7 +273,9 @@ class CsvRecords(Records):
         """Say why a line cannot be parsed."""
         options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
         try:
-            fields = pyarrow.csv.read_csv(_ended(record), options, self._dialect.parse_options()).num_columns
+            fields = pyarrow.csv.read_csv(
+                _end_last_line(record), options, self._dialect.parse_options()
+            ).num_columns
         except pa.ArrowInvalid:
             return "a quote does not end"
         if fields != len(self._names):

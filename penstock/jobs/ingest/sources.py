@@ -185,10 +185,10 @@ class TextSource(Source):
         if opened is None:
             return None
         records, chunk = opened
-        found = self._inferred(records, chunk)
+        found = self._infer_records(records, chunk)
         return found if found.names else None
 
-    def _inferred(self, records: Records, chunk: bytes) -> pa.Schema:
+    def _infer_records(self, records: Records, chunk: bytes) -> pa.Schema:
         """Infer the columns from as many of the first records as parse together."""
         while True:
             try:
@@ -325,7 +325,7 @@ class TableFile(Source):
             for batch in batches:
                 begin, at = at, at + batch.num_rows
                 if at > self._read:
-                    rows = self._fitted(batch.slice(max(self._read - begin, 0)), known, begin)
+                    rows = self._fit(batch.slice(max(self._read - begin, 0)), known, begin)
                     yield Rows(rows, rows.nbytes, {self._key: at})
         if at < self._read:
             raise InvalidUsageError(
@@ -337,7 +337,7 @@ class TableFile(Source):
             )
         self.done = True
 
-    def _fitted(self, batch: pa.RecordBatch, known: pa.Schema, at: int) -> pa.Table:
+    def _fit(self, batch: pa.RecordBatch, known: pa.Schema, at: int) -> pa.Table:
         try:
             return cast(pa.Table.from_batches([batch]).select(self._schema.names), self._schema)
         except ValueError:

@@ -192,7 +192,7 @@ class _Builder:
             return made.join(
                 other, on=join.key, time=join.time, within=join.within, condition=join.condition,
                 unit=join.unit, updates=True, name="join",
-                **_given(join, JoinArguments.__annotations__), **self._location,
+                **_given_fields(join, JoinArguments.__annotations__), **self._location,
             )  # fmt: skip
 
     def _windows(self, made: Graph, window: WindowSection) -> Graph:
@@ -243,7 +243,7 @@ class _Builder:
         prefix = "".join(f"{part}." for part in path)
         with self._field(*path, "group_by"):
             groups = section.group_by or ()
-            made = _grouped(made, ("window", *groups) if isinstance(section, ByWindowSection) else groups)
+            made = _group(made, ("window", *groups) if isinstance(section, ByWindowSection) else groups)
         with self._field(*path, "aggregates"):
             made = made.agg(section.aggregates or {}, name=f"{prefix}aggregates")
         if section.having is not None:
@@ -254,17 +254,17 @@ class _Builder:
 
 def queue_options(queue: Queue, apply: Apply | None) -> dict[str, Any]:
     """Return the options of an update queue, with its function if it names one."""
-    found = _given(queue, QueueArguments.__annotations__)
+    found = _given_fields(queue, QueueArguments.__annotations__)
     return found | {"apply": apply} if queue.apply is not None else found
 
 
-def _given(section: Section, names: Iterable[str]) -> dict[str, Any]:
+def _given_fields(section: Section, names: Iterable[str]) -> dict[str, Any]:
     """Return the fields with these names that a section has, if not null."""
     found = {name: getattr(section, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _grouped(made: Graph, texts: Sequence[str]) -> Graph:
+def _group(made: Graph, texts: Sequence[str]) -> Graph:
     groups = [(text, *named(text)) for text in texts]
     columns = [text for text, name, one in groups if one.is_column and name in one.columns]
     return made.group_by(*columns, **{name: one.text for text, name, one in groups if text not in columns})

@@ -128,17 +128,17 @@ class _Divisions:
     def replaced(self, text: str, node: Tree) -> list[tuple[Tree, str]]:
         """Map division nodes to the columns that hold their values."""
         if node.kind == "case" and (parts := self._known.get(text[node.start : node.stop])) is not None:
-            return [(node, self._named("deviation", self.deviations, parts))]
+            return [(node, self._name_column("deviation", self.deviations, parts))]
         if node.kind == "binary" and node.value == "/":
             total, count = node.parts
             divided, by = self._places.get(total.value), self._places.get(count.value)
             columns = total.kind == count.kind == "column"
             if columns and divided is not None and divided[0] == "sum" and by == ("count", divided[1]):
-                return [(node, self._named("mean", self.means, (total.value, count.value)))]
+                return [(node, self._name_column("mean", self.means, (total.value, count.value)))]
         return [edit for part in node.children for edit in self.replaced(text, part)]
 
     @staticmethod
-    def _named(what: str, known: dict[str, Any], parts: tuple[str, ...]) -> str:
+    def _name_column(what: str, known: dict[str, Any], parts: tuple[str, ...]) -> str:
         same = (name for name, one in known.items() if one == parts)
         name = next(same, f"{RESERVED_PREFIX}{what}_{len(known)}")
         known[name] = parts

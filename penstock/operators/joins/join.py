@@ -179,7 +179,7 @@ class UpdateJoin:
         return self._watermark(self.joined.delay)
 
     def _watermark(self, delay: int) -> int | None:
-        return None if self.newest is None else _clipped(self.newest - delay)
+        return None if self.newest is None else _clip(self.newest - delay)
 
     @property
     def size_bytes(self) -> int:
@@ -287,8 +287,8 @@ class UpdateJoin:
         watermark = self._watermark(delay)
         keys = len(self._index)
         within = self.joined.within
-        oldest = NEVER if watermark is None else _clipped(watermark - within)
-        reach = NEVER if watermark is None else _clipped(watermark + within)
+        oldest = NEVER if watermark is None else _clip(watermark - within)
+        reach = NEVER if watermark is None else _clip(watermark + within)
         count = 0
         for side in self._sides:
             freed = np.empty(len(side), np.int64)
@@ -437,5 +437,5 @@ class _Pairs:
         return _Pairs(self.ids[left], self.at_left[left], self.at_right[left], self.partner[left])
 
 
-def _clipped(time: int) -> int:
+def _clip(time: int) -> int:
     return max(min(time, FOREVER), NEVER)

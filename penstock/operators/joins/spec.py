@@ -82,9 +82,9 @@ class JoinedStream:
                 raise InvalidUsageError("a duration is out of range", option=name, steps=getattr(self, name))
         object.__setattr__(self, "schema", pa.schema([*left.schema, *more]))
         if self.condition is not None:
-            object.__setattr__(self, "condition", self._checked(self.condition))
+            object.__setattr__(self, "condition", self._check_condition(self.condition))
 
-    def _checked(self, condition: Expression) -> Expression:
+    def _check_condition(self, condition: Expression) -> Expression:
         """Return the condition with columns spelt as in the schema."""
         if condition.aggregate:
             raise InvalidUsageError("a join's condition has an aggregate", expression=condition.text)

@@ -185,14 +185,14 @@ class AdaptiveQueue(KeyedQueue):
         begin = max(self._written, self._appended.head)
         meta, block = self._meta(begin), self._block(begin)
         self._written = self._appended.tail
-        return _extended(self._update_unit(self._update.delta()), meta, block)
+        return _extend(self._update_unit(self._update.delta()), meta, block)
 
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole current state; the first unit has the appended tuples."""
         head, tail = self._appended.head, self._appended.tail
         first, nothing = (self._meta(head), self._block(head)), (self._meta(tail), self._block(tail))
         units = map(self._update_unit, self._update.snapshot())
-        return chain([_extended(next(units), *first)], (_extended(unit, *nothing) for unit in units))
+        return chain([_extend(next(units), *first)], (_extend(unit, *nothing) for unit in units))
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in order, to an empty queue or to catch up."""
@@ -307,5 +307,5 @@ def _not_behind(ids: Integers, times: Integers, newest: Integers) -> npt.NDArray
     return found
 
 
-def _extended(unit: PUnit, meta: dict[str, Any], block: pa.RecordBatch) -> PUnit:
+def _extend(unit: PUnit, meta: dict[str, Any], block: pa.RecordBatch) -> PUnit:
     return PUnit(unit.kind, {**unit.meta, **meta}, {**unit.blocks, "appended": block})

@@ -198,10 +198,10 @@ class PagedMemory:
 
     def _resize(self, pages: int) -> None:
         for name in ("_available", "_first_location", "_next_page", "_previous_page", "_in_use"):
-            setattr(self, name, _resized(getattr(self, name), pages))
-        self._next_location = _resized(self._next_location, pages * self.page_rows)
+            setattr(self, name, _resize_array(getattr(self, name), pages))
+        self._next_location = _resize_array(self._next_location, pages * self.page_rows)
         self._registers[_LOWEST_FREE] = min(int(self._registers[_LOWEST_FREE]), pages)
 
 
-def _resized(array: Any, length: int) -> Any:
+def _resize_array(array: Any, length: int) -> Any:
     return array[:length].copy() if length <= len(array) else grown(array, length)[:length]

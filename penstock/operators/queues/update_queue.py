@@ -188,7 +188,7 @@ class UpdateQueue(KeyedQueue):
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now; see `KeyedQueue.account_staleness`."""
-        waiting = self._waiting()
+        waiting = self._waiting_keys()
         # A key in service has an older pending update than the waiting one; `deliver` books all of it.
         alone = waiting[self._records["in_service"][waiting] == 0]
         self.accounts.book_until(waiting, now_us, alone=alone)
@@ -208,7 +208,7 @@ class UpdateQueue(KeyedQueue):
 
         Memory is copied now, because the queue changes while the units are written.
         """
-        ids, others = self._records.all_but(self._held())
+        ids, others = self._records.all_but(self._held_keys())
         begins = range(0, max(len(ids), 1), _UNIT_KEYS)
         units = [self._unit("snapshot", ids[begin : begin + _UNIT_KEYS]) for begin in begins]
         meta, rows = units[0].meta, self._unit("snapshot", ids[:0]).blocks["rows"]
@@ -254,7 +254,7 @@ class UpdateQueue(KeyedQueue):
             return
         self.accounts.restore(fields)
         self.measured_cost_us = fields.real_or_none("cost_us")
-        waiting = self._waiting()
+        waiting = self._waiting_keys()
         self._queue.rebuild(waiting, fields)
         self.accounts.book_restored(waiting)
         self._records.dirty[:] = False
@@ -292,11 +292,11 @@ class UpdateQueue(KeyedQueue):
         self._queue.reserve(self._records.capacity)
         return ids
 
-    def _held(self) -> Integers:
+    def _held_keys(self) -> Integers:
         """Return the keys that must stay in memory because tuples of them wait."""
         if self._holder is None:
-            return self._waiting()
-        return np.unique(np.concatenate([self._waiting(), *self._holder.held()]))
+            return self._waiting_keys()
+        return np.unique(np.concatenate([self._waiting_keys(), *self._holder.held()]))
 
     def _forget(self) -> None:
         """Forget idle keys, if their records are in a table and there are many."""
@@ -304,7 +304,7 @@ class UpdateQueue(KeyedQueue):
         # Callers still use the numbers of keys in service.
         if self.accounts.in_service or not self._records.may_forget(kept):
             return
-        ids = self._held()
+        ids = self._held_keys()
         if self._holder is not None:
             numbers = np.full(len(self._records), NOWHERE, np.int64)
             numbers[ids] = np.arange(len(ids))
@@ -398,11 +398,11 @@ class UpdateQueue(KeyedQueue):
         arrays = [keys[name] if name in keys else payload.column(name) for name in names]
         return pa.RecordBatch.from_arrays(arrays, schema=self.stream.schema)
 
-    def _waiting(self) -> Integers:
+    def _waiting_keys(self) -> Integers:
         return np.flatnonzero(self._records["location"][: len(self._records)] != NOWHERE)
 
     def _compact(self) -> None:
         """Release memory that waiting tuples no longer need."""
         if self.memory.shrink():
             self._rows.resize(self.memory.capacity)
-        self._rows.compact(self._records["location"][self._waiting()])
+        self._rows.compact(self._records["location"][self._waiting_keys()])

@@ -63,10 +63,10 @@ class Scanner:
         where = None if scan.where is None else Expression.parse(scan.where)
         parts = () if where is None else where.conjuncts()
         if where is not None:
-            _known(where, read)
+            _known_type(where, read)
         self._conjuncts = parts
         self._failing = frozenset(part for part in parts if can_fail(part, read))
-        self._evaluated, self._intervals = _divided(parts, self._failing, read)
+        self._evaluate, self._intervals = _divide(parts, self._failing, read)
         self._select = None
         computed: list[tuple[Expression, pa.Schema]] = []
         self._selected = self._columns
@@ -89,7 +89,7 @@ class Scanner:
             types = {field.name: field.type for field in made}
             computed += [(value, made) for value in self._values.values() if value is not None]
             for name, value in self._values.items():
-                types[name] = pa.int64() if value is None else _known(value, made)
+                types[name] = pa.int64() if value is None else _known_type(value, made)
             for name in (scan.fragments.time, *scan.fragments.group_by):
                 types[name] = made.field(name).type
             self._fragmenter = Fragmenter(scan.fragments, types)
@@ -103,7 +103,7 @@ class Scanner:
             [
                 read.field(value.columns[0]).with_name(name)
                 if value.is_column
-                else pa.field(name, _known(value, read))
+                else pa.field(name, _known_type(value, read))
                 for name, value in self._select.items()
             ]
         )
@@ -133,7 +133,7 @@ class Scanner:
                 read = block.read(self._columns, piece.first, piece.stop, keep_dictionary=True)
                 yield pa.Table.from_batches([read])
             else:
-                yield _counted(piece.stop - piece.first)
+                yield _rows_without_columns(piece.stop - piece.first)
 
     def over(self, tables: Iterable[pa.Table], most_fragments: int | None = None) -> Iterator[pa.RecordBatch]:
         """Run the scan on tables, as `run` does on p-units.
@@ -200,7 +200,7 @@ class Scanner:
                 rows = selected(rows.select(self._selected), _bits(mask), dictionaries=dictionaries)
                 mask = None
         if self._select is not None:
-            columns = [_evaluated(value, rows) for value in self._select.values()]
+            columns = [_evaluate(value, rows) for value in self._select.values()]
             rows = pa.table(columns, names=list(self._select))
         if self._fragmenter is not None:
             self._fold(self._fragmenter, rows, None if mask is None else _bytes(mask))
@@ -217,8 +217,8 @@ class Scanner:
         if found is None:
             first, *parts = self._conjuncts
             mask = _truth(first, rows)
-        elif self._evaluated:
-            mask, parts = _bits(found), list(self._evaluated)
+        elif self._evaluate:
+            mask, parts = _bits(found), list(self._evaluate)
         else:
             return found
         for part in parts:
@@ -247,12 +247,12 @@ class Scanner:
         made: dict[Expression, pa.Array[Any]] = {}
         for value in self._values.values():
             if value is not None and value not in made:
-                column = _whole(_evaluated(value, rows))
+                column = _whole(_evaluate(value, rows))
                 made[value] = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         return [None if value is None else made[value] for value in self._values.values()]
 
 
-def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
+def _evaluate(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
     """Evaluate an expression per row; on dictionary texts, once per dictionary entry."""
     if expression.is_column:
         return rows.column(expression.columns[0])
@@ -269,7 +269,7 @@ def _evaluated(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
     return evaluate(expression, _plain(rows.select(list(kinds))))
 
 
-def _divided(
+def _divide(
     parts: Sequence[Expression], failing: frozenset[Expression], schema: pa.Schema
 ) -> tuple[tuple[Expression, ...], tuple[Interval, ...]]:
     """Split a predicate into conjuncts to evaluate and intervals that replace the others.
@@ -289,7 +289,7 @@ def _divided(
 
 def _truth(part: Expression, rows: pa.Table) -> pa.Array[Any]:
     """Return the mask of rows for which a conjunct is true."""
-    return pc.fill_null(_whole(_evaluated(part, rows)), False)
+    return pc.fill_null(_whole(_evaluate(part, rows)), False)
 
 
 def _bits(mask: _Mask) -> pa.Array[Any]:
@@ -326,11 +326,11 @@ def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _counted(rows: int) -> pa.Table:
+def _rows_without_columns(rows: int) -> pa.Table:
     return pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))])
 
 
-def _known(expression: Expression, schema: pa.Schema) -> pa.DataType:
+def _known_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
     kind = type_of(expression, schema)
     if kind is None:
         raise InvalidUsageError(

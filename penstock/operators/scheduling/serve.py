@@ -129,7 +129,7 @@ class Query:
                 "apply raised an error", error=type(error).__name__, rows=rows.num_rows,
                 hint="the cause is shown above; the batch is tried again from the same state",
             ) from error  # fmt: skip
-        return self._checked(result, queue, served)
+        return self._check_result(result, queue, served)
 
     def _wrong_types(self, got: dict[str, pa.DataType]) -> InvalidUsageError:
         return InvalidUsageError(
@@ -138,7 +138,7 @@ class Query:
             expected={field.name: str(field.type) for field in self.output},
         )
 
-    def _checked(self, result: Any, queue: ServedQueue[Any], served: Served) -> list[pa.RecordBatch]:
+    def _check_result(self, result: Any, queue: ServedQueue[Any], served: Served) -> list[pa.RecordBatch]:
         if isinstance(result, pa.RecordBatch):
             result = pa.Table.from_batches([result])
         if not isinstance(result, pa.Table):

@@ -91,11 +91,11 @@ def _as(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
     if column.type == kind:
         return column
     # Arrow refuses to cast, even to its own type, a null struct whose fields are declared not null.
-    loose = cast(_relabelled(column, _nullable(column.type)), _nullable(kind))
-    return _relabelled(loose, kind)
+    loose = cast(_relabel(column, _nullable(column.type)), _nullable(kind))
+    return _relabel(loose, kind)
 
 
-def _relabelled(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
+def _relabel(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
     """Relabel `column` as `kind`, which differs at most in nullability."""
     return column if column.type == kind else pa.array(_Labelled(column, kind))
 

@@ -173,7 +173,7 @@ class Conflation:
             known = len(self)
             ids = self._index.find_or_add(self._stream.keys(rows))
             self._grow(len(self))
-            _keep_newest(ids, known, held, position, *what, *self._kept)
+            _keep_newest(ids, known, held, position, *what, *self._kept_rows)
         size = rows.nbytes
         self._rows.append(rows)
         self._held_rows += rows.num_rows
@@ -190,11 +190,11 @@ class Conflation:
             self._grow(len(index.known))
             begin, index.count = _keep_newest_of_words(
                 words, begin, index.table, index.known, index.numbers, index.count,
-                self._held_rows, position, *what, *self._kept,
+                self._held_rows, position, *what, *self._kept_rows,
             )  # fmt: skip
 
     @property
-    def _kept(self) -> tuple[Integers, ...]:
+    def _kept_rows(self) -> tuple[Integers, ...]:
         """The per-key arrays that the kernels update."""
         return (
             self._newest, self._newest_row, self._total, self._earliest,

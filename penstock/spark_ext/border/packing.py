@@ -146,7 +146,7 @@ class Packer:
         drops = _Drops()
         query_id = (context.getLocalProperty("sql.streaming.queryId") if context else None) or ""
         choice = _CHOICES.setdefault((query_id, self.name), _Choice())
-        for arrivals in self._conflated(self._usable(batches, drops), part, choice):
+        for arrivals in self._conflate(self._usable(batches, drops), part, choice):
             for label, payload in self._by_bucket(arrivals):
                 yield parcel_row(label, 0, payload)
         if drops.rows:
@@ -162,7 +162,7 @@ class Packer:
             if rows.num_rows:
                 yield rows
 
-    def _conflated(self, usable: Iterator[pa.RecordBatch], part: int, choice: _Choice) -> Iterator[Arrivals]:
+    def _conflate(self, usable: Iterator[pa.RecordBatch], part: int, choice: _Choice) -> Iterator[Arrivals]:
         """Conflate arrivals while that pays off, and collect the rest in chunks."""
         combine = self.combine if self.combine is not None else choice.remembered()
         position = 0

@@ -68,13 +68,13 @@ def to_parcels(batches: Iterable[pa.RecordBatch], limits: ParcelLimits = _DEFAUL
         size = max(batch.nbytes, 1)
         if packed is None and size >= limits.min_packed_bytes:
             sample = batch.slice(0, limits.sample_rows)
-            made = _packed(sample)
+            made = _pack(sample)
             packed = made is not None and len(made) < limits.max_packed_share * sample.nbytes
         pieces = max(-(-size // limits.parcel_bytes), 1)
         rows = max(-(-batch.num_rows // pieces), 1)
         for begin in range(0, max(batch.num_rows, 1), rows):
             piece = batch.slice(begin, rows)
-            yield (_packed(piece) if packed else None) or _stream(piece)
+            yield (_pack(piece) if packed else None) or _stream(piece)
 
 
 def _stream(batch: pa.RecordBatch) -> bytes:
@@ -84,7 +84,7 @@ def _stream(batch: pa.RecordBatch) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def _packed(batch: pa.RecordBatch) -> bytes | None:
+def _pack(batch: pa.RecordBatch) -> bytes | None:
     """Return rows as a p-unit; None if only an Arrow stream can hold them."""
     # The codecs are loaded only for large parcels.
     from penstock.compression import encode_table

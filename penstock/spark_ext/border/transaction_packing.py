@@ -58,7 +58,7 @@ class TransactionPacker:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            held.append(self._placed(cast_to_schema(batch, self.schema), position))
+            held.append(self._place(cast_to_schema(batch, self.schema), position))
             position += batch.num_rows
             size_bytes += batch.nbytes
             if size_bytes >= _CHUNK_BYTES:
@@ -67,7 +67,7 @@ class TransactionPacker:
         if held:
             yield from self._parcels(held)
 
-    def _placed(self, batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
+    def _place(self, batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
         arrays = [batch.column(name) for name in self.needed]
         places = pa.array(np.arange(position, position + batch.num_rows, dtype=np.int64))
         if self.time is None:

@@ -225,10 +225,10 @@ def converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         If a value has no counterpart, or is null in a field that allows none.
     """
     arrays = [_array(batch.column(field.name), field) for field in schema]
-    return _assembled(arrays, schema, batch.num_rows)
+    return _assemble(arrays, schema, batch.num_rows)
 
 
-def _assembled(arrays: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+def _assemble(arrays: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

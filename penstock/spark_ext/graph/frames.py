@@ -191,7 +191,7 @@ class Frames:
             rows, readings = self.of(node)
             return Written(rows, rows.schema, readings, direct=False)
         place = self._place(at)
-        windows = self._windowed(at, place.buckets)
+        windows = self._plan_windows(at, place.buckets)
         rows, seen = apply_steps(steps, windows.results(place))
         readings = tuple(self._readings[before:])
         finish = windows.plan.finish([step_text(step) for step in steps]) if self._ansi else None
@@ -211,13 +211,13 @@ class Frames:
         """
         for node in with_state(end):
             given = node.options if isinstance(node, UpdateQueue | UpdateUnion | Join) else StateOptions()
-            place = Stateful.of(self._spark, _plain(node.name), self._located(given))
+            place = Stateful.of(self._spark, _plain(node.name), self._locate(given))
             return StatePlace(place.state_location, place.name)
         return None
 
     def _of(self, node: Node) -> DataFrame:
         try:
-            return self._made(node)
+            return self._make(node)
         except (AnalysisException, ParseException) as error:
             raise InvalidUsageError(spark_message(error), node=node.name) from error
         except InvalidUsageError as error:
@@ -225,7 +225,7 @@ class Frames:
                 raise
             raise InvalidUsageError(error.fact, hint=error.hint, **error.context, node=node.name) from error
 
-    def _made(self, node: Node) -> DataFrame:
+    def _make(self, node: Node) -> DataFrame:
         match node:
             case Source(kind="p-stream") | Materialize():
                 return self._read(node, None, list(node.schema.names))
@@ -234,16 +234,16 @@ class Frames:
             case Source():
                 return self._source(node)
             case PushedScan():
-                return self._fused(node)
+                return self._read_pushed(node)
             case StreamTableJoin():
                 return self._lookup(node)
             case UpdateUnion():
-                return self._united(node)
+                return self._unite(node)
             case Join():
-                return self._joined(node)
+                return self._join(node)
             case Assemble() | Aggregate() if _makes_windows(node):
                 place = self._place(node)
-                return self._windowed(node, place.buckets).results(place)
+                return self._plan_windows(node, place.buckets).results(place)
             case Aggregate():
                 return self._by_window(node)
             case WindowJoin():
@@ -289,14 +289,14 @@ class Frames:
         return check_frame(self._tables[node.table], spark_schema(node.columns), node.table, streaming=False)
 
     def _queue(self, node: UpdateQueue, rows: DataFrame) -> DataFrame:
-        return run_queue(rows, node.update_key, node.time, self._located(node.options), _plain(node.name))
+        return run_queue(rows, node.update_key, node.time, self._locate(node.options), _plain(node.name))
 
-    def _united(self, node: UpdateUnion) -> DataFrame:
+    def _unite(self, node: UpdateUnion) -> DataFrame:
         rows = [self._of(above) for above in node.inputs]
-        options = self._located(node.options)
+        options = self._locate(node.options)
         return run_union(rows, node.key, node.time, node.prefer, options, _plain(node.name))
 
-    def _joined(self, node: Join) -> DataFrame:
+    def _join(self, node: Join) -> DataFrame:
         left, right = (self._of(above) for above in node.inputs)
         return run_join(
             left,
@@ -306,19 +306,19 @@ class Frames:
             timedelta(microseconds=node.within_us),
             None if node.condition is None else node.condition.text,
             node.unit,
-            self._located(node.options),
+            self._locate(node.options),
             _plain(node.name),
         )
 
-    def _located(self, options: OptionsT) -> OptionsT:
+    def _locate(self, options: OptionsT) -> OptionsT:
         """Return options, by default with the graph's state location."""
         return replace(options, state_location=options.state_location or self._state)
 
     def _place(self, node: Node) -> Stateful:
         """Return the place of an operator of windows."""
-        return Stateful.of(self._spark, _plain(node.name), self._located(StateOptions()))
+        return Stateful.of(self._spark, _plain(node.name), self._locate(StateOptions()))
 
-    def _windowed(self, node: Node, buckets: int) -> PlannedWindows:
+    def _plan_windows(self, node: Node, buckets: int) -> PlannedWindows:
         """Return the plan of an aggregate's windows."""
         above = node.inputs[0]
         if isinstance(node, Aggregate):
@@ -326,11 +326,11 @@ class Frames:
         if not isinstance(node, Assemble):
             raise InternalError("windows are of an aggregate", node=node.name)
         if isinstance(above, PushedScan):
-            return assembled(node, self._scanned(above, buckets))
+            return assembled(node, self._scan(above, buckets))
         if isinstance(above, StreamTableJoin) and isinstance(above.inputs[0], PushedScan):
             lookup = lookup_in(self._table(above), above, node.aggregate.group_by)
             if lookup is not None:
-                return assembled(node, self._scanned(above.inputs[0], buckets, lookup))
+                return assembled(node, self._scan(above.inputs[0], buckets, lookup))
         return assembled(node, packed(node, self._of(above), buckets))
 
     def _by_window(self, node: Aggregate) -> DataFrame:
@@ -339,13 +339,13 @@ class Frames:
         if not _makes_windows(at):
             return of_windows(node, self._of(node.inputs[0]))
         place = self._place(at)
-        windows = self._windowed(at, place.buckets)
+        windows = self._plan_windows(at, place.buckets)
         rows, seen = apply_steps(steps, windows.results(place))
         texts = [step_text(step) for step in steps]
         fold = window_accumulator(node, windows.plan, rows, texts, seen) if self._ansi else None
         return of_windows(node, rows) if fold is None else of_folded(node, windows.folded(place, fold), fold)
 
-    def _fused(self, node: PushedScan) -> DataFrame:
+    def _read_pushed(self, node: PushedScan) -> DataFrame:
         """Return a reader's output, computed by Spark if the reader's results would differ."""
         names = list(node.scan.columns)
         if self._calculates_alike(node):
@@ -374,7 +374,7 @@ class Frames:
             )
         return other is None
 
-    def _scanned(self, node: PushedScan, buckets: int, lookup: str | None = None) -> DataFrame:
+    def _scan(self, node: PushedScan, buckets: int, lookup: str | None = None) -> DataFrame:
         """Return the parcels of a reader's fragments, looked up in a table if one is given."""
         self._calculates_alike(node)
         return self._read(node.inputs[0], node.scan, list(node.scan.columns), buckets, lookup)
@@ -389,7 +389,7 @@ class Frames:
                 steps.append(at)
                 at = at.inputs[0]
             if id(at) not in made:
-                made[id(at)] = self._windowed(at, place.buckets)
+                made[id(at)] = self._plan_windows(at, place.buckets)
             sides.append(Side(made[id(at)], tuple(reversed(steps))))
         return joined_windows(node, sides, place)
 

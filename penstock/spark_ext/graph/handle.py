@@ -201,7 +201,9 @@ class RunningGraph:
                 with self._lock:
                     self._look()
         except Exception as error:
-            told = error if isinstance(error, PenstockError) else self._told("the graph cannot go on", error)
+            told = (
+                error if isinstance(error, PenstockError) else self._failure("the graph cannot go on", error)
+            )
             with self._lock:
                 self._fail(told)
 
@@ -217,7 +219,7 @@ class RunningGraph:
                 self._recovery.committed(last.batchId)
             error = run.query.exception() if name in ended else None
             if error is not None:
-                self._fail(self._told("a query of the graph failed", error, query=name))
+                self._fail(self._failure("a query of the graph failed", error, query=name))
                 return
             if last is None or not self._in_turn or not run.holds_back:
                 continue
@@ -240,12 +242,12 @@ class RunningGraph:
             except PenstockError:
                 raise
             except Exception as error:
-                raise self._told("a query of the graph cannot start", error, query=stage.name) from None
+                raise self._failure("a query of the graph cannot start", error, query=stage.name) from None
             self._waiting.remove(stage)
             self._runs[stage.name] = _Run(query, ProgressReader(query), stage.holds_back)
             _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
 
-    def _told(self, fact: str, error: Exception, **context: str) -> PenstockError:
+    def _failure(self, fact: str, error: Exception, **context: str) -> PenstockError:
         """Return the Penstock error for a query's error."""
         hint = "start the graph again with the same checkpoint" if is_without_answer(error) else None
         if "query" in context and len(self._names) == 1:
@@ -264,7 +266,7 @@ class RunningGraph:
         except Exception as error:
             if not is_without_answer(error):
                 raise
-            raise self._told("the graph cannot be asked", error) from error
+            raise self._failure("the graph cannot be asked", error) from error
 
     def _fail(self, error: PenstockError) -> None:
         self._error = error

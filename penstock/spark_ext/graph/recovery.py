@@ -119,7 +119,7 @@ class GraphRecovery:
         if not self._rows and all(one.planned == one.committed for one in self._progress.values()):
             self.committed(results.committed + 1)
 
-    def _ended(self, **facts: Any) -> None:
+    def _end_phase(self, **facts: Any) -> None:
         self._times.append(self._clock())
         phase = _PHASES[len(self._times) - 2]
         said = " ".join(f"{name}={value}" for name, value in facts.items())
@@ -134,7 +134,7 @@ class GraphRecovery:
                 if location not in self._streams:
                     self._streams[location] = PStream(location)
         self._trace()
-        self._ended(checkpoint=self._checkpoint)
+        self._end_phase(checkpoint=self._checkpoint)
 
     def _trace(self) -> None:
         """Trace the rows from which the queries go on."""
@@ -174,7 +174,7 @@ class GraphRecovery:
         for location, stream in self._streams.items():
             self._begins.setdefault(location, stream.start)
             self._rows += stream.end - self._begins[location]
-        self._ended(rows=self._rows)
+        self._end_phase(rows=self._rows)
 
     def _data_recovery(self) -> None:
         for location, stream in self._streams.items():
@@ -197,7 +197,7 @@ class GraphRecovery:
             sum(one.files for one in states),
             sum(one.size_bytes for one in states),
         )
-        self._ended(units=self._units, **self._counts)
+        self._end_phase(units=self._units, **self._counts)
 
     @property
     def _counts(self) -> dict[str, int]:
@@ -215,7 +215,7 @@ class GraphRecovery:
         """
         if self.report is not None:
             return
-        self._ended(batch=batch)
+        self._end_phase(batch=batch)
         phases = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
         self.report = RecoveryReport(self._checkpoint, self._units, *phases, **self._counts)
         self._directory.put("recovery", self._document(self.report))

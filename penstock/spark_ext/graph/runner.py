@@ -111,7 +111,7 @@ def start(
     --------
     >>> running = penstock.start(mean, spark, "loads-checkpoint", sources={"readings": df})  # doctest: +SKIP
     """
-    located, paths = _located(graph, sources or {})
+    located, paths = _locate(graph, sources or {})
     plan = located.plan(statistics, persist)
     check_runnable(plan.root)
     results = plan.root
@@ -150,22 +150,22 @@ def start(
             location, query = directory.place("p-streams", places[node.name]), _INGEST + places[node.name]
             made = frames.into(node.inputs[0], {"path": location})
             PStream(location, stored_schema(made.schema))
-            writer = _written(made, {"path": location})
+            writer = _set_options(made, {"path": location})
             readings[query], states[query] = made.readings, frames.state_of(node.inputs[0])
-            writer = _named(writer, f"{graph.name}.{node.name}", directory.query(query), retain)
+            writer = _name_writer(writer, f"{graph.name}.{node.name}", directory.query(query), retain)
             after = _after(made.readings, writers)
             stages.append(Stage(query, writer, after, made.direct, holds_back(node.inputs[0])))
             writers[location] = query
     if sink is None and isinstance(results, Sink) and _format(results) == "pstream":
         options = _options(results)
         made = frames.into(results, options)
-        writer = _written(made, options)
+        writer = _set_options(made, options)
     else:
         rows, read = frames.of(results)
         made = Written(rows, rows.schema, read, direct=False)
         writer = _sink(made.rows, results, sink)
     readings[RESULTS], states[RESULTS] = made.readings, frames.state_of(results)
-    writer = _named(writer, graph.name, directory.query(RESULTS), commit)
+    writer = _name_writer(writer, graph.name, directory.query(RESULTS), commit)
     after = _after(made.readings, writers)
     stages.append(Stage(RESULTS, writer, after, made.direct, holds_back(results)))
     _trace(graph.name, readings, writers, states)
@@ -213,7 +213,7 @@ def _trace(
     trace("graph", graph=graph, queries=queries)
 
 
-def _located(
+def _locate(
     graph: Graph, sources: Mapping[str, DataFrame | str | os.PathLike[str]]
 ) -> tuple[Graph, dict[str, str]]:
     """Return the graph with the kind of p-stream sources set, and their locations."""
@@ -242,7 +242,7 @@ def _located(
         if not isinstance(node, Source) or node.name not in paths:
             return node
         check_same(
-            spark_schema(_wanted(node, paths[node.name])), spark_schema(node.columns), paths[node.name]
+            spark_schema(_wanted_schema(node, paths[node.name])), spark_schema(node.columns), paths[node.name]
         )
         return replace(node, kind="p-stream")
 
@@ -253,7 +253,7 @@ def _frames(sources: Mapping[str, Any]) -> set[str]:
     return {name for name, one in sources.items() if isinstance(one, DataFrame)}
 
 
-def _wanted(node: Source, location: str) -> pa.Schema:
+def _wanted_schema(node: Source, location: str) -> pa.Schema:
     """Return the columns of a p-stream that a source uses."""
     stored = PStream(location).schema
     return pa.schema([one for one in stored if one.name in node.columns.names], stored.metadata)
@@ -311,7 +311,7 @@ def _trigger(interval: str | timedelta | None) -> dict[str, Any]:
     return {"processingTime": f"{parse_duration_us(interval) // 1000} milliseconds"}
 
 
-def _named(
+def _name_writer(
     writer: DataStreamWriter, name: str, checkpoint: str, trigger: Mapping[str, Any]
 ) -> DataStreamWriter:
     writer = writer.queryName(name).option("checkpointLocation", checkpoint)
@@ -340,7 +340,7 @@ def _options(root: Sink) -> dict[str, str]:
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in root.options}
 
 
-def _written(made: Written, options: Mapping[str, str]) -> DataStreamWriter:
+def _set_options(made: Written, options: Mapping[str, str]) -> DataStreamWriter:
     """Return the writer into a p-stream."""
     writer = made.rows.writeStream.format("pstream").options(**options)
     return writer.option("descriptors", "true") if made.direct else writer

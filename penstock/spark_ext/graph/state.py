@@ -110,7 +110,7 @@ def find_state(
         state = directory.files.child("queries").child(query).child("state")
         held = held_in_files(state, progress.committed, bucket_labels(buckets) if buckets else (), pool.map)
         if held is None:
-            held = _asked(directory.query(query), held_by_spark)
+            held = _ask(directory.query(query), held_by_spark)
         if described:
             found = _of(held, files, buckets)
         elif len(held) == 1 and any(held.values()):
@@ -133,7 +133,7 @@ def _check_shared(home: Files) -> None:
             raise CorruptDataError(damage.fact, file=damage.file)
 
 
-def _asked(checkpoint: str, held_by_spark: HeldBySpark | None) -> Held:
+def _ask(checkpoint: str, held_by_spark: HeldBySpark | None) -> Held:
     if held_by_spark is not None:
         try:
             return held_by_spark(checkpoint)

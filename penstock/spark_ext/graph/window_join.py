@@ -160,7 +160,7 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
         The place of the operator that makes the windows of both.
     """
     one, other = (side.windows for side in sides)
-    rows = _shared(one.results(place)) if one is other else _made(sides, place)
+    rows = _share(one.results(place)) if one is other else _make(sides, place)
     ends = [sf.unix_micros(sf.col(f"{name}.{WINDOW}.end")) for name in _STRUCTS]
     there = rows.select(_ROW_SIDE, sf.coalesce(*ends).alias(_END), *_STRUCTS).repartition(sf.col(_END))
     for number, side in enumerate(sides):
@@ -171,7 +171,7 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
                 columns = [sf.expr(one.text).alias(name) for name, one in step.columns]
                 there = _with(there, number, columns)
             else:
-                there = _folded(there, number, step)
+                there = _aggregate(there, number, step)
     left, right = (_fields(there, name) for name in _STRUCTS)
     kept = [[one for one in left if one.name != WINDOW]]
     kept.append([one for one in right if one.name not in (WINDOW, *node.on)])
@@ -196,7 +196,7 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
     return made if node.condition is None else made.where(node.condition.text)
 
 
-def _shared(windows: DataFrame) -> DataFrame:
+def _share(windows: DataFrame) -> DataFrame:
     """Return windows shared by both sides, in the struct of each."""
     columns = sf.struct(*(sf.col(quoted(name)) for name in windows.columns))
     twice = windows.select(
@@ -210,7 +210,7 @@ def _shared(windows: DataFrame) -> DataFrame:
     return twice.select(_ROW_SIDE, *structs)
 
 
-def _made(sides: Sequence[Side], place: Stateful) -> DataFrame:
+def _make(sides: Sequence[Side], place: Stateful) -> DataFrame:
     """Return the windows of both sides, each in its struct."""
     layouts = tuple(side.windows.plan.layout for side in sides)
     structs = [StructField(name, spark_windows(one)) for name, one in zip(_STRUCTS, layouts, strict=True)]
@@ -233,7 +233,7 @@ def _made(sides: Sequence[Side], place: Stateful) -> DataFrame:
     return rows
 
 
-def _opened(rows: DataFrame, side: int) -> DataFrame:
+def _open(rows: DataFrame, side: int) -> DataFrame:
     """Return rows with the columns of a side beside the others."""
     return rows.select("*", f"{_STRUCTS[side]}.*")
 
@@ -242,16 +242,16 @@ def _with(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
     """Return rows with other columns for one side."""
     made = sf.when(sf.col(_ROW_SIDE) == side, sf.struct(*columns)).alias(_STRUCTS[side])
     names = [made if name == _STRUCTS[side] else sf.col(name) for name in rows.columns]
-    return _opened(rows, side).select(*names)
+    return _open(rows, side).select(*names)
 
 
 def _where(rows: DataFrame, side: int, step: Where) -> DataFrame:
     """Filter the rows of one side by a condition."""
     kept = (sf.col(_ROW_SIDE) != side) | sf.expr(step.predicate.text)
-    return _opened(rows, side).where(kept).select(*rows.columns)
+    return _open(rows, side).where(kept).select(*rows.columns)
 
 
-def _folded(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
+def _aggregate(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
     """Aggregate the rows of one side by window; a window's rows are in one partition."""
     by_window = ByWindow.of(step, wraps=wraps_around(rows.sparkSession))
     rows = _with(rows, side, by_window.values)

@@ -63,7 +63,7 @@ def assembled(node: Assemble, parcels: DataFrame) -> PlannedWindows:
     parcels : DataFrame
         The parcels of the fragments, after a look-up if there is one.
     """
-    fused = _fused(node)
+    fused = _pushed_scan(node)
     fragments, schema = _fragments(node)
     plan = TimeWindowPlan(
         fragments=fragments,
@@ -100,7 +100,7 @@ def packed(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
 
 def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
     """Return the fragments of windows, and their columns, in Spark's types after a lookup."""
-    fused, above = _fused(node), node.inputs[0]
+    fused, above = _pushed_scan(node), node.inputs[0]
     fragments = fused.scan.fragments
     if fragments is None:
         raise InternalError("windows are assembled of fragments")
@@ -114,14 +114,14 @@ def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
     return behind_lookup(fragments, schema, groups), schema
 
 
-def _fused(node: Assemble) -> PushedScan:
+def _pushed_scan(node: Assemble) -> PushedScan:
     at: Node = node.inputs[0]
     while not isinstance(at, PushedScan):
         at = at.inputs[0]
     return at
 
 
-def _widened(schema: pa.Schema, partials: Sequence[Partial]) -> pa.Schema:
+def _widen(schema: pa.Schema, partials: Sequence[Partial]) -> pa.Schema:
     """Return the columns of partials with room for sums of two words."""
     sums = {one.name for one in partials if one.kind == "sum"}
     fields = [
@@ -211,7 +211,7 @@ def window_accumulator(
     schema = as_arrow_of_spark(rows.select(*by_window.values).schema)
     folded = spark_schema(row_fragmenter(schema, by_window.fragments).schema)
     return WindowAccumulator(
-        finish, by_window.fragments, _widened(as_arrow_of_spark(folded), by_window.fragments.partials)
+        finish, by_window.fragments, _widen(as_arrow_of_spark(folded), by_window.fragments.partials)
     )
 
 

@@ -21,7 +21,7 @@ _WRITE = ("batch", "descriptors", "directIo", "goal", "unitRows", "writer")
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
 
-def _known(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+def _known_options(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     """Return the options other than Spark's own, with names in lower case."""
     given = {name.lower(): text for name, text in options.items()}
     unknown = sorted(given.keys() - {name.lower() for name in names} - _OF_SPARK)
@@ -139,7 +139,7 @@ class ReadOptions:
         InvalidUsageError
             If one is unknown or wrong.
         """
-        given = _known(options, _READ)
+        given = _known_options(options, _READ)
         if "scan" in given and "columns" in given:
             raise InvalidUsageError("a scan names its columns", hint="leave out the option columns")
         scan = Scan.from_json(given["scan"]) if "scan" in given else None
@@ -226,7 +226,7 @@ class WriteOptions:
         InvalidUsageError
             If one is unknown or wrong.
         """
-        given = _known(options, _WRITE)
+        given = _known_options(options, _WRITE)
         goal = given.get("goal", "balanced")
         goal_of(goal)  # one that cannot be is refused here
         return cls(

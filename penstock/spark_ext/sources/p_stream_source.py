@@ -147,7 +147,7 @@ class PStreamDataSource(DataSource):
         options = ReadOptions.parse(self.options)
         stream = PStream(options.path, cleanup=self.cleanup)
         return _Plan(
-            options, options.partitions or self.parallelism, stream, _planned(options, stream, schema)
+            options, options.partitions or self.parallelism, stream, _plan_scan(options, stream, schema)
         )
 
 
@@ -165,7 +165,7 @@ def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | N
     return Columns.of(stored, columns)
 
 
-def _planned(options: ReadOptions, stream: PStream, schema: StructType) -> Columns | Pushed:
+def _plan_scan(options: ReadOptions, stream: PStream, schema: StructType) -> Columns | Pushed:
     """Return the plan of the readers, whose rows have the columns of `schema`."""
     if options.scan:
         # The scanner takes long to load and made this schema in `PStreamDataSource.schema`.

@@ -170,14 +170,14 @@ def rows_in(
     UnavailableError
         If the file system refuses.
     """
-    with _reading(file):
-        opened = _opened(file, columns)
+    with _translate_errors(file):
+        opened = _open(file, columns)
     for first, stop in ranges:
-        for batch in _decoded(opened, file, (first, stop), columns.names, batch_bytes):
-            yield _typed(batch, file, columns, opened)
+        for batch in _decode(opened, file, (first, stop), columns.names, batch_bytes):
+            yield _cast(batch, file, columns, opened)
 
 
-def _opened(file: str, columns: pa.Schema) -> ParquetFile:
+def _open(file: str, columns: pa.Schema) -> ParquetFile:
     """Open a file; dictionary-encoded text columns are read as dictionaries."""
     from pyarrow.parquet import ParquetFile
 
@@ -213,7 +213,7 @@ def _is_coded(file: ParquetFile, column: str) -> bool:
     return False
 
 
-def _decoded(
+def _decode(
     opened: ParquetFile, file: str, rows: tuple[int, int], names: list[str], batch_bytes: int
 ) -> Iterator[pa.RecordBatch]:
     """Return a range of rows in the file's types."""
@@ -223,10 +223,10 @@ def _decoded(
         low, high = max(first, begin), min(stop, end)
         if low < high:
             at, size = begin, min(high - begin, _batch_rows(opened, group, batch_bytes))
-            with _reading(file):
+            with _translate_errors(file):
                 batches = opened.iter_batches(size, row_groups=[group], columns=names, use_threads=False)
             while at < high:
-                with _reading(file):
+                with _translate_errors(file):
                     batch = next(batches, None)
                 if batch is None:
                     raise CorruptDataError("a Parquet file has fewer rows than it says", file=file)
@@ -244,7 +244,7 @@ def _batch_rows(opened: ParquetFile, group: int, batch_bytes: int) -> int:
     return max(1, min(_BATCH_ROWS, batch_bytes * known.num_rows // max(1, known.total_byte_size)))
 
 
-def _typed(batch: pa.RecordBatch, file: str, columns: pa.Schema, opened: ParquetFile) -> pa.Table:
+def _cast(batch: pa.RecordBatch, file: str, columns: pa.Schema, opened: ParquetFile) -> pa.Table:
     """Return rows in the source's types; dictionary-encoded texts stay so."""
     made = []
     for field in columns:
@@ -284,7 +284,7 @@ def _unlike(file: str, field: pa.Field, kind: pa.DataType) -> InvalidUsageError:
 
 
 @contextlib.contextmanager
-def _reading(file: str) -> Iterator[None]:
+def _translate_errors(file: str) -> Iterator[None]:
     """Turn errors of a file system or a decoder into Penstock's."""
     with refusals("a file of a source cannot be read", file, file):
         try:

@@ -116,7 +116,7 @@ class Pushed:
         """
         from penstock.operators.scan.scanner import Scanner
 
-        refuse_collations(spark_schema(stored), _compared(scan))
+        refuse_collations(spark_schema(stored), _compared_columns(scan))
         made = spark_schema(Scanner(scan, stored).schema)
         return cls(scan, stored, made if buckets is None else PARCELS, buckets, lookup)
 
@@ -133,7 +133,7 @@ class Pushed:
         from penstock.operators.scan.scanner import Scanner
 
         scanner = Scanner(self.scan, self.stored)
-        return self._crossing(scanner, scanner.run(blocks))
+        return self._convert(scanner, scanner.run(blocks))
 
     def over(self, tables: Iterable[pa.Table]) -> Iterator[pa.RecordBatch]:
         """Return the scan's output for rows with its columns, as `run` does."""
@@ -141,9 +141,9 @@ class Pushed:
         from penstock.spark_ext.border.window_packing import MOST_FRAGMENTS
 
         scanner = Scanner(self.scan, self.stored)
-        return self._crossing(scanner, scanner.over(tables, MOST_FRAGMENTS))
+        return self._convert(scanner, scanner.over(tables, MOST_FRAGMENTS))
 
-    def _crossing(self, scanner: Scanner, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _convert(self, scanner: Scanner, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.buckets is not None:
             return self._parcels(scanner, found, self.buckets)
         wanted = as_arrow_of_spark(self.spark)
@@ -169,7 +169,7 @@ class Pushed:
         yield from packer.pack(fragments, lambda: scanner.without_time)
 
 
-def _compared(scan: Scan) -> Iterator[str]:
+def _compared_columns(scan: Scan) -> Iterator[str]:
     """Yield the columns whose values a scan may compare."""
     if scan.where is not None:
         yield from Expression.parse(scan.where).columns

@@ -54,10 +54,10 @@ class JoinView:
             kind = left.schema.field(left.time).type
             matched = (cells.column(f"{RESERVED_PREFIX}{side}").to_numpy() for side in _SIDES)
             return [*keys, *(of_type(times, kind) for times in matched)]
-        parts = [self._held(keys, side, unit.blocks[side]) for side in _SIDES]
+        parts = [self._held_rows(keys, side, unit.blocks[side]) for side in _SIDES]
         return list(pa.concat_batches(parts).columns)
 
-    def _held(self, keys: list[pa.Array[Any]], side: str, block: pa.RecordBatch) -> pa.RecordBatch:
+    def _held_rows(self, keys: list[pa.Array[Any]], side: str, block: pa.RecordBatch) -> pa.RecordBatch:
         """Return the tuples that a side holds, with nulls in the other side's columns."""
         rows = block.num_rows
         of = block.column(f"{RESERVED_PREFIX}cell")

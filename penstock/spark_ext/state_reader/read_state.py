@@ -121,7 +121,7 @@ def read_state(
                 "the checkpoint is of another query", query=query, checkpoint_of=committed
             )
         query = committed
-    place = _chosen(find_operators(open_files(path)), query, operator)
+    place = _choose_operator(find_operators(open_files(path)), query, operator)
     if place.files is None:
         raise InvalidUsageError(
             "the path is that of one bucket", path=place.location, hint="give the operator's directory"
@@ -142,7 +142,7 @@ def read_state(
         # The specification of each kind of operator is nested, and many functions take it apart.
         file = place.files.path_of(SPECIFICATION_FILE)
         raise CorruptDataError("the file describes no operator", file=file) from error
-    numbered = _numbered(view.schema)
+    numbered = _with_place(view.schema)
     arrow = to_arrow_schema(numbered, timezone="UTC", prefers_large_types=large)
     # Each number is a separate partition: one bucket a task.
     numbers = spark.range(0, len(chosen), 1, max(len(chosen), 1))
@@ -174,7 +174,7 @@ class _Reader:
                 yield from self._rows(*self.buckets[number])
 
     def _rows(self, files: Files, given: Pointer | None) -> Iterator[pa.RecordBatch]:
-        pointer, state = self._loaded(files, given)
+        pointer, state = self._load(files, given)
         if pointer is None:
             return
         bucket = int(files.location.partition("?")[0].rpartition("/")[2])
@@ -182,19 +182,19 @@ class _Reader:
             columns = self.view.rows(state, unit)
             if columns is None:
                 continue
-            rows = self._placed(bucket, pointer.version, columns)
+            rows = self._add_place(bucket, pointer.version, columns)
             pieces = max(-(-rows.nbytes // _OUTPUT_BYTES), 1)
             step = max(-(-rows.num_rows // pieces), 1)
             for begin in range(0, rows.num_rows, step):
                 yield rows.slice(begin, step)
 
-    def _placed(self, bucket: int, version: int, columns: list[pa.Array[Any]]) -> pa.RecordBatch:
+    def _add_place(self, bucket: int, version: int, columns: list[pa.Array[Any]]) -> pa.RecordBatch:
         count = len(columns[0])
         placed = [pa.array(np.full(count, number, np.int64)) for number in (bucket, version)]
         names = [str(number) for number in range(len(columns) + len(placed))]
         return cast_to_schema(pa.RecordBatch.from_arrays([*placed, *columns], names), self.schema)
 
-    def _loaded(self, files: Files, given: Pointer | None) -> tuple[Pointer | None, State]:
+    def _load(self, files: Files, given: Pointer | None) -> tuple[Pointer | None, State]:
         """Return the state at the pointer, or at the likely pointer, chosen again if its files are gone."""
         for attempt in range(1, _TRIES + 1):
             pointer = given or likely_pointer(files)
@@ -227,7 +227,7 @@ def _newest_unit(buckets: list[tuple[Files, Pointer | None]]) -> PUnit | None:
     return None
 
 
-def _chosen(found: list[Operator], query: str | None, name: str | None) -> Operator:
+def _choose_operator(found: list[Operator], query: str | None, name: str | None) -> Operator:
     fitting = [one for one in found if query in {None, one.query} and name in {None, one.name}]
     if len(fitting) == 1:
         return fitting[0]
@@ -240,6 +240,6 @@ def _chosen(found: list[Operator], query: str | None, name: str | None) -> Opera
     )
 
 
-def _numbered(schema: StructType) -> StructType:
+def _with_place(schema: StructType) -> StructType:
     """Return `schema` with names that Spark's Arrow functions find; they do not find names with dots."""
     return StructType([StructField(f"c{i}", field.dataType) for i, field in enumerate(schema)])

@@ -172,7 +172,7 @@ def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer |
                 raise
             content, whole = files.read(f"{number}.snapshot"), True
         # Within a version the last entry counts; among versions the newest.
-        found = dict(_pairs(_decompressed(content))) | found
+        found = dict(_pairs(_decompress(content))) | found
         # Nearly always each bucket has a new pointer in each version.
         if whole or (labels and labels <= found.keys()):
             break
@@ -181,7 +181,7 @@ def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer |
     return found
 
 
-def _decompressed(content: Content) -> bytes:
+def _decompress(content: Content) -> bytes:
     view, at, parts = memoryview(content), 0, []
     codec = pa.Codec("lz4_raw")
     while at < len(view):

@@ -294,7 +294,7 @@ def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema |
     made = tuple(
         Partial(bounds[field.name], ENTRY_PANE, field.name)
         if field.name in bounds
-        else _renamed(named[field.name], names)
+        else _rename(named[field.name], names)
         for field in values
     )
     size, slide = (int(text.split()[0]) for text in (size, slide))
@@ -303,7 +303,7 @@ def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema |
     return RowLayout(spec, groups, made, types, {}, made[0].name, pane, arriving, LAST_TIME)
 
 
-def _renamed(partial: Partial, names: Mapping[str, str]) -> Partial:
+def _rename(partial: Partial, names: Mapping[str, str]) -> Partial:
     return Partial(
         partial.kind, names.get(partial.expression, partial.expression), partial.name, partial.log2_size
     )

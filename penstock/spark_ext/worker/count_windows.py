@@ -150,12 +150,12 @@ class RowOrderPacker:
             dropped += missing
             held.append(rows.filter(rows.column(self.time).is_valid()) if missing else rows)
             if sum(one.num_rows for one in held) >= _CHUNK_ROWS:
-                yield self._timed(held)
+                yield self._add_times(held)
                 held = []
         if held:
-            yield self._timed(held)
+            yield self._add_times(held)
 
-    def _timed(self, held: list[pa.RecordBatch]) -> pa.RecordBatch:
+    def _add_times(self, held: list[pa.RecordBatch]) -> pa.RecordBatch:
         rows = pa.concat_batches(held)
         named = {name: rows.column(name) for name in self.schema.names if name != self.time}
         time = pa.array(bare_values(rows.column(self.time)).astype(np.int64, copy=False))

@@ -45,11 +45,11 @@ def plan_task(task: BucketTask[Any]) -> str:
 
 def _wrap_starts() -> None:
     for name in ("start", "toTable"):
-        setattr(DataStreamWriter, name, _checked(getattr(DataStreamWriter, name)))
-    DataStreamWriter.outputMode = _noted(DataStreamWriter.outputMode)  # type: ignore[method-assign]
+        setattr(DataStreamWriter, name, _check_start(getattr(DataStreamWriter, name)))
+    DataStreamWriter.outputMode = _note_mode(DataStreamWriter.outputMode)  # type: ignore[method-assign]
 
 
-def _noted(set_mode: Callable[..., DataStreamWriter]) -> Callable[..., DataStreamWriter]:
+def _note_mode(set_mode: Callable[..., DataStreamWriter]) -> Callable[..., DataStreamWriter]:
     """Return a way to set the output mode that also notes it, because Spark does not tell it."""
 
     @functools.wraps(set_mode)
@@ -60,7 +60,7 @@ def _noted(set_mode: Callable[..., DataStreamWriter]) -> Callable[..., DataStrea
     return noted
 
 
-def _checked(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
+def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
     """Return a way to start a query that also checks Penstock's operators in it.
 
     It raises what `start` does, and

@@ -166,7 +166,7 @@ class Parser(TokenCursor):
                 value = self._node("cast", start, ("CAST", kind), (value,))
             elif self._sees("COLLATE"):
                 self._take()
-                value = self._node("collate", start, self._dotted(), (value,))
+                value = self._node("collate", start, self._dotted_name(), (value,))
             elif self._sees("(") and (name := _function_name(value)) is not None:
                 value = self._call(start, name)
             elif self._sees(":") and self._peek().kind in ("word", "quoted"):
@@ -184,7 +184,7 @@ class Parser(TokenCursor):
         self._at -= token.kind != "end"
         raise self._wrong()
 
-    def _dotted(self) -> str:
+    def _dotted_name(self) -> str:
         found = [self._identifier()]
         while self._took("."):
             found.append(self._identifier())
@@ -316,7 +316,7 @@ class Parser(TokenCursor):
                 found.append(self._take())
         elif self._sees("COLLATE"):
             self._take()
-            return f"{name} COLLATE {self._dotted()}"
+            return f"{name} COLLATE {self._dotted_name()}"
         elif name == "STRUCT" and self._sees("<>"):
             found.append(self._take())
         elif self._sees("(") or (name in ("ARRAY", "MAP", "STRUCT") and self._sees("<")):
@@ -362,7 +362,7 @@ class Parser(TokenCursor):
         if self._took("WITHIN"):
             modifiers.append("WITHIN GROUP")
             self._need("GROUP", "(", "ORDER", "BY")
-            parts += self._sorted()
+            parts += self._sort_keys()
             self._need(")")
         condition = None
         if self._took("FILTER", "(", "WHERE"):
@@ -416,7 +416,7 @@ class Parser(TokenCursor):
             return self._node("named", start, name, (self._part(),))
         return self._named_part() if function == "STRUCT" else self._part()
 
-    def _sorted(self) -> list[Tree]:
+    def _sort_keys(self) -> list[Tree]:
         found = [self.expression()]
         while True:
             if self._next.text in ("ASC", "DESC"):

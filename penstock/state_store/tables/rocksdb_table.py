@@ -239,7 +239,7 @@ class RocksdbTable:
 
     def get(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, Found]:
         """Return the values of `keys`, null if absent, and a mask of the keys found."""
-        order, sorted_keys = self._sorted(self._layout.keys_of(keys))
+        order, sorted_keys = self._sort_keys(self._layout.keys_of(keys))
         entries = self._open.get(sorted_keys)
         there = _not_none(entries)
         found = np.zeros(len(order), np.bool_)
@@ -247,7 +247,7 @@ class RocksdbTable:
         rank = np.zeros(len(order), np.int64)
         rank[order] = np.cumsum(there) - 1
         present = [entry for entry in entries if entry is not None]
-        rows = self._decoded(present, rank[found])
+        rows = self._decode(present, rank[found])
         if not found.all():
             rows = rows.take(pa.array(np.cumsum(found) - 1, mask=~found))
         return rows, found
@@ -256,7 +256,7 @@ class RocksdbTable:
         """Insert or replace rows; the last row of a repeated key wins."""
         values = self._layout.values_of(rows)
         keys = self._layout.keys_of(rows)
-        order, sorted_keys = self._sorted(keys, last=True)
+        order, sorted_keys = self._sort_keys(keys, last=True)
         if not sorted_keys:
             return
         encoded: Iterable[bytes] = repeat(b"")
@@ -289,7 +289,7 @@ class RocksdbTable:
             raise InvalidUsageError("the table is closed")
         return self._database
 
-    def _sorted(self, keys: Keys, *, last: bool = False) -> tuple[Positions, list[bytes]]:
+    def _sort_keys(self, keys: Keys, *, last: bool = False) -> tuple[Positions, list[bytes]]:
         """Return positions sorted by the keys' bytes, and the bytes; only the `last` of equal keys."""
         count = len(keys)
         if not count:
@@ -315,9 +315,9 @@ class RocksdbTable:
                 order, ordered = order[keep], list(compress(ordered, keep))
         return order, ordered
 
-    def _decoded(self, entries: list[bytes], order: Positions | slice) -> pa.RecordBatch:
+    def _decode(self, entries: list[bytes], order: Positions | slice) -> pa.RecordBatch:
         """Return the values of entries, in this order."""
-        data, starts = _joined(entries)
+        data, starts = _concatenate(entries)
         schema = self._layout.value_schema
         if not len(schema):
             empty = pa.Array.from_buffers(pa.struct([]), len(starts[order]), [None])
@@ -325,7 +325,7 @@ class RocksdbTable:
         return pa.RecordBatch.from_arrays(self._values.decode(data, starts[order]), schema=schema)
 
     def _decoded_keys(self, entries: list[bytes]) -> list[pa.Array[Any]]:
-        data, starts = _joined(entries)
+        data, starts = _concatenate(entries)
         words: Words = data.view(np.uint64)
         return self._layout.codec.decode(words.byteswap() if self._big_endian else words, starts // 8)
 
@@ -344,7 +344,7 @@ class RocksdbTable:
                 size += sum(map(len, some_keys)) + sum(map(len, some_values))
             if count and not keys:
                 return
-            columns = [*self._decoded_keys(keys), *self._decoded(values, slice(None)).columns]
+            columns = [*self._decoded_keys(keys), *self._decode(values, slice(None)).columns]
             yield pa.RecordBatch.from_arrays(columns, schema=self._layout.row_schema)
 
 
@@ -352,7 +352,7 @@ def _not_none(values: list[bytes | None]) -> Found:
     return np.fromiter(map(operator.is_not, values, repeat(None)), np.bool_, len(values))
 
 
-def _joined(entries: list[bytes]) -> tuple[Any, Positions]:
+def _concatenate(entries: list[bytes]) -> tuple[Any, Positions]:
     """Return the concatenated bytes of all entries, and their offsets."""
     ends = np.cumsum(np.fromiter(map(len, entries), np.int64, len(entries)))
     starts = np.zeros(len(entries), np.int64)

@@ -158,7 +158,7 @@ def _fixed_width(kind: pa.DataType) -> int:
 
 def _check(kind: pa.DataType) -> None:
     if _is_list(kind) or pa.types.is_struct(kind):
-        for child in _children(kind):
+        for child in _child_fields(kind):
             _check(child.type)
     elif not (_fixed_width(kind) or is_bytes(kind) or pa.types.is_null(kind)):
         raise InvalidUsageError(
@@ -166,7 +166,7 @@ def _check(kind: pa.DataType) -> None:
         )
 
 
-def _children(kind: pa.DataType) -> list[pa.Field[Any]]:
+def _child_fields(kind: pa.DataType) -> list[pa.Field[Any]]:
     return [kind.field(i) for i in range(kind.num_fields)]
 
 
@@ -246,7 +246,7 @@ def _join(kind: pa.DataType, data: Bytes, at: Positions, ends: Positions) -> pa.
             values = np.packbits(values, bitorder="little")
         return pa.Array.from_buffers(kind, count, [validity, pa.py_buffer(values)])
     if pa.types.is_struct(kind):
-        children = [_join(child.type, data, at, ends) for child in _children(kind)]
+        children = [_join(child.type, data, at, ends) for child in _child_fields(kind)]
         return pa.Array.from_buffers(kind, count, [validity], children=children)
     dtype = np.dtype(_offset_dtype(kind))
     lengths = _read(data, at, ends * dtype.itemsize).view(dtype)
@@ -254,7 +254,7 @@ def _join(kind: pa.DataType, data: Bytes, at: Positions, ends: Positions) -> pa.
     np.cumsum(lengths, out=bounds[1:])
     if is_bytes(kind):
         return from_byte_ranges(kind, bounds, _read(data, at, bounds[ends]), validity)
-    (child,) = _children(kind)
+    (child,) = _child_fields(kind)
     elements = _join(child.type, data, at, bounds[ends])
     return pa.Array.from_buffers(kind, count, [validity, _offsets(kind, bounds)], children=[elements])
 

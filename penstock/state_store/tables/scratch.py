@@ -42,7 +42,7 @@ class Scratch:
         # Until it has a lock, another process may take it for one that is abandoned.
         while lock is None:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-            lock = _locked(self.path)
+            lock = _lock(self.path)
         self._remove = weakref.finalize(self, _remove, self.path, lock, os.getpid())
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class Scratch:
         self._remove()
 
 
-def _locked(path: Path) -> int | None:
+def _lock(path: Path) -> int | None:
     """Return a descriptor that locks a directory; None if another process locks it, or removed it."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -79,7 +79,7 @@ def _remove_abandoned(parent: Path) -> None:
     for path in parent.glob(f"{PREFIX}*"):
         # It may belong to another user, or not be ours.
         with contextlib.suppress(PermissionError, NotADirectoryError):
-            lock = _locked(path)
+            lock = _lock(path)
             if lock is not None:
                 _durable.delete_tree(path)
                 os.close(lock)

@@ -102,7 +102,7 @@ class Panes(ABC):
         partials = emitter.partials
 
         def emit(found: WindowRanges) -> tuple[int, Any]:
-            closed = self._closed(found, partials)
+            closed = self._collect_closed(found, partials)
             return len(closed.of), emitter(closed)
 
         found = self._close()
@@ -244,7 +244,7 @@ class Panes(ABC):
         """Return the windows from `first` to `last` of sorted partials; see `find_windows`."""
         return find_windows(self._layout.spec, partials, panes, first, last, self._limits.chunk_windows)
 
-    def _closed(self, found: WindowRanges, reads: Container[str] | None) -> ClosedWindows:
+    def _collect_closed(self, found: WindowRanges, reads: Container[str] | None) -> ClosedWindows:
         layout, entries = self._layout, found.entries
         values = slide(
             layout.partials,

@@ -129,17 +129,17 @@ def type_of_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:
     return pa.int64() if partial.kind in ("distinct", "sketch") else kind
 
 
-def _seen(column: _Column, low: Integers, high: Integers) -> npt.NDArray[np.bool_] | None:
+def _have_values(column: _Column, low: Integers, high: Integers) -> npt.NDArray[np.bool_] | None:
     """Mark the ranges that have a value; None if all have."""
     if not column.null_count:
         return None
     valid = column.is_valid().to_numpy(zero_copy_only=False)
-    running = _running(valid.astype(np.int64))
+    running = _running_sum(valid.astype(np.int64))
     seen = running[high] > running[low]
     return None if seen.all() else seen
 
 
-def _running(values: Integers) -> Integers:
+def _running_sum(values: Integers) -> Integers:
     running = np.zeros(len(values) + 1, np.int64)
     np.cumsum(values, out=running[1:])
     return running
@@ -153,7 +153,7 @@ def _numbers(column: _Column, null: Any) -> npt.NDArray[Any]:
 
 
 def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
-    seen = _seen(column, low, high)
+    seen = _have_values(column, low, high)
     if column.type == WIDE or (column.type == pa.int64() and _may_overflow(column)):
         filled = pc.fill_null(column, 0) if column.null_count else column
         running = np.empty((len(column) + 1, 2), np.int64)
@@ -170,7 +170,7 @@ def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
 
 
 def _deviations(count: _Column, total: _Column, m2: _Column, low: Integers, high: Integers) -> _Column:
-    seen = _seen(m2, low, high)
+    seen = _have_values(m2, low, high)
     counts, suffix, found = bare_values(count), np.empty((len(m2), 3)), np.empty(len(low))
     moment_kernels.slide(counts, *divide_sums(counts, total), bare_values(m2), low, high, suffix, found)
     return pa.array(found, mask=None if seen is None else ~seen)
@@ -182,7 +182,7 @@ def _may_overflow(column: _Column) -> bool:
 
 
 def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> _Column:
-    seen = _seen(column, low, high)
+    seen = _have_values(column, low, high)
     kind = as_integers(column.type)
     if kind is None:
         null: Any = -np.inf if greatest else np.nan

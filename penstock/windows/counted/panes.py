@@ -94,14 +94,14 @@ class CountPanes(Panes):
         late = np.zeros(len(times), np.bool_)
         if before is not None:
             late[held:] = times[held:] < before
-        passed = self._passed(rows)
+        passed = self._is_late(rows)
         self._number_rows(rows.take(pa.array(np.flatnonzero(passed & ~late))))
         left = np.flatnonzero(~passed)
         self._stored = int(np.searchsorted(left, self._stored))
         self._waiting = rows.take(pa.array(left))
         return len(times) - held, int(np.count_nonzero(late))
 
-    def _passed(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    def _is_late(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Mark the rows that the watermark has passed."""
         times = rows.column(ENTRY_PANE).to_numpy()
         return np.zeros(len(times), np.bool_) if self.watermark is None else times <= self.watermark
@@ -227,7 +227,7 @@ class CountPanes(Panes):
             if _WAITING in blocks:
                 self._waiting = pa.concat_batches([self._waiting, unit.block(_WAITING, self._stored_rows)])
         self._make_room()
-        passed = self._passed(self._waiting)
+        passed = self._is_late(self._waiting)
         self._waiting = self._waiting.take(pa.array(np.flatnonzero(~passed)))
         self._stored = self._waiting.num_rows
         self._changed[:] = False

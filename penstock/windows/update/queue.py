@@ -60,7 +60,6 @@ __all__ = ["EnqueuedPanes", "KeyState", "ServedWindows", "WindowMode", "WindowQu
 
 _BLOCK_ROWS = 8
 _PAGE_BLOCKS = 64
-_UNIT_ROWS = 1 << 20
 
 
 class WindowQueue:
@@ -113,7 +112,7 @@ class WindowQueue:
         first_pane: int | None = None,
         block_rows: int = _BLOCK_ROWS,
         page_blocks: int = _PAGE_BLOCKS,
-        unit_rows: int = _UNIT_ROWS,
+        unit_rows: int = 1 << 20,
     ) -> None:
         if mode is WindowMode.APPEND:
             raise InvalidUsageError("windows of append semantics need no window queue", mode=str(mode))
@@ -295,7 +294,7 @@ class WindowQueue:
         key_rows = self._buffers.key_rows
         pending = (key_rows[:, zones.PENDING] != zones.NEVER) & (key_rows[:, zones.IN_SERVICE] == 0)
         for meter, since, booked, ids in (
-            (self._queue_meter, zones.SINCE, zones.QUEUE_BOOKED, self._waiting()),
+            (self._queue_meter, zones.SINCE, zones.QUEUE_BOOKED, self._waiting_keys()),
             (self._application_meter, zones.PENDING, zones.APPLICATION_BOOKED, np.flatnonzero(pending)),
         ):
             meter.add(key_rows[ids, since], key_rows[ids, booked], now_us)
@@ -357,12 +356,12 @@ class WindowQueue:
         self._served_at = fields.number_or_none("served_at_us")
         self.measured_cost_us = fields.real_or_none("cost_us")
         buffers.registers[zones.KEYS] = fields.count("keys")
-        self._queue.rebuild(self._waiting(), fields)
+        self._queue.rebuild(self._waiting_keys(), fields)
         buffers.account_restored(self._settled_at or 0)
         self._in_service = 0
 
     def _unit(self, kind: str, ids: Integers, *, fresh: bool) -> PUnit:
-        key_rows, rows = self._stored(ids, fresh=fresh)
+        key_rows, rows = self._store_keys(ids, fresh=fresh)
         arrays = [pa.array(values) for values in key_rows.values()]
         return PUnit(
             kind=kind,
@@ -394,7 +393,7 @@ class WindowQueue:
                     configured=value,
                     hint="windows cannot change while their checkpoint lives",
                 )
-        columns, none = self._stored(np.zeros(0, np.int64))
+        columns, none = self._store_keys(np.zeros(0, np.int64))
         kinds = {name: pa.from_numpy_dtype(values.dtype) for name, values in columns.items()}
         block = unit.block("cells", pa.schema([pa.field(*one, nullable=False) for one in kinds.items()]))
         stored_rows = unit.blocks.get("rows", none).schema
@@ -408,7 +407,7 @@ class WindowQueue:
         self._buffers.restore(ids, key_rows, rows, replace=unit.kind == "snapshot")
         self._queue.put_back(ids, key_rows)
 
-    def _stored(self, ids: Integers, *, fresh: bool = False) -> tuple[dict[str, Any], pa.RecordBatch]:
+    def _store_keys(self, ids: Integers, *, fresh: bool = False) -> tuple[dict[str, Any], pa.RecordBatch]:
         """Return the key rows of keys as columns, and their tuples; see `WindowBuffers.store`."""
         stored, rows = self._buffers.store(ids, fresh=fresh)
         return {"key": ids, **stored, **self._queue.store(ids)}, rows
@@ -447,5 +446,5 @@ class WindowQueue:
         transitions.finish(ids, pending, booked, state)
         return ServedWindows(ids, start, rows, panes, bounds, pending, booked, waited)
 
-    def _waiting(self) -> Integers:
+    def _waiting_keys(self) -> Integers:
         return np.flatnonzero(self._buffers.key_rows[:, zones.CANDIDATE] != zones.NEVER)

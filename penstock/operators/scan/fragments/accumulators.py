@@ -95,14 +95,14 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
     )
 
 
-def _given(values: Column | None) -> Column:
+def _require(values: Column | None) -> Column:
     """Return values; refuse None, which only ``count(*)`` may have."""
     if values is None:
         raise InternalError("a partial aggregate has no values")
     return values
 
 
-def _grown(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+def _grow(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
     if count <= len(array):
         return array
     larger = np.zeros((max(count, 2 * len(array)), *array.shape[1:]), array.dtype)
@@ -125,7 +125,7 @@ class Nulls:
         """Add rows to their slots; see `Accumulator.add`."""
         if values is None or not values.null_count:
             return
-        self._counts = _grown(self._counts, count)
+        self._counts = _grow(self._counts, count)
         fragment_kernels.add_count(
             np.where(values.is_null().to_numpy(zero_copy_only=False), slots, 0), self._counts
         )
@@ -136,7 +136,7 @@ class Nulls:
 
     def result(self, count: int) -> Column:
         """Return the number of nulls; see `Accumulator.result`."""
-        return pa.array(_grown(self._counts, count)[1:count])
+        return pa.array(_grow(self._counts, count)[1:count])
 
 
 class _Sum:
@@ -153,15 +153,15 @@ class _Sum:
         self._slots = 1
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        values = _given(values)
-        self._sums = _grown(self._sums, count)
+        values = _require(values)
+        self._sums = _grow(self._sums, count)
         if values.null_count:
             slots = without_nulls(slots, values)
             if self._seen is None:
                 self._seen = np.zeros(count, np.bool_)
                 self._seen[: self._slots] = True
         if self._seen is not None:
-            self._seen = _grown(self._seen, count)
+            self._seen = _grow(self._seen, count)
             fragment_kernels.mark(slots, self._seen)
         self._add(slots, values, count)
         self._slots = count
@@ -170,10 +170,10 @@ class _Sum:
         fragment_kernels.add_sum(slots, bare_values(values), self._sums)
 
     def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
-        values = _given(values)
+        values = _require(values)
         if values.null_count or self._seen is not None:
             return False
-        self._sums = _grown(self._sums, count)
+        self._sums = _grow(self._sums, count)
         if not self._add_runs(runs, values):
             return False
         self._slots = count
@@ -185,10 +185,10 @@ class _Sum:
 
     def _mask(self, count: int) -> npt.NDArray[np.bool_] | None:
         """Mark slots without a value; None if all have one."""
-        return None if self._seen is None else ~_grown(self._seen, count)[1:count]
+        return None if self._seen is None else ~_grow(self._seen, count)[1:count]
 
     def result(self, count: int) -> Column:
-        return pa.array(_grown(self._sums, count)[1:count], mask=self._mask(count))
+        return pa.array(_grow(self._sums, count)[1:count], mask=self._mask(count))
 
 
 class _WholeSum(_Sum):
@@ -208,7 +208,7 @@ class _WholeSum(_Sum):
             return
         if self._highs is None:
             self._highs = self._sums >> 63
-        self._highs = _grown(self._highs, len(self._sums))
+        self._highs = _grow(self._highs, len(self._sums))
         if values.type == WIDE:
             fragment_kernels.add_wide_sums(slots, *words_of(values), self._sums, self._highs)
         else:
@@ -233,10 +233,10 @@ class _WholeSum(_Sum):
         return True
 
     def result(self, count: int) -> Column:
-        lows, mask = _grown(self._sums, count)[1:count], self._mask(count)
+        lows, mask = _grow(self._sums, count)[1:count], self._mask(count)
         if self._highs is None:
             return pa.array(lows, mask=mask)
-        return of_words(lows, _grown(self._highs, count)[1:count], mask)
+        return of_words(lows, _grow(self._highs, count)[1:count], mask)
 
 
 class _Deviations:
@@ -247,8 +247,8 @@ class _Deviations:
         self._moments = np.zeros((_INITIAL_SLOTS, 4))
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        values = _given(values)
-        self._moments = _grown(self._moments, count)
+        values = _require(values)
+        self._moments = _grow(self._moments, count)
         if values.null_count:
             slots = without_nulls(slots, values)
         if self._large:
@@ -262,7 +262,7 @@ class _Deviations:
         return False
 
     def result(self, count: int) -> Column:
-        moments = _grown(self._moments, count)[1:count]
+        moments = _grow(self._moments, count)[1:count]
         made = np.empty(len(moments))
         moment_kernels.finish(moments, made)
         none = moments[:, 1] == 0.0
@@ -277,8 +277,8 @@ class _AddedDeviations(_Deviations):
         self._centers = np.zeros(_INITIAL_SLOTS, np.int64)
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        counts, sums, deviations = _given(values).flatten()
-        self._moments, self._centers = _grown(self._moments, count), _grown(self._centers, count)
+        counts, sums, deviations = _require(values).flatten()
+        self._moments, self._centers = _grow(self._moments, count), _grow(self._centers, count)
         numbers = bare_values(counts)
         means = divide_sums(numbers, sums)
         moment_kernels.add_entries(
@@ -294,8 +294,8 @@ class _Extreme:
         self._kernel = fragment_kernels.keep_greater if greatest else fragment_kernels.keep_less
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        values = _given(values)
-        self._best, self._seen = _grown(self._best, count), _grown(self._seen, count)
+        values = _require(values)
+        self._best, self._seen = _grow(self._best, count), _grow(self._seen, count)
         if values.null_count:
             slots = without_nulls(slots, values)
         self._kernel(slots, bare_values(values), self._seen, self._best)
@@ -304,8 +304,8 @@ class _Extreme:
         return False
 
     def result(self, count: int) -> Column:
-        seen = _grown(self._seen, count)[1:count]
-        best = pa.array(_grown(self._best, count)[1:count], mask=None if seen.all() else ~seen)
+        seen = _grow(self._seen, count)[1:count]
+        best = pa.array(_grow(self._best, count)[1:count], mask=None if seen.all() else ~seen)
         return best if best.type == self._kind else best.view(self._kind)
 
 
@@ -322,9 +322,9 @@ class Row:
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
         """Add rows to their slots; see `Accumulator.add`."""
-        values = _given(values)
+        values = _require(values)
         known = len(self._rows)
-        self.times, self._rows = _grown(self.times, count), _grown(self._rows, count)
+        self.times, self._rows = _grow(self.times, count), _grow(self._rows, count)
         self._rows[known:] = -1
         fragment_kernels.keep_row(slots, times, self._last, self._count, self.times, self._rows)
         used = slots[slots > 0]
@@ -356,7 +356,7 @@ class _Distinct:
         self._known = KeyIndex()
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        values = _given(values)
+        values = _require(values)
         if self._of_lists:
             slots = np.repeat(slots, pc.list_value_length(values).to_numpy())
             values = values.flatten()
@@ -391,7 +391,7 @@ class _Sketch:
         self._room = _LEAST_HASHES
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        values = _given(values)
+        values = _require(values)
         if self._of_sketches:
             sizes, hashes = hashes_in(values)
             slots = np.repeat(slots, sizes)
@@ -399,7 +399,7 @@ class _Sketch:
             hashes = hashes_of(bare_values(values))
             slots = without_nulls(slots, values) if values.null_count else slots
         known = len(self._thetas)
-        self._thetas = _grown(self._thetas, count)
+        self._thetas = _grow(self._thetas, count)
         self._thetas[known:] = _NO_THETA
         there = (slots > 0) & (hashes < self._thetas[slots])
         self._added.append((slots[there].astype(np.int64), hashes[there]))
