@@ -18,7 +18,7 @@ __all__ = ["KEPT_BYTES", "give_back", "keep_freed"]
 KEPT_BYTES = 1 << 30
 """The free memory that a process keeps."""
 
-_AT_ONCE = 16 << 20
+_HEAP_STEP_BYTES = 16 << 20
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 """Parameters of `mallopt`, as numbered in ``malloc.h``."""
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_")
@@ -63,7 +63,12 @@ def keep_freed(kept_bytes: int = KEPT_BYTES) -> bool:
     if libc is None:
         return False
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    wanted = ((_MMAP_MAX, 0), (_ARENA_MAX, 1), (_TRIM_THRESHOLD, kept_bytes), (_TOP_PAD, _AT_ONCE))
+    wanted = (
+        (_MMAP_MAX, 0),
+        (_ARENA_MAX, 1),
+        (_TRIM_THRESHOLD, kept_bytes),
+        (_TOP_PAD, _HEAP_STEP_BYTES),
+    )
     return all(libc.mallopt(parameter, value) for parameter, value in wanted)
 
 

@@ -31,8 +31,8 @@ DECIDING_SHARE = 1 / 40
 """The largest share of elapsed time that decisions about all columns may take."""
 
 _SAMPLE = 1 << 14
-_LONG_SAMPLE = 1 << 16
-_QUICK_SAMPLE = 1 << 12
+_LONG_SAMPLE_ROWS = 1 << 16
+_QUICK_SAMPLE_ROWS = 1 << 12
 _LONG_SAMPLE_BELOW_MB_S = 500.0
 _SETTLED = 16
 _DECIDED = 3
@@ -152,10 +152,10 @@ def plan_quickly(array: pa.Array[Any], kind: pa.DataType, goal: str | Goal = "ba
 
 def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: bool) -> Plan:
     """Return how to encode an array, judged by samples of it."""
-    short = sample_of(array, _QUICK_SAMPLE if quick else _SAMPLE)
+    short = sample_of(array, _QUICK_SAMPLE_ROWS if quick else _SAMPLE)
     long = short
     if not quick and goal.write_mb_s < _LONG_SAMPLE_BELOW_MB_S:
-        long = sample_of(array, _LONG_SAMPLE, 1)
+        long = sample_of(array, _LONG_SAMPLE_ROWS, 1)
     floats, depth = is_float(array.type), QUICK_DEPTH if quick else 0
     share = len(long) / max(len(array), 1)
     plans: list[tuple[float, Plan]] = []

@@ -19,7 +19,7 @@ from penstock.compression.layouts import Layout, is_float, layouts_of
 __all__ = ["ColumnStats", "column_stats", "sample_of", "stream_stats"]
 
 
-_LEAST_TEXTS = 1 << 12
+_MIN_SAMPLED_TEXTS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def sample_of(array: pa.Array[Any], rows: int, stretches: int = 4) -> pa.Array[A
     Texts are long, so the sample has as many as have about the bytes of `rows` numbers.
     """
     if Layout.TEXT in layouts_of(array.type) and len(array):
-        rows = max(_LEAST_TEXTS, min(rows, 8 * rows * len(array) // max(array.nbytes, 1)))
+        rows = max(_MIN_SAMPLED_TEXTS, min(rows, 8 * rows * len(array) // max(array.nbytes, 1)))
     if len(array) <= rows:
         return array
     stretch = max(rows // stretches // SUB_BLOCK, 1) * SUB_BLOCK

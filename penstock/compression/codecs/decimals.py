@@ -33,7 +33,7 @@ MAX_DIGITS = 22
 """10**22 is the greatest power of ten that is exact in a double."""
 
 _POWERS = 10.0 ** np.arange(MAX_DIGITS + 1)
-_MOST_EXCEPTIONS = 8  # at most one value in eight
+_MIN_VALUES_PER_EXCEPTION = 8  # at most one value in eight
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -174,7 +174,7 @@ def digits_of(values: Ints) -> int | None:
     `values` are a sample of a column: the bits of floating-point numbers.
     """
     floats = _floats(values)
-    tolerated = values.size // (2 * _MOST_EXCEPTIONS)
+    tolerated = values.size // (2 * _MIN_VALUES_PER_EXCEPTION)
     most = MAX_DIGITS if floats.dtype.itemsize == 8 else 10
     for digits in range(most + 1):
         if _count_misfits(floats, values, float(_POWERS[digits]), tolerated) <= tolerated:
@@ -238,7 +238,7 @@ class Decimal(_AsIntegers):
         digits = digits_of(values[:4096]) if self._digits is None else self._digits
         if digits is None:
             raise UnfitError
-        integers, most = np.empty_like(values), values.size // _MOST_EXCEPTIONS
+        integers, most = np.empty_like(values), values.size // _MIN_VALUES_PER_EXCEPTION
         where = np.empty(most, np.int32)
         found = _to_integers(floats, values, float(_POWERS[digits]), integers, where, most)
         if found < 0:
@@ -285,7 +285,7 @@ class Quantized(_AsIntegers):
             If more than one value in eight would be off by more than the bound.
         """
         floats = _floats(values)
-        integers, most = np.empty_like(values), values.size // _MOST_EXCEPTIONS
+        integers, most = np.empty_like(values), values.size // _MIN_VALUES_PER_EXCEPTION
         where = np.empty(most, np.int32)
         found = _to_steps(floats, values, 2.0 * self._bound, self._bound, integers, where, most)
         if found < 0:

@@ -21,7 +21,7 @@ MAX_DISTINCT = 1 << 16
 """A stream with more distinct values gets no dictionary."""
 
 _EMPTY = -1
-_FEW_DISTINCT = 1 << 10
+_MOST_DISTINCT_IN_SMALL_TABLE = 1 << 10
 _ROWS_FOR_TABLE = 1 << 14
 """From this many two-byte values on, a table of all possible values is faster than hashing."""
 
@@ -91,8 +91,8 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
         return _codes_by_table(values, most)
     codes = np.empty(values.size, np.int32)
     # A small table stays in the first-level cache, and suffices for most streams that suit a dictionary.
-    distinct = _distinct(values, codes, min(most, _FEW_DISTINCT))
-    if distinct is None and most > _FEW_DISTINCT:
+    distinct = _distinct(values, codes, min(most, _MOST_DISTINCT_IN_SMALL_TABLE))
+    if distinct is None and most > _MOST_DISTINCT_IN_SMALL_TABLE:
         distinct = _distinct(values, codes, most)
     if distinct is None:
         return None

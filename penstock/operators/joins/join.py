@@ -40,9 +40,9 @@ __all__ = ["Matched", "UpdateJoin"]
 _PAGE_ROWS: Final = 256
 _UNIT_KEYS: Final = 1 << 20
 """Maximum number of keys in a unit of a snapshot."""
-_PAIRS: Final = 1 << 18
+_MOST_PAIRS_PER_ROUND: Final = 1 << 18
 """Number of pairs evaluated together; each key contributes at least one."""
-_LEAST_DEAD: Final = 1024
+_MIN_DEAD_KEYS_TO_REBUILD: Final = 1024
 """Tolerated number of keys without state before the index is rebuilt."""
 
 _OWNER: Final = f"{RESERVED_PREFIX}cell"
@@ -272,7 +272,7 @@ class UpdateJoin:
             if len(chosen):
                 made.append(rows.take(pa.array(chosen)))
             pairs = pairs.without(which)
-            limit = max(min(4 * limit, _PAIRS // max(len(pairs.ids), 1)), 1)
+            limit = max(min(4 * limit, _MOST_PAIRS_PER_ROUND // max(len(pairs.ids), 1)), 1)
         return concat(made) if made else pa.RecordBatch.from_pylist([], self.joined.schema)
 
     def _rows_of(self, ids: Integers, left: Integers, right: Integers) -> pa.RecordBatch:
@@ -303,7 +303,7 @@ class UpdateJoin:
         for side in self._sides:
             alive |= side.head[:keys] != NOBODY
         self.keys = int(np.count_nonzero(alive))
-        if keys - self.keys > max(self.keys, _LEAST_DEAD):
+        if keys - self.keys > max(self.keys, _MIN_DEAD_KEYS_TO_REBUILD):
             self._keep(np.flatnonzero(alive))
         else:
             # The last match of a key without held tuples has no effect any more.

@@ -32,7 +32,7 @@ __all__ = ["FoundState", "HeldBySpark", "StatePlace", "find_state"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_AT_ONCE = 16
+_PARALLEL_READS = 16
 """The number of directories to check in parallel: on remote stores most of the time is waiting."""
 
 HeldBySpark = Callable[[str], Held]
@@ -106,7 +106,7 @@ def find_state(
     files = home.child(place.name)
     described = any(facts.name == SPECIFICATION_FILE for facts in files.list())
     buckets = int(specification_of(files)["buckets"]) if described else 0
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_PARALLEL_READS) as pool:
         state = directory.files.child("queries").child(query).child("state")
         held = held_in_files(state, progress.committed, bucket_labels(buckets) if buckets else (), pool.map)
         if held is None:

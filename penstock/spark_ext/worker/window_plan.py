@@ -46,7 +46,7 @@ __all__ = [
     "wraps_around",
 ]
 
-_MANY_WINDOWS = 60
+_MIN_WINDOWS_FOR_OWN_WORKERS = 60
 """Windows get separate workers if each pane is in at least this many windows."""
 
 WINDOW = "window"
@@ -301,7 +301,7 @@ def value_names(partials: Iterable[Partial]) -> dict[str, str]:
 
 def has_own_workers(layout: WindowLayout) -> bool:
     """Say whether windows overlap so much that a bucket's state is slow to reload."""
-    return layout.spec.overlap >= _MANY_WINDOWS
+    return layout.spec.overlap >= _MIN_WINDOWS_FOR_OWN_WORKERS
 
 
 def spark_windows(layout: WindowLayout) -> StructType:

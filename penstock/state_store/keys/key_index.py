@@ -13,7 +13,7 @@ from penstock.state_store.keys.key_words import Keys, Positions, Words
 __all__ = ["KeyIndex", "grown"]
 
 _ABSENT = -1
-_LEAST = 64
+_INITIAL_KEYS = 64
 
 
 def grown(array: npt.NDArray[Any], needed: int, *, used: int | None = None) -> npt.NDArray[Any]:
@@ -26,7 +26,7 @@ def grown(array: npt.NDArray[Any], needed: int, *, used: int | None = None) -> n
     """
     if needed <= len(array):
         return array
-    larger = np.zeros((max(needed, 2 * len(array), _LEAST), *array.shape[1:]), array.dtype)
+    larger = np.zeros((max(needed, 2 * len(array), _INITIAL_KEYS), *array.shape[1:]), array.dtype)
     count = len(array) if used is None else used
     larger[:count] = array[:count]
     return larger
@@ -180,10 +180,10 @@ class KeyIndex:
     def __init__(self) -> None:
         self._count = 0
         self._have_one_word = True
-        self._table = np.full(2 * _LEAST, _ABSENT, np.int32)
-        self._hashes = np.zeros(_LEAST, np.uint64)
-        self._words = np.zeros(_LEAST, np.uint64)
-        self._starts = np.zeros(_LEAST + 1, np.int64)
+        self._table = np.full(2 * _INITIAL_KEYS, _ABSENT, np.int32)
+        self._hashes = np.zeros(_INITIAL_KEYS, np.uint64)
+        self._words = np.zeros(_INITIAL_KEYS, np.uint64)
+        self._starts = np.zeros(_INITIAL_KEYS + 1, np.int64)
 
     def __len__(self) -> int:
         """Return the number of keys."""

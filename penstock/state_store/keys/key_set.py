@@ -19,7 +19,7 @@ from penstock.state_store.keys.key_words import Keys, Positions, Words
 
 __all__ = ["KeySet"]
 
-_LEAST_SLOTS = 64
+_INITIAL_SLOTS = 64
 _LOAD = 0.75
 """The maximum load factor."""
 _GROWTH = 1.5
@@ -103,7 +103,7 @@ class KeySet:
         self._count = 0
         self._zero = False
         self._secret = int(new_id()[:15], 16)
-        self._table = np.zeros((_LEAST_SLOTS, 1 if one_word else 2), np.uint64)
+        self._table = np.zeros((_INITIAL_SLOTS, 1 if one_word else 2), np.uint64)
 
     def __len__(self) -> int:
         """Return the number of keys."""

@@ -24,7 +24,7 @@ __all__ = ["Accumulator", "Nulls", "Row", "SlotRuns", "new_accumulator", "withou
 
 _INITIAL_SLOTS = 1024
 _BEYOND = 1 << 63
-_LEAST_HASHES = 1 << 16
+_MIN_HASHES_TO_REDUCE = 1 << 16
 _NO_THETA = np.uint64(2**63 - 1)
 
 Slots = npt.NDArray[np.int32]
@@ -388,7 +388,7 @@ class _Sketch:
         self._thetas = np.zeros(0, np.uint64)
         """Theta of each slot, its least hash that did not fit; the greatest number while all fit."""
         self._added: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint64]]] = []
-        self._room = _LEAST_HASHES
+        self._room = _MIN_HASHES_TO_REDUCE
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
         values = _require(values)
@@ -412,7 +412,7 @@ class _Sketch:
         slots = np.concatenate([self._slots, *(one for one, _ in added)])
         hashes = np.concatenate([self._hashes, *(one for _, one in added)])
         self._slots, self._hashes = least_hashes(slots, hashes, self._log2_size)
-        self._room = max(len(self._slots), _LEAST_HASHES)
+        self._room = max(len(self._slots), _MIN_HASHES_TO_REDUCE)
         last = np.flatnonzero(np.diff(self._slots, append=-1))
         full = last[np.diff(last, prepend=-1) > 1 << self._log2_size]
         self._thetas[self._slots[full]] = self._hashes[full]
