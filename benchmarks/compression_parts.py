@@ -33,7 +33,7 @@ def seconds(work: Callable[[], Any], repeats: int) -> float:
 
 def _streams(count: int) -> dict[str, list[Stream]]:
     """Return streams of several kinds, each in several widths."""
-    from penstock.compression.kernels.bits import sealed
+    from penstock.compression.kernels.bits import seal
 
     generator = np.random.default_rng(1)
     small = generator.integers(0, 100, count)
@@ -48,11 +48,11 @@ def _streams(count: int) -> dict[str, list[Stream]]:
     }
     return {
         **{
-            name: [sealed(values.astype(kind)) for kind in ("i1", "i2", "i4", "i8")]
+            name: [seal(values.astype(kind)) for kind in ("i1", "i2", "i4", "i8")]
             for name, values in numbers.items()
         },
-        "floats": [sealed(decimals.astype(np.float32).view(np.int32)), sealed(decimals.view(np.int64))],
-        "text": [sealed(letters[generator.integers(0, 64, count // 64)].reshape(-1))],
+        "floats": [seal(decimals.astype(np.float32).view(np.int32)), seal(decimals.view(np.int64))],
+        "text": [seal(letters[generator.integers(0, 64, count // 64)].reshape(-1))],
     }
 
 
@@ -106,13 +106,13 @@ def codec_costs(*, quick: bool = False) -> Iterator[str]:
     from penstock.compression.abc import UnfitError
     from penstock.compression.choice.costs import COSTS, kind_of
     from penstock.compression.codecs import decode_stream
-    from penstock.compression.codecs.registry import Transform, codec_named, encode_stream
+    from penstock.compression.codecs.registry import Transform, encode_stream, find_codec
 
     streams = _streams(2048 if quick else _VALUES)
     found: dict[str, list[tuple[int, float, float]]] = {}
     details = []
     for name, kinds in _KINDS.items():
-        codec = codec_named(name)
+        codec = find_codec(name)
         repeats = 1 if quick or name in ("zstd_19", "pcodec") else 7
         for kind in kinds:
             for values in streams[kind]:

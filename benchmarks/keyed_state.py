@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
-from penstock.state_store.keys.key_index import KeyIndex, grown
+from penstock.state_store.keys.key_index import KeyIndex, grow
 from penstock.state_store.tables.row_store import RowStore
 from penstock.state_store.tables.table import Layout
 
@@ -34,7 +34,7 @@ class KeyedState:
         """Insert or replace rows, whose keys differ."""
         numbers = self._index.find_or_add(self._layout.keys_of(rows))
         if len(self._index) > len(self._changed):
-            self._changed = grown(self._changed, len(self._index))
+            self._changed = grow(self._changed, len(self._index))
             self._rows.resize(len(self._changed))
         self._changed[numbers] = True
         self._rows.put(numbers, self._layout.values_of(rows))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock._version import __version__
-from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors, size, unwrapped
+from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors, size, unwrap
 from penstock.jobs.commands.gc import gc
 from penstock.jobs.commands.ingest import ingest
 from penstock.jobs.commands.inspect import inspect
@@ -303,7 +303,7 @@ app.command()(gc)
 app.command()(repair)
 app.add_typer(inspect)
 for _command in (*app.registered_commands, *inspect.registered_commands):
-    _command.help = unwrapped(_command.callback)
+    _command.help = unwrap(_command.callback)
 
 
 def main() -> None:

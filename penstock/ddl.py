@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["parse_schema", "quoted", "schema_text"]
+__all__ = ["parse_schema", "quote", "schema_text"]
 
 _TYPES = {
     "boolean": pa.bool_(),
@@ -93,10 +93,10 @@ def _fields_text(fields: Iterable[pa.Field], colon: str = "") -> str:
 
 
 def _name_text(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else quoted(name)
+    return name if _PLAIN.fullmatch(name) else quote(name)
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     """Return a column's name, quoted for SQL."""
     return "`" + name.replace("`", "``") + "`"
 

@@ -10,7 +10,7 @@ from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scan.fragments import Fragmenter, merge_fragments
-from penstock.operators.scan.selection import selected
+from penstock.operators.scan.selection import select_rows
 from penstock.operators.scan.spec import Fragments, Partial, PartialKind
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
@@ -154,7 +154,7 @@ def _codecs() -> None:
         decode(encode(coded, "dictionary>base_delta>ns", kind=pa.string()))
     same = evaluate(Expression.parse("t = 'a'"), pa.table({"t": texts}))
     for dictionaries in (False, True):
-        selected(pa.table({"t": texts}), same.chunk(0), dictionaries=dictionaries)
+        select_rows(pa.table({"t": texts}), same.chunk(0), dictionaries=dictionaries)
     for kind in (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()):
         rows = pa.table({"n": pa.array([1, 2], kind)})
         mask_of(intervals_of(Expression.parse("n > 1"), rows.schema) or [], rows)

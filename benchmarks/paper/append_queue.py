@@ -24,7 +24,7 @@ from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.simulation.draws import draws
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import Integers, UpdateStream, concat
-from penstock.state_store.keys.key_index import KeyIndex, grown
+from penstock.state_store.keys.key_index import KeyIndex, grow
 from penstock.units import NEVER
 
 __all__ = ["Accepted", "AppendQueue"]
@@ -177,10 +177,10 @@ class AppendQueue:
         if needed <= known:
             return
         for name in ("_shed_since", "_queue_booked", "_application_booked"):
-            larger = grown(getattr(self, name), needed)
+            larger = grow(getattr(self, name), needed)
             larger[known:] = NEVER
             setattr(self, name, larger)
-        self._in_service = grown(self._in_service, needed)
+        self._in_service = grow(self._in_service, needed)
 
     def _pending_since(self, ids: Integers, arrived: Integers, taken: npt.NDArray[np.bool_]) -> Integers:
         """Return for each tuple the arrival of the oldest update that its delivery settles.

@@ -32,7 +32,7 @@ __all__ = [
     "from_streams",
     "offsets_and_bytes",
     "raw_bytes",
-    "taken",
+    "take_rows",
     "to_streams",
 ]
 
@@ -232,7 +232,7 @@ def forms_of(array: pa.Array[Any]) -> Forms:
     return learn_forms(*offsets_and_bytes(array))
 
 
-def taken(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
+def take_rows(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
     """Return the values of distinct rows, as Arrow's `take` does, but faster for texts."""
     if not len(array) or array.null_count or not is_text(array.type):
         return array.take(pa.array(rows))

@@ -10,7 +10,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import aggregates_of
 from penstock.operators.scan.spec import PANE, Partial, Scan
 from penstock.sql.evaluate import type_of
-from penstock.sql.expression import Expression, column, edited
+from penstock.sql.expression import Expression, column, edit
 from penstock.sql.tree import Tree
 
 __all__ = [
@@ -98,7 +98,7 @@ def aggregate_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
     for number, call in enumerate(aggregates_of(expression.tree)):
         fields.append(pa.field(f"{number} ", _call_type(expression, call, schema)))
         calls.append((call, column(f"{number} ").text))
-    return expression_type(Expression.parse(edited(expression.text, calls)), pa.schema(fields))
+    return expression_type(Expression.parse(edit(expression.text, calls)), pa.schema(fields))
 
 
 def _call_type(expression: Expression, call: Tree, schema: pa.Schema) -> pa.DataType:

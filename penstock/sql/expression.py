@@ -19,7 +19,7 @@ from penstock.sql.syntax.parser import Parser
 from penstock.sql.syntax.tokens import without_comments
 from penstock.sql.tree import Tree
 
-__all__ = ["Expression", "column", "conjunction", "did_you_mean", "edited", "is_aggregate", "named"]
+__all__ = ["Expression", "column", "conjunction", "did_you_mean", "edit", "is_aggregate", "split_alias"]
 
 _FIXED: Final = frozenset({"lambda", "row", "star", "named", "parameter"})
 """Kinds of nodes whose meaning may change if a column is replaced: column names become field names, and
@@ -118,7 +118,7 @@ class Expression:
                 continue
             closed = node == whole or made.tree.kind in _CLOSED
             edits.append((node, made.text if closed else f"({made.text})"))
-        return Expression.parse(edited(self.text, edits)) if edits else self
+        return Expression.parse(edit(self.text, edits)) if edits else self
 
     def resolve(self, names: Iterable[str], **context: object) -> Expression:
         """Spell columns as in `names`, ignoring case as Spark does.
@@ -194,7 +194,7 @@ def conjunction(parts: Iterable[Expression]) -> Expression:
     return Expression.parse(" AND ".join(texts))
 
 
-def named(text: str) -> tuple[str, Expression]:
+def split_alias(text: str) -> tuple[str, Expression]:
     """Parse one entry of a select list, ``price * volume AS turnover`` or ``price``.
 
     Raises
@@ -214,7 +214,7 @@ def named(text: str) -> tuple[str, Expression]:
     return name, expression
 
 
-def edited(text: str, edits: Iterable[tuple[Tree, str]]) -> str:
+def edit(text: str, edits: Iterable[tuple[Tree, str]]) -> str:
     """Replace disjoint nodes of a text by other texts."""
     parts: list[str] = []
     at = 0

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.compression.abc import Codec, UnfitError
 from penstock.compression.codecs import decode_stream
-from penstock.compression.kernels.bits import SUB_BLOCK, Ints, sealed
+from penstock.compression.kernels.bits import SUB_BLOCK, Ints, seal
 from penstock.compression.node import Node, Reader
 from penstock.errors import CorruptDataError
 
@@ -94,7 +94,7 @@ class CodecTests:
 def _encoded(codec: Codec, values: Ints) -> Node | None:
     """Return the node of a stream, through bytes; None if the codec cannot hold it."""
     try:
-        node = codec.encode(sealed(values))
+        node = codec.encode(seal(values))
     except UnfitError:
         return None
     return _node_in(_bytes_of(node))

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.compression.abc import Codec
 from penstock.compression.codecs import CODECS
-from penstock.compression.codecs.registry import codec_named
+from penstock.compression.codecs.registry import find_codec
 from penstock.testing import CodecTests
 
 NAMES = sorted({name for name in CODECS if name != "constant"} | {"quantized_0.5", "decimal_2"})
@@ -16,4 +16,4 @@ LOSSY = {"quantized_0.5"}
 class TestCodecs(CodecTests):
     @pytest.fixture(params=[name for name in NAMES if name not in LOSSY])
     def codec(self, request: pytest.FixtureRequest) -> Codec:
-        return codec_named(request.param)
+        return find_codec(request.param)

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.operators.scan.selection import selected
+from penstock.operators.scan.selection import select_rows
 
 
 @given(
@@ -29,8 +29,8 @@ def test_rows_are_selected_as_arrow_filters_them(
     part = slice(cut, len(rows) - end)
     for some, keep in ((whole, mask), (whole[part], mask[part])):
         for dictionaries in (False, True):
-            found = selected(some, keep, dictionaries=dictionaries)
+            found = select_rows(some, keep, dictionaries=dictionaries)
             assert found.cast(some.schema).equals(some.filter(keep))
             assert dictionaries or found.schema == some.schema
     twice, mask = pa.concat_tables([whole, whole]), pa.concat_arrays([mask, mask])
-    assert selected(twice, mask).equals(twice.filter(mask))
+    assert select_rows(twice, mask).equals(twice.filter(mask))

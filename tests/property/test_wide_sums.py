@@ -199,5 +199,5 @@ def test_words_are_those_of_python() -> None:
     narrow = pa.record_batch({"a": pa.array([1, None])})
     together = wide.concat_alike([narrow, pa.record_batch({"a": column})])
     assert numbers(together["a"]) == [1, None, *values]
-    assert wide.trimmed(pa.record_batch({"a": column.slice(0, 5)})).schema.types == [pa.int64()]
+    assert wide.narrow_words(pa.record_batch({"a": column.slice(0, 5)})).schema.types == [pa.int64()]
     assert np.array_equal(wide.words_of(narrow["a"])[1][:1], [0])

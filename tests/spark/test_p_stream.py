@@ -19,7 +19,7 @@ import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamWriter, Unit
 from penstock.checkpointing.p_stream.segments import pieces
 from penstock.spark_ext.sources import p_stream_source
-from penstock.spark_ext.sources.pushed import bounded
+from penstock.spark_ext.sources.pushed import split_large
 from tests.spark.p_streams import (
     SCHEMA,
     append,
@@ -264,7 +264,7 @@ def test_pieces_are_balanced_and_in_order() -> None:
         commit = Commit("w", 0, "", 0, 0, (Segment("s", tuple(Unit(0, 1, n) for n in counts)),))
         wanted = list(pieces([commit], 0, sum(counts)))
         for parts in range(1, 9):
-            groups = p_stream_source.balanced(wanted, parts)
+            groups = p_stream_source.balance(wanted, parts)
             assert len(groups) <= parts
             assert [piece for group in groups for piece in group.pieces] == wanted
 
@@ -420,6 +420,6 @@ def test_output_modes_that_replace_rows_are_refused(
 
 def test_large_units_cross_to_the_jvm_in_parts() -> None:
     rows = table(0, 100).to_batches()[0]
-    parts = list(bounded(rows, 100))
+    parts = list(split_large(rows, 100))
     assert len(parts) > 10
     assert pa.Table.from_batches(parts).equals(table(0, 100))

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.sql.expression import Expression, column, conjunction, named
+from penstock.sql.expression import Expression, column, conjunction, split_alias
 from penstock.sql.tree import Tree
 
 
@@ -81,7 +81,7 @@ def test_a_column_of_any_name_is_an_expression(name: str) -> None:
     ],
 )
 def test_an_entry_of_a_select_list_has_a_name(text: str, name: str, rest: str) -> None:
-    assert named(text) == (name, Expression.parse(rest))
+    assert split_alias(text) == (name, Expression.parse(rest))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_is_no_expression_of_one_row_is_refused(text: str) -> None:
 
 def test_more_than_a_column_needs_a_name() -> None:
     with pytest.raises(InvalidUsageError, match="expression AS name"):
-        named("price * volume")
+        split_alias("price * volume")
 
 
 def test_an_expression_survives_pickling() -> None:
@@ -112,7 +112,7 @@ def test_a_text_stays_as_it_was_written() -> None:
         "aes_encrypt(a, 'k') is NULL",
     ]
     assert made.resolve(["A"]).text == text.replace("(a,", "(A,")
-    assert named(f"{text} AS b") == ("b", made)
+    assert split_alias(f"{text} AS b") == ("b", made)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.state_store.keys.key_index import KeyIndex, grown
+from penstock.state_store.keys.key_index import KeyIndex, grow
 from penstock.state_store.keys.key_words import KeyCodec, Keys
 
 CODEC = KeyCodec([pa.field("k", pa.int64())])
@@ -74,10 +74,10 @@ def test_the_index_says_how_much_memory_it_holds() -> None:
 
 def test_growing_at_least_doubles_and_keeps_what_was_there() -> None:
     array = np.arange(100)
-    assert grown(array, 100) is array
-    larger = grown(array, 101)
+    assert grow(array, 100) is array
+    larger = grow(array, 101)
     assert len(larger) == 200
     assert larger[:100].tolist() == array.tolist()
     assert not larger[100:].any()
-    assert grown(array, 101, used=3).tolist() == [0, 1, 2, *[0] * 197]
-    assert grown(np.zeros((2, 3)), 3).shape == (64, 3)
+    assert grow(array, 101, used=3).tolist() == [0, 1, 2, *[0] * 197]
+    assert grow(np.zeros((2, 3)), 3).shape == (64, 3)

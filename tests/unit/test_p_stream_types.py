@@ -25,7 +25,7 @@ from penstock.errors import InvalidUsageError
 from penstock.spark_ext.border.types import (
     as_arrow_of_spark,
     check_same,
-    converted,
+    convert,
     spark_schema,
     stored_schema,
 )
@@ -66,16 +66,16 @@ def test_a_type_that_spark_has_not_is_converted_exactly(name: str) -> None:
     schema = spark_schema(batch.schema)
     assert schema["c"].dataType.simpleString() == expected
     arrow = as_arrow_of_spark(schema)
-    rows = converted(batch, arrow)
+    rows = convert(batch, arrow)
     assert rows.schema.equals(arrow)
     assert rows["c"].to_pylist() == [int(v) if name == "uint64" and v else v for v in values]
     if not pa.types.is_dictionary(kind):
-        assert converted(rows, batch.schema).equals(batch), "and back"
+        assert convert(rows, batch.schema).equals(batch), "and back"
 
 
 def test_run_ends_are_decoded() -> None:
     batch = pa.record_batch([pc.run_end_encode(pa.array([1, 1, 2]))], names=["c"])
-    rows = converted(batch, as_arrow_of_spark(spark_schema(batch.schema)))
+    rows = convert(batch, as_arrow_of_spark(spark_schema(batch.schema)))
     assert rows["c"].to_pylist() == [1, 1, 2]
 
 
@@ -92,7 +92,7 @@ def test_run_ends_are_decoded() -> None:
 def test_what_cannot_be_kept_exactly_is_refused_by_name(stored: pa.Array, wanted: pa.DataType) -> None:
     batch = pa.record_batch([stored], names=["secret"])
     with pytest.raises(InvalidUsageError, match=r"kept exactly.* column=secret"):
-        converted(batch, pa.schema({"secret": wanted}))
+        convert(batch, pa.schema({"secret": wanted}))
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ def test_a_null_where_there_may_be_none_is_refused(
 ) -> None:
     loose = pa.schema({"c": _loose(kind)})
     strict = pa.schema({"c": kind})
-    rows = converted(pa.record_batch([pa.array(good, loose.field("c").type)], schema=loose), strict)
+    rows = convert(pa.record_batch([pa.array(good, loose.field("c").type)], schema=loose), strict)
     assert rows["c"].to_pylist() == good
     with pytest.raises(InvalidUsageError, match=r"where there may be none: column=c|kept exactly: column=c"):
-        converted(pa.record_batch([pa.array(bad, loose.field("c").type)], schema=loose), strict)
+        convert(pa.record_batch([pa.array(bad, loose.field("c").type)], schema=loose), strict)
 
 
 def test_a_null_around_what_is_never_null_is_none_in_it() -> None:
@@ -197,7 +197,7 @@ def test_a_null_around_what_is_never_null_is_none_in_it() -> None:
     ):
         for part in (stored, stored.slice(1)):
             batch = pa.record_batch([part], names=["c"])
-            rows = converted(batch, pa.schema({"c": kind}))["c"]
+            rows = convert(batch, pa.schema({"c": kind}))["c"]
             rows.validate(full=True)
             assert rows.to_pylist() == part.to_pylist()
 

@@ -16,7 +16,7 @@ from penstock.operators.aggregates.decomposition import decompose
 from penstock.operators.scan.spec import PANE, Fragments
 from penstock.spark_ext.border.window_packing import add_rows, row_fragmenter
 from penstock.spark_ext.graph.window_join import SidesOperator
-from penstock.spark_ext.state_reader.state_view import Ours, Stored, one_of_tables, shown
+from penstock.spark_ext.state_reader.state_view import Ours, Stored, displayed_schema, one_of_tables
 from penstock.spark_ext.state_reader.window_view import sides_view
 from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_plan import WindowPlan
@@ -92,9 +92,11 @@ def test_each_side_of_a_join_of_windows_has_its_panes(tmp_path: Path) -> None:
 
 
 def test_a_column_of_ours_gives_way_to_one_of_the_stream_whatever_its_case() -> None:
-    made = shown([StructField("Bucket", StringType()), Ours("rank", LongType()), Ours("t", LongType())])
+    made = displayed_schema(
+        [StructField("Bucket", StringType()), Ours("rank", LongType()), Ours("t", LongType())]
+    )
     assert made.names == ["__penstock_bucket", "version", "Bucket", "rank", "t"]
-    assert shown([StructField("RANK", StringType()), Ours("rank", LongType())]).names[2:] == [
+    assert displayed_schema([StructField("RANK", StringType()), Ours("rank", LongType())]).names[2:] == [
         "RANK",
         "__penstock_rank",
     ]

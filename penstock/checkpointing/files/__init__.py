@@ -31,7 +31,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.checkpointing.files.abc import Content, FileFacts, Files
 from penstock.checkpointing.files.local import LocalFiles
-from penstock.checkpointing.files.locations import is_registered, shown
+from penstock.checkpointing.files.locations import is_registered, without_secrets
 from penstock.checkpointing.files.remote import OBJECT_STORES, RemoteFiles
 from penstock.errors import InvalidUsageError
 
@@ -72,22 +72,26 @@ def open_files(location: str | os.PathLike[str]) -> Files:
         return LocalFiles(Path(text).absolute())
     scheme = found["scheme"].lower()
     if not isinstance(location, str):
-        raise InvalidUsageError("a path holds a URI", location=shown(text), hint="give the URI as text")
+        raise InvalidUsageError(
+            "a path holds a URI", location=without_secrets(text), hint="give the URI as text"
+        )
     if "#" in text:
-        raise InvalidUsageError("a location has no fragment", location=shown(text), hint="write %23 for #")
+        raise InvalidUsageError(
+            "a location has no fragment", location=without_secrets(text), hint="write %23 for #"
+        )
     if scheme == "file":
         return LocalFiles(_path_in(text))
     if scheme not in _KNOWN and not is_registered(text):
         other = _OTHER_NAMES.get(scheme)
         raise InvalidUsageError(
             "no file system is known for this location",
-            location=shown(text),
+            location=without_secrets(text),
             hint=f"write {other}:// instead of {scheme}://"
             if other
             else "give an absolute path or a URI that begins with file://, s3://, gs://, abfss:// or hdfs://",
         )
     if not urlsplit(text).netloc and scheme not in {"hdfs", "viewfs"}:
-        raise InvalidUsageError("the location names no bucket or container", location=shown(text))
+        raise InvalidUsageError("the location names no bucket or container", location=without_secrets(text))
     return RemoteFiles(text)
 
 
@@ -97,7 +101,7 @@ def _path_in(uri: str) -> Path:
     if parts.netloc not in {"", "localhost"} or parts.query:
         raise InvalidUsageError(
             "a file: location is of this machine and has no parameters",
-            location=shown(uri),
+            location=without_secrets(uri),
             hint="write file:///absolute/path, or the path alone",
         )
     return Path("/" + unquote(parts.path).lstrip("/"))

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["Content", "FileFacts", "Files", "bytes_of", "checked", "is_name"]
+__all__ = ["Content", "FileFacts", "Files", "bytes_of", "check_name", "is_name"]
 
 Content = bytes | memoryview
 """The content of a file."""
@@ -135,7 +135,7 @@ def is_name(name: str) -> bool:
     return name not in {"", ".", ".."} and not any(character in name for character in "/\\\0")
 
 
-def checked(name: str) -> str:
+def check_name(name: str) -> str:
     """Return `name` if it is a valid name of a file or directory; see `is_name`."""
     if not is_name(name):
         raise InvalidUsageError("a file's name is empty or leads elsewhere", name=repr(name))

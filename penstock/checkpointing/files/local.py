@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import _durable
-from penstock.checkpointing.files.abc import Content, FileFacts, bytes_of, checked
+from penstock.checkpointing.files.abc import Content, FileFacts, bytes_of, check_name
 from penstock.checkpointing.files.locations import refusals
 
 __all__ = ["LocalFiles"]
@@ -37,21 +37,21 @@ class LocalFiles:
 
     def publish(self, name: str, *content: Content) -> None:
         """Create the file `name`; see `Files.publish`."""
-        path, views = self.directory / checked(name), bytes_of(content)
+        path, views = self.directory / check_name(name), bytes_of(content)
         _durable.make_directory(self.directory)
         _durable.publish(path, *views, direct_io=self.direct_io)
 
     def read(self, name: str) -> Content:
         """Return the content of the file `name`; see `Files.read`."""
-        return _durable.read(self.directory / checked(name))
+        return _durable.read(self.directory / check_name(name))
 
     def read_range(self, name: str, at: int, size: int) -> Content:
         """Return a part of the file `name`; see `Files.read_range`."""
-        return _durable.read(self.directory / checked(name), at, size, direct_io=self.direct_io)
+        return _durable.read(self.directory / check_name(name), at, size, direct_io=self.direct_io)
 
     def delete(self, name: str) -> None:
         """Remove the file `name`; see `Files.delete`."""
-        _durable.delete(self.directory / checked(name))
+        _durable.delete(self.directory / check_name(name))
 
     def list(self) -> list[FileFacts]:
         """Return the direct children; see `Files.list`."""
@@ -65,7 +65,7 @@ class LocalFiles:
 
     def child(self, name: str) -> LocalFiles:
         """Return the directory `name` below this one; see `Files.child`."""
-        return LocalFiles(self.directory / checked(name), self.direct_io)
+        return LocalFiles(self.directory / check_name(name), self.direct_io)
 
     def path_of(self, name: str) -> str:
         """Return the file's path; see `Files.path_of`."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError, UnavailableError
 
-__all__ = ["file_system", "is_registered", "refusals", "shown"]
+__all__ = ["file_system", "is_registered", "refusals", "without_secrets"]
 
 _TELLING = frozenset({
     "allow_bucket_creation", "allow_bucket_deletion", "blob_storage_authority", "dfs_storage_authority",
@@ -46,7 +46,7 @@ def file_system(uri: str, *, delayed: bool = True) -> tuple[Any, str]:
         except pa.ArrowInvalid as error:
             raise InvalidUsageError(
                 "pyarrow does not understand this location",
-                location=shown(uri),
+                location=without_secrets(uri),
                 reason=_reason(error, uri),
                 hint="see pyarrow.fs.FileSystem.from_uri",
             ) from None
@@ -86,7 +86,7 @@ def is_registered(uri: str) -> bool:
     return True
 
 
-def shown(uri: str) -> str:
+def without_secrets(uri: str) -> str:
     """Return `uri` for display: without passwords and without parameters that could be secrets."""
     address, _, query = uri.partition("?")
     begin, mark, end = address.rpartition("@")
@@ -103,7 +103,7 @@ def _reason(error: Exception, uri: str = "") -> str:
     """Return a file system's error in one line, without the secrets of `uri`."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     line = text.splitlines()[0]
-    return line if shown(uri) == uri or "://" not in line else "see the location"
+    return line if without_secrets(uri) == uri or "://" not in line else "see the location"
 
 
 @contextlib.contextmanager

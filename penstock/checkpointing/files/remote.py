@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._clock import new_id
-from penstock.checkpointing.files.abc import Content, FileFacts, bytes_of, checked
-from penstock.checkpointing.files.locations import file_system, refusals, shown
+from penstock.checkpointing.files.abc import Content, FileFacts, bytes_of, check_name
+from penstock.checkpointing.files.locations import file_system, refusals, without_secrets
 from penstock.errors import ConflictError, UnavailableError
 
 __all__ = ["OBJECT_STORES", "RemoteFiles"]
@@ -51,12 +51,12 @@ class RemoteFiles:
     @property
     def location(self) -> str:
         """The URI, in which secrets are ``***``."""
-        address, mark, parameters = shown(self.uri).partition("?")
+        address, mark, parameters = without_secrets(self.uri).partition("?")
         return "/".join([address.rstrip("/"), *self.below]) + mark + parameters
 
     def publish(self, name: str, *content: Content) -> None:
         """Create the file `name`; see `Files.publish`."""
-        target, views = checked(name), bytes_of(content)
+        target, views = check_name(name), bytes_of(content)
         with self._refusals("cannot write state", self.path_of(name)):
             # A large upload to S3 begins on opening. If that fails, no stream stays open whose close would
             # create an incomplete object.
@@ -93,7 +93,7 @@ class RemoteFiles:
         return self._read(name, at, size)
 
     def _read(self, name: str, at: int, wanted: int | None) -> memoryview:
-        target = self.path_of(checked(name))
+        target = self.path_of(check_name(name))
         with self._refusals("cannot read state", target):
             system, directory = self._place()
             try:
@@ -115,7 +115,7 @@ class RemoteFiles:
 
     def delete(self, name: str) -> None:
         """Remove the file `name`; see `Files.delete`."""
-        with self._refusals("cannot delete state", self.path_of(checked(name))):
+        with self._refusals("cannot delete state", self.path_of(check_name(name))):
             system, directory = self._place()
             with contextlib.suppress(FileNotFoundError):
                 system.delete_file(f"{directory}/{name}")
@@ -142,7 +142,7 @@ class RemoteFiles:
 
     def child(self, name: str) -> RemoteFiles:
         """Return the directory `name` below this one; see `Files.child`."""
-        return RemoteFiles(self.uri, (*self.below, checked(name)))
+        return RemoteFiles(self.uri, (*self.below, check_name(name)))
 
     def path_of(self, name: str) -> str:
         """Return the file's URI without parameters; see `Files.path_of`."""

@@ -12,7 +12,7 @@ from penstock import _clock
 from penstock.checkpointing.p_unit import PUnit, encode
 from penstock.errors import InvalidUsageError
 
-__all__ = ["DESCRIPTION_FILE", "Description", "check_schema", "checked_name", "describe"]
+__all__ = ["DESCRIPTION_FILE", "Description", "check_name", "check_schema", "describe"]
 
 DESCRIPTION_FILE = "p-stream"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -33,7 +33,7 @@ def describe(schema: pa.Schema, direct_io: bool) -> memoryview:
     return encode(PUnit("p-stream", meta))
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """Return the name of a reader or writer.
 
     Raises

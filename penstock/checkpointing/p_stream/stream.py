@@ -29,8 +29,8 @@ from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.description import (
     DESCRIPTION_FILE,
     Description,
+    check_name,
     check_schema,
-    checked_name,
     describe,
 )
 from penstock.checkpointing.p_stream.log import CommitLog
@@ -258,7 +258,7 @@ class PStream:
         CorruptDataError, UnavailableError
             If the log is damaged, or the file system refuses.
         """
-        checked_name(reader)
+        check_name(reader)
         self.log.subscribe(reader, lambda: self._offset_of(start))
         return self._progress(reader)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
-from penstock.checkpointing.p_stream.description import check_schema, checked_name
+from penstock.checkpointing.p_stream.description import check_name, check_schema
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWriter
 from penstock.checkpointing.p_stream.stream import PStream
 from penstock.checkpointing.p_stream.threads import Threads
@@ -118,7 +118,7 @@ class PStreamWriter:
             raise InvalidUsageError(
                 "a limit must be at least 1", unit_rows=unit_rows, max_pending_bytes=max_pending_bytes
             )
-        self.name = checked_name(writer)
+        self.name = check_name(writer)
         self._interval_s = parse_duration_us(interval) / 1e6
         self._coder = Coder(goal, error_bounds=error_bounds, codecs=codecs, threads=threads)
         self._unit_rows, self._max_pending_bytes = unit_rows, max_pending_bytes

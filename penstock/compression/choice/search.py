@@ -20,7 +20,7 @@ from penstock.compression.codecs.agnostic import Pcodec
 from penstock.compression.codecs.decimals import Quantized
 from penstock.compression.codecs.dictionary import MAX_DISTINCT
 from penstock.compression.codecs.registry import DEFAULT, Transform, head_of
-from penstock.compression.kernels.bits import Ints, sealed
+from penstock.compression.kernels.bits import Ints, seal
 from penstock.compression.node import Node
 
 __all__ = ["QUICK_DEPTH", "Choice", "can_code", "choose", "decide", "rank"]
@@ -82,7 +82,7 @@ def rank(
         return [Choice(0.0, ("constant",), CODECS["constant"].encode(values))]
     tried: list[Choice] = []
     least = math.inf
-    values = sealed(values)
+    values = seal(values)
     stats = stream_stats(values, floats=floats)
     candidates = _candidates(stats, goal, floats=floats, bound=bound, depth=depth)
     for cascade in _for_text(stats, goal) if text else candidates:
@@ -170,7 +170,7 @@ def can_code(values: Ints, cascade: Cascade) -> bool:
         if not isinstance(codec, Transform):
             return codec.name != "constant" or not (values != values[:1]).any()
         try:
-            values, _ = codec.split(sealed(values))
+            values, _ = codec.split(seal(values))
         except UnfitError:
             return False
     return True

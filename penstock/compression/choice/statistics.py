@@ -13,7 +13,7 @@ from penstock.compression.arrow import to_streams
 from penstock.compression.codecs.decimals import digits_of
 from penstock.compression.codecs.dictionary import codes_of
 from penstock.compression.codecs.differences import divisor_of
-from penstock.compression.kernels.bits import SUB_BLOCK, Ints, sealed
+from penstock.compression.kernels.bits import SUB_BLOCK, Ints, seal
 from penstock.compression.layouts import Layout, is_float, layouts_of
 
 __all__ = ["ColumnStats", "column_stats", "sample_of", "stream_stats"]
@@ -97,7 +97,7 @@ def stream_stats(sample: Ints, *, floats: bool = False) -> ColumnStats:
 
     With `floats`, the integers are the bits of floating-point numbers.
     """
-    sample = sealed(sample)
+    sample = seal(sample)
     found = np.empty(8, np.int64)
     _scan(sample, found)
     least, most, low, high, low2, high2, runs, descents = found.tolist()

@@ -21,7 +21,7 @@ from penstock.compression.codecs.registry import (
     decode_stream,
     encode_light,
     register,
-    register_made,
+    register_family,
 )
 from penstock.compression.kernels.bits import Ints
 from penstock.compression.node import Node, width_code
@@ -319,4 +319,4 @@ def _make_quantized(bound: str) -> Quantized:
 register(Decimal())
 for fixed_digits in range(MAX_DIGITS + 1):
     register(Decimal(fixed_digits))
-register_made(Quantized.prefix, _make_quantized, reader=Quantized(1.0))
+register_family(Quantized.prefix, _make_quantized, reader=Quantized(1.0))

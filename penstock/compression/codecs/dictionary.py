@@ -10,7 +10,7 @@ import numpy as np
 from penstock._kernels import kernel
 from penstock.compression.abc import UnfitError, check
 from penstock.compression.codecs.registry import Transform, decode_stream, encode_light, register
-from penstock.compression.kernels.bits import Ints, sealed
+from penstock.compression.kernels.bits import Ints, seal
 from penstock.compression.kernels.integer_vectors import bit_length
 from penstock.compression.kernels.text import code_type
 from penstock.compression.node import Node, width_code
@@ -106,7 +106,7 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
 
 def _codes_by_table(values: Ints, most: int) -> tuple[Ints, Ints] | None:
     """As `codes_of`, for values of one or two bytes, by a table of all possible values."""
-    places = sealed(values).view(f"u{values.dtype.itemsize}")
+    places = seal(values).view(f"u{values.dtype.itemsize}")
     seen = np.zeros(1 << 8 * values.dtype.itemsize, np.uint8)
     _mark(places, seen)
     distinct = np.sort(np.flatnonzero(seen).astype(places.dtype).view(values.dtype))

@@ -18,10 +18,10 @@ from penstock.compression.kernels.bits import Ints
 from penstock.compression.kernels.integer_vectors import running_sum, running_xor
 from penstock.compression.node import TYPES, Node, width_code
 
-__all__ = ["BaseDelta", "Delta", "Multiple", "Xor", "divisor_of", "narrowed"]
+__all__ = ["BaseDelta", "Delta", "Multiple", "Xor", "divisor_of", "narrow"]
 
 
-def narrowed(values: Ints) -> Ints:
+def narrow(values: Ints) -> Ints:
     """Return the values in the narrowest type that holds them."""
     if not values.size:
         return values.astype(np.int8)
@@ -44,7 +44,7 @@ class BaseDelta(Transform):
         """Return the differences."""
         base = values.min() if values.size else values.dtype.type(0)
         with np.errstate(over="ignore"):
-            rest = narrowed(values - base)
+            rest = narrow(values - base)
         width, count, parameters = width_code(values), values.size, base.tobytes()
         return rest, lambda child: Node(self.number, width, count, parameters, children=[child])
 
@@ -77,7 +77,7 @@ class Multiple(Transform):
         divisor, factors = _factors_of(values)
         if divisor < 2:
             raise UnfitError
-        rest = narrowed(factors)
+        rest = narrow(factors)
         parameters = divisor.to_bytes(8, "little") + values[:1].tobytes()
         width, count = width_code(values), values.size
         return rest, lambda child: Node(self.number, width, count, parameters, children=[child])
@@ -173,7 +173,7 @@ class Delta(Transform):
     def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
         """Return the differences."""
         with np.errstate(over="ignore"):
-            rest = narrowed(self.difference(values[1:], values[:-1]))
+            rest = narrow(self.difference(values[1:], values[:-1]))
         width, count, first = width_code(values), values.size, values[:1].tobytes()
         return rest, lambda child: Node(self.number, width, count, first, children=[child])
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from penstock.compression.abc import Codec, check
 from penstock.compression.codecs.registry import CODECS, codec_of, decode_stream, encode_light, register
 from penstock.compression.kernels import bits
-from penstock.compression.kernels.bits import SUB_BLOCK, Ints, Packed, Step, sealed
+from penstock.compression.kernels.bits import SUB_BLOCK, Ints, Packed, Step, seal
 from penstock.compression.node import TYPES, Node, width_code
 from penstock.errors import CorruptDataError
 
@@ -134,13 +134,13 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
         payload = node.payload[begin:end]
     return Packed(
         step,
-        sealed(widths[first:last]),
-        sealed(bases),
-        sealed(firsts),
-        sealed(exceptions),
-        sealed(positions),
-        sealed(highs),
-        sealed(payload),
+        seal(widths[first:last]),
+        seal(bases),
+        seal(firsts),
+        seal(exceptions),
+        seal(positions),
+        seal(highs),
+        seal(payload),
     )
 
 

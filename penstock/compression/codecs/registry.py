@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 
 from penstock.compression.abc import Cascade, Codec, check
-from penstock.compression.kernels.bits import SUB_BLOCK, Ints, sealed
+from penstock.compression.kernels.bits import SUB_BLOCK, Ints, seal
 from penstock.compression.node import Node
 from penstock.errors import InvalidUsageError
 
@@ -15,14 +15,14 @@ __all__ = [
     "DEFAULT",
     "Transform",
     "cascade_of",
-    "codec_named",
     "codec_of",
     "decode_stream",
     "encode_light",
     "encode_stream",
+    "find_codec",
     "head_of",
     "register",
-    "register_made",
+    "register_family",
 ]
 
 CODECS: dict[str, Codec] = {}
@@ -64,7 +64,7 @@ def register(codec: Codec) -> None:
     _BY_NUMBER.setdefault(codec.number, codec)
 
 
-def register_made(prefix: str, make: Callable[[str], Codec], *, reader: Codec) -> None:
+def register_family(prefix: str, make: Callable[[str], Codec], *, reader: Codec) -> None:
     """Register codecs whose names are a prefix and a parameter; `reader` decodes the nodes of all of them."""
     _MADE[prefix] = make
     _BY_NUMBER[reader.number] = reader
@@ -82,7 +82,7 @@ def codec_of(node: Node) -> Codec:
     return _BY_NUMBER[node.codec]
 
 
-def codec_named(name: str) -> Codec:
+def find_codec(name: str) -> Codec:
     """Return a codec by its name.
 
     Raises
@@ -110,7 +110,7 @@ def head_of(cascade: Cascade) -> tuple[Codec, Cascade]:
     """
     fused = CODECS.get(">".join(cascade[:2]))
     codec, rest = (
-        (fused, cascade[2:]) if fused and len(cascade) > 1 else (codec_named(cascade[0]), cascade[1:])
+        (fused, cascade[2:]) if fused and len(cascade) > 1 else (find_codec(cascade[0]), cascade[1:])
     )
     if rest and not isinstance(codec, Transform):
         raise InvalidUsageError("no codec can follow this one", codec=codec.name, following=rest[0])
@@ -138,7 +138,7 @@ def encode_stream(values: Ints, cascade: Cascade) -> Node:
     """
     if not cascade:
         return encode_light(values)
-    values = sealed(values)
+    values = seal(values)
     codec, rest = head_of(cascade)
     if not isinstance(codec, Transform):
         return codec.encode(values)
@@ -188,4 +188,4 @@ def decode_stream(node: Node, count: int | None = None, start: int = 0, stop: in
     stop = node.count if stop is None else stop
     values = codec_of(node).decode(node, start, stop)
     check(values.size == stop - start, "a stream has fewer values than it states")
-    return sealed(values)
+    return seal(values)

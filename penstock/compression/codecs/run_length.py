@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock._kernels import kernel
 from penstock.compression.abc import check
-from penstock.compression.codecs.differences import narrowed
+from penstock.compression.codecs.differences import narrow
 from penstock.compression.codecs.registry import Transform, decode_stream, encode_light, register
 from penstock.compression.kernels.bits import Ints
 from penstock.compression.kernels.integer_vectors import fill
@@ -56,7 +56,7 @@ class RunLength(Transform):
         """Return the runs' values."""
         heads, lengths = np.empty_like(values), np.empty(values.size, np.int32)
         runs = _find_runs(values, heads, lengths) if values.size else 0
-        sizes = narrowed(lengths[:runs] - np.int32(1))
+        sizes = narrow(lengths[:runs] - np.int32(1))
         width, count = width_code(values), values.size
         return heads[:runs], lambda child: Node(
             self.number, width, count, children=[child, encode_light(sizes)]

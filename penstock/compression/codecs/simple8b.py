@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock._kernels import kernel
 from penstock.compression.abc import Codec, UnfitError, check
-from penstock.compression.codecs.differences import narrowed
+from penstock.compression.codecs.differences import narrow
 from penstock.compression.codecs.registry import encode_light, register
 from penstock.compression.kernels.bits import SUB_BLOCK, Bytes, Ints
 from penstock.compression.node import Node, width_code
@@ -98,7 +98,7 @@ class Simple8b(Codec):
         if words < 0:
             raise UnfitError
         payload: Bytes = out[:words].view(np.uint8)
-        children = [encode_light(narrowed(sizes))]
+        children = [encode_light(narrow(sizes))]
         return Node(self.number, width_code(values), values.size, payload=payload, children=children)
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:

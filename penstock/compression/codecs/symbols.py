@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from penstock.compression.abc import UnfitError, check
 from penstock.compression.codecs.registry import CODECS, Transform, decode_stream, register
-from penstock.compression.kernels.bits import Bytes, Ints, sealed
+from penstock.compression.kernels.bits import Bytes, Ints, seal
 from penstock.compression.kernels.symbols import (
     LONGEST,
     MOST_SYMBOLS,
@@ -64,9 +64,9 @@ class Symbols(Transform):
             if end + _SPARE > source.size:
                 # Copy the last bytes, so that they have padding behind them.
                 rest = np.append(source[begin:end], np.zeros(_SPARE, np.uint8))
-                ends.append(code_symbols(sealed(rest), 0, end - begin, *tables, lanes, out, ends[-1]))
+                ends.append(code_symbols(seal(rest), 0, end - begin, *tables, lanes, out, ends[-1]))
             else:
-                ends.append(code_symbols(sealed(source), begin, end, *tables, lanes, out, ends[-1]))
+                ends.append(code_symbols(seal(source), begin, end, *tables, lanes, out, ends[-1]))
         parameters = sizes[:count].tobytes() + b"".join(
             int(symbol).to_bytes(LONGEST, "little")[:size]
             for symbol, size in zip(symbols[:count], sizes[:count], strict=True)

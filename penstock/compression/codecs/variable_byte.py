@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock._kernels import kernel
 from penstock.compression.abc import Codec, check
-from penstock.compression.codecs.differences import narrowed
+from penstock.compression.codecs.differences import narrow
 from penstock.compression.codecs.registry import encode_light, register
 from penstock.compression.kernels.bits import SUB_BLOCK, Bytes, Ints
 from penstock.compression.node import Node, width_code
@@ -68,7 +68,7 @@ class VariableByte(Codec):
         out = np.empty(values.size * (values.dtype.itemsize * 8 // 7 + 1), np.uint8)
         sizes = np.empty(-(-values.size // SUB_BLOCK), np.int32)
         used = _write(words, out, sizes)
-        children = [encode_light(narrowed(sizes))]
+        children = [encode_light(narrow(sizes))]
         return Node(self.number, width_code(values), values.size, payload=out[:used], children=children)
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:

@@ -42,7 +42,7 @@ __all__ = [
     "ends_of",
     "finish",
     "pack",
-    "sealed",
+    "seal",
     "unpack",
     "unpack_offsets",
 ]
@@ -55,7 +55,7 @@ Bytes = npt.NDArray[np.uint8]
 Words = TypeVar("Words", bound=npt.NDArray[Any])
 
 
-def sealed(values: Words) -> Words:
+def seal(values: Words) -> Words:
     """Return a stream read-only, so that kernels are compiled only for read-only arrays."""
     if values.flags.writeable:
         values = values.view()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.compression.kernels.bits import Bytes, Ints, sealed
+from penstock.compression.kernels.bits import Bytes, Ints, seal
 from penstock.compression.kernels.byte_vectors import copy_bytes, word_at
 from penstock.compression.kernels.integer_vectors import bit_length
 
@@ -237,7 +237,7 @@ def are_equal(offsets: Ints, source: Bytes, text: bytes) -> npt.NDArray[np.bool_
 def counts_of(codes: Ints, size: int) -> Ints:
     """Count each code from 0 to before `size`, four times as fast as `np.bincount`."""
     counts = np.zeros(size, np.int64)
-    _count(sealed(codes), counts)
+    _count(seal(codes), counts)
     return counts
 
 
@@ -311,7 +311,7 @@ def texts_of(
     else:
         end = begins.dtype.type(min(source.size - _SPARE, np.iinfo(begins.dtype).max))
         spared = max(0, int(np.searchsorted(begins, end, "right")) - 1)
-    codes, begins, source = sealed(codes), sealed(begins), sealed(source)
+    codes, begins, source = seal(codes), seal(begins), seal(source)
     # Checking the lengths of more texts than are written would take longer than it saves.
     length = _common_length(begins) if count < codes.size else -1
     offsets = _places_of(codes, begins, length, kind, most)

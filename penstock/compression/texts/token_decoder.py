@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from penstock.compression.abc import check
 from penstock.compression.codecs.registry import decode_stream
-from penstock.compression.kernels.bits import SUB_BLOCK, Bytes, Ints, sealed
+from penstock.compression.kernels.bits import SUB_BLOCK, Bytes, Ints, seal
 from penstock.compression.kernels.text import counts_of, offsets_of
 from penstock.compression.kernels.token_decoding import DIGITS, join_words, write_rows
 from penstock.compression.kernels.token_pieces import LITERAL, MOST_DIGITS, NUMBER, SPARE, WORD
@@ -149,15 +149,15 @@ def decode_tokens(streams: tuple[Ints, ...], kind: npt.DTypeLike, most: int) -> 
     out = allocate(total + SPARE, np.uint8)
     table[:, 4] = columns
     written = write_rows(
-        sealed(forms),
+        seal(forms),
         known.flat,
         known.firsts,
         table,
         word_offsets,
         joined,
-        sealed(codes),
-        sealed(numbers),
-        sealed(lengths),
+        seal(codes),
+        seal(numbers),
+        seal(lengths),
         np.append(others, spare).view(np.uint8),
         DIGITS,
         offsets,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.compression.kernels.bits import SUB_BLOCK, Bytes, Ints, sealed
+from penstock.compression.kernels.bits import SUB_BLOCK, Bytes, Ints, seal
 from penstock.compression.kernels.token_encoding import (
     CHILD,
     COLUMN,
@@ -125,8 +125,8 @@ class _Encoder:
         lengths, others = allocate(size + rows, np.int32), allocate(size + SPARE, np.uint8)
         used = np.array([0, 0, self._count])
         code_rows(
-            sealed(source),
-            sealed(offsets),
+            seal(source),
+            seal(offsets),
             self._split,
             self._nodes,
             self._slots,

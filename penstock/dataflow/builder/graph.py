@@ -22,10 +22,10 @@ from penstock.dataflow.nodes import (
 )
 from penstock.dataflow.plan import Persist, PhysicalPlan, plan
 from penstock.dataflow.statistics import Statistics, measure
-from penstock.ddl import parse_schema, quoted
+from penstock.ddl import parse_schema, quote
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.operator_options import QueueArguments, QueueOptions, make_options
-from penstock.sql.expression import Expression, column, did_you_mean, named
+from penstock.sql.expression import Expression, column, did_you_mean, split_alias
 
 __all__ = ["Graph", "GraphName", "graph"]
 
@@ -129,7 +129,7 @@ def _schema_of(given: Any) -> pa.Schema:
     if isinstance(given, pa.Schema) or not hasattr(struct, "fields"):
         return given
     return parse_schema(
-        ", ".join(f"{quoted(one.name)} {one.dataType.simpleString()}" for one in struct.fields)
+        ", ".join(f"{quote(one.name)} {one.dataType.simpleString()}" for one in struct.fields)
     )
 
 
@@ -177,7 +177,7 @@ class Graph(Windows, Streams):
             if text.strip() == "*":
                 made += [(each, column(each)) for each in self.schema.names]
             else:
-                label, expression = named(text)
+                label, expression = split_alias(text)
                 made.append((label, expression.resolve(self.schema.names, node=own)))
         made += [(label, self._expression(text, own)) for label, text in expressions.items()]
         return self._with(Select(own, (self.root,), tuple(made)))

@@ -28,7 +28,7 @@ __all__ = [
     "console",
     "errors",
     "size",
-    "unwrapped",
+    "unwrap",
     "utc_time",
 ]
 
@@ -117,7 +117,7 @@ def amount(files: int, size_bytes: int) -> str:
     return f"{files:,} file{'' if files == 1 else 's'}, {size(size_bytes)}"
 
 
-def unwrapped(command: Callable[..., Any] | None) -> str:
+def unwrap(command: Callable[..., Any] | None) -> str:
     """Return a command's docstring with a line for each paragraph, which typer wraps as the terminal is wide.
 
     A paragraph that begins with a backspace keeps its lines.

@@ -20,7 +20,7 @@ import pyarrow.json
 from penstock.errors import InvalidUsageError
 from penstock.jobs.ingest.column_types import cast_column, choose_type, parse_type
 
-__all__ = ["Bad", "CsvDialect", "Dialect", "JsonDialect", "Records", "parsed"]
+__all__ = ["Bad", "CsvDialect", "Dialect", "JsonDialect", "Records", "parse_records"]
 
 _NEWLINE, _QUOTE, _COMMA = b"\n", b'"', ord(",")
 _BLOCK_BYTES = 1 << 20
@@ -404,7 +404,7 @@ def _outside_text(
     return outside, depth
 
 
-def parsed(
+def parse_records(
     records: Records, content: bytes, schema: pa.Schema, at: int = 0
 ) -> Iterator[tuple[int, pa.Table | Bad]]:
     """Parse complete records; return in order rows or a bad record, and the end of each part.
@@ -418,7 +418,7 @@ def parsed(
         if not half:
             yield at + len(content), Bad(at, records.why(content, schema))
             return
-        yield from parsed(records, content[:half], schema, at)
-        yield from parsed(records, content[half:], schema, at + half)
+        yield from parse_records(records, content[:half], schema, at)
+        yield from parse_records(records, content[half:], schema, at + half)
     else:
         yield at + len(content), rows

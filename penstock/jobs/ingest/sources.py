@@ -14,7 +14,7 @@ import xxhash
 
 from penstock.errors import InvalidUsageError
 from penstock.jobs.ingest.byte_source import ByteSource
-from penstock.jobs.ingest.records import Bad, Dialect, Records, parsed
+from penstock.jobs.ingest.records import Bad, Dialect, Records, parse_records
 from penstock.operators.update_stream.cast import cast
 
 __all__ = ["ArrowFile", "BadRecord", "ParquetFile", "ReadSizes", "Rows", "Source", "TableFile", "TextSource"]
@@ -224,7 +224,7 @@ class TextSource(Source):
                 ) from error
 
     def _rows(self, records: Records, chunk: bytes, schema: pa.Schema) -> Iterator[Rows | BadRecord]:
-        for end, found in parsed(records, chunk, schema, self._at):
+        for end, found in parse_records(records, chunk, schema, self._at):
             begin, self._at = self._at, end
             if isinstance(found, Bad):
                 yield BadRecord(self.name, self._line(found.at), found.at, found.why)

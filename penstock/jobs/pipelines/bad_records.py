@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 from penstock.conf.sections import OnError
 from penstock.spark_ext.api.metrics import BAD_RECORDS_PREFIX
 
-__all__ = ["BAD_RECORD", "counted"]
+__all__ = ["BAD_RECORD", "count_bad_records"]
 
 BAD_RECORD: Final = "__penstock_bad_record"
 """The column in which Spark's parsers put the text of a bad record; null for good ones."""
@@ -24,7 +24,7 @@ _REFUSAL: Final = (
 )
 
 
-def counted(rows: DataFrame, place: str, on_error: OnError) -> DataFrame:
+def count_bad_records(rows: DataFrame, place: str, on_error: OnError) -> DataFrame:
     """Return a source's rows without the column `BAD_RECORD`, and count those that have it.
 
     Parameters

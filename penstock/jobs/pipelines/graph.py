@@ -27,7 +27,7 @@ from penstock.dataflow import Graph, PhysicalPlan, graph
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.jobs.pipelines.schemas import read_sample, schema_of
 from penstock.operators.update_stream.operator_options import Apply, JoinArguments, QueueArguments
-from penstock.sql.expression import named
+from penstock.sql.expression import split_alias
 
 __all__ = ["OTHER", "SOURCE", "TABLE", "Binding", "graph_of", "plan_file", "queue_options"]
 
@@ -265,7 +265,7 @@ def _given_fields(section: Section, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _group(made: Graph, texts: Sequence[str]) -> Graph:
-    groups = [(text, *named(text)) for text in texts]
+    groups = [(text, *split_alias(text)) for text in texts]
     columns = [text for text, name, one in groups if one.is_column and name in one.columns]
     return made.group_by(*columns, **{name: one.text for text, name, one in groups if text not in columns})
 

@@ -7,9 +7,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.conf.pipeline import ConsoleSink, KafkaSink, MemorySink, ParquetSink, Pipeline
-from penstock.ddl import quoted
+from penstock.ddl import quote
 from penstock.jobs.pipelines.sources import resolve, spark_options
-from penstock.sql.expression import named
+from penstock.sql.expression import split_alias
 
 __all__ = ["pack_values", "sink_writer"]
 
@@ -39,8 +39,8 @@ def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:
     key : tuple of str
         The columns of the record's key: one as text, several as JSON.
     """
-    columns = [sf.col(quoted(name)) for name in rows.columns]
-    keys = [sf.col(quoted(name)) for name in key]
+    columns = [sf.col(quote(name)) for name in rows.columns]
+    keys = [sf.col(quote(name)) for name in key]
     name = keys[0].cast("string") if len(keys) == 1 else sf.to_json(sf.struct(*keys))
     return rows.select(name.alias("key"), sf.to_json(sf.struct(*columns)).alias("value"))
 
@@ -50,4 +50,4 @@ def _record_key(pipeline: Pipeline) -> tuple[str, ...]:
     if pipeline.window is None:
         return pipeline.step.key if pipeline.step is not None else ()
     last = pipeline if pipeline.by_window is None else pipeline.by_window
-    return tuple(named(text)[0] for text in last.group_by or ()) or ("window",)
+    return tuple(split_alias(text)[0] for text in last.group_by or ()) or ("window",)

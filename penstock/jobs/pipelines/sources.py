@@ -23,7 +23,7 @@ from penstock.conf.pipeline import (
 )
 from penstock.conf.sections import OnError
 from penstock.errors import InvalidUsageError
-from penstock.jobs.pipelines.bad_records import BAD_RECORD, counted
+from penstock.jobs.pipelines.bad_records import BAD_RECORD, count_bad_records
 from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE
 from penstock.jobs.session import is_local
 from penstock.spark_ext.api.failure import root_cause, spark_message
@@ -150,7 +150,7 @@ def _files(spark: SparkSession, source: FilesSource, place: str) -> DataFrame:
     if source.counts_bad_records:
         reader = reader.schema(f"{source.columns}, {BAD_RECORD} STRING")
         rows = reader.option("columnNameOfCorruptRecord", BAD_RECORD).load(path)
-        return counted(rows, place, source.on_error)
+        return count_bad_records(rows, place, source.on_error)
     if source.columns is not None:
         reader = reader.schema(source.columns)
     elif source.format != "text":
@@ -181,12 +181,12 @@ def unpack_values(
     columns : str
         Names and types, as DDL.
     place, on_error
-        As for `counted`.
+        As for `count_bad_records`.
     """
     options = {"columnNameOfCorruptRecord": BAD_RECORD}
     parsed = sf.from_json(sf.col("value").cast("string"), f"{columns}, {BAD_RECORD} STRING", options)
     values = records.select(parsed.alias("value"), sf.col("timestamp").alias("kafka_timestamp"))
-    return counted(values.select("value.*", "kafka_timestamp"), place, on_error)
+    return count_bad_records(values.select("value.*", "kafka_timestamp"), place, on_error)
 
 
 def _rate(spark: SparkSession, source: RateSource) -> DataFrame:

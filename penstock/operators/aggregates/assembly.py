@@ -21,7 +21,7 @@ from penstock.operators.aggregates.decomposition import Decomposition, deviation
 from penstock.operators.aggregates.moments import deviation_sources
 from penstock.operators.aggregates.wide import WIDE, as_floats, fits, words_of
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.sql.expression import Expression, column, edited
+from penstock.sql.expression import Expression, column, edit
 from penstock.sql.tree import Tree
 
 __all__ = ["Assembly"]
@@ -56,7 +56,7 @@ class Assembly:
         texts: dict[str, str] = {}
         for name, text in decomposition.assembly.items():
             made = Expression.parse(text)
-            texts[name] = edited(made.text, found.replaced(made.text, made.tree))
+            texts[name] = edit(made.text, found.replaced(made.text, made.tree))
         return cls(texts, found.means, found.deviations, wraps)
 
     @property

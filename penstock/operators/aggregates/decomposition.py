@@ -14,7 +14,7 @@ from penstock._extras import need_extra
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.sketches import log2_size_of
 from penstock.operators.scan.spec import PANE, Partial, PartialKind
-from penstock.sql.expression import Expression, column, edited, is_aggregate
+from penstock.sql.expression import Expression, column, edit, is_aggregate
 from penstock.sql.tree import Tree
 
 __all__ = ["Decomposition", "aggregates_of", "decompose", "deviation", "pane_ms", "sketched"]
@@ -127,7 +127,7 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
                     expression=text,
                 )
             edits.append((call, made))
-        rest = Expression.parse(edited(whole.text, edits))
+        rest = Expression.parse(edit(whole.text, edits))
         outside = sorted(set(rest.columns) - found.names - set(group))
         if outside:
             raise InvalidUsageError(

@@ -24,9 +24,9 @@ __all__ = [
     "concat_alike",
     "fits",
     "in_schema",
+    "narrow_words",
     "of_words",
     "schema_like",
-    "trimmed",
     "words_of",
 ]
 
@@ -105,7 +105,7 @@ def concat_alike(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, first.names)
 
 
-def trimmed(batch: pa.RecordBatch) -> pa.RecordBatch:
+def narrow_words(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Narrow the wide sum columns in which every sum fits 64 bits."""
     if not any(field.type == WIDE for field in batch.schema):
         return batch

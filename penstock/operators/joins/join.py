@@ -31,7 +31,7 @@ from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream, concat
-from penstock.state_store.keys.key_index import KeyIndex, grown
+from penstock.state_store.keys.key_index import KeyIndex, grow
 from penstock.state_store.tables.row_store import RowStore
 from penstock.units import FOREVER, NEVER
 
@@ -103,7 +103,7 @@ class _Side:
     def reserve(self, keys: int) -> None:
         """Make room for the lists of `keys` keys."""
         known = len(self.head)
-        self.head = grown(self.head, keys)
+        self.head = grow(self.head, keys)
         self.head[known:] = NOBODY
 
     def put(self, ids: Integers, times: Integers, payload: pa.RecordBatch) -> npt.NDArray[np.bool_]:
@@ -237,9 +237,9 @@ class UpdateJoin:
         known, needed = len(self._dirty), len(self._index)
         if needed <= known:
             return
-        self._dirty = grown(self._dirty, needed)
+        self._dirty = grow(self._dirty, needed)
         for number, array in enumerate(self._matched):
-            larger = grown(array, len(self._dirty))
+            larger = grow(array, len(self._dirty))
             larger[known:] = NEVER
             self._matched[number] = larger
         for side in self._sides:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.errors import CorruptDataError
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream
-from penstock.state_store.keys.key_index import KeyIndex, grown
+from penstock.state_store.keys.key_index import KeyIndex, grow
 from penstock.state_store.keys.key_words import Keys
 from penstock.state_store.tables.table import Table
 from penstock.state_store.tables.working_copy import TableMaker
@@ -197,9 +197,9 @@ class KeyRecords:
         known, needed = len(self.dirty), len(self)
         if needed <= known:
             return
-        self.dirty = grown(self.dirty, needed)
+        self.dirty = grow(self.dirty, needed)
         for name, value in self._columns.items():
-            self._arrays[name] = grown(self._arrays[name], len(self.dirty))
+            self._arrays[name] = grow(self._arrays[name], len(self.dirty))
             if value:
                 self._arrays[name][known:] = value
 

@@ -18,7 +18,7 @@ import numpy as np
 from penstock._kernels import kernel
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import Integers
-from penstock.state_store.keys.key_index import grown
+from penstock.state_store.keys.key_index import grow
 
 __all__ = ["PagedMemory"]
 
@@ -204,4 +204,4 @@ class PagedMemory:
 
 
 def _resize_array(array: Any, length: int) -> Any:
-    return array[:length].copy() if length <= len(array) else grown(array, length)[:length]
+    return array[:length].copy() if length <= len(array) else grow(array, length)[:length]

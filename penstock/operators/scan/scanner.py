@@ -17,7 +17,7 @@ from penstock.compression.kinds import coded_as
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.fragments import Fragmenter, merge_stretches
 from penstock.operators.scan.newest_per_key import Latest
-from penstock.operators.scan.selection import selected
+from penstock.operators.scan.selection import select_rows
 from penstock.operators.scan.spec import Scan
 from penstock.sql.comparisons import Interval, intervals_of, mask_of, union_intervals
 from penstock.sql.evaluate import can_fail, evaluate, type_of
@@ -197,7 +197,7 @@ class Scanner:
                 mask = None
             elif self._fragmenter is None or count < self._max_share * len(mask):
                 # Drop columns that only the predicate needed first.
-                rows = selected(rows.select(self._selected), _bits(mask), dictionaries=dictionaries)
+                rows = select_rows(rows.select(self._selected), _bits(mask), dictionaries=dictionaries)
                 mask = None
         if self._select is not None:
             columns = [_evaluate(value, rows) for value in self._select.values()]

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.compression.arrow import coded, taken
+from penstock.compression.arrow import coded, take_rows
 from penstock.compression.kernels.bits import Bytes, Ints
 from penstock.compression.kinds import is_text
 
-__all__ = ["selected"]
+__all__ = ["select_rows"]
 
 
 @kernel
@@ -29,7 +29,7 @@ def _find_true(bits: Bytes, first: int, count: int, rows: Ints) -> int:
     return found
 
 
-def selected(table: pa.Table, mask: pa.Array[Any], *, dictionaries: bool = False) -> pa.Table:
+def select_rows(table: pa.Table, mask: pa.Array[Any], *, dictionaries: bool = False) -> pa.Table:
     """Filter a table by a mask like Arrow; texts take half of Arrow's time.
 
     Parameters
@@ -50,6 +50,6 @@ def selected(table: pa.Table, mask: pa.Array[Any], *, dictionaries: bool = False
     for column in table.columns:
         array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         texts = coded(array, rows) if dictionaries and is_text(array.type) and not array.null_count else None
-        columns.append(taken(array, rows) if texts is None else texts)
+        columns.append(take_rows(array, rows) if texts is None else texts)
     fields = [field.with_type(one.type) for field, one in zip(table.schema, columns, strict=True)]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, table.schema.metadata))

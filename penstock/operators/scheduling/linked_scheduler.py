@@ -17,7 +17,7 @@ from penstock._kernels import kernel
 from penstock.operators.scheduling.abc import FIRST_CUT_RANK, Scheduler
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.stream import Integers
-from penstock.state_store.keys.key_index import grown
+from penstock.state_store.keys.key_index import grow
 
 if TYPE_CHECKING:
     from penstock.checkpointing.fields import Fields
@@ -191,9 +191,9 @@ class LinkedScheduler(Scheduler):
 
     def reserve(self, keys: int) -> None:
         """Grow the arrays for key numbers below `keys`."""
-        self._before = grown(self._before, keys)
-        self._after = grown(self._after, keys)
-        self._rank = grown(self._rank, keys)
+        self._before = grow(self._before, keys)
+        self._after = grow(self._after, keys)
+        self._rank = grow(self._rank, keys)
 
     def arrive(
         self,

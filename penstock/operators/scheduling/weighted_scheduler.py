@@ -31,7 +31,7 @@ from penstock.operators.scheduling.abc import FIRST_CUT_RANK, Scheduler
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import ONE
 from penstock.operators.update_stream.stream import Integers
-from penstock.state_store.keys.key_index import grown
+from penstock.state_store.keys.key_index import grow
 
 if TYPE_CHECKING:
     from penstock.checkpointing.fields import Fields
@@ -212,7 +212,7 @@ class WeightedScheduler(Scheduler):
     def reserve(self, keys: int) -> None:
         """Grow the arrays for key numbers below `keys`."""
         for name in ("_heap", "_at", "_rank", "_start", "_share"):
-            setattr(self, name, grown(getattr(self, name), keys))
+            setattr(self, name, grow(getattr(self, name), keys))
 
     def arrive(
         self,

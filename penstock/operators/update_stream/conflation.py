@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock._kernels import kernel
 from penstock.operators.update_stream.arrivals import Arrivals, first_position
 from penstock.operators.update_stream.stream import Integers, UpdateStream, as_micros, concat
-from penstock.state_store.keys.key_index import KeyIndex, grown
+from penstock.state_store.keys.key_index import KeyIndex, grow
 from penstock.state_store.keys.key_words import Words
 from penstock.state_store.keys.word_index import BLOCK, WordIndex, number_block
 
@@ -202,12 +202,12 @@ class Conflation:
         )  # fmt: skip
 
     def _grow(self, keys: int) -> None:
-        self._newest, self._newest_row = grown(self._newest, keys), grown(self._newest_row, keys)
-        self._total, self._earliest = grown(self._total, keys), grown(self._earliest, keys)
+        self._newest, self._newest_row = grow(self._newest, keys), grow(self._newest_row, keys)
+        self._total, self._earliest = grow(self._total, keys), grow(self._earliest, keys)
         if self._stream.arrival:
-            self._earliest_arrival = grown(self._earliest_arrival, keys)
+            self._earliest_arrival = grow(self._earliest_arrival, keys)
         if self._stream.source:
-            self._least_source, self._ties = grown(self._least_source, keys), grown(self._ties, keys)
+            self._least_source, self._ties = grow(self._least_source, keys), grow(self._ties, keys)
 
     def _drop_older(self) -> None:
         """Hold only the newest row of each key, in the order of the keys' numbers."""

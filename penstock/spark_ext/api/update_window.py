@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.ddl import quoted
+from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
@@ -166,7 +166,7 @@ def update_window(
     texts = {name: _text_of(df, name, given) for name, given in (aggs or {}).items()}
     if isinstance(weight, str) and texts:
         check_column("weight", weight, df.columns)
-        texts[WEIGHT] = f"last({quoted(weight)})"
+        texts[WEIGHT] = f"last({quote(weight)})"
     made = windowed(df, key, time, size, slide, texts, options, unit=unit, buckets=place.buckets)
     return replace(made, plan=made.plan.served(options)).results(place)
 
@@ -247,7 +247,7 @@ def _text_of(df: DataFrame, name: str, given: str | Column) -> str:
 def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, TimeUnit]:
     """Return the time as a column for windows, and its unit."""
     check_column("time", time, df.columns)
-    kind, column = df.schema[time].dataType, sf.col(quoted(time))
+    kind, column = df.schema[time].dataType, sf.col(quote(time))
     if isinstance(kind, TimestampType | TimestampNTZType | DateType):
         if unit is not None:
             raise InvalidUsageError("only an integer time has a unit", column=time, type=kind.simpleString())
@@ -273,7 +273,7 @@ def _rows(
     for name in keys:
         check_column("key", name, df.columns)
     values, partials = value_columns(split)
-    rows = df.select(at.alias(TIME), *(sf.col(quoted(name)) for name in keys), *values)
+    rows = df.select(at.alias(TIME), *(sf.col(quote(name)) for name in keys), *values)
     distinct = [one.expression for one in partials if one.kind == "distinct"]
     refuse_collations(rows.schema, (*keys, *distinct))
     return rows, partials
@@ -287,7 +287,7 @@ def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, 
     local = isinstance(df.schema[time].dataType, TimestampNTZType)
     of_window = TimestampNTZType() if local else TimestampType()
     window = StructType([StructField("start", of_window), StructField("end", of_window)])
-    made = df.groupBy(*(sf.col(quoted(name)) for name in keys)).agg(
+    made = df.groupBy(*(sf.col(quote(name)) for name in keys)).agg(
         *(sf.expr(text).alias(name) for name, text in aggs.items())
     )
     fields = made.schema.fields

@@ -36,7 +36,7 @@ from penstock.operators.update_stream.cast import cast
 __all__ = [
     "as_arrow_of_spark",
     "check_same",
-    "converted",
+    "convert",
     "same_types",
     "spark_schema",
     "stored_schema",
@@ -216,7 +216,7 @@ def _is_same(one: DataType, other: DataType) -> bool:
     return one == other
 
 
-def converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def convert(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return columns of a batch, by name, in the types of `schema`, exactly.
 
     Raises

@@ -42,7 +42,7 @@ from penstock.spark_ext.api.update_union import run_union
 from penstock.spark_ext.border.types import same_types, spark_schema
 from penstock.spark_ext.graph.checks import needing_ansi, with_state
 from penstock.spark_ext.graph.inputs import check_frame, check_one_row_each
-from penstock.spark_ext.graph.lookup_tables import joined, lookup_in
+from penstock.spark_ext.graph.lookup_tables import join_table, lookup_in
 from penstock.spark_ext.graph.state import StatePlace
 from penstock.spark_ext.graph.steps import apply_step, apply_steps, select_item, split_steps, step_text
 from penstock.spark_ext.graph.window_join import Side, joined_windows
@@ -278,7 +278,7 @@ class Frames:
         rows, table = self._of(node.inputs[0]), self._table(node)
         if node.key:
             check_one_row_each(table, node)
-        return joined(rows, table, node.on)
+        return join_table(rows, table, node.on)
 
     def _table(self, node: StreamTableJoin) -> DataFrame:
         """Return the table of a look-up."""

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock.dataflow.nodes import StreamTableJoin
-from penstock.ddl import quoted
+from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.border.types import check_same
 
@@ -25,7 +25,7 @@ def check_frame(df: DataFrame, wanted: StructType, name: str, *, streaming: bool
         raise InvalidUsageError(
             "a source is a streaming DataFrame, and a table is not", name=name, is_streaming=df.isStreaming
         )
-    there = df.select(*(quoted(one) for one in wanted.names if one in df.columns))
+    there = df.select(*(quote(one) for one in wanted.names if one in df.columns))
     try:
         check_same(there.schema, wanted, name)
     except InvalidUsageError as error:
@@ -40,7 +40,7 @@ def check_frame(df: DataFrame, wanted: StructType, name: str, *, streaming: bool
 
 def check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
     """Refuse a table that would turn one update into several tuples (UpStream §3.2)."""
-    keys = [quoted(name) for name in node.on]
+    keys = [quote(name) for name in node.on]
     # A null matches no key.
     table = table.where(" AND ".join(f"{name} IS NOT NULL" for name in keys))
     if table.groupBy(*keys).count().where("count > 1").limit(1).count():

@@ -18,12 +18,12 @@ from pyspark.sql import functions as sf
 
 from penstock.compression.kinds import is_text
 from penstock.dataflow.nodes import StreamTableJoin
-from penstock.ddl import quoted
+from penstock.ddl import quote
 from penstock.operators.scan.lookup import Lookup, can_be_looked_up
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.spark_ext.border.types import as_arrow_of_spark, converted, spark_schema
+from penstock.spark_ext.border.types import as_arrow_of_spark, convert, spark_schema
 
-__all__ = ["LookupLimits", "joined", "lookup_in"]
+__all__ = ["LookupLimits", "join_table", "lookup_in"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _ANEW = ("CURRENT_LIKE", "PLAN_EXPRESSION", "PYTHON_UDF", "SCALA_UDF")
 """Expressions that may change between micro-batches: of time, of other tables, and of user programs."""
 
 
-def joined(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFrame:
+def join_table(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFrame:
     """Return rows with the other columns of a table, by Spark's inner join.
 
     Parameters
@@ -53,12 +53,12 @@ def joined(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFrame:
     on : sequence of str
         The look-up columns.
     """
-    others = [quoted(name) for name in table.columns if name not in on]
-    keys = {quoted(name): f"{RESERVED_PREFIX}key_{number}" for number, name in enumerate(on)}
+    others = [quote(name) for name in table.columns if name not in on]
+    keys = {quote(name): f"{RESERVED_PREFIX}key_{number}" for number, name in enumerate(on)}
     # Spark parses the name of a join column as an expression, which not every name can be.
     renamed = table.select(*(sf.col(name).alias(key) for name, key in keys.items()), *others)
     same = [sf.col(name) == sf.col(key) for name, key in keys.items()]
-    return rows.join(renamed, same).select(*map(quoted, rows.columns), *others)
+    return rows.join(renamed, same).select(*map(quote, rows.columns), *others)
 
 
 def lookup_in(
@@ -105,7 +105,7 @@ def _text(
     made = pa.schema([schema.field(name) for name in (*node.on, *others)])
     if any(pa.types.is_nested(field.type) for field in made):
         return None, "a group is nested"
-    rows = table.select(*map(quoted, made.names)).limit(limits.rows + 1)
+    rows = table.select(*map(quote, made.names)).limit(limits.rows + 1)
     if not _is_small(rows, made, limits):
         return None, f"the table has more than {limits.rows} rows, or {limits.size_bytes} bytes"
     found = rows.toArrow()
@@ -116,13 +116,13 @@ def _text(
         found.validate(full=True)
     except pa.ArrowInvalid:
         return None, "a text is not UTF-8"
-    whole = pa.Table.from_batches([converted(batch, made) for batch in found.to_batches()], made)
+    whole = pa.Table.from_batches([convert(batch, made) for batch in found.to_batches()], made)
     return Lookup(whole, node.on, group_by).to_text(), ""
 
 
 def _is_small(rows: DataFrame, schema: pa.Schema, limits: LookupLimits) -> bool:
     """Say whether a table has few rows and bytes, without collecting it."""
-    texts = [sf.col(quoted(one.name)) for one in schema if is_text(one.type)]
+    texts = [sf.col(quote(one.name)) for one in schema if is_text(one.type)]
     fixed = sum(max(one.type.bit_width // 8, 1) for one in schema if not is_text(one.type))
     size = sum((sf.coalesce(sf.octet_length(text), sf.lit(0)) for text in texts), sf.lit(fixed))
     (counted,) = rows.select(sf.count(sf.lit(1)), sf.coalesce(sf.sum(size), sf.lit(0))).collect()

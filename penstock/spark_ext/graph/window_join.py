@@ -28,7 +28,7 @@ from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 
 from penstock._clock import Clock
 from penstock.dataflow.nodes import Aggregate, Select, Where, WindowJoin
-from penstock.ddl import quoted
+from penstock.ddl import quote
 from penstock.operators.scan.spec import PANE
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
@@ -189,7 +189,7 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
     )
     made = matched.select(
         *(
-            typed(window if field.name == WINDOW else sf.col(quoted(field.name)), field)
+            typed(window if field.name == WINDOW else sf.col(quote(field.name)), field)
             for field in spark_schema(node.schema)
         )
     )
@@ -198,7 +198,7 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
 
 def _share(windows: DataFrame) -> DataFrame:
     """Return windows shared by both sides, in the struct of each."""
-    columns = sf.struct(*(sf.col(quoted(name)) for name in windows.columns))
+    columns = sf.struct(*(sf.col(quote(name)) for name in windows.columns))
     twice = windows.select(
         sf.explode(sf.array(*(sf.lit(number) for number in range(len(_STRUCTS))))).alias(_ROW_SIDE),
         columns.alias(_STRUCTS[0]),

@@ -12,7 +12,7 @@ from pyspark.sql.types import NullType, StructType
 
 from penstock.dataflow.nodes import Aggregate, Assemble, Node, PushedScan, Window
 from penstock.dataflow.types import scan_schema
-from penstock.ddl import quoted
+from penstock.ddl import quote
 from penstock.errors import InternalError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.wide import WIDE
@@ -95,7 +95,7 @@ def packed(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
     """
     fragments, schema = _fragments(node)
     packer = _FragmentPacker(schema, EntryPacker.of(fragments, schema, buckets))
-    return rows.select(*map(quoted, schema.names)).mapInArrow(packer, PARCELS)
+    return rows.select(*map(quote, schema.names)).mapInArrow(packer, PARCELS)
 
 
 def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
@@ -249,7 +249,7 @@ class ByWindow:
         split = node.decomposition.counted(node.group_by)
         groups = tuple(name for name in node.group_by if name != WINDOW)
         names, partials = value_names(split.partials), of_values(split.partials)
-        projection = {name: quoted(name) for name in groups} | {name: text for text, name in names.items()}
+        projection = {name: quote(name) for name in groups} | {name: text for text, name in names.items()}
         fragments = Fragments(1, START_COLUMN, "us", (_SIZE, *groups), partials)
         return cls(projection, fragments, Assembly.of(split, wraps=wraps))
 
@@ -285,7 +285,7 @@ class ByWindow:
         """Return groups, window and aggregates, computed by Spark from folded values."""
         end = sf.col(PANE) + sf.col(_SIZE)
         window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
-        columns = {name: sf.col(quoted(name)) for name in self.fragments.group_by} | {WINDOW: window}
+        columns = {name: sf.col(quote(name)) for name in self.fragments.group_by} | {WINDOW: window}
         columns |= {name: sf.expr(text) for name, text in self.assembly.aggregates.items()}
         return [typed(columns[field.name], field) for field in spark_schema(node.schema)]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from penstock.checkpointing.p_stream import EARLIEST, LATEST, PStream
-from penstock.checkpointing.p_stream.description import checked_name
+from penstock.checkpointing.p_stream.description import check_name
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS
 from penstock.compression.choice.goals import goal_of
 from penstock.errors import InvalidUsageError
@@ -76,7 +76,7 @@ def _flag(given: Mapping[str, str], name: str) -> bool | None:
 
 def _name(given: Mapping[str, str], name: str) -> str | None:
     text = given.get(name)
-    return None if text is None else checked_name(text)
+    return None if text is None else check_name(text)
 
 
 def _columns(text: str | None) -> tuple[str, ...] | None:

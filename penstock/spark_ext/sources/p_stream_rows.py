@@ -24,13 +24,13 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.spark_ext.border.types import (
     as_arrow_of_spark,
     check_same,
-    converted,
+    convert,
     spark_schema,
     stored_schema,
 )
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
 
-__all__ = ["DESCRIPTORS", "OperatorRows", "SegmentRows", "described", "opened", "segments_in"]
+__all__ = ["DESCRIPTORS", "OperatorRows", "SegmentRows", "describe_segments", "open_stream", "segments_in"]
 
 _UNIT = StructType([StructField(name, LongType(), nullable=False) for name in ("at", "size_bytes", "rows")])
 
@@ -43,7 +43,7 @@ DESCRIPTORS = StructType(
 """Spark's schema of descriptors: a row for each segment, in order."""
 
 
-def opened(options: WriteOptions, schema: StructType, *, overwrite: bool = False) -> PStream:
+def open_stream(options: WriteOptions, schema: StructType, *, overwrite: bool = False) -> PStream:
     """Return the p-stream at a path; create it if it does not exist.
 
     Raises
@@ -83,7 +83,7 @@ class SegmentRows:
         segments = SegmentWriter(self._segments, coder, writer, batch, partition, unit_rows=self._unit_rows)
         for some in rows:
             if some.num_rows:
-                segments.add(pa.Table.from_batches([converted(some, self._schema)]))
+                segments.add(pa.Table.from_batches([convert(some, self._schema)]))
         written = segments.finish()
         failpoint("sink.after_segments")
         return written
@@ -134,17 +134,17 @@ class OperatorRows:
         """
         if not chosen:
             options = replace(options, goal="fast")
-        return cls(SegmentRows(options, opened(options, schema)), options.writer)
+        return cls(SegmentRows(options, open_stream(options, schema)), options.writer)
 
     def write(
         self, results: Iterable[pa.RecordBatch], query: str, batch: int, bucket: int
     ) -> pa.RecordBatch | None:
         """Make a bucket's results durable; return descriptors, None if there are no rows."""
         segments = self.rows.write(results, self.writer or query, batch, bucket)
-        return described(segments) if segments else None
+        return describe_segments(segments) if segments else None
 
 
-def described(segments: Iterable[Segment]) -> pa.RecordBatch:
+def describe_segments(segments: Iterable[Segment]) -> pa.RecordBatch:
     """Return the descriptors of segments."""
     rows = [
         {

@@ -20,7 +20,7 @@ from penstock.checkpointing.spark_checkpoint import make_durable, plan_of
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.spark_ext.border.types import check_same
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
-from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, SegmentRows, opened, segments_in
+from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, SegmentRows, open_stream, segments_in
 
 __all__ = ["BatchWriter", "StreamWriter"]
 
@@ -87,7 +87,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if options.descriptors:
             check_same(schema, DESCRIPTORS, options.path)
         else:
-            self._rows = SegmentRows(options, opened(options, schema, overwrite=overwrite))
+            self._rows = SegmentRows(options, open_stream(options, schema, overwrite=overwrite))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Make a task's rows durable, invisible before the commit; or read their descriptors."""
@@ -186,7 +186,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._writer = options.writer or new_id()
         self._batch = options.batch or 0
-        self._rows = SegmentRows(options, opened(options, schema, overwrite=overwrite))
+        self._rows = SegmentRows(options, open_stream(options, schema, overwrite=overwrite))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Make a task's rows durable, invisible before the commit."""

@@ -34,7 +34,7 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.spark_ext.border.types import check_same
 from penstock.spark_ext.sources.p_stream_options import ReadOptions, WriteOptions
 from penstock.spark_ext.sources.p_stream_sink import BatchWriter, StreamWriter
-from penstock.spark_ext.sources.pushed import Columns, Pushed, bounded
+from penstock.spark_ext.sources.pushed import Columns, Pushed, split_large
 
 __all__ = ["PStreamDataSource", "ReleaseRule", "p_stream_source"]
 
@@ -184,7 +184,7 @@ class _Pieces(InputPartition):
         self.pieces = tuple(pieces)
 
 
-def balanced(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
+def balance(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
     """Divide pieces, in their order, into at most `parts` of about the same number of rows."""
     total = sum(piece.stop - piece.first for piece in pieces)
     groups: list[list[Piece]] = [[] for _ in range(parts)]
@@ -222,14 +222,14 @@ class _Plan:
 
     def split(self, start: int, stop: int) -> list[_Pieces]:
         """Return the tasks that read the rows from `start` to before `stop`."""
-        return balanced(self.stream.pieces(start, stop), self.partitions) if start < stop else []
+        return balance(self.stream.pieces(start, stop), self.partitions) if start < stop else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return a task's rows, at most a p-unit at a time."""
         # Spark makes a partition of its own where a batch has none.
         pieces = partition.pieces if isinstance(partition, _Pieces) else ()
         for rows in self.scan.run(read_blocks(self._segments, pieces, self._schema)):
-            yield from bounded(rows)
+            yield from split_large(rows)
 
 
 class _Reader(DataSourceReader):

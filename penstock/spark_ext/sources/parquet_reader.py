@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.checkpointing.files.locations import file_system, refusals
 from penstock.dataflow.nodes import Source
-from penstock.ddl import quoted
+from penstock.ddl import quote
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.scan.spec import Scan
 from penstock.operators.update_stream.cast import cast, fits
@@ -64,7 +64,7 @@ def parquet_files(spark: SparkSession, source: Source) -> DataFrame:
         If the source has no path.
     """
     # Spark adds columns for partition directories.
-    return _files(spark, source).select(*map(quoted, source.columns.names))
+    return _files(spark, source).select(*map(quote, source.columns.names))
 
 
 def _files(spark: SparkSession, source: Source) -> DataFrame:

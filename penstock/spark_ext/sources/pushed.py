@@ -15,14 +15,14 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.scan.spec import PANE, Fragments, Scan
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.parcels import PARCELS
-from penstock.spark_ext.border.types import as_arrow_of_spark, converted, spark_schema
+from penstock.spark_ext.border.types import as_arrow_of_spark, convert, spark_schema
 from penstock.sql.expression import Expression
 
 if TYPE_CHECKING:
     from penstock.compression import TableBlock
     from penstock.operators.scan.scanner import Scanner
 
-__all__ = ["Columns", "Pushed", "behind_lookup", "bounded"]
+__all__ = ["Columns", "Pushed", "behind_lookup", "split_large"]
 
 _BATCH_BYTES = 32 << 20
 """The bytes per batch that crosses to the JVM."""
@@ -75,7 +75,7 @@ class Columns:
         """
         wanted = as_arrow_of_spark(self.spark)
         for piece, block in blocks:
-            yield converted(block.read(self.names, piece.first, piece.stop), wanted)
+            yield convert(block.read(self.names, piece.first, piece.stop), wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Pushed:
         if self.buckets is not None:
             return self._parcels(scanner, found, self.buckets)
         wanted = as_arrow_of_spark(self.spark)
-        return (part for rows in found for part in bounded(converted(rows, wanted)))
+        return (part for rows in found for part in split_large(convert(rows, wanted)))
 
     def _parcels(
         self, scanner: Scanner, fragments: Iterable[pa.RecordBatch], buckets: int
@@ -163,7 +163,7 @@ class Pushed:
             lookup = Lookup.from_text(self.lookup)
             crossing = as_arrow_of_spark(spark_schema(schema))
             made, schema = behind_lookup(made, crossing, lookup.group_by), lookup.schema(crossing)
-            typed = (converted(batch, schema_like(crossing, batch.schema)) for batch in fragments)
+            typed = (convert(batch, schema_like(crossing, batch.schema)) for batch in fragments)
             fragments = looked_up(made, lookup, typed)
         packer = EntryPacker.of(made, schema, buckets)
         yield from packer.pack(fragments, lambda: scanner.without_time)
@@ -201,7 +201,7 @@ def behind_lookup(fragments: Fragments, schema: pa.Schema, group_by: tuple[str, 
     return replace(fragments, time=PANE, time_unit=unit, group_by=group_by)
 
 
-def bounded(rows: pa.RecordBatch, batch_bytes: int = _BATCH_BYTES) -> Iterator[pa.RecordBatch]:
+def split_large(rows: pa.RecordBatch, batch_bytes: int = _BATCH_BYTES) -> Iterator[pa.RecordBatch]:
     """Split large batches of rows before they cross to the JVM."""
     parts = min(rows.num_rows, 1 + rows.nbytes // batch_bytes)
     edges = [rows.num_rows * part // parts for part in range(parts + 1)] if parts else []

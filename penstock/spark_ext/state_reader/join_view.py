@@ -12,7 +12,7 @@ from penstock.checkpointing import PUnit
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream
-from penstock.spark_ext.state_reader.state_view import Ours, Stored, of_type, one_of_tables, shown
+from penstock.spark_ext.state_reader.state_view import Ours, Stored, displayed_schema, of_type, one_of_tables
 from penstock.sql.expression import Expression
 from penstock.units import FOREVER
 
@@ -94,9 +94,9 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
     )
     both = StructType([*sides[0], *(one for one in sides[1] if one.name not in {*key, time})])
     if held:
-        schema = shown([Ours("side", StringType()), *both])
+        schema = displayed_schema([Ours("side", StringType()), *both])
     else:
         kind = both[time].dataType
         matched = [Ours(f"matched_{side}", kind) for side in _SIDES]
-        schema = shown([*(both[name] for name in key), *matched])
+        schema = displayed_schema([*(both[name] for name in key), *matched])
     return JoinView(joined, held, schema)

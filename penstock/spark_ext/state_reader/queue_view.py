@@ -16,7 +16,14 @@ from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, UpdateStream
-from penstock.spark_ext.state_reader.state_view import Ours, Stored, numbers, of_type, one_of_tables, shown
+from penstock.spark_ext.state_reader.state_view import (
+    Ours,
+    Stored,
+    displayed_schema,
+    numbers,
+    of_type,
+    one_of_tables,
+)
 from penstock.units import NEVER
 
 __all__ = ["QueueView", "queue_view"]
@@ -114,10 +121,10 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
     )
     policy = Policy(specification["policy"])
     if chosen == _APPENDED:
-        schema = shown([Ours("place", LongType()), *columns, Ours("arrived_us", LongType())])
+        schema = displayed_schema([Ours("place", LongType()), *columns, Ours("arrived_us", LongType())])
     else:
         newest = "emitted" if semantics is Semantics.UPDATE else "newest"
-        schema = shown([
+        schema = displayed_schema([
             *(columns[name] for name in stream.key),
             Ours(newest, columns[stream.time].dataType),
             Ours("waiting", BooleanType()),

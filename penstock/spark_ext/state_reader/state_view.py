@@ -20,7 +20,7 @@ from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLU
 from penstock.state_store.bucket_store import State
 from penstock.units import NEVER
 
-__all__ = ["NEVER", "Ours", "StateView", "Stored", "numbers", "of_type", "one_of_tables", "shown"]
+__all__ = ["NEVER", "Ours", "StateView", "Stored", "displayed_schema", "numbers", "of_type", "one_of_tables"]
 
 
 _SIGN = np.int64(np.iinfo(np.int64).max)
@@ -56,7 +56,7 @@ class Ours(NamedTuple):
     kind: DataType
 
 
-def shown(columns: Sequence[StructField | Ours]) -> StructType:
+def displayed_schema(columns: Sequence[StructField | Ours]) -> StructType:
     """Return the columns of a view, after bucket and version."""
     taken = {one.name.lower() for one in columns if isinstance(one, StructField)}
     fields = []

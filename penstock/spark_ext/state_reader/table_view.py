@@ -12,7 +12,7 @@ from penstock.checkpointing import PUnit
 from penstock.procedures.engine import TableSet
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.border.types import spark_schema
-from penstock.spark_ext.state_reader.state_view import Stored, one_of_tables, shown
+from penstock.spark_ext.state_reader.state_view import Stored, displayed_schema, one_of_tables
 
 __all__ = ["TableView", "table_view"]
 
@@ -56,4 +56,4 @@ def table_view(stored: Stored, table: str | None) -> TableView:
     tables = tuple(TableSpec.from_json(one) for one in stored.specification["tables"])
     chosen = one_of_tables([spec.name for spec in tables], table, of="transactions")
     spec = next(one for one in tables if one.name == chosen)
-    return TableView(tables, chosen, shown(list(spark_schema(spec.schema))))
+    return TableView(tables, chosen, displayed_schema(list(spark_schema(spec.schema))))

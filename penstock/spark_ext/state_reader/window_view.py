@@ -30,7 +30,14 @@ from penstock.operators.scan.spec import Partial, PartialKind
 from penstock.operators.scheduling.policy import Policy
 from penstock.spark_ext.api.update_window import TIME
 from penstock.spark_ext.border.types import spark_schema
-from penstock.spark_ext.state_reader.state_view import NEVER, Ours, Stored, numbers, one_of_tables, shown
+from penstock.spark_ext.state_reader.state_view import (
+    NEVER,
+    Ours,
+    Stored,
+    displayed_schema,
+    numbers,
+    one_of_tables,
+)
 from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME
 from penstock.spark_ext.worker.window_plan import value_names
 from penstock.windows.append.pane_partials import empty
@@ -214,7 +221,7 @@ def window_view(stored: Stored, table: str | None) -> WindowView:
         made = [Ours(texts[one.name], one.dataType) for one in values]
         columns = [*groups, Ours("time", _time_type(settings) or LongType()), *made]
     return WindowView(
-        layout, mode, policy, settings.get("weight") is not None, places, chosen, shown(columns)
+        layout, mode, policy, settings.get("weight") is not None, places, chosen, displayed_schema(columns)
     )
 
 
@@ -232,7 +239,7 @@ def sides_view(stored: Stored, table: str | None) -> SidesView:
         _layout(settings, blocks[f"entries_{number}"].schema, None) for number, settings in enumerate(sides)
     )
     places = _places(sides[side], layouts[side])
-    return SidesView(layouts, side, places, shown(_entry_columns(layouts[side], places)))
+    return SidesView(layouts, side, places, displayed_schema(_entry_columns(layouts[side], places)))
 
 
 def _entries(block: pa.RecordBatch, layout: WindowLayout, places: _Places) -> list[pa.Array[Any]]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as sf
 
-from penstock.ddl import quoted
+from penstock.ddl import quote
 from penstock.operators.scan.fragments.keys import bare_values
 from penstock.operators.scan.spec import PANE, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.cast import cast_to_schema
@@ -110,7 +110,7 @@ _STEPS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 def _micros(name: str, unit: TimeUnit) -> Column:
     if unit == "ns":
         return sf.expr(f"({name} - pmod({name}, 1000)) div 1000")
-    return sf.col(quoted(name)) * sf.lit(1_000_000 // _STEPS[unit])
+    return sf.col(quote(name)) * sf.lit(1_000_000 // _STEPS[unit])
 
 
 @dataclass(frozen=True)

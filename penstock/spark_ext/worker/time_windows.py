@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as sf
 
-from penstock.ddl import quoted
+from penstock.ddl import quote
 from penstock.spark_ext.border.types import as_arrow_of_spark
 from penstock.spark_ext.border.window_packing import EntryPacker
 from penstock.spark_ext.worker.window_plan import WINDOW, WindowPlan, spark_windows
@@ -81,5 +81,5 @@ class TimeWindowPlan(WindowPlan):
 
     def _bounds(self) -> tuple[Column, Column]:
         """Return the starts and ends of windows, in microseconds."""
-        start = sf.col(quoted(START)) * sf.lit(1000 * self.fragments.pane_ms)
+        start = sf.col(quote(START)) * sf.lit(1000 * self.fragments.pane_ms)
         return start, start + 1000 * self.size_ms

@@ -13,7 +13,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, NullType, StructField, StructType
 
 from penstock.dataflow.nodes import Extreme
-from penstock.ddl import quoted
+from penstock.ddl import quote
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
 from penstock.operators.aggregates.moments import to_settings
@@ -222,7 +222,7 @@ class WindowPlan(ABC):
 
     def computed(self) -> list[Column]:
         """Return groups, window and aggregates, computed by Spark from windows' partials."""
-        made: dict[str, Column] = {name: sf.col(quoted(name)) for name in self.fragments.group_by}
+        made: dict[str, Column] = {name: sf.col(quote(name)) for name in self.fragments.group_by}
         start, end = self._bounds()
         made[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
         for name, text in self.assembly.aggregates.items():

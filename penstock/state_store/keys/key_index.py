@@ -10,13 +10,13 @@ import numpy.typing as npt
 from penstock._kernels import kernel
 from penstock.state_store.keys.key_words import Keys, Positions, Words
 
-__all__ = ["KeyIndex", "grown"]
+__all__ = ["KeyIndex", "grow"]
 
 _ABSENT = -1
 _INITIAL_KEYS = 64
 
 
-def grown(array: npt.NDArray[Any], needed: int, *, used: int | None = None) -> npt.NDArray[Any]:
+def grow(array: npt.NDArray[Any], needed: int, *, used: int | None = None) -> npt.NDArray[Any]:
     """Return `array` or, if shorter than `needed`, a copy of at least twice its length.
 
     Parameters
@@ -274,6 +274,6 @@ class KeyIndex:
         if 2 * (self._count + 1) > len(self._table):
             self._table = np.full(4 * len(self._table), _ABSENT, np.int32)
             _rebuild(self._table, self._hashes, self._count)
-        self._hashes = grown(self._hashes, self._count + 1)
-        self._starts = grown(self._starts, self._count + 2)
-        self._words = grown(self._words, int(self._starts[self._count]) + next_words)
+        self._hashes = grow(self._hashes, self._count + 1)
+        self._starts = grow(self._starts, self._count + 2)
+        self._words = grow(self._words, int(self._starts[self._count]) + next_words)

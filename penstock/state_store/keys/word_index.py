@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._kernels import kernel
-from penstock.state_store.keys.key_index import grown
+from penstock.state_store.keys.key_index import grow
 from penstock.state_store.keys.key_words import Positions, Words
 
 __all__ = ["BLOCK", "WordIndex", "number_block"]
@@ -71,7 +71,7 @@ class WordIndex:
 
     def make_room(self) -> None:
         """Make room for a block of new words."""
-        self.known = grown(self.known, self.count + BLOCK)
+        self.known = grow(self.known, self.count + BLOCK)
         if 2 * len(self.known) > len(self.table):
             self.table = np.full(1 << (2 * len(self.known) - 1).bit_length(), _ABSENT, np.int32)
             for begin in range(0, self.count, BLOCK):

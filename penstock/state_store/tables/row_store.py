@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.state_store.keys.key_index import grown
+from penstock.state_store.keys.key_index import grow
 from penstock.state_store.keys.key_words import Positions
 from penstock.state_store.tables.row_codec import Bytes, RowCodec, byte_ranges, from_byte_ranges, is_bytes
 
@@ -340,7 +340,7 @@ class _HeapColumn(_Column):
                 return
             where = np.arange(where.start, where.stop)
         missing = _missing_room(self._sizes, where, bounds)
-        self._heap = grown(self._heap, self._end + missing, used=self._end)
+        self._heap = grow(self._heap, self._end + missing, used=self._end)
         self._end, _ = _write(self._starts, self._sizes, self._heap, self._end, where, bounds, data)
 
     def take(self, where: _Where, count: int, found: npt.NDArray[np.bool_] | None) -> pa.Array[Any]:
@@ -395,7 +395,7 @@ class _HeapColumn(_Column):
         """Put values at locations in a row that have no bytes yet."""
         first = int(bounds[0])
         end = self._end + int(bounds[-1]) - first
-        self._heap = grown(self._heap, end, used=self._end)
+        self._heap = grow(self._heap, end, used=self._end)
         self._heap[self._end : end] = data[first : int(bounds[-1])]
         self._starts[where] = bounds[:-1] + (self._end - first)
         self._sizes[where] = np.diff(bounds)

@@ -23,7 +23,7 @@ from penstock.checkpointing import PUnit
 from penstock.operators.scan.fragments import Fragmenter
 from penstock.operators.scan.spec import Fragments
 from penstock.operators.update_stream.stream import Integers
-from penstock.state_store.keys.key_index import grown
+from penstock.state_store.keys.key_index import grow
 from penstock.windows.append.limits import PaneLimits
 from penstock.windows.append.pane_partials import PanePartials, WindowRanges, empty, sorted_by
 from penstock.windows.append.panes import DEFAULT_LIMITS, Panes
@@ -135,9 +135,9 @@ class CountPanes(Panes):
         self._add([made])
 
     def _make_room(self) -> None:
-        self._numbered = grown(self._numbered, len(self._index))
-        self._changed = grown(self._changed, len(self._numbered))
-        self._next_windows = grown(self._next_windows, len(self._numbered))
+        self._numbered = grow(self._numbered, len(self._index))
+        self._changed = grow(self._changed, len(self._numbered))
+        self._next_windows = grow(self._next_windows, len(self._numbered))
 
     # --------------------------------------------------------------------------------------- panes
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.operators.aggregates.wide import in_schema, schema_like, trimmed
+from penstock.operators.aggregates.wide import in_schema, narrow_words, schema_like
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers
-from penstock.state_store.keys.key_index import grown
+from penstock.state_store.keys.key_index import grow
 from penstock.state_store.tables.row_store import RowStore
 from penstock.windows.update import transitions, zones
 
@@ -97,13 +97,13 @@ class WindowBuffers:
         known = len(self.key_rows)
         if keys <= known:
             return False
-        self.key_rows = grown(self.key_rows, keys)
+        self.key_rows = grow(self.key_rows, keys)
         fresh = self.key_rows[known:]
         fresh[:, [zones.HEAD, zones.ET, zones.DF]] = zones.NONE
         fresh[:, [zones.CANDIDATE, zones.COMMITTED, zones.NEWEST]] = zones.NEVER
         fresh[:, zones.CLOSED] = self._before_first
         fresh[:, [zones.SINCE, zones.PENDING, zones.NEXT_PENDING]] = zones.NEVER
-        self.due = grown(self.due, keys)
+        self.due = grow(self.due, keys)
         self.due[known:] = zones.FOREVER
         return True
 
@@ -181,7 +181,7 @@ class WindowBuffers:
         """Return the key rows and tuples of keys; `fresh` selects new tuples and marks them stored."""
         locations, bounds = self._all(ids, fresh=fresh)
         key_rows = {name: self.key_rows[ids, column] for name, column in _STORED.items()}
-        payload = trimmed(self._rows.take(locations))
+        payload = narrow_words(self._rows.take(locations))
         rows = pa.RecordBatch.from_arrays(
             [
                 pa.array(np.repeat(np.arange(len(ids)), np.diff(bounds))),

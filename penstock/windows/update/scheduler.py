@@ -12,7 +12,7 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.rates import mean_interval
 from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.update_stream.stream import Integers
-from penstock.state_store.keys.key_index import grown
+from penstock.state_store.keys.key_index import grow
 from penstock.units import NEVER
 
 __all__ = ["WindowScheduler"]
@@ -52,10 +52,10 @@ class WindowScheduler:
     def reserve(self, keys: int) -> None:
         """Grow the arrays for key numbers below `keys`."""
         known = len(self._seen_us)
-        self._shares = grown(self._shares, keys)
-        self._seen_us = grown(self._seen_us, keys)
+        self._shares = grow(self._shares, keys)
+        self._seen_us = grow(self._seen_us, keys)
         self._seen_us[known:] = NEVER
-        self._interval_us = grown(self._interval_us, keys)
+        self._interval_us = grow(self._interval_us, keys)
         self._queue.reserve(keys)
 
     def weigh(self, ids: Integers, shares: Integers) -> None:

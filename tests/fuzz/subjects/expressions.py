@@ -19,7 +19,7 @@ from pyspark.sql import functions as sf
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import Scan
-from penstock.spark_ext.border.types import as_arrow_of_spark, converted, spark_schema
+from penstock.spark_ext.border.types import as_arrow_of_spark, convert, spark_schema
 from penstock.sql.evaluate import evaluate, type_of
 from penstock.sql.expression import Expression, conjunction
 from penstock.sql.tree import Tree
@@ -261,7 +261,7 @@ def frame_of(spark: SparkSession, rows: pa.Table) -> DataFrame:
     wanted = as_arrow_of_spark(seen)
     batches = rows.to_batches() or [pa.RecordBatch.from_pylist([], rows.schema)]
     return spark.createDataFrame(
-        pa.Table.from_batches([converted(batch, wanted) for batch in batches], wanted), seen
+        pa.Table.from_batches([convert(batch, wanted) for batch in batches], wanted), seen
     )
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.errors import InvalidUsageError
-from penstock.sql.expression import named
+from penstock.sql.expression import split_alias
 from penstock.sql.syntax.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
 from tests.fuzz.case import Case
 from tests.spark.queries import PATIENCE_S
@@ -93,7 +93,9 @@ def examples(spark: SparkSession) -> list[str]:
     for info in _functions(spark).values():
         for example in _EXAMPLE.findall(info.getExamples()):
             try:
-                text = named(f"{example} AS e" if not example.endswith(("result", " e")) else example)[1].text
+                text = split_alias(f"{example} AS e" if not example.endswith(("result", " e")) else example)[
+                    1
+                ].text
             except InvalidUsageError:
                 continue  # it has a table
             if not _ELSEWHERE.search(text):

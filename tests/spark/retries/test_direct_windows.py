@@ -16,7 +16,7 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.graph.handle import RunningGraph
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
-from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, described, segments_in
+from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, describe_segments, segments_in
 from penstock.spark_ext.sources.p_stream_sink import BatchWriter, StreamWriter
 from tests.spark.queries import PATIENCE_S, fresh_workers, quotes
 
@@ -154,10 +154,10 @@ def test_a_checkpoint_goes_on_the_other_way_and_back(spark: SparkSession, tmp_pa
 def test_descriptors_of_another_writer_or_batch_are_refused() -> None:
     name = f"me-{7:012}-0000-{'a' * 32}.segment"
     segment = Segment(name, (Unit(0, 10, 5), Unit(10, 3, 1)))
-    assert segments_in(iter([described([segment])]), "me", 7) == (segment,)
+    assert segments_in(iter([describe_segments([segment])]), "me", 7) == (segment,)
     for writer, batch in (("you", 7), ("me", 8)):
         with pytest.raises(InternalError, match="another writer or batch"):
-            segments_in(iter([described([segment])]), writer, batch)
+            segments_in(iter([describe_segments([segment])]), writer, batch)
 
 
 def test_what_is_no_descriptor_is_refused(tmp_path: Path) -> None:
