@@ -1,9 +1,9 @@
 """The command ``penstock``.
 
-Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick, and ``check``
-starts no JVM; nor do ``ingest``, and ``gc`` and ``inspect`` without ``--checkpoint``. Exit codes: 0 for
-success, 1 when a run fails or stored data is damaged, 2 for a wrong command line, configuration or input,
-130 and 143 when SIGINT or SIGTERM stopped the run.
+Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick. ``check``,
+``ingest``, and without ``--checkpoint`` also ``gc`` and ``inspect``, start no JVM. Exit codes: 0 for success,
+1 when a run fails or stored data is damaged, 2 for a wrong command line, configuration or input, 130 and 143
+when SIGINT or SIGTERM stopped the run.
 """
 
 from __future__ import annotations

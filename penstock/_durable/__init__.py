@@ -42,7 +42,7 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
     path : Path
         The file.
     *content : bytes-like
-        What it is to hold.
+        The new content.
     direct_io : bool
         Whether it is written by direct I/O, which bypasses the page cache.
 
@@ -122,7 +122,7 @@ def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) ->
         if direct_io:
             return direct.read(path, at, size)
         with path.open("rb") as file:
-            # What one file states of another is bounded by that file before it takes memory.
+            # A damaged file may state any size: read no more than there is, so that it takes no memory.
             there = max(os.fstat(file.fileno()).st_size - at, 0) if size >= 0 else size
             file.seek(at if there else 0)
             return file.read(min(size, there))

@@ -45,7 +45,7 @@ def shape(plan: PhysicalPlan) -> list[str]:
     below: dict[int, list[int]] = {}
     lines: list[str] = []
     for node in nodes:
-        # Skip nodes that may change, to the nearest nodes above that may not.
+        # Nodes that may change at a restart are left out; the fixed nodes above take their place.
         leads = [number for above in node.inputs for number in below[id(above)]]
         if id(node) not in fixed:
             below[id(node)] = leads

@@ -20,13 +20,13 @@ Invariants:
 
 1. A file never changes, and no two attempts share a file id.
 2. A version is the number of earlier commits plus one; its *parent* is the previous version.
-3. The number in a file's name is at least the version that first names it: of a version's own file the
-   version, of a snapshot that of the last commit which may adopt it. A snapshot's is higher by the
-   ``retain_versions - 1``, so that its files stay as long as a version is retained upon which it may be
-   adopted; and once its own file may be there, its parts go by rule 5 alone.
+3. The number in a file's name is at least the version that first names the file. For a version's own file it
+   is that version. For a snapshot it is the last version that may adopt it, plus ``retain_versions - 1``, so
+   that its files stay as long as a version is retained upon which it may be adopted. Once the snapshot's own
+   file may be there, its parts go by rule 5 alone.
 4. The arrival of the pointer of version v proves that v was committed. The ``retain_versions`` newest
-   versions up to v may arrive later, each as any of its siblings; whatever is still in flight and of use
-   follows one of these or one of version v - ``retain_versions``. All of those are *recent* versions.
+   versions up to v may arrive later, each as any of its siblings. Attempts that still run and are of use
+   follow one of these versions or version v - ``retain_versions``. All of these are *recent* versions.
 5. A file is deleted only once a pointer has arrived, if no recent version that is there has it in its chain,
    whichever attempt wrote that version, and if its number is below the recent ones, or the chain that arrived
    had it before a snapshot replaced it. If a recent version cannot be read, nothing is deleted.

@@ -93,7 +93,7 @@ class BucketSurvey:
     chain : Chain or None
         The files that a load of it reads.
     rows, waiting : int or None
-        The number of its keys, and of those that wait, if the operator stores them.
+        The numbers of its keys and of its waiting keys, if the operator stores them.
     versions : tuple of Version
         The versions up to `proven` that can be loaded and that garbage collection keeps, oldest first.
     garbage : tuple of FileFacts

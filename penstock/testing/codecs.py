@@ -41,7 +41,7 @@ def hard_streams(seed: int = 1) -> Iterator[Ints]:
 
 
 class CodecTests:
-    """What a codec promises: the values come back, in parts too, or the codec says that they do not fit.
+    """The promise of a codec: the values come back, in parts too, or the codec says that they do not fit.
 
     The codec is registered (`penstock.compression.codecs.registry.register`), so that nodes find it.
     """

@@ -22,7 +22,7 @@ LARGE = 11 * 1024 * 1024
 
 
 class FilesTests:
-    """What a `penstock.checkpointing.files.Files` promises. Each test has a directory of its own."""
+    """The promises of `penstock.checkpointing.files.Files`. Each test has a directory of its own."""
 
     exclusive: ClassVar[bool] = True
     """Whether the file system tells when a name is taken."""

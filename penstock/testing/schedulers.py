@@ -49,7 +49,7 @@ class _Driver:
 
 
 class SchedulerTests:
-    """What a scheduler promises: each waiting key is served once, in an order that storing keeps."""
+    """The promise of a scheduler: each waiting key is served once, in an order that storing keeps."""
 
     @pytest.fixture
     def new(self) -> Callable[[], Scheduler]:

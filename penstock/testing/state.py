@@ -18,7 +18,7 @@ _STEPS = 12
 
 
 class StateTests:
-    """What a `penstock.state_store.bucket_store.State` promises.
+    """The promises of `penstock.state_store.bucket_store.State`.
 
     Two states that took the same steps have the same content, whichever way the one was stored and restored.
     """

@@ -30,7 +30,7 @@ def _numbered(numbers: range, text: str = "") -> pa.RecordBatch:
 
 
 class TableTests:
-    """What a `penstock.state_store.tables.table.Table` promises."""
+    """The promises of `penstock.state_store.tables.table.Table`."""
 
     @pytest.fixture
     def new(self) -> NewTable:

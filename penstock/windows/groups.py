@@ -23,7 +23,7 @@ _MAX_COLUMNS = 63
 
 @dataclass(frozen=True, slots=True)
 class GroupSampling:
-    """How a sample decides whether groups repeat.
+    """The rule by which a sample decides whether groups repeat.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class GroupCodec:
     fields : sequence of pyarrow.Field
         The group columns in their order.
     sampling : GroupSampling, optional
-        How to find out whether groups repeat.
+        The rule that finds out whether groups repeat.
 
     Raises
     ------

@@ -40,7 +40,7 @@ FOLDED = frozenset({"count", "sum", "m2", "min", "max"})
 
 @dataclass(frozen=True, slots=True)
 class NumberingLimits:
-    """Up to how many possible window groups are numbered; if there are more, only those with rows are.
+    """Up to this many possible window groups all get a number; if there are more, only groups with rows do.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class WindowAccumulator:
     made : pyarrow.Schema
         The output: window starts in microseconds, `group_by`, partials.
     numbering : NumberingLimits
-        How window groups are numbered.
+        The limits of numbering window groups.
     """
 
     finish: Finish

@@ -9,14 +9,14 @@ __all__ = ["CleanupRule"]
 
 @dataclass(frozen=True, slots=True)
 class CleanupRule:
-    """How much must be deletable, so that one deletion serves many commits. Tests choose smaller values.
+    """The amounts that must be deletable, so that one deletion serves many commits; tests choose less.
 
     Parameters
     ----------
     min_trim_bytes, min_trim_commits : int
-        Released rows are deleted once they have so many bytes or came in so many commits.
+        Released rows are deleted once they have this many bytes or came in this many commits.
     min_log_entries : int
-        Entries of the log are replaced by a start once there are so many, if few commits are kept.
+        Entries of the log are replaced by a start once there are this many, if few commits are kept.
     """
 
     min_trim_bytes: int = 16 << 20
@@ -28,5 +28,5 @@ class CleanupRule:
         return size_bytes >= self.min_trim_bytes or commits >= self.min_trim_commits
 
     def allows_compaction(self, entries: int, commits: int) -> bool:
-        """Say whether a start may replace so many entries of a log that keeps so many commits."""
+        """Say whether a start may replace this many entries of a log that keeps this many commits."""
         return entries >= max(self.min_log_entries, commits // 4)

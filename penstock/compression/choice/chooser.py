@@ -52,7 +52,7 @@ class Decision:
     type : pyarrow.DataType
         The type of the values that it decided for.
     blocks, deoptimised : int
-        The number of blocks encoded, and of those in which a value did not fit the plan.
+        The numbers of blocks encoded, and of blocks in which a value did not fit the plan.
     decisions : int
         The number of decisions.
     """

@@ -231,7 +231,7 @@ class Aggregate(Node):
         return distinct(self, pa.schema(fields))
 
     def _check_fold(self, partial: Partial, schema: pa.Schema) -> None:
-        """Refuse values that are surely neither numbers nor times, because they have no partials."""
+        """Refuse values of types that have no partials: all but numbers and times."""
         if partial.kind in ("count", "first", "last"):
             return
         if partial.kind == "sketch":

@@ -1,4 +1,4 @@
-"""``penstock repair``: lets a query start again whose checkpoint a power cut has torn."""
+"""``penstock repair``: repairs a checkpoint that a power cut damaged, so that its query can start again."""
 
 from __future__ import annotations
 

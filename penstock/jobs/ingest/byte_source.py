@@ -107,9 +107,9 @@ class PipeBytes(ByteSource):
     close : callable, optional
         Closes the source.
     wait_s : float
-        How long to wait for a pipe that delivers nothing.
+        The wait for a pipe that delivers nothing.
     gather_s : float
-        How long to wait for more bytes after some came, so that chunks to parse are larger.
+        The wait for more bytes after some came, so that chunks to parse are larger.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ class Settings:
     writer, goal, interval
         As in `PStreamWriter`.
     sizes : ReadSizes
-        How much of a source is read at a time.
+        The amounts to read at a time.
 
     Raises
     ------

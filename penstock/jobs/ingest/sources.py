@@ -24,7 +24,7 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ReadSizes:
-    """How much of a source is read at a time.
+    """The amounts of a source that are read at a time.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ class TextSource(Source):
         Its name in vector clocks, which hold the number of bytes read and the checksum of the first 4,096. A
         source without a name cannot be read again.
     sizes : ReadSizes, optional
-        How much is read at a time.
+        The amounts to read at a time.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class TableFile(Source):
     key : str
         Its name in vector clocks, which hold the number of rows read.
     sizes : ReadSizes, optional
-        How much is read at a time.
+        The amounts to read at a time.
     """
 
     def __init__(self, path: Path, key: str, sizes: ReadSizes | None = None) -> None:

@@ -128,7 +128,7 @@ def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: i
     ----------
     images : pyarrow.BinaryArray of n
     low, high : int64 arrays of m
-        Ranges, none empty. Both grow, but where a group ends, the next begins behind it.
+        Ranges, none empty. Within a group both ascend; the ranges of the next group begin behind it.
 
     Raises
     ------

@@ -36,7 +36,7 @@ class ForgetRule:
     Parameters
     ----------
     min_idle : int
-        Up to so many idle keys stay in memory ...
+        Up to this many idle keys stay in memory ...
     idle_per_kept : float
         ... or this multiple of the kept keys, if more.
     """

@@ -19,7 +19,7 @@ def refuse_collations(schema: StructType, names: Iterable[str]) -> None:
     Parameters
     ----------
     schema : StructType
-        Of the rows.
+        The rows' columns.
     names : iterable of str
         The compared columns; missing ones are ignored.
 

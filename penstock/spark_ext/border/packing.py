@@ -44,7 +44,7 @@ class PackingLimits:
     held_bytes : int
         The limit of the conflated rows in memory.
     remembered_rows, remembered_partitions : int
-        A measurement of at least so many rows holds for the next partitions that the worker packs.
+        A measurement of at least this many rows holds for this many further partitions of the worker.
     parcels : ParcelLimits
         The limits of a parcel.
     """

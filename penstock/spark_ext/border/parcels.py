@@ -44,8 +44,8 @@ class ParcelLimits:
     parcel_bytes : int
         The approximate limit of a parcel's rows.
     min_packed_bytes, sample_rows, max_packed_share : int, int, float
-        Batches of at least so many bytes are packed if that shrinks a sample of so many rows to less than
-        this share.
+        Batches of at least this many bytes are packed if that shrinks a sample of this many rows to less
+        than this share.
     """
 
     parcel_bytes: int = 16 << 20

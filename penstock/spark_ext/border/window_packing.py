@@ -60,7 +60,7 @@ class EntryPacker:
     delayed : Fragments, optional
         The definition of the fragments, if they hold the newest time.
     sampling : GroupSampling
-        How to find out whether groups have many entries.
+        The rule that finds out whether groups have many entries.
     """
 
     pane_steps: int

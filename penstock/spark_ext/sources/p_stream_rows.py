@@ -122,10 +122,10 @@ class OperatorRows:
         options : WriteOptions
             The sink's options.
         schema : StructType
-            Of the rows.
+            The rows' columns.
         chosen : bool
-            Whether the user chose the goal. Otherwise it is ``"fast"``: an operator writes itself only if it
-            has too many results to pass through Spark.
+            Whether the user chose the goal. Otherwise it is ``"fast"``, because operators write results
+            themselves only if there are too many to pass through Spark.
 
         Raises
         ------

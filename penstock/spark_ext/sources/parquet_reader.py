@@ -239,7 +239,7 @@ def _decode(
 
 
 def _batch_rows(opened: ParquetFile, group: int, batch_bytes: int) -> int:
-    """Return the number of rows of a row group that fit so many bytes over all columns."""
+    """Return the number of rows of a row group that fit `batch_bytes` over all columns."""
     known = opened.metadata.row_group(group)
     return max(1, min(_BATCH_ROWS, batch_bytes * known.num_rows // max(1, known.total_byte_size)))
 

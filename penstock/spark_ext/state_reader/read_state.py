@@ -87,9 +87,9 @@ def read_state(
         The id of the query; needed if there are several and no checkpoint is given.
     table : str, optional
         The table of the operator; needed if it has several. Queues of append or adaptive semantics have
-        ``keys`` and ``appended``; windows ``panes``, in lazy or eager mode also ``keys`` and ``settled``, and
-        those of rows also ``rows`` and ``counts``; joins ``keys`` and ``held``; joins of windows ``left``
-        and ``right``; transactions those of their database.
+        ``keys`` and ``appended``. Windows have ``panes``, in lazy or eager mode also ``keys`` and
+        ``settled``, and windows of rows also ``rows`` and ``counts``. Joins have ``keys`` and ``held``, joins
+        of windows ``left`` and ``right``, transactions the tables of their database.
 
     Returns
     -------

@@ -173,7 +173,7 @@ class BucketTask(Generic[S]):
     snapshots : SnapshotRule
         When a bucket's state gets a snapshot.
     sweep_batches : int
-        A bucket's directory is synced and swept once in so many micro-batches.
+        The number of micro-batches between two syncs and sweeps of a bucket's directory.
     """
 
     name: str

@@ -31,7 +31,7 @@ _ONE = np.uint64(1)
 
 @kernel
 def _second_hash(words: Words, starts: Positions, secret: int, out: Words) -> None:
-    """Hash each key independently of its own hash; the result is odd."""
+    """Compute a second hash of each key, independent of the first; it is an odd number."""
     for i in range(out.shape[0]):
         h = np.uint64(secret)
         for position in range(starts[i], starts[i + 1]):

@@ -188,7 +188,7 @@ class RowStore:
         return any(column.may_compact for column in self._columns)
 
     def compact(self, locations: Positions) -> None:
-        """Drop bytes that none of `locations`, which are all in use, refers to, if that pays off."""
+        """Drop bytes that none of the locations in use refers to, if that pays off."""
         for column in self._columns:
             column.compact(locations)
 

@@ -289,7 +289,7 @@ def enter(
         if starter and registers[EAGER]:
             _start(k, pane, now_us, events, state)
         key_rows[k, NEWEST] = pane
-        # A starter is marked 0, not to be opened; the operator opens the windows that it commits to.
+        # Mark the first tuple of a window 0: the operator opens a window when it commits to it, not here.
         locations[i] = append(k, pane, 0 if starter else -1, i, state)
         committed = key_rows[k, COMMITTED]
         if committed != NEVER and pane < _end(committed, state):

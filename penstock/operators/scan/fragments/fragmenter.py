@@ -140,7 +140,7 @@ class Fragmenter:
                 codes.direct = codes.direct and not group.null_count
         columns = [codes.of(group) for codes, group in zip(self._codes, groups, strict=True)]
         if self._numbered and len(self._codes[0]) >= len(self._table):
-            # Numbers outside of the table would fall on the places of others.
+            # There are more numbers than places in the table, so from now on numbers are hashed.
             self._hashed = True
             self._enter(len(self._table))
         if not columns:
