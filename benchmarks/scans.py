@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 from penstock.checkpointing.p_stream import PStream, read_blocks
-from penstock.operators.aggregates.wide import concat_alike
+from penstock.operators.aggregates.wide import concat_unified
 from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import Scan
 
@@ -52,5 +52,5 @@ def scan_p_stream(
         batches = [batch for found in pool.map(part, range(len(scanners))) for batch in found]
     parts = scanners[0].merge(batches)
     return pa.Table.from_batches(
-        [concat_alike(parts)] if parts else [], None if parts else scanners[0].schema
+        [concat_unified(parts)] if parts else [], None if parts else scanners[0].schema
     )

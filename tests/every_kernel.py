@@ -127,7 +127,7 @@ def _windows() -> None:
         panes_of = (*range(begin, begin + 2000), begin + 2100)
         state.run([entries_of([Row("a", pane, 1.0) for pane in panes_of], layout)], begin + 1000)
         state.run([entries_of([Row("a", begin + 1500, 1.0)], layout)], begin + 1001)
-    PanePartials(ids, panes[::-1].copy(), rows).in_order()
+    PanePartials(ids, panes[::-1].copy(), rows).sort()
     sliding_kernels.number_window_groups(ids, ids, 0, 9, np.empty(len(ids), np.int32))
     sliding_kernels.find_equal(np.ones(2, np.int32), np.ones(2), np.ones(2), np.empty(2, np.int64))
     sliding_kernels.slide_distinct(ids, ids[:1], ids[-1:], ids.copy(), ids.copy())

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.operators.aggregates.moments import deviation_columns, deviation_sources
-from penstock.operators.aggregates.wide import in_schema
+from penstock.operators.aggregates.wide import cast_sums
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, new_accumulator, without_nulls
 from penstock.operators.scan.fragments.keys import bare_values
@@ -245,7 +245,7 @@ class WindowAccumulator:
             *codec.decode(index.words, index.starts(groups)),
             *(column.take(pa.array(there)) for column in found),
         ]
-        return [in_schema(pa.RecordBatch.from_arrays(columns, self.made.names), self.made)]
+        return [cast_sums(pa.RecordBatch.from_arrays(columns, self.made.names), self.made)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ def test_what_is_computed_of_rows_that_are_not_selected_does_not_fail() -> None:
     fragments = Fragments(1000, "t", "us", (), partials)
     scan = Scan(("i", "d", "t"), where="d < 5", select={"i": "i", "t": "t"}, fragments=fragments)
     scanner = Scanner(scan, rows.append_column("t", time).schema)
-    (made,) = scanner.over([rows.append_column("t", time)])
+    (made,) = scanner.scan_tables([rows.append_column("t", time)])
     assert made["total"].to_pylist() == [5]
 
 

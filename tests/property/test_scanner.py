@@ -292,8 +292,8 @@ def test_many_fragments_are_returned_before_the_end() -> None:
     rows = table(3, 300, nulls=0.0, disorder=0, keys=5)
     scan = Scan(ALL, None, None, None, _fragments("ts", Partial("sum", "n", "s")))
     parts = [rows.slice(at, 20) for at in range(0, 300, 20)]
-    whole = list(Scanner(scan, SCHEMA).over(parts))
-    some = list(Scanner(scan, SCHEMA).over(parts, 1))
+    whole = list(Scanner(scan, SCHEMA).scan_tables(parts))
+    some = list(Scanner(scan, SCHEMA).scan_tables(parts, 1))
     assert (len(whole), len(some)) == (1, len(parts) + 1)
     sums = [pa.Table.from_batches(one).group_by(PANE).aggregate([("s", "sum")]) for one in (whole, some)]
     assert sums[0].sort_by(PANE).equals(sums[1].sort_by(PANE))

@@ -70,7 +70,7 @@ class Tables(RuleBasedStateMachine):
     def open(self, name: str, small: bool, forgets: bool) -> None:
         columns, self.key = TABLES[name]
         self.schema = pa.schema([pa.field(n, kind) for n, kind in columns])
-        limits = {"batch_bytes": 50} if small else {}
+        limits: dict[str, Any] = {"batch_bytes": 50} if small else {}
         if forgets:  # so that the database is asked which keys there are
             limits["key_set_bytes"] = 0
         self.table = RocksdbTable(self.schema, self.key, scratch=SCRATCH, **limits)

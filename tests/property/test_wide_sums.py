@@ -189,15 +189,15 @@ def test_a_sum_that_overflows_is_an_error_where_it_is_asked_for() -> None:
 def test_words_are_those_of_python() -> None:
     values = [0, 1, -1, MOST, -MOST - 1, MOST + 1, -MOST - 2, 1 << 70, -(1 << 70), None]
     column = pa.array(values, wide.WIDE)
-    lows, highs = wide.words_of(column.slice(2, 5))
+    lows, highs = wide.to_words(column.slice(2, 5))
     assert [int(low) % 2**64 + (int(high) << 64) for low, high in zip(lows, highs, strict=True)] == values[
         2:7
     ]
-    assert wide.of_words(*wide.words_of(column.slice(0, 5))).to_pylist() == values[:5]
+    assert wide.from_words(*wide.to_words(column.slice(0, 5))).to_pylist() == values[:5]
     assert wide.as_floats(column)[:-1].tolist() == [float(value) for value in values if value is not None]
     assert [wide.fits(column.slice(low, 1)) for low in range(10)] == [*[True] * 5, *[False] * 4, True]
     narrow = pa.record_batch({"a": pa.array([1, None])})
-    together = wide.concat_alike([narrow, pa.record_batch({"a": column})])
+    together = wide.concat_unified([narrow, pa.record_batch({"a": column})])
     assert numbers(together["a"]) == [1, None, *values]
     assert wide.narrow_words(pa.record_batch({"a": column.slice(0, 5)})).schema.types == [pa.int64()]
-    assert np.array_equal(wide.words_of(narrow["a"])[1][:1], [0])
+    assert np.array_equal(wide.to_words(narrow["a"])[1][:1], [0])

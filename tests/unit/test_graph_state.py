@@ -18,7 +18,7 @@ from penstock.errors import CorruptDataError, PenstockError
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
 from penstock.spark_ext.graph.state import FoundState, HeldBySpark, StatePlace, find_state
-from penstock.spark_ext.state_reader.spark_state import Held, held_in_files
+from penstock.spark_ext.state_reader.spark_state import Held, read_pointer_files
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, Version
 from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.graph_directories import write_delta, write_graph, write_logs, write_pointers
@@ -238,16 +238,16 @@ def test_pointers_are_those_of_the_newest_version_that_put_or_removed_them(tmp_p
     state = open_files(tmp_path / "queries" / "q" / "state")
     expected = {LABELS[0]: at(2), LABELS[1]: at(1)}
     for labels in ((), LABELS, LABELS[:2]):
-        assert held_in_files(state, 3, labels) == {0: expected}
-        assert held_in_files(state, 0, labels) == {0: {label: at(1) for label in LABELS[:3]}}
+        assert read_pointer_files(state, 3, labels) == {0: expected}
+        assert read_pointer_files(state, 0, labels) == {0: {label: at(1) for label in LABELS[:3]}}
     # Spark keeps no delta that a snapshot holds for ever.
     for partition in ("0", "1"):
         (home / partition / "3.delta").rename(home / partition / "3.snapshot")
         (home / partition / "2.delta").unlink()
-    assert held_in_files(state, 3, []) == {0: {LABELS[0]: at(2)}}
+    assert read_pointer_files(state, 3, []) == {0: {LABELS[0]: at(2)}}
     (home / "0" / "4.delta").rename(home / "0" / "4.snapshot")
-    assert held_in_files(state, 3, []) is not None
-    assert held_in_files(state, 4, []) is None
+    assert read_pointer_files(state, 3, []) is not None
+    assert read_pointer_files(state, 4, []) is None
 
 
 def test_of_one_version_the_last_pointer_counts(tmp_path: Path) -> None:
@@ -255,14 +255,14 @@ def test_of_one_version_the_last_pointer_counts(tmp_path: Path) -> None:
     home = write_pointers(tmp_path, "q", [{}], partitions=1)
     write_delta(home / "0" / "1.delta", [(7, first), (8, first), (7, last), (8, None), (9, None), (9, last)])
     state = open_files(tmp_path / "queries" / "q" / "state")
-    assert held_in_files(state, 0, []) == {0: {7: last, 9: last}}
+    assert read_pointer_files(state, 0, []) == {0: {7: last, 9: last}}
 
 
 @pytest.mark.parametrize("pointer", [Pointer(Version(7), FileId("f" * 32)), None])
 def test_rows_with_checksums_are_left_to_spark(tmp_path: Path, pointer: Pointer | None) -> None:
     home = write_pointers(tmp_path, "q", [{}], partitions=1)
     write_delta(home / "0" / "1.delta", [(LABELS[0], pointer)], checksums=True)
-    assert held_in_files(open_files(tmp_path / "queries" / "q" / "state"), 0, []) is None
+    assert read_pointer_files(open_files(tmp_path / "queries" / "q" / "state"), 0, []) is None
 
 
 def test_damage_of_sparks_state_is_left_to_spark(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_damage_of_sparks_state_is_left_to_spark(tmp_path: Path) -> None:
     for at in range(len(content)):
         for damaged in (content[:at], content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]):
             path.write_bytes(damaged)
-            found = held_in_files(state, 0, LABELS)
+            found = read_pointer_files(state, 0, LABELS)
             assert found in (None, {0: pointers})
             left += found is None
     assert left > len(content)
@@ -299,7 +299,7 @@ def test_what_spark_itself_wrote_is_read(tmp_path: Path) -> None:
     schema = b"\0\2v2" + b"".join(b"\0\0\0\1" + bytes([0, len(text)]) + text for text in texts)
     (home / "0" / "_metadata" / "schema").write_bytes(schema)
     pointer = Pointer(Version(1), FileId("f2cbe0a82f244af4846b63b2ce883a05"))
-    assert held_in_files(open_files(tmp_path / "queries" / "q" / "state"), 0, []) == {0: {38: pointer}}
+    assert read_pointer_files(open_files(tmp_path / "queries" / "q" / "state"), 0, []) == {0: {38: pointer}}
 
 
 def test_the_recovery_of_a_graph_tells_its_state(

@@ -118,7 +118,7 @@ def test_what_is_looked_up_has_the_types_of_spark() -> None:
     table = pa.table({"ad": pa.array([7, 60_000], pa.int32()), "campaign": ["a", "a"]})
     pushed = Pushed.of(stored, scan, 2, Lookup(table, ["ad"], ["campaign"]).to_text())
     assert pushed.spark == PARCELS
-    *parcels, left_out = [row for batch in pushed.over([rows]) for row in batch.to_pylist()]
+    *parcels, left_out = [row for batch in pushed.scan_tables([rows]) for row in batch.to_pylist()]
     entries = [from_parcel(row["payload"]) for row in parcels]
     found = [row for batch in entries for row in batch.to_pylist()]
     assert found == [

@@ -109,7 +109,7 @@ def test_a_checkpoint_without_state_in_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "metadata").write_text('{"id": "one"}')
     result = gc(tmp_path)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "there is no state in this checkpoint" in result.stderr
+    assert "Hint: give the query's state_location, and its checkpoint with --checkpoint" in result.stderr
 
 
 def test_of_a_p_stream_what_may_still_be_committed_stays(tmp_path: Path) -> None:

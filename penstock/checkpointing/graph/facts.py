@@ -73,7 +73,7 @@ class StreamFacts:
     retained : int
         Batches that its writers have made durable.
     readers : tuple of ReaderFacts
-        The graph's; others may be subscribed too.
+        The graph's readers; other readers may be subscribed, too.
     """
 
     name: str

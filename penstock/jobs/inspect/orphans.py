@@ -111,8 +111,8 @@ def _operators_in_checkpoint(checkpoint: Files, entries: Sequence[FileFacts]) ->
                 found += find_operators(checkpoint.child(facts.name))
     if not found:
         raise InvalidUsageError(
-            "there is no state in this checkpoint",
-            checkpoint=checkpoint.location,
+            "there is no state at this location",
+            location=checkpoint.location,
             hint="give the query's state_location, and its checkpoint with --checkpoint",
         )
     return found

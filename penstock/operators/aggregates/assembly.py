@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, deviation
 from penstock.operators.aggregates.moments import deviation_sources
-from penstock.operators.aggregates.wide import WIDE, as_floats, fits, words_of
+from penstock.operators.aggregates.wide import WIDE, as_floats, fits, to_words
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.sql.expression import Expression, column, edit
 from penstock.sql.tree import Tree
@@ -93,7 +93,7 @@ class Assembly:
         """
         if column.type != WIDE:
             return column
-        lows, _ = words_of(column)
+        lows, _ = to_words(column)
         if not self.wraps and not fits(column):
             raise InvalidUsageError(
                 "a sum of integers overflows",

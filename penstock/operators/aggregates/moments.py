@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.operators.aggregates import moment_kernels
-from penstock.operators.aggregates.wide import WIDE, as_floats, words_of
+from penstock.operators.aggregates.wide import WIDE, as_floats, to_words
 from penstock.operators.scan.spec import Partial
 
 __all__ = [
@@ -59,7 +59,7 @@ def divide_sums(counts: npt.NDArray[np.int64], sums: _Column) -> tuple[npt.NDArr
     """Return means as whole numbers and fractions; undefined where the count is zero."""
     if pa.types.is_floating(sums.type):
         return np.zeros(len(sums), np.int64), as_floats(sums) / np.maximum(counts, 1)
-    lows, _ = words_of(sums)
+    lows, _ = to_words(sums)
     if sums.type != WIDE:
         wholes, rests = np.empty(len(lows), np.int64), np.empty(len(lows))
         moment_kernels.divide(lows, counts, wholes, rests)

@@ -19,15 +19,15 @@ from penstock._kernels import kernel
 __all__ = [
     "WIDE",
     "add_words",
-    "alike",
     "as_floats",
-    "concat_alike",
+    "cast_sums",
+    "concat_unified",
     "fits",
-    "in_schema",
+    "from_words",
     "narrow_words",
-    "of_words",
     "schema_like",
-    "words_of",
+    "to_words",
+    "unify_types",
 ]
 
 WIDE: Final = pa.decimal128(38, 0)
@@ -44,7 +44,7 @@ def add_words(low: Any, high: Any, value: Any, upper: Any) -> tuple[Any, Any]:
     return np.int64(made), high + upper + carry
 
 
-def words_of(column: _Column) -> tuple[_Words, _Words]:
+def to_words(column: _Column) -> tuple[_Words, _Words]:
     """Return the lower and upper words of sums; undefined for nulls."""
     if column.type == WIDE:
         flat = np.frombuffer(column.buffers()[1], np.int64, 2 * len(column), 16 * column.offset)
@@ -53,7 +53,7 @@ def words_of(column: _Column) -> tuple[_Words, _Words]:
     return lows, lows >> 63
 
 
-def of_words(lows: _Words, highs: _Words, mask: npt.NDArray[np.bool_] | None = None) -> _Column:
+def from_words(lows: _Words, highs: _Words, mask: npt.NDArray[np.bool_] | None = None) -> _Column:
     """Return sums as a column; `mask` marks nulls."""
     narrow = highs == lows >> 63
     if mask is not None:
@@ -72,7 +72,7 @@ def fits(column: _Column) -> bool:
     """Return whether all sums fit 64 bits."""
     if column.type != WIDE:
         return True
-    lows, highs = words_of(column)
+    lows, highs = to_words(column)
     narrow = highs == lows >> 63
     return bool(narrow.all() if not column.null_count else narrow[column.is_valid().to_numpy(False)].all())
 
@@ -81,14 +81,14 @@ def as_floats(column: _Column) -> npt.NDArray[np.float64]:
     """Convert sums to floats, approximately to the nearest; undefined for nulls."""
     if pa.types.is_floating(column.type):
         return column.view(pa.float64()).to_numpy(zero_copy_only=False)
-    lows, highs = words_of(column)
+    lows, highs = to_words(column)
     if column.type != WIDE:
         return lows.astype(np.float64)
     # A signed lower word avoids representing small numbers as a difference of large ones.
     return (highs + (lows < 0)).astype(np.float64) * 2.0**64 + lows.astype(np.float64)
 
 
-def alike(columns: Sequence[_Column]) -> list[_Column]:
+def unify_types(columns: Sequence[_Column]) -> list[_Column]:
     """Convert sum columns to one type, wide if any is wide; return other columns unchanged."""
     kinds = {column.type for column in columns}
     if kinds != {pa.int64(), WIDE}:
@@ -96,12 +96,14 @@ def alike(columns: Sequence[_Column]) -> list[_Column]:
     return [column if column.type == WIDE else column.cast(WIDE) for column in columns]
 
 
-def concat_alike(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+def concat_unified(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Concatenate batches whose sums may differ in width."""
     first = batches[0].schema
     if all(batch.schema.equals(first) for batch in batches):
         return pa.concat_batches(batches)
-    columns = [pa.concat_arrays(alike([batch.column(at) for batch in batches])) for at in range(len(first))]
+    columns = [
+        pa.concat_arrays(unify_types([batch.column(at) for batch in batches])) for at in range(len(first))
+    ]
     return pa.RecordBatch.from_arrays(columns, first.names)
 
 
@@ -116,7 +118,7 @@ def narrow_words(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, batch.schema.names)
 
 
-def in_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def cast_sums(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Convert sums to the widths that a schema declares."""
     if batch.schema.equals(schema):
         return batch

@@ -31,7 +31,7 @@ BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "deliver
 
 @dataclass(frozen=True, slots=True)
 class ForgetRule:
-    """When idle keys are forgotten, for which the index is rebuilt at a cost per kept key.
+    """The rule that says when idle keys are forgotten, which rebuilds the index at a cost per kept key.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ class KeyRecords:
         self._set(ids, block.columns[len(self._key) :])
         return ids, ids[waiting]
 
-    def put_by(self, block: pa.RecordBatch) -> None:
+    def update_table(self, block: pa.RecordBatch) -> None:
         """Put changed keys into the table; without a table, do nothing."""
 
     def may_forget(self, kept: int) -> bool:
@@ -172,7 +172,7 @@ class KeyRecords:
         self._arrays = {name: array[ids] for name, array in self._arrays.items()}
         self.dirty = self.dirty[ids]
 
-    def all_but(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
+    def split_records(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
         """Return all records in two parts; the first has the keys with these numbers.
 
         Returns
@@ -207,7 +207,7 @@ class KeyRecords:
 class TabledKeyRecords(KeyRecords):
     """Key records in a table; only active keys have theirs in memory.
 
-    The table has the stored form of all keys as of the last `put_by`. The record in memory, if any, is newer.
+    The table has the stored form of all keys as of the last `update_table`. A record in memory is newer.
 
     Parameters
     ----------
@@ -270,7 +270,7 @@ class TabledKeyRecords(KeyRecords):
         rows = np.cumsum(held) - 1
         return super().take_up(block.filter(pa.array(held)), rows[waiting])
 
-    def put_by(self, block: pa.RecordBatch) -> None:
+    def update_table(self, block: pa.RecordBatch) -> None:
         """Put all keys that changed since the last call into the table."""
         self._table.put(block)
         self._new = 0
@@ -279,9 +279,9 @@ class TabledKeyRecords(KeyRecords):
         """Return whether forgetting pays."""
         return self._forgetting.pays(len(self) - kept, kept)
 
-    def all_but(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
+    def split_records(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
         """Return the records of keys in memory, then the others from the table."""
-        self.put_by(self.block(np.flatnonzero(self.dirty[: len(self)])))
+        self.update_table(self.block(np.flatnonzero(self.dirty[: len(self)])))
         # Copied now, because the index changes while the others are written.
         return ids, self._others(self._index.subset(ids), self._table.rows())
 

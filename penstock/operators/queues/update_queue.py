@@ -199,7 +199,7 @@ class UpdateQueue(KeyedQueue):
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored."""
         unit = self._unit("delta", self._records.take_changed())
-        self._records.put_by(unit.blocks["cells"])
+        self._records.update_table(unit.blocks["cells"])
         self._forget()
         return unit
 
@@ -208,7 +208,7 @@ class UpdateQueue(KeyedQueue):
 
         Memory is copied now, because the queue changes while the units are written.
         """
-        ids, others = self._records.all_but(self._held_keys())
+        ids, others = self._records.split_records(self._held_keys())
         begins = range(0, max(len(ids), 1), _UNIT_KEYS)
         units = [self._unit("snapshot", ids[begin : begin + _UNIT_KEYS]) for begin in begins]
         meta, rows = units[0].meta, self._unit("snapshot", ids[:0]).blocks["rows"]

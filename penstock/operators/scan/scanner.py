@@ -125,7 +125,7 @@ class Scanner:
         InvalidUsageError
             If an integer overflows.
         """
-        return self.over(self._read(blocks))
+        return self.scan_tables(self._read(blocks))
 
     def _read(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.Table]:
         for piece, block in blocks:
@@ -135,7 +135,9 @@ class Scanner:
             else:
                 yield _rows_without_columns(piece.stop - piece.first)
 
-    def over(self, tables: Iterable[pa.Table], most_fragments: int | None = None) -> Iterator[pa.RecordBatch]:
+    def scan_tables(
+        self, tables: Iterable[pa.Table], most_fragments: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Run the scan on tables, as `run` does on p-units.
 
         Parameters

@@ -54,10 +54,10 @@ from penstock.spark_ext.worker.window_plan import (
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 from penstock.units import window_rows
 
-__all__ = ["TIME", "update_window", "windowed"]
+__all__ = ["TIME", "plan_windows", "update_window"]
 
 TIME = "__penstock_time"
-"""The column of the time of the rows to aggregate."""
+"""The name of the rows' time column in the packer's input."""
 _DELAY_KEY = "spark.watermarkDelayMs"
 
 
@@ -167,11 +167,11 @@ def update_window(
     if isinstance(weight, str) and texts:
         check_column("weight", weight, df.columns)
         texts[WEIGHT] = f"last({quote(weight)})"
-    made = windowed(df, key, time, size, slide, texts, options, unit=unit, buckets=place.buckets)
+    made = plan_windows(df, key, time, size, slide, texts, options, unit=unit, buckets=place.buckets)
     return replace(made, plan=made.plan.served(options)).results(place)
 
 
-def windowed(
+def plan_windows(
     df: DataFrame,
     key: str | Iterable[str],
     time: str,

@@ -47,11 +47,11 @@ from penstock.spark_ext.graph.state import StatePlace
 from penstock.spark_ext.graph.steps import apply_step, apply_steps, select_item, split_steps, step_text
 from penstock.spark_ext.graph.window_join import Side, joined_windows
 from penstock.spark_ext.graph.windows import (
-    assembled,
-    of_folded,
-    of_rows,
-    of_windows,
-    packed,
+    aggregate_windows,
+    finish_aggregate,
+    pack_rows,
+    plan_assembly,
+    plan_count_windows,
     window_accumulator,
 )
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
@@ -111,8 +111,8 @@ class Written:
 class Frames:
     """Makes DataFrames from a plan's nodes. Used on the driver, for one start of a graph.
 
-    A node with several readers is built once for each, with separate subscriptions: Spark would not read a
-    shared one in step.
+    A node with several readers is built once for each, with separate subscriptions, because Spark does not
+    read two copies of a source at the same pace.
 
     Parameters
     ----------
@@ -322,28 +322,32 @@ class Frames:
         """Return the plan of an aggregate's windows."""
         above = node.inputs[0]
         if isinstance(node, Aggregate):
-            return of_rows(node, self._of(above), buckets)
+            return plan_count_windows(node, self._of(above), buckets)
         if not isinstance(node, Assemble):
             raise InternalError("windows are of an aggregate", node=node.name)
         if isinstance(above, PushedScan):
-            return assembled(node, self._scan(above, buckets))
+            return plan_assembly(node, self._scan(above, buckets))
         if isinstance(above, StreamTableJoin) and isinstance(above.inputs[0], PushedScan):
             lookup = lookup_in(self._table(above), above, node.aggregate.group_by)
             if lookup is not None:
-                return assembled(node, self._scan(above.inputs[0], buckets, lookup))
-        return assembled(node, packed(node, self._of(above), buckets))
+                return plan_assembly(node, self._scan(above.inputs[0], buckets, lookup))
+        return plan_assembly(node, pack_rows(node, self._of(above), buckets))
 
     def _by_window(self, node: Aggregate) -> DataFrame:
         """Return windows aggregated by window, in the buckets that make them if possible."""
         at, steps = split_steps(node.inputs[0])
         if not _makes_windows(at):
-            return of_windows(node, self._of(node.inputs[0]))
+            return aggregate_windows(node, self._of(node.inputs[0]))
         place = self._place(at)
         windows = self._plan_windows(at, place.buckets)
         rows, seen = apply_steps(steps, windows.results(place))
         texts = [step_text(step) for step in steps]
         fold = window_accumulator(node, windows.plan, rows, texts, seen) if self._ansi else None
-        return of_windows(node, rows) if fold is None else of_folded(node, windows.folded(place, fold), fold)
+        return (
+            aggregate_windows(node, rows)
+            if fold is None
+            else finish_aggregate(node, windows.folded(place, fold), fold)
+        )
 
     def _read_pushed(self, node: PushedScan) -> DataFrame:
         """Return a reader's output, computed by Spark if the reader's results would differ."""

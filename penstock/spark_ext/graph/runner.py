@@ -30,7 +30,7 @@ from penstock.spark_ext.graph.frames import Frames, Reading, Written
 from penstock.spark_ext.graph.handle import RESULTS, RunningGraph, Stage
 from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
 from penstock.spark_ext.graph.state import StatePlace
-from penstock.spark_ext.state_reader.committed import held_pointers
+from penstock.spark_ext.state_reader.committed import read_pointers
 from penstock.units import parse_duration_us
 
 __all__ = ["start"]
@@ -177,7 +177,7 @@ def start(
             QueryStreams(query, tuple(one.location for one in some), states[query])
             for query, some in readings.items()
         ]
-        by_spark = partial(held_pointers, spark)
+        by_spark = partial(read_pointers, spark)
         recovery = GraphRecovery(graph.name, directory, queries, held_by_spark=by_spark)
     directory.put("graph", _document(plan, readings, writers))
     for one in chain.from_iterable(readings.values()):

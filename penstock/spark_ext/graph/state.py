@@ -22,8 +22,8 @@ from penstock.checkpointing.graph.directory import GraphDirectory, QueryProgress
 from penstock.checkpointing.trace import trace
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.spark_ext.border.buckets import bucket_labels
-from penstock.spark_ext.state_reader.committed import of_operator, specification_of
-from penstock.spark_ext.state_reader.spark_state import Held, held_in_files
+from penstock.spark_ext.state_reader.committed import pointers_of, specification_of
+from penstock.spark_ext.state_reader.spark_state import Held, read_pointer_files
 from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE, missing_state
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.location import find_operators
@@ -108,7 +108,9 @@ def find_state(
     buckets = int(specification_of(files)["buckets"]) if described else 0
     with ThreadPoolExecutor(_PARALLEL_READS) as pool:
         state = directory.files.child("queries").child(query).child("state")
-        held = held_in_files(state, progress.committed, bucket_labels(buckets) if buckets else (), pool.map)
+        held = read_pointer_files(
+            state, progress.committed, bucket_labels(buckets) if buckets else (), pool.map
+        )
         if held is None:
             held = _ask(directory.query(query), held_by_spark)
         if described:
@@ -145,7 +147,7 @@ def _ask(checkpoint: str, held_by_spark: HeldBySpark | None) -> Held:
 
 def _of(held: Held, files: Files, buckets: int) -> dict[int, Pointer]:
     """Return the pointers of our operator by bucket; none if that is uncertain."""
-    found = of_operator(held, files, buckets)
+    found = pointers_of(held, files, buckets)
     if found is not None:
         return found
     labels = {label: bucket for bucket, label in enumerate(bucket_labels(buckets))}

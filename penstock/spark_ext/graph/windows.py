@@ -19,7 +19,7 @@ from penstock.operators.aggregates.wide import WIDE
 from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.spark_ext.api.update_window import windowed
+from penstock.spark_ext.api.update_window import plan_windows
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.types import as_arrow_of_spark, same_types, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker, add_rows, row_fragmenter
@@ -41,11 +41,11 @@ from penstock.windows.window_aggregates import FOLDED, WindowAccumulator
 __all__ = [
     "START_COLUMN",
     "ByWindow",
-    "assembled",
-    "of_folded",
-    "of_rows",
-    "of_windows",
-    "packed",
+    "aggregate_windows",
+    "finish_aggregate",
+    "pack_rows",
+    "plan_assembly",
+    "plan_count_windows",
     "window_accumulator",
 ]
 
@@ -53,7 +53,7 @@ START_COLUMN = f"{RESERVED_PREFIX}start"
 """The column of a window's start, in microseconds, while it is aggregated."""
 
 
-def assembled(node: Assemble, parcels: DataFrame) -> PlannedWindows:
+def plan_assembly(node: Assemble, parcels: DataFrame) -> PlannedWindows:
     """Return the plan of windows of fragments.
 
     Parameters
@@ -81,7 +81,7 @@ def assembled(node: Assemble, parcels: DataFrame) -> PlannedWindows:
     return PlannedWindows(plan.served(node.window.options), parcels, tuple(columns))
 
 
-def packed(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
+def pack_rows(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
     """Return parcels of fragments that Spark has looked up.
 
     Parameters
@@ -143,12 +143,12 @@ class _FragmentPacker:
         return self.packer.pack(cast_to_schema(batch, self.schema) for batch in batches)
 
 
-def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> PlannedWindows:
+def plan_count_windows(node: Aggregate, rows: DataFrame, buckets: int) -> PlannedWindows:
     """Return the plan of windows of rows, if no reader makes fragments."""
     window = node.inputs[0]
     if not isinstance(window, Window):
         raise InternalError("rows are put into windows")
-    made = windowed(
+    made = plan_windows(
         rows,
         node.group_by,
         window.time,
@@ -168,7 +168,7 @@ def of_rows(node: Aggregate, rows: DataFrame, buckets: int) -> PlannedWindows:
     return replace(made, plan=plan)
 
 
-def of_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
+def aggregate_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     """Return aggregates of windows, without state.
 
     All groups of a window close in the same micro-batch, because all buckets know the same watermark. So an
@@ -215,7 +215,7 @@ def window_accumulator(
     )
 
 
-def of_folded(node: Aggregate, folded: DataFrame, fold: WindowAccumulator) -> DataFrame:
+def finish_aggregate(node: Aggregate, folded: DataFrame, fold: WindowAccumulator) -> DataFrame:
     """Return aggregates of windows that each bucket has folded."""
     by_window = ByWindow.of(node, wraps=wraps_around(folded.sparkSession))
     empty = pa.RecordBatch.from_pylist([], fold.made)

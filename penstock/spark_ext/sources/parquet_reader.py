@@ -116,7 +116,7 @@ class _ReadRanges:
     pushed: Pushed
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self.pushed.over(self._rows(batches))
+        return self.pushed.scan_tables(self._rows(batches))
 
     def _rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         columns = pa.schema([self.pushed.stored.field(name) for name in self.pushed.scan.columns])

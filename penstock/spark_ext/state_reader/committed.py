@@ -20,7 +20,7 @@ from penstock.spark_ext.state_reader.spark_state import POINTER_FIELDS, SPARK_OP
 from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 
-__all__ = ["committed_pointers", "held_pointers", "of_operator", "query_of", "specification_of"]
+__all__ = ["committed_pointers", "pointers_of", "query_of", "read_pointers", "specification_of"]
 
 _NOTHING_COMMITTED = "STDS_COMMITTED_BATCH_UNAVAILABLE"
 """Spark's name for a checkpoint without a committed micro-batch."""
@@ -95,8 +95,8 @@ def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> di
     UnavailableError
         If the file system refuses.
     """
-    held = held_pointers(spark, checkpoint)
-    found = of_operator(held, files, int(specification_of(files)["buckets"]))
+    held = read_pointers(spark, checkpoint)
+    found = pointers_of(held, files, int(specification_of(files)["buckets"]))
     if found is not None:
         return found
     if not any(held.values()):
@@ -109,7 +109,7 @@ def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> di
     )
 
 
-def held_pointers(spark: SparkSession, checkpoint: str) -> Held:
+def read_pointers(spark: SparkSession, checkpoint: str) -> Held:
     """Return the pointers in Spark's state at the newest committed micro-batch, as Spark reads them.
 
     Raises
@@ -123,7 +123,7 @@ def held_pointers(spark: SparkSession, checkpoint: str) -> Held:
     return {number: pointers for number, pointers in found.items() if pointers is not None}
 
 
-def of_operator(held: Held, files: Files, buckets: int) -> dict[int, Pointer] | None:
+def pointers_of(held: Held, files: Files, buckets: int) -> dict[int, Pointer] | None:
     """Return the pointers of the operator in the directory `files` by bucket; None if there are none.
 
     A set of pointers belongs to it if at least one points to a file in its directory.

@@ -12,7 +12,7 @@ from penstock.checkpointing import PUnit
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream
-from penstock.spark_ext.state_reader.state_view import Ours, Stored, displayed_schema, of_type, one_of_tables
+from penstock.spark_ext.state_reader.state_view import Ours, Stored, displayed_schema, one_of_tables, to_times
 from penstock.sql.expression import Expression
 from penstock.units import FOREVER
 
@@ -53,7 +53,7 @@ class JoinView:
         if not self.held:
             kind = left.schema.field(left.time).type
             matched = (cells.column(f"{RESERVED_PREFIX}{side}").to_numpy() for side in _SIDES)
-            return [*keys, *(of_type(times, kind) for times in matched)]
+            return [*keys, *(to_times(times, kind) for times in matched)]
         parts = [self._held_rows(keys, side, unit.blocks[side]) for side in _SIDES]
         return list(pa.concat_batches(parts).columns)
 

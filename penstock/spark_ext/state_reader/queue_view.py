@@ -21,8 +21,8 @@ from penstock.spark_ext.state_reader.state_view import (
     Stored,
     displayed_schema,
     numbers,
-    of_type,
     one_of_tables,
+    to_times,
 )
 from penstock.units import NEVER
 
@@ -89,7 +89,7 @@ class QueueView:
         waiting = rows.take(pa.array(place, mask=place < 0))
         return [
             *(cells.column(name) for name in self.stream.key),
-            of_type(stored.pop("emitted"), self.stream.schema.field(self.stream.time).type),
+            to_times(stored.pop("emitted"), self.stream.schema.field(self.stream.time).type),
             pa.array(place >= 0),
             *(waiting.column(name) for name in self.stream.payload),
             *(waiting.column(f"{RESERVED_PREFIX}{name}") for name in ("arrived", "rank")),

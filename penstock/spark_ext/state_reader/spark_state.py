@@ -30,7 +30,7 @@ from penstock.checkpointing.files import Content, Files
 from penstock.spark_ext.border.buckets import spark_hash
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 
-__all__ = ["POINTER_FIELDS", "SPARK_OPERATOR", "Held", "held_in_files"]
+__all__ = ["POINTER_FIELDS", "SPARK_OPERATOR", "Held", "read_pointer_files"]
 
 Held = dict[int, dict[int, Pointer]]
 """The pointers by label, by the number of each of Spark's operators that holds pointers."""
@@ -66,7 +66,7 @@ _UNKNOWN = (
 """Errors of reading files in another format."""
 
 
-def held_in_files(state: Files, batch: int, labels: Iterable[int], run: Run = map) -> Held | None:
+def read_pointer_files(state: Files, batch: int, labels: Iterable[int], run: Run = map) -> Held | None:
     """Return the pointers of a committed micro-batch; None if only Spark can read them.
 
     Called on the driver.

@@ -20,7 +20,7 @@ from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLU
 from penstock.state_store.bucket_store import State
 from penstock.units import NEVER
 
-__all__ = ["NEVER", "Ours", "StateView", "Stored", "displayed_schema", "numbers", "of_type", "one_of_tables"]
+__all__ = ["NEVER", "Ours", "StateView", "Stored", "displayed_schema", "numbers", "one_of_tables", "to_times"]
 
 
 _SIGN = np.int64(np.iinfo(np.int64).max)
@@ -180,7 +180,7 @@ def numbers(values: npt.NDArray[Any], nothing: float = NEVER) -> pa.Array[Any]:
     return pa.array(values, mask=values == nothing)
 
 
-def of_type(times: Integers, kind: pa.DataType) -> pa.Array[Any]:
+def to_times(times: Integers, kind: pa.DataType) -> pa.Array[Any]:
     """Turn integers made by `as_int64` back into times.
 
     `NEVER` is null.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.operators.aggregates.wide import concat_alike
+from penstock.operators.aggregates.wide import concat_unified
 from penstock.operators.update_stream.stream import Integers
 from penstock.windows.append import sliding_kernels
 from penstock.windows.layout import WindowLayout
@@ -60,7 +60,7 @@ class PanePartials:
         """Return the partials from index `low` to before `high`, without copying."""
         return PanePartials(self.ids[low:high], self.panes[low:high], self.values.slice(low, high - low))
 
-    def in_order(self) -> PanePartials:
+    def sort(self) -> PanePartials:
         """Return the partials sorted by group and pane; the sort is stable."""
         if sliding_kernels.are_sorted(self.ids, self.panes):
             return self
@@ -84,7 +84,7 @@ class PanePartials:
         return cls(
             np.concatenate([part.ids for part in there]),
             np.concatenate([part.panes for part in there]),
-            concat_alike([part.values for part in there]),
+            concat_unified([part.values for part in there]),
         )
 
 

@@ -267,7 +267,7 @@ class Panes(ABC):
         """Return the needed partials that were added since the last call."""
         fresh = PanePartials.concat([PanePartials.none(self._layout), *self._arrived])
         self._arrived = []
-        return self._unit("delta", fresh.where(self._needed(fresh)).in_order(), 0, next_window)
+        return self._unit("delta", fresh.where(self._needed(fresh)).sort(), 0, next_window)
 
     def _snapshot_units(self, parts: Iterable[PanePartials], next_window: int | None = None) -> list[PUnit]:
         """Return all needed partials, copied now, because panes change while the units are written."""

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from penstock.operators.aggregates import moment_kernels
 from penstock.operators.aggregates.moments import deviation_sources, divide_sums
 from penstock.operators.aggregates.sketches import estimates
-from penstock.operators.aggregates.wide import WIDE, of_words, words_of
+from penstock.operators.aggregates.wide import WIDE, from_words, to_words
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scan.fragments.accumulators import new_accumulator
 from penstock.operators.scan.fragments.keys import as_integers, bare_values
@@ -158,8 +158,8 @@ def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
         filled = pc.fill_null(column, 0) if column.null_count else column
         running = np.empty((len(column) + 1, 2), np.int64)
         lows, highs = np.empty(len(low), np.int64), np.empty(len(low), np.int64)
-        sliding_kernels.add_wide_ranges(*words_of(filled), low, high, running, lows, highs)
-        return of_words(lows, highs, None if seen is None else ~seen)
+        sliding_kernels.add_wide_ranges(*to_words(filled), low, high, running, lows, highs)
+        return from_words(lows, highs, None if seen is None else ~seen)
     values = _numbers(column, 0)
     sums = np.empty(len(low), values.dtype)
     if values.dtype == np.int64:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.operators.aggregates.wide import alike
+from penstock.operators.aggregates.wide import unify_types
 from penstock.operators.update_stream.stream import Integers
 from penstock.windows.append import sliding_kernels
 from penstock.windows.append.pane_partials import FREE_SPAN, PanePartials, is_narrow, sorted_by
@@ -22,7 +22,7 @@ from penstock.windows.layout import WindowLayout
 __all__ = [
     "GroupRanges",
     "SortedRuns",
-    "by_group",
+    "combine_by_group",
     "combine_duplicates",
     "concat_by_group",
     "merge_sorted",
@@ -92,7 +92,7 @@ def concat_by_group(spans: Sequence[GroupRanges]) -> PanePartials:
         return out
 
     def column(parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
-        parts = alike(parts)
+        parts = unify_types(parts)
         kind = parts[0].type
         if _is_plain(kind) and not any(one.null_count for one in parts):
             out = laid([_bits(one) for one in parts])
@@ -141,7 +141,7 @@ def merge_sorted(parts: Iterable[PanePartials], *, free_span: int = FREE_SPAN) -
         return whole.take(sorted_by(whole.ids, np.arange(rows), free_span=free_span))
     whole = PanePartials.concat(there)
     if len(there) > 2:
-        return whole.in_order()
+        return whole.sort()
     order = np.empty(rows, np.int64)
     sliding_kernels.merge(whole.ids, whole.panes, len(there[0]), np.arange(len(there[0]), rows), order)
     return whole.take(order)
@@ -152,7 +152,7 @@ def merge_unsorted(parts: Iterable[PanePartials]) -> PanePartials:
     known = list(parts)
     if all(sliding_kernels.are_sorted(part.ids, part.panes) for part in known):
         return merge_sorted(known)
-    return PanePartials.concat(known).in_order()
+    return PanePartials.concat(known).sort()
 
 
 def combine_duplicates(layout: WindowLayout, entries: PanePartials, *, always: bool = False) -> PanePartials:
@@ -169,7 +169,7 @@ def combine_duplicates(layout: WindowLayout, entries: PanePartials, *, always: b
     return PanePartials(entries.ids[low], entries.panes[low], values)
 
 
-def by_group(layout: WindowLayout, parts: Iterable[PanePartials], pane: int) -> PanePartials:
+def combine_by_group(layout: WindowLayout, parts: Iterable[PanePartials], pane: int) -> PanePartials:
     """Combine all entries of each group into one entry with the given pane.
 
     Parameters

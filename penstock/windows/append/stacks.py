@@ -33,7 +33,7 @@ from penstock.windows.append.sliding import slide
 from penstock.windows.append.sorted_runs import (
     GroupRanges,
     SortedRuns,
-    by_group,
+    combine_by_group,
     concat_by_group,
     merge_sorted,
 )
@@ -122,13 +122,13 @@ class Stacks:
         new, later = open_.split(after)
         if len(strays):
             leaving = GroupRanges.of(merge_sorted([concat_by_group([leaving]), concat_by_group([strays])]))
-        shared = by_group(self._layout, [suffixes, self._total, concat_by_group([inner])], end - 1)
+        shared = combine_by_group(self._layout, [suffixes, self._total, concat_by_group([inner])], end - 1)
         # Within a group, the panes of each part precede the panes of the next part.
         needed = concat_by_group([leaving, GroupRanges.of(shared), new])
         before, after_border = inner.split(self.border)
         taken = concat_by_group([replace(after_border, high=new.high)])
         self._back.add(taken)
-        self._total = by_group(self._layout, [self._total, taken], self.border)
+        self._total = combine_by_group(self._layout, [self._total, taken], self.border)
         self._let_go(following)
         return needed, concat_by_group([before, later])
 

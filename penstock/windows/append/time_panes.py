@@ -181,7 +181,7 @@ class TimePanes(Panes):
             parts = (self._read_time(unit) for unit in same)
             # A snapshot's units may be cut anywhere; deltas follow each other.
             for part in [PanePartials.concat(parts)] if kind == "snapshot" else parts:
-                self._held.add(part.in_order())
+                self._held.add(part.sort())
         if self._oldest is not None:
             self._held.restrict(self._needed)
             self._forget_silent()

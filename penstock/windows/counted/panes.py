@@ -215,7 +215,7 @@ class CountPanes(Panes):
                     self._waiting = empty(self._rows.arriving)
                     self._held.replace(PanePartials.none(self._rows))
                 partials, _ = self._read(unit)
-                self._held.add(partials.in_order())
+                self._held.add(partials.sort())
             if _NUMBERED in blocks:
                 count = pa.field(_NUMBERED, pa.int64(), nullable=False)
                 block = unit.block(_NUMBERED, pa.schema([*self._rows.groups, count]))

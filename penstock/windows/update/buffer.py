@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.operators.aggregates.wide import in_schema, narrow_words, schema_like
+from penstock.operators.aggregates.wide import cast_sums, narrow_words, schema_like
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers
 from penstock.state_store.keys.key_index import grow
@@ -133,7 +133,7 @@ class WindowBuffers:
         entries = entries[self._slots[locations[entries], zones.ENTRY] == entries]
         kept = rows if len(entries) == rows.num_rows else rows.take(pa.array(entries))
         self._widen(schema_like(self.payload, kept.schema), locations[entries])
-        self._rows.put(locations[entries], in_schema(kept, self.payload))
+        self._rows.put(locations[entries], cast_sums(kept, self.payload))
 
     def _widen(self, payload: pa.Schema, new: Integers) -> None:
         """Widen sum columns to two words if wide sums arrive at the `new` locations."""
@@ -142,7 +142,7 @@ class WindowBuffers:
         held = np.setdiff1d(self._all(np.arange(len(self.key_rows)), fresh=False)[0], new)
         before, self._rows = self._rows, RowStore(payload)
         self._rows.resize(self.memory.capacity * self._block_rows)
-        self._rows.put(held, in_schema(before.take(held), payload))
+        self._rows.put(held, cast_sums(before.take(held), payload))
         self.payload = payload
 
     def take(self, locations: Integers) -> pa.RecordBatch:

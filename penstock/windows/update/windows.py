@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.operators.aggregates.moments import upgraded
+from penstock.operators.aggregates.moments import upgrade_entries
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.staleness import Staleness
@@ -228,7 +228,7 @@ class UpdateWindows:
             if unit.fields.has("queue"):
                 blocks = dict(unit.blocks)
                 if "rows" in blocks:
-                    blocks["rows"] = upgraded(blocks["rows"], self._layout.partials)
+                    blocks["rows"] = upgrade_entries(blocks["rows"], self._layout.partials)
                 stored = PUnit(unit.kind, unit.fields.plain("queue"), blocks)
                 self._queue.restore([stored], keys=self._panes.groups)
         self._stored = self._panes.groups

@@ -114,7 +114,7 @@ def _made(node: Node, table: pa.Table, spark: SparkSession) -> pa.Table | DataFr
         read = _stored(_made(node.inputs[0], table, spark), node.inputs[0].schema)
         scanner = Scanner(node.scan, read.schema)
         return pa.Table.from_batches(
-            list(scanner.over([read.select(list(node.scan.columns))])), scanner.schema
+            list(scanner.scan_tables([read.select(list(node.scan.columns))])), scanner.schema
         )
     if isinstance(node, Sink):
         return _made(node.inputs[0], table, spark)

@@ -13,7 +13,7 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.aggregates import moment_kernels
 from penstock.operators.aggregates.moments import divide_sums
 from penstock.operators.aggregates.sketches import hashes_in, hashes_of, images_of, least_hashes
-from penstock.operators.aggregates.wide import WIDE, of_words, words_of
+from penstock.operators.aggregates.wide import WIDE, from_words, to_words
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scan.fragments.keys import as_integers, bare_values
 from penstock.operators.scan.spec import Partial
@@ -210,7 +210,7 @@ class _WholeSum(_Sum):
             self._highs = self._sums >> 63
         self._highs = _grow(self._highs, len(self._sums))
         if values.type == WIDE:
-            fragment_kernels.add_wide_sums(slots, *words_of(values), self._sums, self._highs)
+            fragment_kernels.add_wide_sums(slots, *to_words(values), self._sums, self._highs)
         else:
             fragment_kernels.add_wide_sum(slots, bare_values(values), self._sums, self._highs)
 
@@ -236,7 +236,7 @@ class _WholeSum(_Sum):
         lows, mask = _grow(self._sums, count)[1:count], self._mask(count)
         if self._highs is None:
             return pa.array(lows, mask=mask)
-        return of_words(lows, _grow(self._highs, count)[1:count], mask)
+        return from_words(lows, _grow(self._highs, count)[1:count], mask)
 
 
 class _Deviations:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.moments import deviation_columns, deviation_sources
-from penstock.operators.aggregates.wide import concat_alike
+from penstock.operators.aggregates.wide import concat_unified
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, Row, SlotRuns, new_accumulator
 from penstock.operators.scan.fragments.keys import Codes, as_integers, bare_values
@@ -309,7 +309,7 @@ def merge_fragments(
         For each ``first`` or ``last`` partial, the column with the time of its value. Without it, earlier
         batches count as earlier in time.
     """
-    whole = concat_alike(list(batches))
+    whole = concat_unified(list(batches))
     order = np.argsort(bare_values(whole[PANE]), kind="stable")
     whole = whole.take(pa.array(order))
     again = replace(
