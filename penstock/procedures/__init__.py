@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from penstock.procedures.databases import Database, database
     from penstock.procedures.language import abort, event
     from penstock.procedures.procedure import Procedure
+    from penstock.procedures.workflows.workflow import Workflow
 
-__all__ = ["Database", "Procedure", "abort", "database", "event"]
+__all__ = ["Database", "Procedure", "Workflow", "abort", "database", "event"]
 
 __getattr__ = lazily(
     __name__,
     {
         "Database": "penstock.procedures.databases",
         "Procedure": "penstock.procedures.procedure",
+        "Workflow": "penstock.procedures.workflows.workflow",
         "abort": "penstock.procedures.language",
         "database": "penstock.procedures.databases",
         "event": "penstock.procedures.language",

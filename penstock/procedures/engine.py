@@ -68,8 +68,9 @@ class TableSet:
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the tables."""
-        return sum(one.size_bytes for one in self._tables.values()) + self._texts.size_bytes
+        """The memory of the tables and streams."""
+        held = [*self._tables.values(), *self._streams.values()]
+        return sum(one.size_bytes for one in held) + self._texts.size_bytes
 
     def close(self) -> None:
         """Nothing is held but memory."""

@@ -81,6 +81,11 @@ class StreamRows:
         """The arrays in the order in which kernels take them."""
         self._make()
 
+    @property
+    def size_bytes(self) -> int:
+        """The memory of the arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
     def double(self) -> None:
         """Make room for more rows of one round; those that there are get lost."""
         self._size *= 2
