@@ -70,7 +70,7 @@ def parse_schema(text: str) -> pa.Schema:
     fields = parser.fields("")
     names = [field.name for field in fields]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidUsageError("two columns have one name", columns=", ".join(twice))
+        raise InvalidUsageError("two columns have the same name", columns=", ".join(twice))
     return pa.schema(fields)
 
 

@@ -131,8 +131,8 @@ class Market:
             )
         if not (math.isfinite(self.skew) and self.skew >= 1):
             raise InvalidUsageError(
-                "the most active symbol has at least as many updates as the least active",
-                hint="a skew is 1 or more; 1 makes all symbols alike",
+                "the skew of a market is less than 1",
+                hint="use 1 or more; 1 makes all symbols equally active",
                 field="skew",
                 got=self.skew,
             )

@@ -139,7 +139,7 @@ def window_rows(size: object, slide: object | None) -> tuple[int, int] | None:
         return None
     if size_rows is None or slide_rows is None:
         raise InvalidUsageError(
-            "of size and slide one is of rows, the other of time", size=str(size), slide=str(slide)
+            "one of size and slide counts rows, the other is a duration", size=str(size), slide=str(slide)
         )
     if not 1 <= slide_rows <= size_rows:
         raise InvalidUsageError(

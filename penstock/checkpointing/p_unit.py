@@ -120,14 +120,16 @@ class PUnit:
             and [*map(_narrow, block.schema.types)] != [*map(_narrow, schema.types)]
         ):
             raise CorruptDataError(
-                "a block has other columns than are stored",
+                "a block's columns differ from the stored ones",
                 block=name,
                 stored=_describe_schema(block.schema),
                 expected=_describe_schema(schema),
             )
         for one, column in zip(schema, block.columns, strict=True):
             if column.null_count and not one.nullable:
-                raise CorruptDataError("a block has nulls where none are stored", block=name, column=one.name)
+                raise CorruptDataError(
+                    "a block has nulls in a column that has none", block=name, column=one.name
+                )
         if block.schema.types == schema.types:
             return block
         return pa.RecordBatch.from_arrays(block.columns, schema=schema)
@@ -146,9 +148,7 @@ class PUnit:
             or int(numbers.max()) >= limit
             or (ascend and not (numbers[1:] > numbers[:-1]).all())
         ):
-            raise CorruptDataError(
-                "a block has a number that cannot be", block=name, column=column, limit=limit
-            )
+            raise CorruptDataError("a block has an impossible number", block=name, column=column, limit=limit)
         return numbers
 
 
@@ -348,7 +348,7 @@ def _fields(header: bytes, file: object) -> dict[str, Any]:
     names = {name for name, _, _ in entries if isinstance(name, str)}
     sizes = [size for _, size, _ in entries if type(size) is int and size >= 0]
     if not sound or len(names) < len(entries) or len(sizes) < len(entries):
-        raise CorruptDataError("the header is not as it should be", file=file, offset=_HEADER_AT)
+        raise CorruptDataError("the header is not valid", file=file, offset=_HEADER_AT)
     return fields
 
 

@@ -312,7 +312,7 @@ def _offsets(kind: pa.DataType, lengths: Ints, content: Ints) -> tuple[Ints, Byt
     most = _most_text(kind)
     offsets = offsets_of(lengths, np.int32 if most < 1 << 31 else np.int64, most)
     if offsets is None:
-        raise CorruptDataError("a text has a length that cannot be")
+        raise CorruptDataError("a text has an impossible length")
     check(
         content.dtype == np.int8 and int(offsets[-1]) == content.size, "texts have other lengths than bytes"
     )
@@ -355,7 +355,7 @@ def _to_ipc(array: pa.Array[Any]) -> Ints:
     try:
         batch.validate(full=True)
     except pa.ArrowException as error:
-        raise InvalidUsageError("a nested column is no valid Arrow array", type=str(array.type)) from error
+        raise InvalidUsageError("a nested column is not a valid Arrow array", type=str(array.type)) from error
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)

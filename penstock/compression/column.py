@@ -125,7 +125,7 @@ def encode(
     if is_coded_text(array.type, kind):
         check_codes(array)
     elif not array.type.equals(kind):
-        raise InvalidUsageError("values are of another type", type=str(array.type), wanted=str(kind))
+        raise InvalidUsageError("the values have another type", type=str(array.type), wanted=str(kind))
     if isinstance(array, pa.ChunkedArray):
         if array.num_chunks > 1 and not array.type.equals(kind):
             array = array.cast(kind)  # the dictionaries of chunks may differ
@@ -211,7 +211,7 @@ class Block:
         reader = Reader(content, file)
         magic, version, self._flags = _START.unpack(reader.bytes(_START.size).data)
         if magic != _MAGIC:
-            raise CorruptDataError("this is no block", file=file, offset=0)
+            raise CorruptDataError("this is not a block", file=file, offset=0)
         check_version(version, FORMAT_VERSION, "block", file)
         (stated,) = _CHECKSUM.unpack(reader.bytes(_CHECKSUM.size).data)
         if stated != _checksum(content[: _START.size], (content[_START.size + _CHECKSUM.size :],)):
@@ -333,7 +333,7 @@ class Block:
                 return tuple(map(decode_stream, self.nodes))
             lengths = decode_stream(self.nodes[0], None, 0, stop).astype(np.int64)
             possible = (lengths >= 0) & (lengths <= self.nodes[1].count)
-            check(bool(possible.all()), "a text has a length that cannot be")
+            check(bool(possible.all()), "a text has an impossible length")
             begin = int(lengths[:start].sum())
             end = begin + int(lengths[start:].sum())
             check(end <= self.nodes[1].count, "texts have other lengths than bytes")

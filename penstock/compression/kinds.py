@@ -54,5 +54,5 @@ def check_codes(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> None:
         bounds = pc.min_max(array.indices).as_py()
         if bounds["min"] is not None and not 0 <= bounds["min"] <= bounds["max"] < len(array.dictionary):
             raise InvalidUsageError(
-                "a code of a dictionary has no value", values=len(array.dictionary), **bounds
+                "an index of a dictionary array has no value", values=len(array.dictionary), **bounds
             )

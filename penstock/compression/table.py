@@ -74,7 +74,7 @@ def encode_table(
     schema = table.schema if schema is None else schema
     names = schema.names
     if len(set(names)) < len(names):
-        raise InvalidUsageError("two columns of a table have one name", columns=names)
+        raise InvalidUsageError("two columns of a table have the same name", columns=names)
     if unknown := set(codecs) - set(names):
         raise InvalidUsageError("the table has no such columns", columns=sorted(unknown))
     chooser = chooser if chooser is not None else Chooser()
@@ -125,7 +125,7 @@ def _directory_in(content: Any, file: object, offset: int) -> _Directory:
     prefix = content[: _PREFIX.size].tobytes()
     magic, version, flags, size = _PREFIX.unpack(prefix)
     if magic != _MAGIC:
-        raise CorruptDataError("this is no table's block", file=file, offset=offset)
+        raise CorruptDataError("this is not a table's block", file=file, offset=offset)
     check_version(version, FORMAT_VERSION, "block", file)
     (checksum,) = _CHECKSUM.unpack(content[_PREFIX.size : _DIRECTORY_AT].tobytes())
     directory = content[_DIRECTORY_AT : _DIRECTORY_AT + size]
@@ -251,7 +251,10 @@ class TableBlock:
         for name, array in zip(names, arrays, strict=True):
             if array.null_count and name in self._expected and not self._nullable[name]:
                 raise CorruptDataError(
-                    "a column has nulls that may have none", file=self._file, offset=self._offset, column=name
+                    "a column that is not nullable has nulls",
+                    file=self._file,
+                    offset=self._offset,
+                    column=name,
                 )
         if not arrays:
             nothing: Any = pa.Array.from_buffers(pa.struct([]), stop - start, [None])
@@ -302,7 +305,7 @@ class BlockWriter:
             If its schema differs from earlier tables, or `encode_table` refuses it.
         """
         if self._schema is not None and not table.schema.equals(self._schema):
-            raise InvalidUsageError("a table has another schema than the one before it")
+            raise InvalidUsageError("a table's schema differs from that of the table before it")
         block = encode_table(table, chooser=self.chooser, codecs=self._codecs)
         self._schema = table.schema
         self._sink.write(block)

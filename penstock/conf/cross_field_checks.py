@@ -286,7 +286,7 @@ def _sink_problems(sink: Sink, query: Query) -> Iterator[Problem]:
         given = {name.lower() for name in sink.options}
         for option, example in (("kafka.bootstrap.servers", "localhost:9092"), ("topic", "newest")):
             if option not in given:
-                yield (("sink", "options"), f"has no {option}", f"such as {option}: '{example}'")
+                yield (("sink", "options"), f"has no {option}", f"write it, such as {option}: '{example}'")
     if isinstance(sink, MemorySink) and not re.fullmatch(r"[A-Za-z_]\w*", query.name):
         yield (
             ("query", "name"),

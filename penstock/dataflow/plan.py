@@ -172,7 +172,7 @@ def _modes(root: Node, persist: Persist) -> dict[str, PersistMode]:
     names = [node.name for node in nodes]
     for name, mode in given.items():
         if mode not in _MODES:
-            raise InvalidUsageError("persist is auto, always or never", got=mode, operator=name)
+            raise InvalidUsageError("persist has an unknown value", got=mode, operator=name)
         if names.count(name) != 1:
             fact = "persist names no operator" if name not in names else "persist names several operators"
             raise InvalidUsageError(fact, operator=name, known=", ".join(dict.fromkeys(names)))

@@ -102,15 +102,17 @@ def measure(
     if isinstance(sample, pa.Table):
         if len(sources) != 1:
             raise InvalidUsageError(
-                "one sample for several sources",
-                hint="give one by the name of each",
+                "one sample is given for several sources",
+                hint="pass a dict from the name of each source to its sample",
                 sources=", ".join(sources),
             )
         sample = dict.fromkeys(sources, sample)
     samples = {}
     for name, table in sample.items():
         if name not in sources:
-            raise InvalidUsageError("a sample is of no source", sample=name, sources=", ".join(sources))
+            raise InvalidUsageError(
+                "a sample is given for an unknown source", sample=name, sources=", ".join(sources)
+            )
         schema = sources[name].schema
         missing = [each for each in schema.names if each not in table.column_names]
         if missing or not table.num_rows:

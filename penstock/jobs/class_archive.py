@@ -88,7 +88,8 @@ def make_class_archive() -> Path:
     archive = class_archive()
     if archive is None:
         raise UnavailableError(
-            "no place or no Java for an archive of classes", hint="set XDG_CACHE_HOME or HOME, and JAVA_HOME"
+            "there is no cache directory or no Java for the class archive",
+            hint="set XDG_CACHE_HOME or HOME, and JAVA_HOME",
         )
     archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent.resolve()) as directory:

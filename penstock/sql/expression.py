@@ -209,7 +209,7 @@ def split_alias(text: str) -> tuple[str, Expression]:
         name = str(tree.value)
     if name is None:
         raise InvalidUsageError(
-            "an expression has no name", hint="write it as 'expression AS name'", expression=text
+            "a computed column has no name", hint="write 'expression AS name'", expression=text
         )
     return name, expression
 

@@ -135,7 +135,7 @@ class BucketFiles:
         if (unit.meta.get("version"), unit.meta.get("file_id")) != (pointer.version, pointer.file_id):
             raise CorruptDataError("the file holds another version than its name says", file=path)
         if not isinstance(unit.meta.get("state"), dict):
-            raise CorruptDataError("the header of a state file is not as it should be", file=path)
+            raise CorruptDataError("the header of a state file is not valid", file=path)
         return unit
 
 

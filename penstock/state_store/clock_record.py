@@ -87,7 +87,7 @@ class ClockRecord:
         unit = decode(content, path)
         times = Fields(unit.meta, path).items("times_us")
         if unit.kind != _KIND:
-            raise CorruptDataError("the file is no record of the clock", file=path)
+            raise CorruptDataError("the file is not a record of the clock", file=path)
         return [times.number(number) for number in range(len(times))]
 
     def publish(self, readings: list[int]) -> None:

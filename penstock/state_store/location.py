@@ -90,8 +90,8 @@ def find_operators(place: Files) -> list[Operator]:
         raise InvalidUsageError(
             "there is no state at this location",
             location=place.location,
-            hint="give a state_location, of a pipeline CHECKPOINT/state unless it names another, or the "
-            "directory of a query, an operator or a bucket in one",
+            hint="give a state_location, or the directory of a query, operator or bucket in one. That of a "
+            "pipeline is CHECKPOINT/state unless it sets another",
         )
     return found
 

@@ -219,7 +219,7 @@ def likely_pointer(bucket: Files) -> Pointer | None:
     parents = {handle.parent for handle in found.values()}
     if len(parents) > 1:
         raise InvalidUsageError(
-            "the attempts of the newest version follow different ones",
+            "attempts of the newest version have different parents",
             location=bucket.location,
             hint="pass the checkpoint, which says what was committed",
         )

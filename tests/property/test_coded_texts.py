@@ -131,7 +131,7 @@ def test_a_number_without_a_text_is_refused() -> None:
     for number, codec in product((1, -1), ("dictionary>ns", "ns", "auto")):
         numbers = pa.array([0, 0, 0, 0, number, 0, 0, 0])
         wrong = pa.DictionaryArray.from_arrays(numbers, ["a"], safe=False)
-        with pytest.raises(InvalidUsageError, match="a code of a dictionary has no value"):
+        with pytest.raises(InvalidUsageError, match="an index of a dictionary array has no value"):
             encode(wrong, codec, kind=pa.string())
     broken = pa.DictionaryArray.from_arrays([0] * 4, pa.array([b"\xff"]).view(pa.string()))
     with pytest.raises(InvalidUsageError, match="UTF-8"):
@@ -180,9 +180,9 @@ def test_a_writer_refuses_other_dictionaries_and_nulls_where_none_may_be(tmp_pat
     with PStreamWriter(tmp_path, schema) as writer:
         writer.append(pa.table({"text": coded(["a"], pa.string(), pa.int8(), [])}))
         wrong = pa.DictionaryArray.from_arrays(pa.array([7], pa.int8()), ["a"], safe=False)
-        with pytest.raises(InvalidUsageError, match="a code of a dictionary has no value"):
+        with pytest.raises(InvalidUsageError, match="an index of a dictionary array has no value"):
             writer.append(pa.table({"text": wrong}))
-        with pytest.raises(InvalidUsageError, match="the columns are not those"):
+        with pytest.raises(InvalidUsageError, match="the columns differ from those"):
             writer.append(pa.table({"text": coded(["a"], pa.binary(), pa.int8(), [])}))
         hidden = pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", None]))
         for nulls in (coded(["a", None], pa.string(), pa.int8(), []), hidden):
@@ -190,7 +190,7 @@ def test_a_writer_refuses_other_dictionaries_and_nulls_where_none_may_be(tmp_pat
                 writer.append(pa.table({"text": nulls}))
     assert all_of(PStream(tmp_path))["text"].to_pylist() == ["a"]
     other = pa.schema([pa.field("text", pa.dictionary(pa.int8(), pa.string()), nullable=False)])
-    with pytest.raises(InvalidUsageError, match="the columns are not those"):
+    with pytest.raises(InvalidUsageError, match="the columns differ from those"):
         PStream(tmp_path, other)
 
 

@@ -114,9 +114,9 @@ def test_with_the_checkpoint_only_its_query_is_looked_at(spark: SparkSession, tm
         (bucket["location"], bucket["proven"]["file_id"]) for bucket in mine if bucket["proven"]
     }
     for arguments, text in (
-        ((place.state / query, "--checkpoint", other.checkpoint), "the checkpoint is of another query"),
-        ((place.state, "--checkpoint", tmp_path), "this is no checkpoint of a streaming query"),
-        ((mine[0]["location"], "--checkpoint", place.checkpoint), "the path is that of one bucket"),
+        ((place.state / query, "--checkpoint", other.checkpoint), "the checkpoint belongs to another query"),
+        ((place.state, "--checkpoint", tmp_path), "this is not the checkpoint of a streaming query"),
+        ((mine[0]["location"], "--checkpoint", place.checkpoint), "the path is the directory of one bucket"),
     ):
         result = command("gc", *arguments)
         assert (result.exit_code, result.stdout) == (2, "")

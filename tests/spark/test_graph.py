@@ -152,7 +152,7 @@ def test_a_p_stream_that_is_a_source_is_read_as_it_is(spark: SparkSession, tmp_p
     assert running.state == "stopped"
     assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
     assert list(PStream(tmp_path / "in").readers()) == ["twice"]
-    with pytest.raises(InvalidUsageError, match="subscribed to the p-stream already"):
+    with pytest.raises(InvalidUsageError, match="already subscribed to the p-stream"):
         run(graph, spark, tmp_path / "other", sources={"quotes": tmp_path / "in"})
 
 
@@ -402,7 +402,7 @@ def test_a_checkpoint_of_another_graph_is_refused(spark: SparkSession, tmp_path:
         penstock.graph("g").source("trades", QUOTES),
     ):
         given = options | {"sources": {_source_of(other): source.frame(spark)}}
-        with pytest.raises(InvalidUsageError, match="of another graph"):
+        with pytest.raises(InvalidUsageError, match="belongs to another graph"):
             penstock.start(other.sink("pstream"), spark, tmp_path / "checkpoint", **given)
     source.add(quotes(ROWS[30:]))
     changed = base.select("k", "t", v="v + pow(10, 2)").sink("noop")
@@ -429,14 +429,14 @@ def test_wrong_starts_are_told(spark: SparkSession, tmp_path: Path) -> None:
     others = penstock.graph("o").source("o", QUOTES).select("k", "t")
     joined = open_end.join(others, on="k", time="t", within="1 s")
     cases: list[tuple[Graph, dict[str, Any], str]] = [
-        (graph, {}, "a source is not given"),
+        (graph, {}, "a source is missing"),
         (graph, {"sources": {"quote": source}}, "no such source"),
-        (graph, {"sources": {"quotes": static}}, "a source is a streaming DataFrame"),
+        (graph, {"sources": {"quotes": static}}, "a source must be a streaming DataFrame"),
         (graph, {"sources": {"quotes": other}}, "missing=v types=t is int, not bigint"),
         (graph, {"sources": {"quotes": tmp_path / "nowhere"}}, "there is no p-stream"),
         (open_end, given, "the graph has no sink"),
-        (looked.sink("noop"), given, "a table is not given"),
-        (joined.sink("noop"), given, "join: only update streams can be joined"),
+        (looked.sink("noop"), given, "a table is missing"),
+        (joined.sink("noop"), given, "can join only update streams"),
     ]
     nowhere = penstock.graph("q").source("quotes", QUOTES).sink("nowhere")
     cases.append((nowhere, given | {"persist": "never"}, "the query cannot start: query=q"))

@@ -103,8 +103,8 @@ def test_available_now_without_any_row_is_refused(now: list[int]) -> None:
     with pytest.raises(InvalidUsageError) as caught:
         source.latestOffset(source.initialOffset(), ReadAllAvailable())
     assert str(caught.value) == (
-        "the market has no rows yet that AvailableNow could read: field=rows. "
-        "Hint: set rows, the number to end at."
+        "the market source has no rows yet for AvailableNow to read: field=rows. "
+        "Hint: set the option rows, the number of rows to end at."
     )
 
 
@@ -133,7 +133,7 @@ def test_available_now_without_any_row_is_refused(now: list[int]) -> None:
         ({"skew": "x"}, "the market source's option skew is not a number: field=skew got=x."),
         (
             {"realTime": "false"},
-            "without real time a micro-batch of the market has no end: field=realTime. "
+            "a micro-batch of the market source has no end without realTime: field=realTime. "
             "Hint: set rows or maxRowsPerTrigger.",
         ),
     ],

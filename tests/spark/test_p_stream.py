@@ -204,7 +204,7 @@ def test_a_stream_that_was_made_anew_is_refused(spark: SparkSession, tmp_path: P
     run(stream(spark, source), sink, checkpoint)
     shutil.rmtree(source)
     append(source, 100, 105)
-    with refused("the checkpoint is of another p-stream"):
+    with refused("the checkpoint belongs to another p-stream"):
         run(stream(spark, source), sink, checkpoint)
     assert numbers(sink) == list(range(5))
 
@@ -220,9 +220,9 @@ def test_rows_that_were_released_before_a_restart_are_missed_loudly(
     view.subscribe("other")
     view.trim_from("other", 10)
     view.trim(now=True)
-    with refused("rows of the p-stream are released already.* wanted=5 start=10"):
+    with refused("rows of the p-stream are already released.* wanted=5 start=10"):
         run(stream(spark, source), sink, checkpoint)
-    with refused("rows of the p-stream are released already"):
+    with refused("rows of the p-stream are already released"):
         spark.read.format("pstream").option("start", 3).load(str(source)).collect()
 
 
@@ -300,26 +300,26 @@ def test_what_is_not_there_or_not_possible_is_said(spark: SparkSession, tmp_path
         spark.read.format("pstream").load()
     append(source, 0, 5)
     for name, value, message in [
-        ("maxRow", 1, "no such options here: options=maxrow"),
+        ("maxRow", 1, "does not have these options: options=maxrow"),
         ("maxRows", 0, "no whole number, or too small: option=maxRows"),
         ("maxBytes", "x", "no whole number, or too small: option=maxBytes"),
-        ("start", "newest", "no such start: start=newest"),
-        ("reader", "a/b", "a name is not possible"),
-        ("columns", "[1]", "no JSON list of names"),
+        ("start", "newest", "the start is not valid: start=newest"),
+        ("reader", "a/b", "the name is not allowed"),
+        ("columns", "[1]", "not a JSON list of names"),
         ("buckets", 2, "for a scan's fragments only"),
         ("lookup", "{}", "for fragments that become parcels only"),
     ]:
         with refused(message):
             stream(spark, source, **{name: value})
     for option in ("reader", "maxRows"):
-        with refused("for streams only"):
+        with refused("only for streams"):
             spark.read.format("pstream").option(option, "1").load(str(source)).collect()
     rows = spark.range(1).write.format("pstream")
-    with refused("only appended to"):
+    with refused("accepts only appends"):
         rows.mode("overwrite").save(str(tmp_path / "sink"))
     with refused("go together"):
         rows.mode("append").option("writer", "w").save(str(tmp_path / "sink"))
-    with refused("no such options here: options=reader"):
+    with refused("does not have these options: options=reader"):
         spark.range(1).write.format("pstream").mode("append").option("reader", "r").save(str(tmp_path / "s"))
     assert not (tmp_path / "sink").exists()
 
@@ -332,7 +332,7 @@ def test_rows_of_another_schema_are_refused_before_any_is_written(
     df = stream(spark, source)
     run(df, sink, checkpoint)
     append(source, 5, 10)
-    with refused("the columns are not those of the p-stream.* missing=text unknown=word"):
+    with refused("the columns differ from those of the p-stream.* missing=text unknown=word"):
         run(df.withColumnRenamed("text", "word"), sink, checkpoint)
     with refused("types=n is string, not bigint"):
         df.selectExpr("cast(n as string) n", "text").writeStream.format("pstream").option(
@@ -399,14 +399,14 @@ def test_a_stream_is_made_with_direct_io_if_that_is_told(spark: SparkSession, tm
     assert PStream(tmp_path / "sink").direct_io
     assert numbers(tmp_path / "sink") == [*range(10), *range(10)]
     assert spark.read.format("pstream").load(str(tmp_path / "sink")).count() == 20
-    with refused("has direct I/O or not from its beginning"):
+    with refused("cannot change after it is created"):
         write(10, directIo="false")
     with refused("neither true nor false: option=directIo"):
         write(10, directIo="yes")
 
 
 @pytest.mark.parametrize(
-    ("mode", "message"), [("update", "not support Update"), ("complete", "only appended")]
+    ("mode", "message"), [("update", "not support Update"), ("complete", "accepts only appends")]
 )
 def test_output_modes_that_replace_rows_are_refused(
     spark: SparkSession, tmp_path: Path, mode: str, message: str

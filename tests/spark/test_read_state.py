@@ -322,17 +322,17 @@ def test_with_several_operators_and_queries_one_is_chosen(spark: SparkSession, t
     (directory,) = place.state.glob("*/second")
     assert set(shown(penstock.read_state(spark, directory))) == {"a"}
     assert keys(query=directory.parent.name, operator="first") == {"a", "b"}
-    with pytest.raises(InvalidUsageError, match=r"more than one operator fits.*Hint: choose"):
+    with pytest.raises(InvalidUsageError, match=r"more than one operator matches.*Hint: choose"):
         keys(checkpoint=place.checkpoint)
-    with pytest.raises(InvalidUsageError, match="no operator fits"):
+    with pytest.raises(InvalidUsageError, match="no operator matches"):
         keys(operator="third")
-    with pytest.raises(InvalidUsageError, match="the checkpoint is of another query"):
+    with pytest.raises(InvalidUsageError, match="the checkpoint belongs to another query"):
         keys(checkpoint=other.checkpoint, query=directory.parent.name)
     with pytest.raises(InvalidUsageError, match="one bucket"):
         penstock.read_state(spark, next(directory.glob("0*")))
     with pytest.raises(InvalidUsageError, match="there is no state"):
         penstock.read_state(spark, tmp_path / "nothing")
-    with pytest.raises(InvalidUsageError, match="this is no checkpoint"):
+    with pytest.raises(InvalidUsageError, match="this is not the checkpoint"):
         keys(checkpoint=tmp_path)
 
 

@@ -190,7 +190,9 @@ def test_what_is_wrong_with_a_start_is_told_in_our_words(
         started = served.writeStream.format("noop").outputMode(mode).trigger(availableNow=True)
         return started.option("checkpointLocation", str(tmp_path / checkpoint))
 
-    with pytest.raises(InvalidUsageError, match=r"are only appended\. Hint: leave outputMode out"):
+    with pytest.raises(
+        InvalidUsageError, match=r"support only the output mode append\. Hint: leave outputMode out"
+    ):
         start(writer("symbol", mode="update"))
     assert penstock.run(writer("symbol")).rows_in == 100
     # There is no new row, so no task looks at the state.

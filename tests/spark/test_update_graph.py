@@ -110,7 +110,7 @@ def test_queues_that_are_persisted_before_a_join(spark: SparkSession, tmp_path: 
         "pstream"
     )
     sources = {name: place.frame(spark) for name, place in inputs.items()}
-    with pytest.raises(InvalidUsageError, match="room for one window, update queue"):
+    with pytest.raises(InvalidUsageError, match="only one window, update queue"):
         run(graph, spark, tmp_path / "no", sources=sources, persist="never")
     persist: Any = {"newest bids": "always", "newest asks": "always", "bids": "never", "asks": "never"}
     newest = [{k: (t, v) for k, t, v in sorted(some(n), key=lambda one: one[1])} for n in (0, 1)]

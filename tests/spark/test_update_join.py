@@ -130,13 +130,17 @@ def test_what_is_wrong_with_a_join_is_told_before_it_runs(spark: SparkSession, t
     right = left.withColumnRenamed("v", "w")
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (spark.createDataFrame([], "k string, t long, w long"), {}, "right side .* is not streaming"),
-        (left, {}, "both sides of a join have a column of this name: columns=v"),
-        (left.withColumnRenamed("v", "V"), {}, "both sides of a join have a column of this name: columns=V"),
+        (left, {}, "both sides of a join have a column with this name: columns=v"),
+        (
+            left.withColumnRenamed("v", "V"),
+            {},
+            "both sides of a join have a column with this name: columns=V",
+        ),
         (right.drop("k"), {}, "there is no such column: option=key column=k"),
         (right.drop("t"), {}, "there is no such column: option=time column=t"),
         (right.selectExpr("int(k) k", "t", "w"), {}, "other types on the sides of a join: column=k"),
         (right.selectExpr("k", "int(t) t", "w"), {}, "other types on the sides of a join: column=t"),
-        (right, {"unit": None}, "the unit of a time of integers is not known"),
+        (right, {"unit": None}, "an integer time column has an unknown unit"),
         (right, {"within": "10 ms"}, "no whole number of the time's steps: option=within got=10 ms"),
         (right, {"watermark_delay": "10 ms"}, "no whole number of the time's steps: option=watermark_delay"),
         (right, {"condition": "x > 1"}, "there is no column 'x'"),
@@ -146,12 +150,12 @@ def test_what_is_wrong_with_a_join_is_told_before_it_runs(spark: SparkSession, t
         (
             right.selectExpr("k", "t", "k COLLATE utf8_lcase AS w"),
             {"condition": "w = 'a'"},
-            "has a collation",
+            "with a collation",
         ),
-        (right.selectExpr("k COLLATE utf8_lcase AS k", "t", "w"), {}, "has a collation: column=k"),
+        (right.selectExpr("k COLLATE utf8_lcase AS k", "t", "w"), {}, "with a collation: column=k"),
         (right, {"nulls": "keep"}, "option=nulls got=keep"),
         (right, {"time": "v"}, "there is no such column"),
-        (right, {"state_location": None}, "nothing says where state lives"),
+        (right, {"state_location": None}, "no location for state is given"),
     ]
     for other, options, message in cases:
         given: dict[str, Any] = {

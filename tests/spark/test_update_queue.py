@@ -278,7 +278,7 @@ def test_two_update_queues_in_one_query_are_refused_when_the_query_is_planned(
     place = Place(tmp_path)
     place.input.add(quotes([("a", 1, 1.0)]))
     first = queue(place, place.input.frame(spark), name="first")
-    with pytest.raises(InvalidUsageError, match="one query of Spark has room for one"):
+    with pytest.raises(InvalidUsageError, match="a Spark query can hold only one"):
         queue(place, first, name="second")
     both = first.union(queue(place, place.input.frame(spark), name="second"))
     with pytest.raises(AnalysisException, match="Multiple applyInPandasWithStates are not supported"):

@@ -121,8 +121,8 @@ def test_rows_without_key_or_time_fail_a_union_by_default(spark: SparkSession, t
 def test_what_is_wrong_with_a_union_is_told_before_it_runs(spark: SparkSession, tmp_path: Path) -> None:
     stream, static = Input(tmp_path / "in").frame(spark), spark.createDataFrame([], "k string, t long")
     cases: list[tuple[list[Any], dict[str, Any], str]] = [
-        ([stream], {}, "two or more inputs"),
-        ([stream, 5], {}, "an input is no DataFrame: input=1"),
+        ([stream], {}, "at least two inputs"),
+        ([stream, 5], {}, "an input is not a DataFrame: input=1"),
         ([stream, static], {}, "not streaming: input=1"),
         ([stream, stream.select("k", "t")], {}, "missing=v additional=none"),
         ([stream, stream.selectExpr("*", "1 AS w")], {}, "missing=none additional=w"),

@@ -108,7 +108,10 @@ def test_a_queue_may_stand_before_a_window() -> None:
         (["having=cpu > 1"], "having: there is no column 'cpu'"),
         (["projection=[kind]"], "window"),
         (["projection=['kind +']"], "projection: an expression cannot be parsed"),
-        (["window.unit=null"], "window: the time of a window is a timestamp, or an integer with a unit"),
+        (
+            ["window.unit=null"],
+            "window: the time of a window is neither a timestamp nor an integer with a unit",
+        ),
         (["persist={other: always}"], "persist: persist names no operator"),
         (["source.schema=a VARIANT"], "source: the schema is wrong: 'VARIANT' is where a type should be"),
         (["source.schema=a STRING b"], "source: the schema is wrong: 'b' is where ',' or the end should be"),

@@ -221,12 +221,12 @@ def test_what_is_no_p_stream_is_refused(tmp_path: Path, place: Path) -> None:
     reader = penstock("gc", str(tmp_path), "--drop-reader", "x")
     assert (reader.exit_code, reader.stderr) == (
         2,
-        "only a p-stream has readers. Hint: leave --drop-reader out.\n",
+        "--drop-reader applies only to a p-stream. Hint: leave it out.\n",
     )
     checkpoint = penstock("gc", str(place), "--checkpoint", "x")
     assert (checkpoint.exit_code, checkpoint.stderr) == (
         2,
-        "a p-stream needs no checkpoint. Hint: leave --checkpoint out.\n",
+        "--checkpoint does not apply to a p-stream. Hint: leave it out.\n",
     )
 
 

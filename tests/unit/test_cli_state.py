@@ -328,7 +328,11 @@ def test_inspect_block_shows_what_columns_chose_and_why(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [(b"", "the file is empty"), (b"x" * 50, "this is no table's block"), (None, "the file cannot be read")],
+    [
+        (b"", "the file is empty"),
+        (b"x" * 50, "this is not a table's block"),
+        (None, "the file cannot be read"),
+    ],
 )
 def test_inspect_block_refuses_what_is_none(tmp_path: Path, content: bytes | None, text: str) -> None:
     file = tmp_path / "f"

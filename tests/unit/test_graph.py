@@ -323,7 +323,7 @@ def _queue() -> Graph:
         ),
         (lambda: readings().where("load + 1"), r"not boolean.*type=double"),
         (lambda: readings().where("load >"), "cannot be parsed"),
-        (lambda: readings().where("sum(load) > 1"), "an aggregate is for agg"),
+        (lambda: readings().where("sum(load) > 1"), "an aggregate is allowed only in agg"),
         (lambda: readings().select("load", load="plug"), "two columns have the same name.*load"),
         (lambda: readings().select("load * 2"), "expression AS name"),
         (lambda: readings().select(), "no columns"),
@@ -331,7 +331,7 @@ def _queue() -> Graph:
         (lambda: readings().window("seconds", size="1 s"), "unit='s'"),
         (
             lambda: readings().window("time", size="100 rows", slide="1 s"),
-            "one is of rows, the other of time",
+            "counts rows, the other is a duration",
         ),
         (lambda: readings().window("time", size="9 rows", slide="10 rows"), "not from 1 row to their size"),
         (lambda: readings().window("time", size=f"{2**63} rows"), "the windows are too large"),
@@ -340,26 +340,32 @@ def _queue() -> Graph:
             "no duration but a number of rows",
         ),
         (lambda: readings().window("load", size="9 rows"), "a timestamp, or an integer with a unit"),
-        (lambda: readings().window("time", size="9 rows").where("load > 1"), "without an aggregate"),
+        (lambda: readings().window("time", size="9 rows").where("load > 1"), "has no aggregate"),
         (lambda: readings().window("time", size="9 rows", budget=3), "all emitted at once: option=budget"),
-        (lambda: in_rows().join_windows(totals()), "windows of rows do not end together.*100 rows by 10"),
-        (lambda: minutes().join_windows(in_rows()), "windows of rows do not end together"),
+        (lambda: in_rows().join_windows(totals()), "windows of rows cannot be joined.*100 rows by 10"),
+        (lambda: minutes().join_windows(in_rows()), "windows of rows cannot be joined"),
         (
             lambda: in_rows().where("load > 1").group_by("window").agg(n="count(*)"),
-            "windows of rows are not aggregated by window: window=100 rows by 10 rows of each",
+            "windows of rows cannot be aggregated by window: window=100 rows by 10 rows of each",
         ),
-        (lambda: readings().window("time", size="1 s", unit="s"), "another unit"),
+        (lambda: readings().window("time", size="1 s", unit="s"), "the unit differs"),
         (lambda: readings().window("tim", size="1 s"), "no column 'tim'.*mean 'time'"),
         (lambda: readings().window("time", size="1 s", slide="2 s"), "slide is longer"),
         (lambda: readings().window("time", size="1 us"), "milliseconds"),
         (lambda: readings().agg(n="count(*)"), "needs a window"),
-        (lambda: readings().window("time", size="1 s").agg(), "nothing is aggregated"),
+        (lambda: readings().window("time", size="1 s").agg(), "no aggregate is given"),
         (lambda: readings().window("time", size="1 s").agg(n="load"), "no aggregate"),
-        (lambda: readings().window("time", size="1 s").agg(n="sum(load) + plug"), "put it into group_by"),
+        (
+            lambda: readings().window("time", size="1 s").agg(n="sum(load) + plug"),
+            "add it to group_by, or use it in an aggregate",
+        ),
         (lambda: readings().window("time", size="1 s").group_by("plgu"), "mean 'plug'"),
-        (lambda: readings().window("time", size="1 s").group_by("plug").group_by("plug"), "group_by twice"),
-        (lambda: readings().window("time", size="1 s").where("load > 1"), "without an aggregate"),
-        (lambda: readings().window("time", size="1 s").plan(), "without an aggregate"),
+        (
+            lambda: readings().window("time", size="1 s").group_by("plug").group_by("plug"),
+            "group_by is called twice",
+        ),
+        (lambda: readings().window("time", size="1 s").where("load > 1"), "has no aggregate"),
+        (lambda: readings().window("time", size="1 s").plan(), "has no aggregate"),
         (lambda: readings().sink("noop").where("load > 1"), "nothing may follow a sink"),
         (lambda: readings().where("load > 1", name="readings"), "same name"),
         (lambda: readings().union(readings()), "two sources have the same name"),
@@ -369,7 +375,7 @@ def _queue() -> Graph:
         (lambda: counted("count(DISTINCT load)", "median(load)"), "cannot be made of panes: name=b"),
         (lambda: counted("count(DISTINCT load, plug)"), "cannot be made of panes: name=a"),
         (nested, "a nested type are not counted: expression=window type=struct"),
-        (of_maps, "values with maps in them are not counted: expression=m type=list"),
+        (of_maps, "values that contain maps cannot be counted: expression=m type=list"),
         (
             lambda: housed("max(house)"),
             "windows have no max of this type: expression=house.*first and last",
@@ -381,9 +387,12 @@ def _queue() -> Graph:
         (lambda: minutes().join_windows(totals(), condition="lode > total"), "mean 'load'"),
         (
             lambda: minutes().select("plug", "load").join_windows(totals()),
-            "windows are joined where they are",
+            "between windows and their join",
         ),
-        (lambda: minutes().join_windows(readings("b")), "windows are joined where they are made"),
+        (
+            lambda: minutes().join_windows(readings("b")),
+            "an operator between windows and their join is not allowed",
+        ),
         (lambda: minutes().select("load", window="window.start").join_windows(totals()), "window is changed"),
         (lambda: other_windows().join_windows(totals()), "window is changed before the join of windows"),
         (
@@ -393,13 +402,13 @@ def _queue() -> Graph:
         (lambda: minutes().join_windows(totals(), on="window"), "window is always part of the join"),
         (
             lambda: readings().update_queue("plug", "time", policy="lifo"),
-            "no such option: option=policy got=lifo",
+            "unknown value: option=policy got=lifo",
         ),
         (
             lambda: served(mode="lasy"),
             r"option=mode got=lasy known=\['lazy', 'eager', 'append'\] node=window",
         ),
-        (lambda: served(policy="lifo"), "no such option: option=policy got=lifo"),
+        (lambda: served(policy="lifo"), "unknown value: option=policy got=lifo"),
         (
             lambda: served(mode="append", budget=3),
             r"all emitted at once: option=budget node=window.*mode='lazy'",
@@ -437,11 +446,11 @@ def _queue() -> Graph:
         (lambda: served(weight="lode"), "no column 'lode'.*mean 'load'"),
         (
             lambda: served().where("load > 1").group_by("window").agg(n="count(*)"),
-            "served by key are not aggregated by window: mode=lazy",
+            "only windows in append mode can be aggregated by window: mode=lazy",
         ),
         (
             lambda: renamed().group_by("window").agg(n="count(*)"),
-            "served by key are not aggregated by window",
+            "only windows in append mode can be aggregated by window",
         ),
         (lambda: served().join_windows(totals()), "do not come out together: mode=lazy"),
         (lambda: minutes().join_windows(served(mode="eager")), "do not come out together: mode=eager"),
@@ -469,7 +478,7 @@ def _queue() -> Graph:
         (lambda: _queue().select("load", plug="plug + 1"), "update key would change.*column=plug"),
         (
             lambda: graph("g").source("s", READINGS, kind="pipe"),  # type: ignore[arg-type]  # what is tested
-            "no such kind of source",
+            "kind of source is unknown",
         ),
     ],
 )

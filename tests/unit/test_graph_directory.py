@@ -94,7 +94,7 @@ def test_facts_tell_offsets_lag_and_markers(tmp_path: Path) -> None:
     assert (reader.released, reader.committed, reader.lag) == (10, 20, 10)
     assert facts.markers == Markers(retain=3, checkpoint=2, release=1)
     assert [(one.planned, one.committed) for one in facts.queries] == [(2, 2), (2, 1)]
-    with pytest.raises(InvalidUsageError, match="no checkpoint of a graph"):
+    with pytest.raises(InvalidUsageError, match="not the checkpoint of a graph"):
         facts_of(GraphDirectory(tmp_path / "queries"))
 
 
@@ -153,4 +153,4 @@ def test_the_command_shows_a_graph_without_spark(tmp_path: Path) -> None:
     assert document["recovery"]["checkpoint"] == 1
     nothing = runner.invoke(app, ["inspect", "graph", str(tmp_path / "nowhere")])
     assert nothing.exit_code == 2
-    assert "no checkpoint of a graph" in nothing.output
+    assert "not the checkpoint of a graph" in nothing.output

@@ -97,7 +97,7 @@ def test_what_is_printed_as_columns_is_what_schema_takes(place: Path) -> None:
         ("a array<int", "the end is where '>' should be"),
         ("a int; b int", "'; b int' is no part of a schema"),
         ("a decimal(39)", "a decimal has 1 to 38 digits"),
-        ("a int, a int", "two columns have one name"),
+        ("a int, a int", "two columns have the same name"),
     ],
 )
 def test_a_schema_that_is_none_is_refused(text: str, fact: str) -> None:
@@ -129,7 +129,7 @@ def test_columns_may_be_in_another_order_and_those_that_the_stream_has_not_are_t
     written("b.csv", "n\n1\n")
     result = penstock(str(place), "b.csv", "--from", "csv")
     assert result.exit_code == 2
-    assert "the file has not all columns of the p-stream" in result.stderr
+    assert "the file lacks columns of the p-stream" in result.stderr
     assert "missing=tag known=n" in result.stderr
 
 
@@ -220,11 +220,14 @@ def test_a_file_that_was_replaced_or_cut_is_refused(place: Path) -> None:
     written("a.csv", "n\n5\n6\n7\n")
     replaced = penstock(*command)
     assert replaced.exit_code == 2
-    assert "the file begins otherwise than when it was read: file=" in replaced.stderr
+    assert "the beginning of the file has changed since it was read: file=" in replaced.stderr
     written("a.csv", "n\n1\n")
     cut = penstock(*command)
     assert cut.exit_code == 2
-    assert "begins otherwise" in cut.stderr or "shorter than what was read" in cut.stderr
+    assert (
+        "beginning of the file has changed" in cut.stderr
+        or "shorter than the part already read" in cut.stderr
+    )
     assert penstock(*command, "--writer", "second").exit_code == 0
     assert [row["n"] for row in rows_of(place)] == [1, 2, 1]
 
@@ -322,7 +325,7 @@ def test_a_socket_is_read_to_its_end(place: Path) -> None:
     assert [row["n"] for row in rows_of(place)] == [1, 2]
     refused = penstock(str(place), f"127.0.0.1:{port}", "--from", "socket")
     assert refused.exit_code == 1
-    assert "nobody answers at the address" in refused.stderr
+    assert "nothing answers at the address" in refused.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -401,23 +404,23 @@ def test_a_following_run_waits_for_the_first_rows(place: Path) -> None:
     ("arguments", "text"),
     [
         (("a.csv", "--from", "xml"), f"known={', '.join(KINDS)}"),
-        (("--from", "csv"), "there is no file"),
+        (("--from", "csv"), "no file is given"),
         (("none.csv", "--from", "csv"), "the file cannot be read"),
         (("none*.csv", "--from", "csv"), "there is no such file"),
-        (("a.csv", "--from", "stdin"), "what comes from stdin has no file's name"),
-        (("nowhere", "--from", "socket"), "this is no address"),
-        (("--from", "socket"), "a socket has one address"),
-        (("--from", "stdin", "--format", "xml"), "lines cannot be of this format"),
-        (("--from", "stdin", "--follow"), "only files are followed"),
+        (("a.csv", "--from", "stdin"), "stdin and a file are both given"),
+        (("nowhere", "--from", "socket"), "the address is not valid"),
+        (("--from", "socket"), "a socket needs exactly one address"),
+        (("--from", "stdin", "--format", "xml"), "the format of lines is unknown"),
+        (("--from", "stdin", "--follow"), "only files can be followed"),
         (("a.csv", "--from", "csv", "--delimiter", "ab"), "the delimiter is not one character"),
-        (("a.csv", "--from", "csv", "--on-error", "ignore"), "no such way with errors"),
+        (("a.csv", "--from", "csv", "--on-error", "ignore"), "the value of --on-error is unknown"),
         (("a.csv", "--from", "csv", "--goal", "best"), "there is no such goal"),
         (("a.csv", "--from", "csv", "--interval", "5"), "has no unit"),
-        (("a.csv", "--from", "csv", "--writer", "../x"), "a name is not possible"),
+        (("a.csv", "--from", "csv", "--writer", "../x"), "the name is not allowed"),
         (("a.csv", "--from", "csv", "--schema", "n"), "the schema is wrong"),
         (("a.csv", "--from", "csv", "--schema", "n array<int>"), "text cannot be read as one of these types"),
-        (("twice.csv", "--from", "csv"), "two columns have one name"),
-        (("empty.csv", "--from", "csv"), "there are no rows to find the columns from"),
+        (("twice.csv", "--from", "csv"), "two columns have the same name"),
+        (("empty.csv", "--from", "csv"), "there are no rows to infer the columns from"),
         (("a.csv", "--from", "ndjson"), "a record cannot be read: it is no JSON"),
     ],
 )
@@ -436,7 +439,7 @@ def test_the_schema_must_be_the_stream_s(place: Path) -> None:
     assert penstock(str(place), "a.csv", "--from", "csv").exit_code == 0
     other = penstock(str(place), "a.csv", "--from", "csv", "--schema", "n int")
     assert other.exit_code == 2
-    assert "the columns are not those of the p-stream" in other.stderr
+    assert "the columns differ from those of the p-stream" in other.stderr
 
 
 def test_quiet_says_nothing(place: Path) -> None:

@@ -147,8 +147,8 @@ def test_volumes_are_round_lots() -> None:
         ),
         (
             {"skew": 0.5},
-            "the most active symbol has at least as many updates as the least active: field=skew got=0.5. "
-            "Hint: a skew is 1 or more; 1 makes all symbols alike.",
+            "the skew of a market is less than 1: field=skew got=0.5. "
+            "Hint: use 1 or more; 1 makes all symbols equally active.",
         ),
         ({"seed": 1.5}, "seed is not a whole number: field=seed got=1.5."),
     ],
@@ -164,5 +164,5 @@ def test_ranges_that_are_none_are_refused() -> None:
         Market().batch(2, 1)
     with pytest.raises(InvalidUsageError, match=r"at most 100,000,000 rows"):
         Market().batch(0, 100_000_001)
-    with pytest.raises(InvalidUsageError, match=r"^the event times outgrow 64 bits"):
+    with pytest.raises(InvalidUsageError, match=r"^the event times do not fit 64 bits"):
         Market(rate=1).batch(10**14, 10**14 + 1)

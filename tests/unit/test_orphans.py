@@ -62,7 +62,7 @@ def test_a_query_that_is_gone_for_good_goes_when_told_to(tmp_path: Path) -> None
     assert files_of(tmp_path) == {name for name in before if name.startswith("two")}
     unknown = gc(tmp_path, "--drop-query", "three")
     assert (unknown.exit_code, unknown.stdout) == (2, "")
-    assert "no state of such a query is there: query=three found=two" in unknown.stderr
+    assert "there is no state of this query: query=three found=two" in unknown.stderr
 
 
 @pytest.mark.parametrize("option", [("--delete",), ("--drop-query", "one")])

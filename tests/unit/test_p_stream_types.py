@@ -140,7 +140,7 @@ def _type(kind: Any) -> StructType:
         (_type(StringType()).add("c", LongType()), "missing=none unknown=c"),
         (_type(IntegerType()), "types=b is int, not string"),
         (_type(ArrayType(StringType())), r"types=b is array<string>, not string"),
-        (_type(StringType()).add("a", LongType()), "two columns have one name: columns=a"),
+        (_type(StringType()).add("a", LongType()), "two columns have the same name: columns=a"),
     ],
 )
 def test_other_columns_are_named(given: StructType, message: str) -> None:

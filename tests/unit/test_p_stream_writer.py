@@ -289,12 +289,12 @@ def test_a_stream_with_direct_io_is_written_and_read_so_by_all(
 def test_direct_io_is_that_of_the_streams_beginning(tmp_path: Path, direct_io: bool) -> None:
     PStream(tmp_path, SCHEMA, direct_io=direct_io)
     PStreamWriter(tmp_path, direct_io=direct_io).close()
-    with pytest.raises(InvalidUsageError, match="has direct I/O or not from its beginning"):
+    with pytest.raises(InvalidUsageError, match="cannot change after it is created"):
         PStreamWriter(tmp_path, direct_io=not direct_io)
 
 
 def test_direct_io_is_for_disks_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidUsageError, match="direct I/O is for disks of this machine"):
+    with pytest.raises(InvalidUsageError, match="direct I/O works only on local disks"):
         PStreamWriter("s3://bucket/numbers", SCHEMA, direct_io=True)
     monkeypatch.delattr(os, "O_DIRECT")
     with pytest.raises(UnavailableError, match="this file system may have no direct I/O"):
@@ -329,8 +329,8 @@ def test_rows_may_be_of_pandas_or_plain_python(tmp_path: Path) -> None:
             ([{"n": 6, "t": "x"}], "no such columns: columns=t known=n, s"),
             ({"s": ["secret"], "n": ["secret"]}, "do not fit the p-stream's columns: kind=Arrow"),
             (frame.drop(columns="n"), "do not fit the p-stream's columns: kind=KeyError"),
-            ([{"s": "secret"}], "a column has nulls that may have none: column=n"),
-            ("secret", "no rows of a kind that is known: got=str"),
+            ([{"s": "secret"}], "a column that is not nullable has nulls: column=n"),
+            ("secret", "rows of this type cannot be appended: got=str"),
         ]
         for rows, text in wrong:
             with pytest.raises(InvalidUsageError, match=text) as caught:

@@ -532,8 +532,8 @@ def test_a_source_must_have_what_its_kind_needs(load: Loader, source: str, probl
                 "where it "
                 "was. Hint: name a directory.",
                 "p.yaml:3: sink.options: has no kafka.bootstrap.servers. "
-                "Hint: such as kafka.bootstrap.servers: 'localhost:9092'.",
-                "p.yaml:3: sink.options: has no topic. Hint: such as topic: 'newest'.",
+                "Hint: write it, such as kafka.bootstrap.servers: 'localhost:9092'.",
+                "p.yaml:3: sink.options: has no topic. Hint: write it, such as topic: 'newest'.",
             ],
         ),
     ],

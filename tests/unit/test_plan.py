@@ -115,7 +115,7 @@ def test_a_source_is_not_persisted_twice() -> None:
 @pytest.mark.parametrize(
     ("persist", "says"),
     [
-        ("sometimes", "auto, always or never"),
+        ("sometimes", "persist has an unknown value"),
         ({"out": "always"}, "names no operator"),
         ({"where": "always"}, "several operators"),
     ],
@@ -165,7 +165,7 @@ def test_compression_decides_on_which_side_a_column_is_computed() -> None:
     [
         (_sample().slice(0, 0), "sample is empty"),
         (_sample().select(["t", "k"]), "lacks a column.*column=position"),
-        ({"out": _sample()}, "sample is of no source"),
+        ({"out": _sample()}, "sample is given for an unknown source"),
         (_sample().set_column(0, "t", pa.array(["x"] * 2_000)), "other types"),
     ],
 )

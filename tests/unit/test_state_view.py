@@ -113,7 +113,7 @@ def test_a_table_is_chosen_where_there_are_several() -> None:
 
 def test_without_a_file_nothing_tells_the_types_of_windows() -> None:
     stored = Stored({"sides": []}, lambda: None, large=False)
-    with pytest.raises(InvalidUsageError, match="nothing is stored yet"):
+    with pytest.raises(InvalidUsageError, match="unknown until something is stored"):
         sides_view(stored, "left")
 
 

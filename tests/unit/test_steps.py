@@ -38,9 +38,9 @@ def test_a_duration_is_a_number_of_steps(
             "no whole number of the time's steps: option=within got=1 ms step=s",
         ),
         ("1 h", pa.date32(), None, "step=day"),
-        ("1 s", pa.int64(), None, "the unit of a time of integers is not known"),
-        ("1 s", pa.int64(), "m", "the unit of a time of integers is not known: unit='m'"),
-        ("1 s", pa.timestamp("us"), "s", "the time has another unit"),
+        ("1 s", pa.int64(), None, "an integer time column has an unknown unit"),
+        ("1 s", pa.int64(), "m", "an integer time column has an unknown unit: unit='m'"),
+        ("1 s", pa.timestamp("us"), "s", "the unit differs from that of the time column"),
         ("1 s", pa.float64(), "s", "a timestamp, a date or an integer: type=double"),
     ],
 )

@@ -79,7 +79,7 @@ def test_planned_operators_keep_the_key_too(persist: Persist) -> None:
 
 APPLY = "an update stream would lose its key: column=k.*keep it in output_schema"
 CASES: list[tuple[Callable[[], Graph], str]] = [
-    (lambda: graph("g").source("a", SCHEMA, key="k"), "an update stream has a key and a time"),
+    (lambda: graph("g").source("a", SCHEMA, key="k"), "an update stream needs a key and a time"),
     (lambda: graph("g").source("a", SCHEMA, key="x", time="t"), "there is no column 'x'"),
     (lambda: stream().union(stream("b", "w")), "the update keys of a union differ"),
     (lambda: stream().update_queue("w", "t"), "would lose its key: column=k key=w node=update_queue"),
@@ -93,17 +93,17 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
     ),
     (
         lambda: windows(stream(), mode="lazy").union(windows(stream("b"), mode="lazy")),
-        r"have no time in common.*compute one, of windows such as at='window.end'",
+        r"have no common time.*compute one, of windows such as at='window.end'",
     ),
     (lambda: stream().union(plain("b")), "the update keys of a union differ"),
     (lambda: stream().union(stream("b").select("k", "t", "v")), "the streams of a union differ"),
     (
         lambda: stream().select("k", "v").union(stream("b").select("k", "v")),
-        "have no time in common",
+        "have no common time",
     ),
     (
         lambda: stream().select("k", "v", t="t + 1").union(stream("b").select("k", "v", "t")),
-        "have no time in common",
+        "have no common time",
     ),
     (
         lambda: plain().union(plain("b"), prefer=0),
@@ -113,7 +113,7 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
         lambda: windows(stream()).union(windows(stream("b")), prefer=0),
         "only a union of update streams has options.*or give key= and time= here",
     ),
-    (lambda: windows(stream()).union(windows(stream("b"), mode="lazy")), "have no time in common"),
+    (lambda: windows(stream()).union(windows(stream("b"), mode="lazy")), "have no common time"),
     (lambda: plain().union(plain("b"), nulls="drop"), "only a union of update streams .*options=nulls"),
     (lambda: stream().union(stream("b"), prefer=2), "no such input to prefer"),
     (lambda: stream().union(stream("b"), prefer="c"), "no such input to prefer.*one of a, b"),
@@ -125,10 +125,13 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
     (lambda: _join(stream("b", "w").select("k", "t", w2="w", w="w")), "two columns|joined by their key"),
     (lambda: _join(stream("b").select("k", "t", x="v"), on=["k", "t"]), "joined by their key"),
     (lambda: _join(plain("b").select("k", "t", x="v")), "update streams are joined by their key.*right=none"),
-    (lambda: _join(stream("b").select("k", "t", x="v"), unit=None), "unit of a time of integers"),
+    (
+        lambda: _join(stream("b").select("k", "t", x="v"), unit=None),
+        "integer time column has an unknown unit",
+    ),
     (
         lambda: _join(stream("b").select("k", "t", x="v"), within="5 ms"),
-        "no whole number of the time's steps",
+        "not a multiple of the time column's unit",
     ),
     (lambda: _join(stream("b").select("k", "t", x="v"), watermark_delay="5 ms"), "option=watermark_delay"),
     (lambda: _join(stream("b").select("k", "t", x="v"), condition="v + x"), "condition is not boolean"),
@@ -188,11 +191,11 @@ def test_the_time_of_an_update_stream_is_followed() -> None:
 def test_one_query_has_room_for_one_state() -> None:
     made = queue("a").union(queue("b"), name="both").sink("noop")
     for persist in ("never", {"newest a": "always", "a": "never", "b": "never"}):
-        with pytest.raises(InvalidUsageError, match="has room for one window, update queue, union or join"):
+        with pytest.raises(InvalidUsageError, match="can hold only one window, update queue, union or join"):
             check_runnable(made.plan(persist=persist).root)  # type: ignore[arg-type]  # a mapping of literals
     check_runnable(made.plan(persist={"newest a": "always", "newest b": "always"}).root)
     check_runnable(stream("a").union(stream("b")).sink("noop").plan(persist="never").root)
-    with pytest.raises(InvalidUsageError, match="only update streams can be joined"):
+    with pytest.raises(InvalidUsageError, match="can join only update streams"):
         check_runnable(
             plain().join(plain("b").select("k", "t", x="v"), on="k", time="t", within="1 s").plan().root
         )

@@ -269,7 +269,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("x", pa.float64()), (
         ({"key": ("k", "k")}, "names a column twice"),
         ({"key": ("k", "t")}, "cannot be part of the update key"),
         ({"key": ("a",), "arrival": "a"}, "cannot be part of the update key"),
-        ({"arrival": "x"}, "is no timestamp"),
+        ({"arrival": "x"}, "is not a timestamp"),
         ({"schema": pa.schema([*SCHEMA, ("k", pa.int64())])}, "names repeat"),
         ({"schema": pa.schema([*SCHEMA, ("__penstock_x", pa.int64())])}, "reserved prefix"),
         ({"schema": pa.schema([("k", pa.int64()), ("t", pa.string())])}, "cannot be the time"),

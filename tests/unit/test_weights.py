@@ -66,7 +66,7 @@ def test_a_mapping_with_a_weight_that_is_none_is_refused(weight: Any) -> None:
 
 
 def test_a_mapping_with_keys_that_cannot_be_is_refused() -> None:
-    with pytest.raises(InvalidUsageError, match="cannot be one of the key"):
+    with pytest.raises(InvalidUsageError, match="does not fit the key column"):
         KeyWeights(STREAM, {"GOOG": 1.0})
     with pytest.raises(InvalidUsageError, match="null"):
         KeyWeights(STREAM, {None: 1.0})

@@ -138,7 +138,7 @@ def is_name(name: str) -> bool:
 def check_name(name: str) -> str:
     """Return `name` if it is a valid name of a file or directory; see `is_name`."""
     if not is_name(name):
-        raise InvalidUsageError("a file's name is empty or leads elsewhere", name=repr(name))
+        raise InvalidUsageError("a file name is empty or leaves its directory", name=repr(name))
     return name
 
 

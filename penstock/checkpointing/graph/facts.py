@@ -148,9 +148,9 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
     document = directory.newest("graph")
     if document is None:
         raise InvalidUsageError(
-            "this is no checkpoint of a graph",
+            "this is not the checkpoint of a graph",
             checkpoint=directory.location,
-            hint="give the directory that the graph was started with",
+            hint="pass the checkpoint that the graph was started with",
         )
     fields = Fields(document, directory.files.path_of("graph"))
     named = {one.name("name"): one for one in fields.objects("queries")}

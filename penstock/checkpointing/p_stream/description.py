@@ -43,9 +43,9 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise InvalidUsageError(
-            "a name is not possible",
+            "the name is not allowed",
             name=repr(name),
-            hint="use letters of ASCII, digits, _, . and -, at most 100, and no . or - first",
+            hint="use at most 100 ASCII letters, digits, _, . and -; do not begin with . or -",
         )
     return name
 
@@ -60,7 +60,7 @@ def check_schema(given: pa.Schema, known: pa.Schema, location: str) -> None:
     """
     names = given.names
     if len(set(names)) < len(names):
-        raise InvalidUsageError("two columns have one name", columns=", ".join(names))
+        raise InvalidUsageError("two columns have the same name", columns=", ".join(names))
     missing = [name for name in known.names if name not in names]
     unknown = [name for name in names if name not in known.names]
     others = [
@@ -70,9 +70,9 @@ def check_schema(given: pa.Schema, known: pa.Schema, location: str) -> None:
     ]
     if missing or unknown or others:
         raise InvalidUsageError(
-            "the columns are not those of the p-stream",
+            "the columns differ from those of the p-stream",
             location=location,
             missing=", ".join(missing) or "none",
             unknown=", ".join(unknown) or "none",
-            types="; ".join(others) or "as they should",
+            types="; ".join(others) or "same",
         )

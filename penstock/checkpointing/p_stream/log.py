@@ -168,7 +168,7 @@ class CommitLog:
         file = self._files.path_of(name)
         entry = from_bytes(content, file)
         if isinstance(entry, Start):
-            raise CorruptDataError("the file is no entry of a commit log", file=file, kind="start")
+            raise CorruptDataError("the file is not an entry of a commit log", file=file, kind="start")
         self._check_follows(entry, file)
         return entry
 

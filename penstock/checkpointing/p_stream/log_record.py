@@ -254,7 +254,7 @@ def from_bytes(content: bytes | memoryview, file: object) -> Entry | Start:
             return Release(fields.count("start"))
         case "start":
             return _start(fields)
-    raise CorruptDataError("the file is no entry of a commit log", file=file, kind=unit.kind)
+    raise CorruptDataError("the file is not an entry of a commit log", file=file, kind=unit.kind)
 
 
 def _commit(fields: Fields) -> Commit:

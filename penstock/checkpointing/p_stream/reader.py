@@ -131,5 +131,5 @@ class PStreamReader:
             As `read`.
         """
         if self.reader is None:
-            raise InvalidUsageError("a reader without a name releases nothing", hint="give reader=")
+            raise InvalidUsageError("a reader without a name cannot release rows", hint="give reader=")
         return self._stream.trim_from(self.reader, self.offset)

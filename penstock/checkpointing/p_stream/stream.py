@@ -107,7 +107,7 @@ class PStream:
         self.files: Files = open_files(location)
         if direct_io and not isinstance(self.files, LocalFiles):
             raise InvalidUsageError(
-                "direct I/O is for disks of this machine", location=self.files.location, hint="leave it out"
+                "direct I/O works only on local disks", location=self.files.location, hint="leave it out"
             )
         known = self._open(schema, direct_io)
         self.identity, self.schema, self.direct_io = known.identity, known.schema, known.direct_io
@@ -128,9 +128,9 @@ class PStream:
         except FileNotFoundError:
             if schema is None:
                 raise InvalidUsageError(
-                    "there is no p-stream",
+                    "there is no p-stream at this location",
                     location=self.files.location,
-                    hint="write to it first, or give the schema that it is to have",
+                    hint="write to it first, or pass a schema to create it",
                 ) from None
             # Create nothing if direct I/O is not possible.
             with contextlib.suppress(ConflictError):
@@ -140,7 +140,7 @@ class PStream:
             check_schema(schema, known.schema, self.files.location)
         if direct_io is not None and direct_io != known.direct_io:
             raise InvalidUsageError(
-                "a p-stream has direct I/O or not from its beginning",
+                "direct I/O of a p-stream cannot change after it is created",
                 location=self.files.location,
                 has=known.direct_io,
                 asked=direct_io,
@@ -203,14 +203,16 @@ class PStream:
         if start == LATEST:
             return self.end
         if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-            raise InvalidUsageError("no such start", start=start, hint="earliest, latest, or an offset")
+            raise InvalidUsageError(
+                "the start is not valid", start=start, hint="use earliest, latest, or an offset"
+            )
         self._check_kept(start)
         return start
 
     def _check_kept(self, offset: int) -> None:
         if offset < self.start:
             raise InvalidUsageError(
-                "rows of the p-stream are released already",
+                "rows of the p-stream are already released",
                 location=self.files.location,
                 wanted=offset,
                 start=self.start,
@@ -299,7 +301,9 @@ class PStream:
         if reader not in self.log.readers:
             raise InvalidUsageError("the reader is not subscribed", reader=reader)
         if offset > self.end:
-            raise InvalidUsageError("a reader releases rows that are not there", offset=offset, end=self.end)
+            raise InvalidUsageError(
+                "a reader releases rows beyond the end of the p-stream", offset=offset, end=self.end
+            )
         files = self._notes(reader)
         known = _offsets(files)
         if offset > max(known, default=self.log.readers[reader].offset):
@@ -317,7 +321,7 @@ class PStream:
             self.refresh()  # it has released what was committed since
         if row > self.end:
             raise CorruptDataError(
-                "a reader has released rows that are not there",
+                "a reader has released rows beyond the end of the p-stream",
                 file=notes.path_of(_progress_name(row)),
                 row=row,
                 end=self.end,

@@ -263,7 +263,7 @@ class PStreamWriter:
         columns = [_cast_coded(rows.column(field.name), field) for field in self.schema]
         for field, column in zip(self.schema, columns, strict=True):
             if not field.nullable and column.null_count:
-                raise InvalidUsageError("a column has nulls that may have none", column=field.name)
+                raise InvalidUsageError("a column that is not nullable has nulls", column=field.name)
         fields = [field.with_type(column.type) for field, column in zip(self.schema, columns, strict=True)]
         return pa.Table.from_arrays(columns, schema=pa.schema(fields, self.schema.metadata))
 
@@ -425,8 +425,8 @@ def _as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
         named = set(rows.columns)
     else:
         raise InvalidUsageError(
-            "no rows of a kind that is known",
-            hint="append a table of Arrow, a DataFrame of pandas, a dict of columns, or a list of dicts",
+            "rows of this type cannot be appended",
+            hint="append a pyarrow.Table, a pandas.DataFrame, a dict of columns, or a list of dicts",
             got=type(rows).__name__,
         )
     unknown = sorted(str(name) for name in named - set(schema.names))

@@ -148,7 +148,7 @@ def _ends_of(widths: Ints, count: int, widest: int, size_bytes: int) -> npt.NDAr
     """Return the offsets of sub-blocks in the payload, and the payload's size."""
     ends = bits.ends_of(widths, count, widest)
     if ends is None:
-        raise CorruptDataError("packed bits state a width that cannot be")
+        raise CorruptDataError("packed bits have an impossible width")
     check(ends[-1] == size_bytes, "a payload has another size than its parts")
     return ends
 

@@ -115,7 +115,7 @@ class GraphName:
         names = (key,) if isinstance(key, str) else tuple(key)
         if bool(names) != bool(time):
             raise InvalidUsageError(
-                "an update stream has a key and a time", key=names, time=time, source=name
+                "an update stream needs a key and a time", key=names, time=time, source=name
             )
         node = Source(name, (), _schema_of(schema), kind, tuple((options or {}).items()), names, time)
         return Graph(self.name, node)
@@ -239,7 +239,7 @@ class Graph(Windows, Streams):
         own = self._open("sink", name)
         if kind not in _SINKS and difflib.get_close_matches(kind.lower(), _SINKS, n=1):
             hint = did_you_mean(kind, _SINKS, "kinds")
-            raise InvalidUsageError("there is no such kind of sink", hint=hint, kind=kind, node=own)
+            raise InvalidUsageError("the kind of sink is unknown", hint=hint, kind=kind, node=own)
         return self._with(Sink(own, (self.root,), kind, tuple(options.items())))
 
     def measure(self, sample: pa.Table | Mapping[str, pa.Table], *, compress: bool = True) -> Statistics:

@@ -78,7 +78,7 @@ class Streams(Written):
         inputs = (self.root, *(other._ready() for other in others))
         names = (key,) if isinstance(key, str) else tuple(key)
         if bool(names) != bool(time):
-            raise InvalidUsageError("an update stream has a key and a time", key=names, time=time, node=own)
+            raise InvalidUsageError("an update stream needs a key and a time", key=names, time=time, node=own)
         if time:
             columns = tuple(self._column(each, own) for each in names)
             place = _input(prefer, own, inputs)
@@ -88,17 +88,17 @@ class Streams(Written):
             if prefer is not None or options:
                 raise plain.wrong(
                     "only a union of update streams has options",
-                    "say what the streams are with source(key=..., time=...) or update_queue, "
-                    "or give key= and time= here",
+                    "declare the inputs with source(key=..., time=...) or update_queue, "
+                    "or pass key= and time= here",
                     options=", ".join([*(["prefer"] if prefer is not None else []), *options]),
                 )
             return self._with(plain)
         times = [update_time(node) for node in inputs]
         if None in times or len(set(times)) > 1:
             raise plain.wrong(
-                "the update streams of a union have no time in common",
-                "keep it, as it is, in every select; or compute one, of windows such as at='window.end', "
-                "and say union(..., key=..., time='at')",
+                "the update streams of a union have no common time",
+                "keep the time unchanged in every select; or compute one, such as at='window.end' of "
+                "windows, and pass union(..., key=..., time='at')",
                 times=", ".join(str(each) for each in times),
             )
         place = _input(prefer, own, inputs)

@@ -66,12 +66,14 @@ class Windows(Written):
         time = self._column(time, own)
         found = _unit(self.schema.field(time).type)
         if found is not None and unit not in (None, found):
-            raise InvalidUsageError("the time has another unit", unit=unit, type=self.schema.field(time).type)
+            raise InvalidUsageError(
+                "the unit differs from that of the time column", unit=unit, type=self.schema.field(time).type
+            )
         found = found or unit
         if found is None or not _countable(self.schema.field(time).type):
             raise InvalidUsageError(
-                "the time of a window is a timestamp, or an integer with a unit",
-                hint="such as unit='s' for seconds",
+                "the time of a window is neither a timestamp nor an integer with a unit",
+                hint="cast it, or pass a unit, such as unit='s' for seconds",
                 column=time,
                 type=self.schema.field(time).type,
                 node=own,
@@ -97,7 +99,7 @@ class Windows(Written):
             If a column is missing, or the previous `group_by` has no `agg`.
         """
         if self.groups is not None:
-            raise InvalidUsageError("group_by twice", hint="call agg between")
+            raise InvalidUsageError("group_by is called twice", hint="call agg between the two")
         groups = tuple(self._column(each, "group_by") for each in columns)
         computed = self._beneath(expressions) if expressions else self
         return replace(computed, groups=(*groups, *expressions))

@@ -35,7 +35,7 @@ class Written:
     def _ready(self) -> Node:
         if self.groups is not None or isinstance(self.root, Window):
             raise InvalidUsageError(
-                "a window or group_by without an aggregate", hint="call agg after it", graph=self.name
+                "a window or group_by has no aggregate", hint="call agg after it", graph=self.name
             )
         return self.root
 

@@ -74,7 +74,7 @@ def infer(node: Node, expression: Expression, schema: pa.Schema) -> pa.DataType:
         If it uses a missing column or an aggregate.
     """
     if expression.aggregate:
-        raise node.wrong("an aggregate is for agg", expression=expression.text)
+        raise node.wrong("an aggregate is allowed only in agg", expression=expression.text)
     for name in expression.columns:
         known(node, name, schema, expression)
     return expression_type(expression, schema)

@@ -204,7 +204,7 @@ class Join(Node):
             types = [schema.field(name).type for schema in (left, right)]
             if types[0] != types[1] and UNKNOWN not in types:
                 raise self.wrong(
-                    "a column has other types on the sides of a join",
+                    "a column has different types on the sides of a join",
                     "cast one of them",
                     column=name,
                     left=types[0],
@@ -226,7 +226,7 @@ class Join(Node):
         if set(left) != set(self.on) or set(right) != set(self.on):
             raise self.wrong(
                 "update streams are joined by their key",
-                "say on=KEY, and what else must be equal in the condition",
+                "pass on=KEY, and put other equalities into the condition",
                 on=", ".join(self.on),
                 left=", ".join(left) or "none",
                 right=", ".join(right) or "none",

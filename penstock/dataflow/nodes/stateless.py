@@ -58,7 +58,7 @@ class Source(Node):
     def _schema(self) -> pa.Schema:
         if self.kind not in get_args(SourceKind):
             raise self.wrong(
-                "there is no such kind of source", kind=self.kind, known=", ".join(get_args(SourceKind))
+                "the kind of source is unknown", kind=self.kind, known=", ".join(get_args(SourceKind))
             )
         for name in (*self.update_key, *((self.time,) if self.time else ())):
             known(self, name, self.columns)

@@ -197,7 +197,7 @@ class Aggregate(Node):
         above = self.inputs[0]
         schema = above.schema
         if not self.aggregates:
-            raise self.wrong("nothing is aggregated", "such as agg(load='avg(value)')")
+            raise self.wrong("no aggregate is given", "pass an aggregate, such as agg(load='avg(value)')")
         windowed = isinstance(above, Window)
         if isinstance(above, Window):
             check_weights(self, above.options.weight, self.group_by)
@@ -206,14 +206,14 @@ class Aggregate(Node):
         apart = None if windowed else window_apart(above)
         if isinstance(apart, RowWindow):
             raise self.wrong(
-                "windows of rows are not aggregated by window",
-                "each group's end at times of their own; windows of time end together",
+                "windows of rows cannot be aggregated by window",
+                "use windows of time; windows of rows end at a different time for each group",
                 window=apart.describe(),
             )
         if apart is not None:
             raise self.wrong(
-                "windows that are served by key are not aggregated by window",
-                "their groups do not close together; mode='append' has all windows",
+                "only windows in append mode can be aggregated by window",
+                "use mode='append', in which all groups of a window close together",
                 mode=apart.options.mode,
             )
         if not windowed:
@@ -238,8 +238,8 @@ class Aggregate(Node):
             kind = expression_type(sketched(partial), schema)
             if _has_map(kind):
                 raise self.wrong(
-                    "values with maps in them are not counted",
-                    "Spark has no hash of a map; to_json(x) is a text, which has one",
+                    "values that contain maps cannot be counted",
+                    "count to_json(x) instead; Spark cannot hash a map",
                     expression=sketched(partial).text,
                     type=kind,
                 )
@@ -248,8 +248,8 @@ class Aggregate(Node):
         if partial.kind == "distinct":
             if pa.types.is_nested(kind):
                 raise self.wrong(
-                    "values of a nested type are not counted",
-                    "count(DISTINCT x) is of plain types",
+                    "values of a nested type cannot be counted",
+                    "use count(DISTINCT x) with a plain type",
                     expression=partial.expression,
                     type=kind,
                 )
@@ -257,7 +257,7 @@ class Aggregate(Node):
         if kind != UNKNOWN and not (_is_number(kind) or pa.types.is_temporal(kind)):
             raise self.wrong(
                 f"windows have no {partial.kind} of this type",
-                "min, max and sum are of integers, floats, dates and times; first and last of any type",
+                "min, max and sum take integers, floats, dates and times; first and last take any type",
                 expression=partial.expression,
                 type=kind,
             )

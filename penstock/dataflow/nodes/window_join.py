@@ -43,19 +43,19 @@ class WindowJoin(Node):
         for side in (one, other):
             if isinstance(side, RowWindow):
                 raise self.wrong(
-                    "windows of rows do not end together, so nothing can be joined",
-                    "join windows of time",
+                    "windows of rows cannot be joined",
+                    "use windows of time; windows of rows do not end together",
                     window=side.describe(),
                 )
             if side.by_key:
                 raise self.wrong(
-                    "windows that are served by key do not come out together",
-                    "mode='append' has all windows",
+                    "only windows in append mode can be joined",
+                    "use mode='append'",
                     mode=side.options.mode,
                 )
         if one.slide_ms != other.slide_ms or (one.size_ms - other.size_ms) % one.slide_ms:
             raise self.wrong(
-                "windows that do not end together are not joined",
+                "windows that end at different times cannot be joined",
                 "give both the same slide",
                 left=one.describe(),
                 right=other.describe(),
@@ -64,7 +64,7 @@ class WindowJoin(Node):
             raise self.wrong(f"{WINDOW} is always part of the join", "name the other columns only")
         for name in self.on:
             if known(self, name, left).type != known(self, name, right).type:
-                raise self.wrong("a column has other types on both sides", "cast it", column=name)
+                raise self.wrong("a column has different types on the two sides", "cast it", column=name)
         fields = [*left, *(field for field in right if field.name not in (WINDOW, *self.on))]
         schema = distinct(self, pa.schema(fields))
         if self.condition is not None:
@@ -91,8 +91,8 @@ class WindowJoin(Node):
         made = isinstance(at, Assemble) or (isinstance(at, Aggregate) and isinstance(at.inputs[0], Window))
         if not made or not isinstance(at, Aggregate | Assemble):
             raise self.wrong(
-                "windows are joined where they are made",
-                "between agg and join_windows may be where, select that keeps window, and group_by('window')",
+                "an operator between windows and their join is not allowed",
+                "between agg and join_windows use only where, group_by('window') or select with window",
                 after=at.name,
             )
         return at

@@ -135,11 +135,11 @@ def _check(
     from penstock.errors import InvalidUsageError
 
     if only_orphans:
-        raise InvalidUsageError("--drop-query and --delete are for orphans", hint="add --orphans")
+        raise InvalidUsageError("--drop-query and --delete need --orphans", hint="add --orphans")
     if of_p_stream and checkpoint is not None:
-        raise InvalidUsageError("a p-stream needs no checkpoint", hint="leave --checkpoint out")
+        raise InvalidUsageError("--checkpoint does not apply to a p-stream", hint="leave it out")
     if drop_reader and not of_p_stream:
-        raise InvalidUsageError("only a p-stream has readers", hint="leave --drop-reader out")
+        raise InvalidUsageError("--drop-reader applies only to a p-stream", hint="leave it out")
 
 
 def _collect_state(

@@ -107,7 +107,9 @@ def ingest(
         from penstock.jobs.signals import StopSignals
 
         if on_error not in {"fail", "skip"}:
-            raise InvalidUsageError("no such way with errors", on_error=on_error, hint="fail, or skip")
+            raise InvalidUsageError(
+                "the value of --on-error is unknown", on_error=on_error, hint="use fail or skip"
+            )
         settings = Settings(
             location=path,
             kind=kind,

@@ -76,10 +76,10 @@ class FileBytes(ByteSource):
             ) from None
         if length < at:
             raise InvalidUsageError(
-                "the file is shorter than what was read of it",
+                "the file is shorter than the part already read",
                 file=self.name,
                 read=at,
-                hint="give what replaced it another name, or read it under another --writer",
+                hint="rename the new file, or read it under another --writer",
             )
         return content, len(content) < size and not self._grows
 
@@ -175,11 +175,11 @@ def connect(address: str) -> PipeBytes:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise InvalidUsageError("this is no address", address=address, hint="write HOST:PORT")
+        raise InvalidUsageError("the address is not valid", address=address, hint="write HOST:PORT")
     try:
         connection = socket.create_connection((host.strip("[]"), int(port)), timeout=10)
     except (OSError, OverflowError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise UnavailableError("nobody answers at the address", address=address, reason=reason) from None
+        raise UnavailableError("nothing answers at the address", address=address, reason=reason) from None
     connection.settimeout(None)
     return PipeBytes(address, connection.fileno(), connection.close)

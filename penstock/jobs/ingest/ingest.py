@@ -91,22 +91,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InvalidUsageError("rows cannot be read from this", kind=self.kind, known=", ".join(KINDS))
+            raise InvalidUsageError("the kind of input is unknown", kind=self.kind, known=", ".join(KINDS))
         if self.line_format not in _LINES:
             raise InvalidUsageError(
-                "lines cannot be of this format", format=self.line_format, known=", ".join(_LINES)
+                "the format of lines is unknown", format=self.line_format, known=", ".join(_LINES)
             )
         if self.kind == "stdin":
             if self.sources:
-                raise InvalidUsageError("what comes from stdin has no file's name", hint="leave it out")
+                raise InvalidUsageError("stdin and a file are both given", hint="leave it out")
         elif self.kind == "socket":
             if len(self.sources) != 1:
-                raise InvalidUsageError("a socket has one address", hint="write HOST:PORT")
+                raise InvalidUsageError("a socket needs exactly one address", hint="write HOST:PORT")
         elif not self.sources:
-            raise InvalidUsageError("there is no file", hint="name one, or several, or a pattern")
+            raise InvalidUsageError("no file is given", hint="name one or more files, or a quoted pattern")
         if self.follow and self.kind in _PIPES:
             raise InvalidUsageError(
-                "only files are followed", hint="a pipe or socket is read to its end in any case"
+                "only files can be followed",
+                hint="leave --follow out; a pipe or socket is read to its end anyway",
             )
 
     @property
@@ -267,9 +268,7 @@ class _Ingest:
                 if schema is not None:
                     return schema
             if not self._settings.follow and all(source.done for source in sources):
-                raise InvalidUsageError(
-                    "there are no rows to find the columns from", hint="give them by --schema"
-                )
+                raise InvalidUsageError("there are no rows to infer the columns from", hint="pass --schema")
             self._wait()
             self._open_new(dialect)
         return None

@@ -182,7 +182,9 @@ class CsvDialect(Dialect):
 
     def __post_init__(self) -> None:
         if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '"\r\n':
-            raise InvalidUsageError("the delimiter is not one character", hint="such as ',', ';' or a tab")
+            raise InvalidUsageError(
+                "the delimiter is not one character", hint="use one character, such as , or ; or a tab"
+            )
 
     def records(self, head: bytes, *, whole: bool) -> Records | None:
         """Return the reader of the file's records; see `Dialect.records`."""
@@ -195,7 +197,9 @@ class CsvDialect(Dialect):
         names = self._fields(head[mark:end])
         if len(set(names)) < len(names):
             raise InvalidUsageError(
-                "two columns have one name", columns=", ".join(names), hint="is there a header? (--no-header)"
+                "two columns have the same name",
+                columns=", ".join(names),
+                hint="if the file has no header line, pass --no-header",
             )
         return CsvRecords(self, names, end if self.header else mark)
 
@@ -210,7 +214,7 @@ class CsvDialect(Dialect):
         try:
             names = pyarrow.csv.read_csv(_end_last_line(line), options, self.parse_options()).schema.names
         except (pa.ArrowInvalid, UnicodeDecodeError):
-            raise InvalidUsageError("the first line is no line of CSV") from None
+            raise InvalidUsageError("the first line is not valid CSV") from None
         return tuple(names)
 
     def parse_options(self) -> Any:

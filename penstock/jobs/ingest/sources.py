@@ -144,7 +144,7 @@ class Source(ABC):
         missing = [name for name in schema.names if name not in names]
         if missing and not sparse:
             raise InvalidUsageError(
-                "the file has not all columns of the p-stream",
+                "the file lacks columns of the p-stream",
                 file=self.name,
                 missing=", ".join(missing),
                 known=", ".join(names),
@@ -251,10 +251,10 @@ class TextSource(Source):
                 return None
             if size >= self._sizes.most_record_bytes:
                 raise InvalidUsageError(
-                    "a record does not end",
+                    "a record has no end",
                     file=self.name,
                     offset=self._at,
-                    hint="a record has at most 256 MiB; is the format the right one?",
+                    hint="a record has at most 256 MiB; check the format",
                 )
             size *= 2
 
@@ -271,9 +271,9 @@ class TextSource(Source):
         size, checksum = self._head
         if size and self._checksum(size) != checksum:
             raise InvalidUsageError(
-                "the file begins otherwise than when it was read",
+                "the beginning of the file has changed since it was read",
                 file=self.name,
-                hint="give what replaced it another name, or read it under another --writer",
+                hint="rename the new file, or read it under another --writer",
             )
 
     def _checksum(self, size: int) -> int:
@@ -329,11 +329,11 @@ class TableFile(Source):
                     yield Rows(rows, rows.nbytes, {self._key: at})
         if at < self._read:
             raise InvalidUsageError(
-                "the file has fewer rows than were read of it",
+                "the file has fewer rows than were already read",
                 file=self.name,
                 read=self._read,
                 rows=at,
-                hint="give what replaced it another name, or read it under another --writer",
+                hint="rename the new file, or read it under another --writer",
             )
         self.done = True
 
@@ -367,7 +367,7 @@ class TableFile(Source):
             reason = error.strerror or "it is damaged"
             raise InvalidUsageError("the file cannot be read", file=self.name, reason=reason) from None
         except pa.ArrowInvalid:
-            raise InvalidUsageError("the file is not of this kind, or damaged", file=self.name) from None
+            raise InvalidUsageError("the file has another format or is damaged", file=self.name) from None
 
     @abstractmethod
     def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:

@@ -47,7 +47,7 @@ def committed_in(checkpoint: str, operators: Sequence[Operator]) -> tuple[list[O
         chosen = [operator for operator in operators if operator.query == query]
         if not chosen:
             raise InvalidUsageError(
-                "the checkpoint is of another query",
+                "the checkpoint belongs to another query",
                 checkpoint_of=query,
                 found=", ".join(sorted({operator.query_label for operator in operators})),
             )
@@ -55,7 +55,7 @@ def committed_in(checkpoint: str, operators: Sequence[Operator]) -> tuple[list[O
         for operator in chosen:
             if operator.files is None:
                 raise InvalidUsageError(
-                    "the path is that of one bucket",
+                    "the path is the directory of one bucket",
                     path=operator.buckets[0].location,
                     hint="give the operator's directory",
                 )

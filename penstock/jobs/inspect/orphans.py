@@ -135,10 +135,10 @@ def delete_orphans(report: Report) -> Iterator[FileFacts]:
 def _refuse(gone: Collection[str], there: Collection[str], running: Collection[str] = ()) -> None:
     for query in gone:
         if query in running:
-            raise InvalidUsageError("the query has a checkpoint, so it is not gone", query=query)
+            raise InvalidUsageError("the query still has a checkpoint", query=query)
         if query not in there:
             raise InvalidUsageError(
-                "no state of such a query is there", query=query, found=", ".join(sorted(there)) or "none"
+                "there is no state of this query", query=query, found=", ".join(sorted(there)) or "none"
             )
 
 

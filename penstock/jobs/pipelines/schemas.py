@@ -94,7 +94,7 @@ def read_sample(path: Path) -> pa.Table:
     }
     reader = readers.get(path.suffix)
     if reader is None:
-        raise InvalidUsageError("a sample of an unknown format", file=path, known=", ".join(readers))
+        raise InvalidUsageError("the sample has an unknown format", file=path, known=", ".join(readers))
     try:
         return reader(path)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:

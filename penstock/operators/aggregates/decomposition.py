@@ -111,18 +111,21 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
         calls = aggregates_of(whole.tree)
         if not calls:
             raise InvalidUsageError(
-                "no aggregate", hint="such as sum(x), avg(x) or count(*)", name=name, expression=text
+                "the expression has no aggregate",
+                hint="write an aggregate such as sum(x), avg(x) or count(*)",
+                name=name,
+                expression=text,
             )
         edits: list[tuple[Tree, str]] = []
         for call in calls:
             if any(is_aggregate(node) for part in call.children for node in part.walk()):
-                raise InvalidUsageError("an aggregate of an aggregate", name=name, expression=text)
+                raise InvalidUsageError("an aggregate contains another aggregate", name=name, expression=text)
             made = found.split(whole, call)
             if made is None:
                 raise InvalidUsageError(
-                    "an aggregate cannot be made of panes",
-                    hint="count, count(DISTINCT x), approx_count_distinct(x), sum, avg, min, max, first, "
-                    "last and stddev can, and what is computed from them",
+                    "windows do not support this aggregate",
+                    hint="use count, count(DISTINCT x), approx_count_distinct(x), sum, avg, min, max, first, "
+                    "last, stddev, and expressions of these",
                     name=name,
                     expression=text,
                 )
@@ -131,8 +134,8 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
         outside = sorted(set(rest.columns) - found.names - set(group))
         if outside:
             raise InvalidUsageError(
-                "a column outside of aggregates",
-                hint="put it into group_by",
+                "a column is neither grouped nor aggregated",
+                hint="add it to group_by, or use it in an aggregate",
                 column=outside[0],
                 name=name,
                 expression=text,
@@ -228,7 +231,7 @@ class _Partials:
         """Return the expression of a sketch's distinct-count estimate."""
         value, *accuracy = texts
         if accuracy and call.parts[1].kind != "number":
-            raise InvalidUsageError("a relative standard deviation is a number", expression=accuracy[0])
+            raise InvalidUsageError("the relative standard deviation is not a number", expression=accuracy[0])
         deviation = float(accuracy[0].rstrip("dDfF")) if accuracy else _DEVIATION
         there = f"NOT ({value}) IS NULL" + ("" if condition is None else f" AND ({condition})")
         text = f"CASE WHEN {there} THEN XXHASH64({value}) END"

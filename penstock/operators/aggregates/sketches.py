@@ -49,14 +49,14 @@ def log2_size_of(deviation: float) -> int:
         If it is not between 0 and 1, or so small that no sketch is large enough.
     """
     if not 0 < deviation < 1:
-        raise InvalidUsageError("a relative standard deviation is between 0 and 1", deviation=deviation)
+        raise InvalidUsageError("the relative standard deviation is not between 0 and 1", deviation=deviation)
     found = max(math.ceil(math.log2(deviation**-2 + 2)), _MIN_LOG2_SIZE)
     if found > _MAX_LOG2_SIZE:
         raise InvalidUsageError(
             "the relative standard deviation is too small for a sketch",
             deviation=deviation,
             least=f"{(2**_MAX_LOG2_SIZE - 2) ** -0.5:.2g}",
-            hint="count(DISTINCT x) is exact",
+            hint="use a larger one, or count(DISTINCT x), which is exact",
         )
     return found
 

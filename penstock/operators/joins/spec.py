@@ -55,7 +55,7 @@ class JoinedStream:
         left, right = self.left, self.right
         if left.key != right.key or left.time != right.time:
             raise InvalidUsageError(
-                "the sides of a join have other keys or times",
+                "the sides of a join have different keys or times",
                 left=f"({', '.join(left.key)}) by {left.time}",
                 right=f"({', '.join(right.key)}) by {right.time}",
                 hint="give them the same names with select",
@@ -64,7 +64,7 @@ class JoinedStream:
             types = [side.schema.field(name).type for side in (left, right)]
             if types[0] != types[1]:
                 raise InvalidUsageError(
-                    "a column has other types on the sides of a join",
+                    "a column has different types on the sides of a join",
                     column=name, left=types[0], right=types[1], hint="cast one of them",
                 )  # fmt: skip
         shared = {*left.key, left.time}
@@ -73,9 +73,9 @@ class JoinedStream:
         twice = [one.name for one in more if one.name.lower() in here]
         if twice:
             raise InvalidUsageError(
-                "both sides of a join have a column of this name",
+                "both sides of a join have a column with this name",
                 columns=", ".join(twice),
-                hint="rename or drop it on one side; only key and time are there once",
+                hint="rename or drop it on one side; only the key and the time may be on both",
             )
         for name in ("within", "delay"):
             if not 0 <= getattr(self, name) < 1 << 63:
@@ -94,8 +94,8 @@ class JoinedStream:
             raise InvalidUsageError(
                 "the condition of a join cannot be evaluated outside of Spark",
                 expression=condition.text,
-                hint="compute what it needs as columns before the join; it knows comparison, logic, "
-                "arithmetic, CASE, LIKE, IN, BETWEEN and casts that cannot fail",
+                hint="use comparisons, logic, arithmetic, CASE, LIKE, IN, BETWEEN and casts that cannot "
+                "fail. Compute anything else as a column before the join",
             )
         if kind != pa.bool_():
             raise InvalidUsageError("a join's condition is not boolean", expression=condition.text, type=kind)

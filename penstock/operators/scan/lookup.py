@@ -47,7 +47,7 @@ class Lookup:
         self.on, self.group_by = tuple(on), tuple(group_by)
         self._fields = [table.schema.field(name) for name in self.on]
         if unknown := [one.name for one in self._fields if not can_be_looked_up(one.type)]:
-            raise InvalidUsageError("columns cannot be looked up", columns=", ".join(unknown))
+            raise InvalidUsageError("columns of this type cannot be looked up", columns=", ".join(unknown))
         self._codec = KeyCodec(self._fields)
         self.table = table.combine_chunks()
         (whole,) = self.table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
@@ -57,7 +57,7 @@ class Lookup:
         self._index.find_or_add(self._keys(known))
         if len(self._index) < known.num_rows:
             raise InvalidUsageError(
-                "a table has several rows of one key",
+                "a lookup table has several rows for one key",
                 rows=known.num_rows,
                 different=len(self._index),
                 columns=", ".join(self.on),
@@ -109,7 +109,7 @@ class Lookup:
         for column, field in zip(columns, self._fields, strict=True):
             if column.type != field.type:
                 raise InvalidUsageError(
-                    "a column is looked up in one of another type",
+                    "a column and the table's column that it is looked up in have different types",
                     column=field.name,
                     type=str(column.type),
                     wanted=str(field.type),

@@ -101,15 +101,15 @@ class KeyWeights:
                 values = pa.array(list(weights), kind)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise InvalidUsageError(
-                "a value in the weights cannot be one of the key", column=name, type=kind
+                "a key of the weights does not fit the key column", column=name, type=kind
             ) from error
         if values.null_count:
-            raise InvalidUsageError("a value in the weights is null", column=name)
+            raise InvalidUsageError("a key of the weights is null", column=name)
         self._codec = stream.codec
         self._index = KeyIndex()
         self._index.find_or_add(self._codec.encode([values]))
         if len(self._index) != len(weights):
-            raise InvalidUsageError("a value in the weights comes twice", column=name, type=kind)
+            raise InvalidUsageError("two keys of the weights are equal", column=name, type=kind)
         # Index -1 finds the last entry: the share of keys without a weight.
         self._shares = shares_of(np.array([*weights.values(), 1.0], np.float64))
 

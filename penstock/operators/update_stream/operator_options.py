@@ -118,14 +118,16 @@ class StateOptions:
 
     def __post_init__(self) -> None:
         if self.nulls not in _NULLS:
-            raise InvalidUsageError("there is no such option", option="nulls", got=self.nulls, known=_NULLS)
+            raise InvalidUsageError(
+                "an option has an unknown value", option="nulls", got=self.nulls, known=_NULLS
+            )
         if self.buckets is not None and not _is_positive(self.buckets):
             raise InvalidUsageError(
-                "the number of buckets is no positive integer", buckets=repr(self.buckets)
+                "the number of buckets is not a positive integer", buckets=repr(self.buckets)
             )
         if not _is_positive(self.retain_versions):
             raise InvalidUsageError(
-                "the number of retained versions is no positive integer",
+                "the number of retained versions is not a positive integer",
                 retain_versions=repr(self.retain_versions),
             )
 
@@ -168,11 +170,11 @@ class QueueOptions(StateOptions):
         weight_of(self.weight)
         if self.combine not in _COMBINE:
             raise InvalidUsageError(
-                "there is no such option", option="combine", got=self.combine, known=list(_COMBINE)
+                "an option has an unknown value", option="combine", got=self.combine, known=list(_COMBINE)
             )
         if self.combine is True and self.semantics != Semantics.UPDATE:
             raise InvalidUsageError(
-                "combine conflates tuples that the queue must see", semantics=str(self.semantics)
+                "combine=True drops tuples that these semantics need", semantics=str(self.semantics)
             )
 
     @property
@@ -239,9 +241,9 @@ class WindowOptions(StateOptions):
         for option in ("budget", "policy", "cost", "weight"):
             if getattr(self, option) is not None and not self.by_key:
                 raise InvalidUsageError(
-                    "windows in append mode are all emitted at once",
+                    "windows in append mode do not take this option",
                     option=option,
-                    hint="mode='lazy' or mode='eager' serves key by key",
+                    hint="use mode='lazy' or mode='eager', which serve key by key",
                 )
         budget_of(self.budget, timed=True)
         cost_of(self.cost)

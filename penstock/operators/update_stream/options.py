@@ -77,7 +77,7 @@ def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
     if isinstance(budget, int):
         if budget <= 0:
             raise InvalidUsageError(
-                "the budget is not positive", budget=budget, hint="None serves all that waits"
+                "the budget is not positive", budget=budget, hint="pass None to serve all waiting rows"
             )
         return Budget(rows=budget)
     duration_us = _positive("budget", budget)
@@ -202,7 +202,7 @@ def one_of(option: str, got: str, kind: type[E]) -> E:
         return kind(got)
     except ValueError:
         raise InvalidUsageError(
-            "there is no such option", option=option, got=got, known=[str(one) for one in kind]
+            "an option has an unknown value", option=option, got=got, known=[str(one) for one in kind]
         ) from None
 
 
@@ -225,9 +225,11 @@ def milliseconds(option: str, given: str | timedelta, *, least: int = 1) -> int:
     """
     us = parse_duration_us(given)
     if us <= 0 < least:
-        raise InvalidUsageError("not longer than nothing", option=option, got=str(given))
+        raise InvalidUsageError("a duration is not positive", option=option, got=str(given))
     if us % 1000 or us < 1000 * least:
-        raise InvalidUsageError("not a whole number of milliseconds", option=option, got=str(given))
+        raise InvalidUsageError(
+            "a duration is not a whole number of milliseconds", option=option, got=str(given)
+        )
     return us // 1000
 
 

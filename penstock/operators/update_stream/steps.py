@@ -42,22 +42,25 @@ def steps_of(option: str, duration: str | timedelta, kind: pa.DataType, unit: st
         known = kind.unit if pa.types.is_timestamp(kind) else None
         if known is None and not pa.types.is_integer(kind):
             raise InvalidUsageError(
-                "the time of a join is a timestamp, a date or an integer",
+                "the time column of a join has an unsupported type",
                 type=kind,
                 hint="cast it first",
             )
         if known is not None and unit not in (None, known):
-            raise InvalidUsageError("the time has another unit", unit=unit, type=kind)
+            raise InvalidUsageError("the unit differs from that of the time column", unit=unit, type=kind)
         step = known or unit
         if step not in _STEPS_A_SECOND:
             raise InvalidUsageError(
-                "the unit of a time of integers is not known",
+                "an integer time column has an unknown unit",
                 unit=repr(step),
                 hint="pass unit='s', 'ms', 'us' or 'ns'",
             )
         number, rest = divmod(microseconds * _STEPS_A_SECOND[step], 1_000_000)
     if rest:
         raise InvalidUsageError(
-            "a duration is no whole number of the time's steps", option=option, got=str(duration), step=step
+            "a duration is not a multiple of the time column's unit",
+            option=option,
+            got=str(duration),
+            step=step,
         )
     return number

@@ -70,7 +70,7 @@ class UpdateStream:
         reserved = [name for name in names if name.startswith(RESERVED_PREFIX) and name != self.source]
         if reserved:
             raise InvalidUsageError(
-                "column names with a reserved prefix", columns=reserved, prefix=RESERVED_PREFIX
+                "column names begin with a reserved prefix", columns=reserved, prefix=RESERVED_PREFIX
             )
         if not self.key:
             raise InvalidUsageError("the update key has no column", hint="pass key='column'")
@@ -93,7 +93,7 @@ class UpdateStream:
         _check_time(self.schema.field(self.time))
         if self.arrival and not pa.types.is_timestamp(self.schema.field(self.arrival).type):
             raise InvalidUsageError(
-                "the arrival column is no timestamp",
+                "the arrival column is not a timestamp",
                 column=self.arrival,
                 type=self.schema.field(self.arrival).type,
             )

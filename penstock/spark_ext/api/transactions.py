@@ -97,7 +97,7 @@ def transactions(
             hint="use @database.procedure or database.workflow(...)",
         )
     if order not in _ORDERS:
-        raise InvalidUsageError("there is no such option", option="order", got=order, known=_ORDERS)
+        raise InvalidUsageError("an option has an unknown value", option="order", got=order, known=_ORDERS)
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     given = arrow_schema(df.schema, large=large)
     program = procedure.program(_plain_types(given))
@@ -158,9 +158,11 @@ def _check_columns(df: DataFrame, keep: tuple[str, ...], time: str | None, resul
     names = [*_OURS[:2], *keep, *results]
     if twice := sorted({one for one in names if names.count(one) > 1}):
         raise InvalidUsageError(
-            "two columns of the result have one name", columns=twice, hint="rename those of keep= or returns="
+            "two columns of the result have the same name",
+            columns=twice,
+            hint="rename those of keep= or returns=",
         )
     if time is not None:
         kind = df.schema[time].dataType.simpleString()
         if kind not in ("timestamp", "timestamp_ntz", "date", "bigint", "int", "smallint", "tinyint"):
-            raise InvalidUsageError("a column of this type is no time", column=time, type=kind)
+            raise InvalidUsageError("a column of this type cannot be the time", column=time, type=kind)

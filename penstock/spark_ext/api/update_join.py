@@ -169,7 +169,7 @@ def _check_alike(joined: JoinedStream, left: DataFrame, right: DataFrame) -> Non
     ansi = left.sparkSession.conf.get("spark.sql.ansi.enabled") == "true"
     if not ansi and needs_ansi(joined.condition, joined.schema):
         raise InvalidUsageError(
-            "the condition of a join is evaluated as Spark does in ANSI mode",
+            "the condition of a join needs ANSI mode",
             hint="set spark.sql.ansi.enabled to true",
             expression=joined.condition.text,
         )

@@ -192,7 +192,7 @@ def _output_schema(schema: StructType, options: QueueOptions) -> StructType:
         return StructType([*schema.fields, *added])
     parsed = DataType.fromDDL(given) if isinstance(given, str) else given
     if not isinstance(parsed, StructType):
-        raise InvalidUsageError("output_schema is no list of columns", output_schema=given)
+        raise InvalidUsageError("output_schema is not a list of columns", output_schema=given)
     repeated = sorted({name for name in parsed.names if parsed.names.count(name) > 1})
     if repeated:
         raise InvalidUsageError("column names of output_schema repeat", columns=repeated)

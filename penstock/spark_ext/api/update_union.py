@@ -112,12 +112,12 @@ def _inputs(dfs: Sequence[DataFrame | Mapping[str, DataFrame]]) -> dict[str, Dat
     wrong = [name for name, df in inputs.items() if not isinstance(df, DataFrame)]
     if wrong:
         raise InvalidUsageError(
-            "an input is no DataFrame",
+            "an input is not a DataFrame",
             input=wrong[0],
             hint="pass DataFrames, or one mapping of names to them",
         )
     if len(inputs) < 2:
-        raise InvalidUsageError("a union has two or more inputs", inputs=len(inputs))
+        raise InvalidUsageError("a union needs at least two inputs", inputs=len(inputs))
     return inputs
 
 

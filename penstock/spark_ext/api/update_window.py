@@ -191,7 +191,9 @@ def plan_windows(
         If an argument is wrong.
     """
     if not aggs:
-        raise InvalidUsageError("nothing is aggregated", hint="such as aggs={'load': 'avg(value)'}")
+        raise InvalidUsageError(
+            "no aggregate is given", hint="pass an aggregate, such as aggs={'load': 'avg(value)'}"
+        )
     keys = key_columns(key)
     at, unit = _time(df, time, unit)
     split = decompose(aggs, time, keys).counted(keys)
@@ -237,7 +239,7 @@ def _text_of(df: DataFrame, name: str, given: str | Column) -> str:
             if asked.sameSemantics(df.groupBy().agg(sf.expr(text).alias("a"))):
                 return text
     raise InvalidUsageError(
-        "an aggregate is neither Spark SQL nor a column that has the same as text",
+        "an aggregate is neither SQL text nor a Spark column that can be written as SQL text",
         hint="write Spark SQL, such as 'avg(price)'",
         name=name,
         got=type(given).__name__,

@@ -31,8 +31,8 @@ def refuse_collations(schema: StructType, names: Iterable[str]) -> None:
     for name in names:
         if name in schema.names and _has_collation(schema[name].dataType):
             raise InvalidUsageError(
-                "a column is compared that has a collation",
-                hint=f"compare bytes, as of lower({name}) COLLATE {_BINARY}",
+                "a column with a collation is compared",
+                hint=f"compare its bytes, such as those of lower({name}) COLLATE {_BINARY}",
                 column=name,
                 type=schema[name].dataType.simpleString(),
             )

@@ -174,7 +174,7 @@ def check_same(given: StructType, known: StructType, location: str) -> None:
     names = given.names
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise InvalidUsageError("two columns have one name", columns=", ".join(twice))
+        raise InvalidUsageError("two columns have the same name", columns=", ".join(twice))
     missing = [name for name in known.names if name not in names]
     unknown = [name for name in names if name not in known.names]
     others = [
@@ -184,11 +184,11 @@ def check_same(given: StructType, known: StructType, location: str) -> None:
     ]
     if missing or unknown or others:
         raise InvalidUsageError(
-            "the columns are not those of the p-stream",
+            "the columns differ from those of the p-stream",
             location=location,
             missing=", ".join(missing) or "none",
             unknown=", ".join(unknown) or "none",
-            types="; ".join(others) or "as they should",
+            types="; ".join(others) or "same",
         )
 
 
@@ -247,7 +247,7 @@ def _array(array: pa.Array, field: pa.Field) -> pa.Array:
                 hint="leave the column out, or write it as another type",
             ) from None
     if _has_wrong_null(array, field):
-        raise InvalidUsageError("a column has nulls where there may be none", column=field.name)
+        raise InvalidUsageError("a column that is not nullable has nulls", column=field.name)
     return array
 
 

@@ -68,14 +68,14 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
     alone = _alone(node)
     if alone is not None and _times_made(node, nodes) > 1:
         raise InvalidUsageError(
-            f"{alone} of its own",
+            f"{alone} has several readers, and would run once for each",
             hint=f"persist its output: persist={{{node.name!r}: 'always'}}",
             node=node.name,
         )
     if isinstance(node, Join) and not node.key:
         raise InvalidUsageError(
-            "join: only update streams can be joined in a graph that runs",
-            hint="say what its streams are with source(key=..., time=...) or update_queue",
+            "a running graph can join only update streams",
+            hint="declare the inputs with source(key=..., time=...) or update_queue",
             node=node.name,
         )
     if isinstance(node, Aggregate) and not isinstance(node.inputs[0], Window):
@@ -100,14 +100,13 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
 
 
 def _alone(node: Node) -> str | None:
-    """Return the problem that several readers of an operator would cause; None if none."""
+    """Describe an operator that may have only one reader; None for others."""
     if isinstance(node, UpdateQueue | UpdateUnion):
-        return f"an {node.label} has several readers, each of which would have one"
+        return f"an {node.label}"
     if isinstance(node, Join):
-        return "a join has several readers, each of which would have one"
+        return "a join"
     if isinstance(node, Aggregate | Assemble) and window_by_key(node) is not None:
-        served = "an aggregate over windows that are served by key"
-        return f"{served} has several readers, each of which would have one"
+        return "an aggregate over windows that are served by key"
     return None
 
 
@@ -125,7 +124,7 @@ def _refuse_stateful(node: Aggregate) -> None:
         at = at.inputs[0]
     if not isinstance(at, Aggregate | Assemble | WindowJoin):
         raise InvalidUsageError(
-            "windows are aggregated where they are made, with no queue, union or p-stream between",
+            "windows cannot be aggregated behind a queue, a union or a p-stream",
             node=node.name,
             after=at.name,
         )
@@ -137,9 +136,9 @@ def _refuse_two_states(end: Node) -> None:
     if len(found) > 1:
         below, above = found[0], found[1]
         raise InvalidUsageError(
-            "one query of Spark has room for one window, update queue, union or join of update streams",
-            hint=f"persist the output of the first: persist={{{above.name!r}: 'always'}}; or say that a "
-            "source is an update stream with source(key=..., time=...), if it needs no queue",
+            "a Spark query can hold only one window, update queue, union or join of update streams",
+            hint=f"persist the output of the first: persist={{{above.name!r}: 'always'}}. If a source "
+            "needs no queue, declare it an update stream instead, with source(key=..., time=...)",
             first=above.name,
             second=below.name,
         )

@@ -268,8 +268,8 @@ class Frames:
     def _source(self, node: Source) -> DataFrame:
         if node.name not in self._sources:
             raise InvalidUsageError(
-                "a source is not given",
-                hint=f"such as sources={{{node.name!r}: spark.readStream...}}",
+                "a source is missing",
+                hint=f"pass sources={{{node.name!r}: spark.readStream...}}",
                 source=node.name,
             )
         return check_frame(self._sources[node.name], spark_schema(node.columns), node.name, streaming=True)
@@ -284,7 +284,7 @@ class Frames:
         """Return the table of a look-up."""
         if node.table not in self._tables:
             raise InvalidUsageError(
-                "a table is not given", hint=f"such as tables={{{node.table!r}: df}}", table=node.table
+                "a table is missing", hint=f"pass tables={{{node.table!r}: df}}", table=node.table
             )
         return check_frame(self._tables[node.table], spark_schema(node.columns), node.table, streaming=False)
 
@@ -371,7 +371,7 @@ class Frames:
         other = None if self._ansi else next(needing_ansi(node), None)
         if other is not None and (node.scan.fragments or node.scan.latest_by):
             raise InvalidUsageError(
-                "readers calculate as Spark does in ANSI mode",
+                "this expression needs ANSI mode",
                 hint="set spark.sql.ansi.enabled to true",
                 expression=other.text,
                 node=node.name,
@@ -411,8 +411,8 @@ class Frames:
         places = self._streams if isinstance(base, Materialize) else self._paths
         if base.name not in places:
             raise InvalidUsageError(
-                "where a p-stream is is not given",
-                hint=f"such as sources={{{base.name!r}: PATH}}",
+                "the location of a p-stream is missing",
+                hint=f"pass sources={{{base.name!r}: PATH}}",
                 source=base.name,
             )
         location = places[base.name]

@@ -23,14 +23,16 @@ def check_frame(df: DataFrame, wanted: StructType, name: str, *, streaming: bool
     """
     if df.isStreaming != streaming:
         raise InvalidUsageError(
-            "a source is a streaming DataFrame, and a table is not", name=name, is_streaming=df.isStreaming
+            "a source must be a streaming DataFrame, and a table a static one",
+            name=name,
+            is_streaming=df.isStreaming,
         )
     there = df.select(*(quote(one) for one in wanted.names if one in df.columns))
     try:
         check_same(there.schema, wanted, name)
     except InvalidUsageError as error:
         raise InvalidUsageError(
-            "a DataFrame has not the columns that the graph says",
+            "a DataFrame does not have the columns that the graph declares",
             name=name,
             missing=error.context["missing"],
             types=error.context["types"],
@@ -45,8 +47,8 @@ def check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
     table = table.where(" AND ".join(f"{name} IS NOT NULL" for name in keys))
     if table.groupBy(*keys).count().where("count > 1").limit(1).count():
         raise InvalidUsageError(
-            "a table has several rows for one update, which would be several of the same key and time",
-            hint="look up by columns that are unique in it, or aggregate it first",
+            "a lookup table has several rows for one update",
+            hint="look up by columns that are unique in the table, or aggregate it first",
             table=node.table,
             columns=", ".join(node.on),
         )

@@ -163,7 +163,7 @@ class GraphRecovery:
                     continue
                 if row < stream.start:
                     raise CorruptDataError(
-                        "rows of a p-stream are released that the checkpoint needs",
+                        "the checkpoint needs rows that the p-stream has released",
                         hint="the checkpoint may be an old copy; start with a new one",
                         file=stream.files.location,
                         query=query.name,

@@ -121,7 +121,7 @@ def start(
         _check_same_graph(plan, old, directory)
     elif any(facts.name in ("metadata", "offsets") for facts in directory.files.list()):
         raise InvalidUsageError(
-            "the checkpoint is of a single query, not of a graph",
+            "the checkpoint belongs to a single query, not to a graph",
             hint="start with a new checkpoint",
             checkpoint=directory.location,
         )
@@ -266,9 +266,9 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
     pairs = zip_longest(old["shape"], new, fillvalue="nothing")
     was, now = next((one, other) for one, other in pairs if one != other)
     raise InvalidUsageError(
-        "the checkpoint is of another graph, or of the same one planned otherwise",
-        hint="start with the graph, the statistics and the persist that it was started with, or with a new "
-        "checkpoint; only what has no state behind the last p-stream, and the sink, may change",
+        "the checkpoint belongs to another graph, or to another plan of this graph",
+        hint="pass the graph, the statistics and the persist that it was first started with, or a new "
+        "checkpoint. Only the sink, and operators without state behind the last p-stream, may change",
         checkpoint=directory.location,
         was=was,
         now=now,
@@ -280,8 +280,8 @@ def _check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: 
     for one in chain.from_iterable(readings.values()):
         if one.location not in writers and one.reader in PStream(one.location).log.readers:
             raise InvalidUsageError(
-                "a reader of the graph's name is subscribed to the p-stream already",
-                hint="give the graph another name; if no checkpoint of that reader is left, "
+                "another reader with the graph's name is already subscribed to the p-stream",
+                hint="give the graph another name. If that reader is gone for good, run "
                 f"penstock gc {one.location} --drop-reader {one.reader}",
                 p_stream=one.location,
                 reader=one.reader,

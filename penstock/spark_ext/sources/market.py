@@ -221,7 +221,7 @@ class _MarketReader(DataSourceReader):
     def __init__(self, options: _Options) -> None:
         if options.rows is None:
             raise InvalidUsageError(
-                "a batch read of the market needs an end", hint="set the option rows", field="rows"
+                "a batch read of the market source needs an end", hint="set the option rows", field="rows"
             )
         self._options = options
         self._rows = options.rows
@@ -242,7 +242,7 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     def __init__(self, options: _Options) -> None:
         if not options.real_time and options.rows is None and options.max_rows is None:
             raise InvalidUsageError(
-                "without real time a micro-batch of the market has no end",
+                "a micro-batch of the market source has no end without realTime",
                 hint="set rows or maxRowsPerTrigger",
                 field="realTime",
             )
@@ -293,8 +293,8 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
                 self._target = self._rows_until_now(start["startTime"])
             else:
                 raise InvalidUsageError(
-                    "the market has no rows yet that AvailableNow could read",
-                    hint="set rows, the number to end at",
+                    "the market source has no rows yet for AvailableNow to read",
+                    hint="set the option rows, the number of rows to end at",
                     field="rows",
                 )
         return self._target
@@ -319,8 +319,8 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             end = row + limit.max_rows if end is None else min(end, row + limit.max_rows)
         if end is None:
             raise InvalidUsageError(
-                "the market has no end that this trigger could read to",
-                hint="set rows, the number to end at",
+                "the market source has no end for AvailableNow to read to",
+                hint="set the option rows, the number of rows to end at",
                 field="rows",
             )
         return self._offset(start["startTime"], max(row, end))

@@ -27,7 +27,7 @@ def _known_options(options: Mapping[str, str], names: tuple[str, ...]) -> dict[s
     unknown = sorted(given.keys() - {name.lower() for name in names} - _OF_SPARK)
     if unknown:
         raise InvalidUsageError(
-            "the data source pstream has no such options here",
+            "the data source pstream does not have these options",
             options=", ".join(unknown),
             hint=f"the options are {', '.join(names)}",
         )
@@ -60,7 +60,7 @@ def _count(given: Mapping[str, str], name: str, *, least: int = 1) -> int | None
         value = least - 1
     if value < least:
         raise InvalidUsageError(
-            "an option is no whole number, or too small", option=name, got=text, least=least
+            "an option is not a whole number, or is too small", option=name, got=text, least=least
         )
     return value
 
@@ -89,7 +89,7 @@ def _columns(text: str | None) -> tuple[str, ...] | None:
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InvalidUsageError("the option columns is no JSON list of names", got=text)
+        raise InvalidUsageError("the option columns is not a JSON list of names", got=text)
     return tuple(names)
 
 
@@ -177,9 +177,9 @@ def _start(text: str) -> str | int | datetime:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidUsageError(
-            "no such start",
+            "the start is not valid",
             start=text,
-            hint="earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z",
+            hint="use earliest, latest, an offset, or a time such as 2026-01-31T12:00:00Z",
         ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 

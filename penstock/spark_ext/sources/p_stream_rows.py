@@ -53,7 +53,7 @@ def open_stream(options: WriteOptions, schema: StructType, *, overwrite: bool = 
     """
     if overwrite:
         raise InvalidUsageError(
-            "a p-stream is only appended to", hint="use the mode append, and no output mode complete"
+            "a p-stream accepts only appends", hint="use mode('append') or outputMode('append')"
         )
     stored = stored_schema(schema)
     try:

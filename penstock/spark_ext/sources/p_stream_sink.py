@@ -81,7 +81,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
         if options.batch is not None:
-            raise InvalidUsageError("a stream's batches have their own numbers", option="batch")
+            raise InvalidUsageError("the option batch is only for batch writes", option="batch")
         self._options = options
         self._rows: SegmentRows | None = None
         if options.descriptors:
@@ -121,7 +121,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         known = known or stream.log.begin(writer, query)
         if known.session != query:
             raise InvalidUsageError(
-                "another query wrote under this name, so that its batches' numbers are taken",
+                "another query has written under this writer's name",
                 writer=writer,
                 was=known.session,
                 now=query,

@@ -238,7 +238,7 @@ class _Reader(DataSourceReader):
     def __init__(self, plan: _Plan) -> None:
         for name in ("reader", "max_rows", "max_bytes"):
             if getattr(plan.options, name) is not None:
-                raise InvalidUsageError("an option is for streams only", option=name.replace("_", ""))
+                raise InvalidUsageError("an option is only for streams", option=name.replace("_", ""))
         self._plan = plan
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -281,7 +281,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         stream = self._plan.stream
         if offset.get("identity") != stream.identity:
             raise InvalidUsageError(
-                "the checkpoint is of another p-stream than the one that is at this path now",
+                "the checkpoint belongs to another p-stream than the one now at this path",
                 location=stream.files.location,
                 was=offset.get("identity"),
                 now=stream.identity,

@@ -72,8 +72,8 @@ def _files(spark: SparkSession, source: Source) -> DataFrame:
     path = options.pop("path", None)
     if not path:
         raise InvalidUsageError(
-            "where the files are is not given",
-            hint=f"options={{'path': ...}}, or sources={{{source.name!r}: PATH}}",
+            "the path of the files is missing",
+            hint=f"pass options={{'path': ...}}, or sources={{{source.name!r}: PATH}}",
             source=source.name,
         )
     reader = spark.readStream.schema(spark_schema(source.columns)).options(**options)
@@ -187,7 +187,7 @@ def _open(file: str, columns: pa.Schema) -> ParquetFile:
     missing = [name for name in columns.names if name not in plain.schema_arrow.names]
     if missing:
         raise InvalidUsageError(
-            "a Parquet file has not the columns that the source has",
+            "a Parquet file lacks columns of the source",
             file=file,
             missing=", ".join(missing),
             known=", ".join(plain.schema_arrow.names),

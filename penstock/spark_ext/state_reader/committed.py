@@ -43,11 +43,11 @@ def specification_of(files: Files) -> Mapping[str, Any]:
         content = files.read(SPECIFICATION_FILE)
     except FileNotFoundError:
         raise CorruptDataError(
-            "what describes the operator is missing", file=path, hint="restore the file"
+            "the description of the operator is missing", file=path, hint="restore the file"
         ) from None
     meta = decode(content, path).meta
     if "buckets" not in meta:
-        raise InvalidUsageError("the state is not that of an operator with buckets", file=path)
+        raise InvalidUsageError("this is not the state of an operator", file=path)
     Fields(meta, path).number("buckets", least=1)
     return meta
 
@@ -65,9 +65,9 @@ def query_of(spark: SparkSession, checkpoint: str) -> str:
         return str(json.loads(lines[0][0])["id"])
     except (PySparkException, ValueError, LookupError) as error:
         raise InvalidUsageError(
-            "this is no checkpoint of a streaming query",
+            "this is not the checkpoint of a streaming query",
             checkpoint=checkpoint,
-            hint="give the directory that the query has as its checkpointLocation",
+            hint="pass the query's checkpointLocation",
         ) from error
 
 

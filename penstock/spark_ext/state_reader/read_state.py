@@ -118,13 +118,15 @@ def read_state(
         committed = query_of(spark, os.fspath(checkpoint))
         if query not in {None, committed}:
             raise InvalidUsageError(
-                "the checkpoint is of another query", query=query, checkpoint_of=committed
+                "the checkpoint belongs to another query", query=query, checkpoint_of=committed
             )
         query = committed
     place = _choose_operator(find_operators(open_files(path)), query, operator)
     if place.files is None:
         raise InvalidUsageError(
-            "the path is that of one bucket", path=place.location, hint="give the operator's directory"
+            "the path is the directory of one bucket",
+            path=place.location,
+            hint="give the operator's directory",
         )
     specification = specification_of(place.files)
     if checkpoint is None:
@@ -215,7 +217,7 @@ def _view(stored: Stored, table: str | None, location: str) -> StateView:
     for known, view in _VIEWS:
         if known <= stored.specification.keys():
             return view(stored, table)
-    raise InvalidUsageError("the state is of no known kind of operator", location=location)
+    raise InvalidUsageError("the state belongs to an unknown kind of operator", location=location)
 
 
 def _newest_unit(buckets: list[tuple[Files, Pointer | None]]) -> PUnit | None:
@@ -232,7 +234,7 @@ def _choose_operator(found: list[Operator], query: str | None, name: str | None)
     if len(fitting) == 1:
         return fitting[0]
     raise InvalidUsageError(
-        "more than one operator fits" if fitting else "no operator fits",
+        "more than one operator matches" if fitting else "no operator matches",
         query=query,
         operator=name,
         found=[f"{one.query}/{one.name}" for one in (fitting or found)],

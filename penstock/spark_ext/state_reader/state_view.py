@@ -119,7 +119,7 @@ class Stored:
         """
         unit = self.look()
         if unit is None:
-            raise InvalidUsageError("nothing is stored yet that tells the types of the columns")
+            raise InvalidUsageError("the types of the columns are unknown until something is stored")
         return unit
 
     def columns(self, texts: Sequence[str], *blocks: str) -> StructType:

@@ -79,7 +79,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
             if getattr(writer, _OUTPUT_MODE, _APPEND).lower() == _APPEND or not _tasks_in(plan):
                 raise
             raise InvalidUsageError(
-                "results of Penstock's operators are only appended",
+                "Penstock's operators support only the output mode append",
                 hint="leave outputMode out, or set it to 'append'",
             ) from None
         try:
@@ -105,10 +105,10 @@ def _restart_notes(query: StreamingQuery) -> Iterator[str]:
             yield from _notes_of(task, own)
         except UnavailableError as error:
             raise UnavailableError(
-                "cannot look at the state",
+                "cannot read the state",
                 state_location=task.state_location,
                 reason=error.context.get("reason", error),
-                hint="choose a state_location that this user may write, and see that its service answers",
+                hint="choose a state_location that this user may write, and check that its service answers",
             ) from None
 
 

@@ -106,7 +106,7 @@ class Stateful:
         prepare_workers(spark)
         if not _is_name(name):
             raise InvalidUsageError(
-                "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"
+                "the name is not allowed", name=repr(name), hint="use letters, digits, _ and -"
             )
         partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
         location = _state_location(spark, options.state_location)
@@ -280,7 +280,7 @@ def key_columns(key: str | Iterable[str], *schemas: StructType) -> tuple[str, ..
         If it is neither a name nor several, or a column of `schemas` has a collation.
     """
     if not isinstance(key, str | Iterable):
-        raise InvalidUsageError("the update key is no column name, nor several of them", key=repr(key))
+        raise InvalidUsageError("the update key is neither a column name nor a list of them", key=repr(key))
     names = (key,) if isinstance(key, str) else tuple(key)
     for schema in schemas:
         refuse_collations(schema, names)
@@ -326,7 +326,7 @@ def _state_location(spark: SparkSession, given: str | os.PathLike[str] | None) -
     location = given or spark.conf.get(STATE_LOCATION_SETTING, None)
     if not location:
         raise InvalidUsageError(
-            "nothing says where state lives",
+            "no location for state is given",
             hint=f"pass state_location= or set {STATE_LOCATION_SETTING}; it must survive restarts, "
             "as the checkpoint does",
         )
@@ -356,7 +356,7 @@ def check_streaming(df: DataFrame) -> None:
         df._jdf.queryExecution().analyzed().toString()
     ):
         raise InvalidUsageError(
-            "one query of Spark has room for one window, update queue, union or join of update streams",
-            hint="write what leaves the first into a p-stream, which another query reads; or build a graph, "
-            "with persist= after the first",
+            "a Spark query can hold only one window, update queue, union or join of update streams",
+            hint="write the output of the first into a p-stream, and read that in another query; or build a "
+            "graph, with persist= after the first",
         )

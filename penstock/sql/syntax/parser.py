@@ -372,8 +372,8 @@ class Parser(TokenCursor):
             modifiers.append(f"{self._take().text} {self._take().text}")
         if self._sees("OVER"):
             raise InvalidUsageError(
-                "a window function is not an expression of one row",
-                hint="use window and agg",
+                "a window function cannot be used here",
+                hint="use window(...) and agg(...) of the graph",
                 expression=self._text,
             )
         return self._node("call", start, name, tuple(parts), filter=condition, modifiers=tuple(modifiers))

@@ -222,7 +222,7 @@ class UpdateWindows:
                 groups = unit.block("groups", pa.schema([*self._layout.groups, number]))
                 numbers = self._panes.number(groups.columns[:-1], groups.num_rows)
                 if not np.array_equal(numbers, groups.column(_NUMBER).to_numpy()):
-                    raise CorruptDataError("groups have other numbers than they had", block="groups")
+                    raise CorruptDataError("the numbers of groups have changed", block="groups")
             if unit.fields.has("panes"):
                 self._panes.restore([PUnit(unit.kind, unit.fields.plain("panes"), unit.blocks)])
             if unit.fields.has("queue"):
@@ -248,7 +248,7 @@ def _numbers(weights: pa.Array[Any]) -> npt.NDArray[np.float64]:
     wrong = int(np.count_nonzero(~((numbers > 0) & np.isfinite(numbers))))
     if wrong:
         raise InvalidUsageError(
-            "tuples have no weight that is positive and finite",
+            "the weight of tuples is not positive and finite",
             tuples=wrong,
             hint="filter such tuples out first, or give them a weight; the checkpoint goes on with that",
         )

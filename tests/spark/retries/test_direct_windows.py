@@ -162,7 +162,7 @@ def test_descriptors_of_another_writer_or_batch_are_refused() -> None:
 
 def test_what_is_no_descriptor_is_refused(tmp_path: Path) -> None:
     options = WriteOptions.parse({"path": str(tmp_path / "out"), "descriptors": "true"})
-    with pytest.raises(InvalidUsageError, match="the columns are not"):
+    with pytest.raises(InvalidUsageError, match="the columns differ"):
         StreamWriter(options, spark_schema(QUOTES), overwrite=False)
     with pytest.raises(InvalidUsageError, match="only streams"):
         BatchWriter(options, DESCRIPTORS, overwrite=False)

@@ -86,9 +86,9 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
     if partial.kind == "add_m2":
         return _AddedDeviations()
     raise InvalidUsageError(
-        "a partial aggregate cannot be made of this type",
-        hint="min and max are of integers, floats, dates and times, sum of numbers, distinct of what is not "
-        "nested, first and last of any",
+        "windows cannot aggregate a column of this type",
+        hint="min and max take integers, floats, dates and times; sum takes numbers; count(DISTINCT x) takes "
+        "types that are not nested; first and last take any type",
         kind=partial.kind,
         type=str(kind),
         expression=partial.expression,
