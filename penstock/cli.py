@@ -42,7 +42,7 @@ PipelineArgument = Annotated[
     str,
     typer.Argument(
         metavar="PIPELINE",
-        help="A YAML file, or the name of a packaged example where no file has that name.",
+        help="A YAML file, or the name of a packaged example.",
         show_default=False,
     ),
 ]
@@ -82,7 +82,7 @@ def run(
 ) -> None:
     """Run a pipeline until it ends, fails, or is stopped.
 
-    Ctrl-C and SIGTERM stop it cleanly: a restart with the same checkpoint goes on where it was.
+    Ctrl-C and SIGTERM stop it cleanly. Started again with the same checkpoint, it continues where it stopped.
     """
     with errors(debug=debug):
         from penstock.conf.pipeline import load_document
@@ -184,22 +184,22 @@ def explain(
     sample: Annotated[
         Path | None,
         typer.Option(
-            help="A file with tuples of the source, by which selectivities and sizes are measured: Parquet, "
-            "CSV with names, JSON lines, Arrow, or .txt with a line for each tuple.",
+            help="A sample of the source, to measure selectivities and sizes: Parquet, CSV with a header, "
+            "JSON lines, Arrow, or .txt with one tuple a line.",
             show_default=False,
         ),
     ] = None,
     svg: Annotated[
         Path | None,
-        typer.Option(help="Draw the graph, before and after, into this file.", show_default=False),
+        typer.Option(help="Draw the graph, as written and as planned, into this file.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Show a pipeline as a graph of operators: as written, and as planned.
+    """Show a pipeline's graph of operators, as written and as planned.
 
-    The plan says what is done before a p-stream, what the p-stream holds, what its reader does, and what is
-    left for Spark. Nothing runs.
+    The plan shows what runs before each p-stream, what the p-stream holds, what its reader does, and what is
+    left to Spark. Nothing runs.
     """
     with errors(debug=debug):
         from penstock import dataflow
@@ -229,7 +229,7 @@ def examples(
     name: Annotated[str | None, typer.Argument(help="The example to print.", show_default=False)] = None,
     debug: DebugOption = False,
 ) -> None:
-    """List the packaged example pipelines, or print one, to be copied and changed."""
+    """List the packaged example pipelines, or print one to copy and change."""
     with errors(debug=debug):
         from penstock.conf.pipeline import example_names, example_text, paper_names
 
@@ -251,10 +251,10 @@ def demo(
         typer.Option(min=1, help="How long each of the two queries runs.", show_default=False),
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="A short demo.")] = False,
-    out: Annotated[Path, typer.Option(help="Where the plots go.")] = Path("penstock-demo"),
+    out: Annotated[Path, typer.Option(help="The directory for the plots.")] = Path("penstock-demo"),
     debug: DebugOption = False,
 ) -> None:
-    """Show an overloaded market through an append queue and through an update queue."""
+    """Compare an append queue and an update queue under the same overload."""
     with errors(debug=debug):
         from penstock.jobs.demo import run_demo
 
@@ -265,13 +265,13 @@ def demo(
 
 @app.command()
 def simulate(
-    load: Annotated[float, typer.Option(help="How many times more arrives than can be served.")] = 10.0,
+    load: Annotated[float, typer.Option(help="Updates that arrive for each one that can be served.")] = 10.0,
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 100,
     skew: Annotated[float, typer.Option(help="Zipf exponent of the keys; 0 for equal keys.")] = 0.9,
     updates: Annotated[int, typer.Option(help="Length of the run, in updates.")] = 20_000,
     debug: DebugOption = False,
 ) -> None:
-    """Show how stale results are with each policy under overload, with a simulated clock."""
+    """Show how stale results get with each policy under overload, with a simulated clock."""
     with errors(debug=debug):
         from penstock.jobs.simulate import run_simulation
 
@@ -280,12 +280,14 @@ def simulate(
 
 @app.command("warm-up")
 def warm_up(
-    if_missing: Annotated[bool, typer.Option("--if-missing", help="Only where there is no archive.")] = False,
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="Do nothing if there is an archive.")
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Compile kernels and archive Spark's classes: later runs here start in two thirds of the time.
+    """Compile kernels and archive Spark's classes, so that later runs start in two thirds of the time.
 
-    Once for a Python environment and its Java; takes half a minute to two minutes, and 200 MB in
+    Run it once for each Python environment and Java. It takes half a minute to two minutes, and 200 MB in
     ~/.cache/penstock.
     """
     with errors(debug=debug):

@@ -300,11 +300,11 @@ def test_releases_wait_for_a_sync_that_has_a_twentieth_of_the_time(
 
 def test_the_command_says_what_it_deletes(tmp_path: Path) -> None:
     place, runner = made(tmp_path, 3, 2), CliRunner()
-    assert "all is whole" in runner.invoke(app, ["repair", str(place)]).output
+    assert "no file is torn" in runner.invoke(app, ["repair", str(place)]).output
     tear(place / "offsets/3")
     looked = runner.invoke(app, ["repair", str(place), "--dry-run"])
     assert str(place / "offsets/3") in looked.output
-    assert "would delete 2 torn files; the query goes on with or after micro-batch 2" in looked.output
+    assert "would delete 2 torn files; the query continues with or after micro-batch 2" in looked.output
     assert (place / "offsets/3").exists()
     done = runner.invoke(app, ["repair", str(place)])
     assert done.exit_code == 0

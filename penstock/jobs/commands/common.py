@@ -43,8 +43,8 @@ StateArgument = Annotated[
     str,
     typer.Argument(
         metavar="PATH",
-        help="A state location: a path or a URI such as s3://bucket/state; or the directory of a query, an "
-        "operator or a bucket in it.",
+        help="A state location (a path, or a URI such as s3://bucket/state), or the directory of a query, "
+        "operator or bucket in it.",
         show_default=False,
     ),
 ]
@@ -54,8 +54,8 @@ RetainOption = Annotated[
         "--retain-versions",
         min=1,
         metavar="N",
-        help="How many versions stay loadable with --checkpoint: the query's retain_versions, which is "
-        "stored nowhere. Without, all do.",
+        help="With --checkpoint: how many versions to keep. Give the query's retain_versions, which is not "
+        "stored. Without --checkpoint, all versions are kept.",
     ),
 ]
 CheckpointOption = Annotated[
@@ -63,7 +63,7 @@ CheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="CHECKPOINT",
-        help="The query's checkpoint, as Spark is given it: it alone says what is committed. Starts Spark.",
+        help="The query's checkpointLocation, which says what is committed. Starts Spark.",
         show_default=False,
     ),
 ]

@@ -34,7 +34,7 @@ class _Freed:
 def gc(
     path: StateArgument,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")
     ] = False,
     checkpoint: CheckpointOption = None,
     retain_versions: RetainOption = RETAIN_VERSIONS,
@@ -42,8 +42,7 @@ def gc(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A reader of a p-stream that is gone for good: nothing is kept for it any more. May be "
-            "repeated.",
+            help="A reader of a p-stream that is gone for good. No rows are kept for it. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -51,8 +50,8 @@ def gc(
         bool,
         typer.Option(
             "--orphans",
-            help="List what no committed pointer reaches, also state of queries that are gone. PATH may be a "
-            "checkpoint, too. Deletes only with --delete.",
+            help="List files that no committed pointer reaches, including state of queries that are gone. "
+            "PATH may also be a checkpoint. Deletes only with --delete.",
         ),
     ] = False,
     drop_query: Annotated[
@@ -63,18 +62,19 @@ def gc(
             show_default=False,
         ),
     ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="With --orphans: delete them.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="With --orphans: delete the listed files.")
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Delete files of state, or of a p-stream, that nobody needs.
+    """Delete files of state or of a p-stream that are no longer needed.
 
-    Of state: without --checkpoint, every version that can be loaded may be the one of the checkpoint, so all
-    of them are kept. With it, garbage is exactly what the query itself would delete.
+    State: with --checkpoint, gc deletes exactly what the query itself would delete. Without it, gc keeps
+    every version that can be loaded, because the checkpoint may need any of them.
 
-    Of a p-stream: the rows that all its readers have released, and what attempts have left that are over.
+    P-stream: gc deletes rows that all readers have released, and files of attempts that have ended.
 
-    Queries, writers and readers may run meanwhile. Ctrl-C stops it cleanly; what is left is for the next
-    time.
+    Queries, writers and readers may run meanwhile. Ctrl-C stops it cleanly; run it again for the rest.
     """
     if orphans:
         with errors(debug=debug):
@@ -109,7 +109,7 @@ def gc(
 def _orphans(
     path: str, checkpoint: str | None, gone: list[str], retain_versions: int, *, delete: bool
 ) -> bool:
-    """Tell of orphans, and delete them if asked to; say whether nothing is damaged."""
+    """Print orphans, and delete them if asked to; return whether nothing is damaged."""
     from penstock.jobs.inspect.orphans import delete_orphans, find_orphans
 
     report = find_orphans(path, checkpoint, gone, retain_versions)
@@ -145,7 +145,7 @@ def _check(
 def _collect_state(
     path: str, checkpoint: str | None, retain_versions: int, *, dry_run: bool, debug: bool
 ) -> bool:
-    """Delete garbage of state; say whether nothing is damaged."""
+    """Delete garbage of state; return whether nothing is damaged."""
     freed, sound = _Freed(), True
     try:
         with errors(debug=debug):

@@ -18,7 +18,7 @@ def ingest(
         str,
         typer.Argument(
             metavar="PATH",
-            help="The p-stream: a path or a URI such as s3://bucket/stream. Made where it is not there.",
+            help="The p-stream: a path or a URI such as s3://bucket/stream. Created if it is missing.",
             show_default=False,
         ),
     ],
@@ -26,7 +26,7 @@ def ingest(
         list[str] | None,
         typer.Argument(
             metavar="[SOURCE]...",
-            help="Files, or patterns of files in quotes; HOST:PORT of a socket; nothing for stdin.",
+            help="Files, or quoted patterns of files; HOST:PORT of a socket; nothing for stdin.",
             show_default=False,
         ),
     ] = None,
@@ -40,58 +40,56 @@ def ingest(
         ),
     ] = ...,  # type: ignore[assignment]  # typer's mark for an option that must be given
     line_format: Annotated[
-        str, typer.Option("--format", help="What the lines of stdin and of a socket are: csv or ndjson.")
+        str, typer.Option("--format", help="The format of lines from stdin or a socket: csv or ndjson.")
     ] = "ndjson",
     schema: Annotated[
         str | None,
         typer.Option(
-            help='The stream\'s columns, as in "ts timestamp, value double NOT NULL". Without it, a new '
-            "stream has those that the first 8 MiB seem to have.",
+            help='The columns, such as "ts timestamp, value double NOT NULL". Without it, a new stream\'s '
+            "columns are inferred from the first 8 MiB.",
             show_default=False,
         ),
     ] = None,
     header: Annotated[
-        bool, typer.Option(help="Whether the first line of csv has the names of the columns.")
+        bool, typer.Option(help="Whether the first line of csv holds the column names.")
     ] = True,
-    delimiter: Annotated[
-        str, typer.Option(help="What stands between the fields of csv; '\\t' for a tab.")
-    ] = ",",
+    delimiter: Annotated[str, typer.Option(help="The field delimiter of csv; '\\t' for a tab.")] = ",",
     multiline: Annotated[
-        bool, typer.Option("--multiline", help="Quoted fields of csv may have line breaks.")
+        bool, typer.Option("--multiline", help="Allow line breaks in quoted fields of csv.")
     ] = False,
     null: Annotated[
         list[str] | None,
         typer.Option(
-            help="What stands for null in csv, without quotes, besides nothing. May be repeated.",
+            help="A field of csv, without quotes, that means null as an empty field does. May be repeated.",
             show_default=False,
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for what is appended to the files, and for new files.")
+        bool, typer.Option("--follow", help="Wait for more rows in the files, and for new files.")
     ] = False,
     on_error: Annotated[
-        str, typer.Option(help="What to do with a record that cannot be read: fail, or skip and count it.")
+        str, typer.Option(help="What to do with a record that cannot be read: fail, or skip (and count) it.")
     ] = "fail",
     writer: Annotated[
-        str, typer.Option(help="The writer's name. Two that run at once need two names.")
+        str, typer.Option(help="The writer's name. Writers that run at the same time need different names.")
     ] = "ingest",
     goal: Annotated[
         str,
-        typer.Option(help="How columns are compressed: fast, balanced, small, or a bandwidth: 500MB/s."),
+        typer.Option(
+            help="How columns are compressed: fast, balanced, small, or a bandwidth such as 500MB/s."
+        ),
     ] = "balanced",
-    interval: Annotated[
-        str, typer.Option(help="How long rows may wait for others to be committed with.")
-    ] = "200ms",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    interval: Annotated[str, typer.Option(help="How long rows may wait to be committed together.")] = "200ms",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Append files, or what comes from stdin or a socket, to a p-stream.
+    """Append files, stdin or a socket to a p-stream.
 
-    Files are read exactly once: each commit says how far they were read, so the same command goes on where
-    the last commit was, whatever ended it, and reads nothing twice. With stdin and sockets this cannot be:
-    what was read and not committed when the command was killed is lost, and what is sent again comes twice.
+    Files are read exactly once. Each commit records how far they were read, so the same command continues at
+    the last commit, however it ended. Stdin and sockets cannot be read again: if the command is killed, rows
+    that it has read but not committed are lost, and rows that are sent again are appended again.
 
-    Ctrl-C and SIGTERM commit what was read and end with 130 and 143.
+    Ctrl-C and SIGTERM commit what was read. The exit codes are 130 and 143.
 
     \b
     penstock ingest readings --from csv 'logs/*.csv' --follow

@@ -23,13 +23,13 @@ from penstock.jobs.commands.common import (
 __all__ = ["inspect"]
 
 inspect = typer.Typer(
-    name="inspect", help="Look inside what Penstock stores.", no_args_is_help=True, add_completion=False
+    name="inspect", help="Show what Penstock has stored.", no_args_is_help=True, add_completion=False
 )
 
 
 @inspect.callback()
 def _inspect() -> None:
-    """Look inside what Penstock stores."""
+    """Show what Penstock has stored."""
 
 
 @inspect.command()
@@ -42,7 +42,7 @@ def state(
 ) -> None:
     """Show versions, chains, sizes, damage and garbage of every bucket.
 
-    Every file is read and checked. Damage ends with exit code 1.
+    Every file is read and checked. The exit code is 1 if one is damaged.
     """
     with errors(debug=debug):
         from penstock.jobs.inspect.state import describe_bucket, show_buckets, survey_buckets, tell_findings
@@ -61,12 +61,14 @@ def state(
 
 @inspect.command()
 def block(
-    file: Annotated[Path, typer.Argument(help="A p-unit of state, or what BlockWriter writes.")],
+    file: Annotated[
+        Path, typer.Argument(help="A file of state or of a p-stream, or one that BlockWriter wrote.")
+    ],
     why: Annotated[
-        bool, typer.Option("--why", help="Show what was considered, and what it would cost.")
+        bool, typer.Option("--why", help="Show the codecs that were considered, and their costs.")
     ] = False,
     goal: Annotated[
-        str, typer.Option(help="fast, balanced, small, or 500MB/s: the goal that --why counts for.")
+        str, typer.Option(help="The goal of --why: fast, balanced, small, or a bandwidth such as 500MB/s.")
     ] = "balanced",
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -96,7 +98,7 @@ def pstream(
 ) -> None:
     """Show a p-stream: rows, compression of its columns, writers, readers, and what can be freed.
 
-    Writers and readers may go on meanwhile. Damage ends with exit code 1.
+    Writers and readers may run meanwhile. The exit code is 1 if a file is damaged.
     """
     with errors(debug=debug):
         from penstock.jobs.inspect import p_stream
@@ -119,7 +121,7 @@ def graph(
     checkpoint: Annotated[
         str,
         typer.Argument(
-            metavar="CHECKPOINT", help="The directory that a graph was started with.", show_default=False
+            metavar="CHECKPOINT", help="The checkpoint of a graph, or of a pipeline.", show_default=False
         ),
     ],
     as_json: JsonOption = False,

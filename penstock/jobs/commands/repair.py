@@ -16,21 +16,20 @@ def repair(
         str,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="The query's checkpoint, as Spark is given it. Graphs and penstock run repair theirs when "
-            "they start.",
+            help="The query's checkpointLocation. Graphs and penstock run repair theirs when they start.",
             show_default=False,
         ),
     ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be deleted, and delete nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be deleted, and delete nothing.")
     ] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Drop the torn files that a power cut has left in a query's checkpoint, so that Spark starts again.
+    """Delete the torn files that a power cut has left in a query's checkpoint, so that Spark can start.
 
-    Spark does not sync its files: after a power cut the newest are empty or cut, and the query ends with
-    "Incomplete log file" or the like. It goes on from the newest micro-batch that is whole. Where nothing is
-    torn nothing is done. The query must not run meanwhile.
+    Spark does not sync its files. After a power cut the newest may be empty or cut, and the query ends with
+    "Incomplete log file" or a similar error. After the repair, the query continues from the newest complete
+    micro-batch. If no file is torn, nothing changes. The query must not run meanwhile.
     """
     with errors(debug=debug):
         from penstock.checkpointing.spark_checkpoint import repair_checkpoint
@@ -39,8 +38,12 @@ def repair(
         for file in found.files:
             typer.echo(file)
         if not found.files:
-            typer.echo("all is whole")
+            typer.echo("no file is torn")
             return
         verb = "would delete" if dry_run else "deleted"
-        goes_on = "begins anew" if found.batch is None else f"goes on with or after micro-batch {found.batch}"
+        goes_on = (
+            "starts from the beginning"
+            if found.batch is None
+            else f"continues with or after micro-batch {found.batch}"
+        )
         typer.echo(f"{verb} {len(found.files)} torn files; the query {goes_on}")
