@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import AnalysisException, PySparkRuntimeError
+from pyspark.errors import AnalysisException, PySparkException, PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -22,6 +23,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.class_archive import JAVA_OPTIONS, archive_options, find_java
 from penstock.jobs.signals import StopSignals
+from penstock.spark_ext.api.failure import failure_of, is_late_worker
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
@@ -269,7 +271,8 @@ def session(
     InvalidUsageError
         If a session is active and a setting cannot change any more.
     UnavailableError
-        If there is no Java, or Spark's JVM does not start.
+        If there is no Java, Spark's JVM does not start, or in the block a Python worker of Spark does not
+        start in time.
 
     Examples
     --------
@@ -291,3 +294,7 @@ def session(
                     opened.stop()
         except KeyboardInterrupt:
             raise SystemExit(128 + signal.SIGINT) from None
+        except (Py4JError, PySparkException) as error:
+            if not is_late_worker(error):
+                raise
+            raise failure_of(error, "Spark cannot run Python") from error

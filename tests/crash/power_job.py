@@ -17,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
 from penstock.errors import PenstockError
+from penstock.spark_ext.api.failure import is_late_worker
 from penstock.spark_ext.graph.handle import RunningGraph
 from tests.crash.power_known_bad import DAEMON, SOURCES
 from tests.crash.power_source import KINDS, SCHEMA, WINDOW_S
@@ -36,7 +37,6 @@ BROKEN = "PENSTOCK_KNOWN_BAD"
 
 _BATCH_ROWS = 200
 _PATIENCE_S = 60.0
-_TOO_LATE = "Python worker failed to connect back"
 _AGGREGATES = {"number": "count(*)", "total": "sum(v)"}
 
 
@@ -61,7 +61,7 @@ class Queries:
         """Raise what a query has failed with; start one again for which the machine was too busy."""
         for kind, one in self._running.items():
             error = _error_of(one)
-            if error is not None and _TOO_LATE not in str(error):
+            if error is not None and not _was_too_busy(error):
                 raise error
             if error is not None:
                 one.stop()
@@ -116,6 +116,11 @@ class Queries:
     def _read(self, kind: str, name: str = "left") -> DataFrame:
         reader = self._spark.readStream.format("pstream").option("reader", f"{kind}-{name}")
         return reader.option("maxRows", _BATCH_ROWS).load(str(self._streams / name))
+
+
+def _was_too_busy(error: Exception) -> bool:
+    """Say whether a query failed because a Python worker was late."""
+    return is_late_worker(error) or (error.__cause__ is not None and is_late_worker(error.__cause__))
 
 
 def _error_of(query: StreamingQuery | RunningGraph) -> Exception | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -21,7 +22,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import penstock
 from penstock.checkpointing.files import open_files
 from penstock.conf.pipeline import Pipeline
-from penstock.errors import InvalidUsageError, PenstockError
+from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
 from penstock.jobs.pipelines.batches import batch_line, summary_line
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.jobs.pipelines.sinks import pack_values
@@ -427,6 +428,15 @@ def test_the_cause_of_a_failed_query_is_one_message(
     assert cause in message
     assert "\tat " not in message
     assert len(message) < 600
+
+
+def test_a_worker_that_is_late_in_a_session_is_told_with_what_to_do(spark: SparkSession) -> None:
+    late = "java.lang.RuntimeException: Python worker failed to connect back."
+    told = r"Spark cannot run Python: cause=.* Hint: the machine is"
+    with pytest.raises(UnavailableError, match=told), penstock.session(spark=spark):
+        raise PySparkException(late)
+    with pytest.raises(PySparkException, match="another"), penstock.session(spark=spark):
+        raise PySparkException("another")
 
 
 def environment() -> dict[str, str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from pyspark.errors import AnalysisException
 
-from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
+from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
 from penstock.spark_ext.api.failure import failure_of, kind_of, root_cause, spark_message
 
 _STACK = "\n\tat org.apache.spark.Executor.run(Executor.scala:1)\n\tat java.lang.Thread.run(Unknown Source)\n"
@@ -105,3 +106,24 @@ def test_an_error_of_a_call_into_the_jvm_is_told_without_its_stack() -> None:
     )
     error = failure_of(Exception(text), "the query cannot start", query="q")
     assert str(error) == ("the query cannot start: query=q cause=IOException: mkdir of file:/proc/x failed.")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "org.apache.spark.SparkException: Python worker failed to connect back.",
+        "java.io.IOException: Timed out while waiting for the Python worker to connect back after 10 s",
+        "java.lang.IllegalStateException: Python daemon failed to launch worker with code -1",
+        "[STREAMING_PYTHON_RUNNER_INITIALIZATION_TIMEOUT_FAILURE] Streaming Runner initialization failed",
+    ],
+)
+def test_a_worker_that_is_late_is_unavailable_and_says_what_to_do(said: str) -> None:
+    text = f"[STREAM_FAILED] Query [id = 1] terminated with exception: {said}{_STACK}"
+    error = failure_of(AnalysisException(text), "the query failed", query="q")
+    assert type(error) is UnavailableError
+    assert str(error).startswith(
+        "the query failed: query=q cause=a Python worker did not start in time. Hint: the machine is too busy"
+    )
+    assert failure_of(Exception(text), "the query failed", hint="repair it").hint == "repair it"
+    own = f"penstock.errors.CorruptDataError: a file is damaged: file=x.\n{_STACK}Caused by: {said}"
+    assert kind_of(Exception(own)) is CorruptDataError

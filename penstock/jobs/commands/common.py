@@ -99,9 +99,9 @@ def errors(*, debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug or not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
-        from penstock.spark_ext.api.failure import root_cause
+        from penstock.spark_ext.api.failure import failure_of
 
-        typer.secho(f"the query failed: {root_cause(error)}", err=True, fg=typer.colors.RED)
+        typer.secho(f"{failure_of(error, 'the query failed')}", err=True, fg=typer.colors.RED)
         raise typer.Exit(FAILED) from None
 
 

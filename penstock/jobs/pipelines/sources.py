@@ -26,7 +26,7 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.bad_records import BAD_RECORD, count_bad_records
 from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE
 from penstock.jobs.session import is_local
-from penstock.spark_ext.api.failure import root_cause, spark_message
+from penstock.spark_ext.api.failure import failure_of, is_late_worker, root_cause, spark_message
 
 __all__ = [
     "SectionError",
@@ -73,7 +73,15 @@ class SectionError(InvalidUsageError):
 
 @contextmanager
 def section(name: str) -> Iterator[None]:
-    """Add the section's name to an error of Spark or Penstock that has none."""
+    """Add the section's name to an error of Spark or Penstock that has none.
+
+    Raises
+    ------
+    SectionError
+        If Spark or Penstock refuses the section.
+    UnavailableError
+        If a Python worker of Spark did not start in time.
+    """
     try:
         yield
     except SectionError:
@@ -84,6 +92,8 @@ def section(name: str) -> Iterator[None]:
         raise SectionError(f"{name}: {error.fact}", hint=error.hint, **error.context) from error
     except (AnalysisException, IllegalArgumentException, ParseException) as error:
         text = str(error)
+        if is_late_worker(error):
+            raise failure_of(error, name) from error
         if "PYTHON_DATA_SOURCE_ERROR" in text:
             raise SectionError(f"{name}: {root_cause(error).removesuffix('.')}") from error
         if _lacks_kafka(text):

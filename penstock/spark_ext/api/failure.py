@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException, IllegalArgumentException
 from penstock import errors
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
 
-__all__ = ["failure_of", "is_without_answer", "kind_of", "root_cause", "spark_message"]
+__all__ = ["failure_of", "is_late_worker", "is_without_answer", "kind_of", "root_cause", "spark_message"]
 
 _PENSTOCK = re.compile(
     r"penstock\.[\w.]*?\w+Error: (.+?)(?=\n\s*\n|\n\s+at |\nCaused by: |\s*SQLSTATE|\Z)", re.DOTALL
@@ -20,6 +20,14 @@ _PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
 _NO_SOURCE = "[DATA_SOURCE_NOT_FOUND]"
 """The condition of a JVM error for an unknown format."""
 _NO_WORKER = re.compile(r"^Error from python worker:\n(.+?)\nPYTHONPATH was:", re.DOTALL | re.MULTILINE)
+_LATE_WORKER = re.compile(
+    r"Python worker (?:failed )?to connect back|Python daemon failed to launch worker"
+    r"|STREAMING_PYTHON_RUNNER_INITIALIZATION_(?:TIMEOUT|COMMUNICATION)_FAILURE"
+)
+_LATE_WORKER_HINT = (
+    "the machine is too busy or short of memory, as Spark waits only ten seconds; free it, and start again "
+    "with the same checkpoint"
+)
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _TERMINATED = re.compile(r"terminated with exception: (.+)", re.DOTALL)
 _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE)
@@ -54,6 +62,12 @@ def is_without_answer(error: BaseException) -> bool:
     return isinstance(error, ConnectionError | Py4JNetworkError) or type(error) is Py4JError
 
 
+def is_late_worker(error: BaseException) -> bool:
+    """Say whether an error means that a Python worker of Spark did not start in time."""
+    text = str(error)
+    return bool(_LATE_WORKER.search(text)) and not _PENSTOCK.search(text) and not _NO_WORKER.search(text)
+
+
 def root_cause(error: BaseException) -> str:
     """Return the cause of a streaming query's failure, as one message.
 
@@ -67,8 +81,8 @@ def root_cause(error: BaseException) -> str:
     -------
     str
         The first of these that the text has: the last Penstock error, with the Python error that caused it;
-        the last line of a Python that does not start; the last line of the last Python traceback; Spark's
-        message, of its last cause if given.
+        the last line of a Python that does not start; that a worker is late; the last line of the last Python
+        traceback; Spark's message, of its last cause if given.
     """
     if is_without_answer(error):
         return "the JVM of Spark's driver does not answer: it has ended, or was killed"
@@ -82,6 +96,8 @@ def root_cause(error: BaseException) -> str:
     unstarted = _NO_WORKER.search(text)
     if unstarted:
         return unstarted[1].splitlines()[-1].strip()
+    if is_late_worker(error):
+        return "a Python worker did not start in time"
     python = _python_error(text)
     if python is not None:
         return python
@@ -99,11 +115,12 @@ def kind_of(error: BaseException) -> type[PenstockError]:
     """Return the error class for a query's failure, which tells the caller what to do next.
 
     It is the class of the Penstock error that made the query fail, `InvalidUsageError` if Spark refused the
-    query, `UnavailableError` if its driver is gone, and else the generic `PenstockError`.
+    query, `UnavailableError` if its driver is gone or a Python worker did not start in time, and else the
+    generic `PenstockError`.
     """
     if isinstance(error, PenstockError):
         return type(error)
-    if is_without_answer(error):
+    if is_without_answer(error) or is_late_worker(error):
         return UnavailableError
     if isinstance(error, AnalysisException | IllegalArgumentException) or _NO_SOURCE in str(error):
         return InvalidUsageError
@@ -122,8 +139,10 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
     fact : str
         The fact: the action that failed.
     hint : str, optional
-        The remedy.
+        The remedy, in place of the one for a late worker.
     **context
         The context, such as ``query=``.
     """
+    if hint is None and is_late_worker(error):
+        hint = _LATE_WORKER_HINT
     return kind_of(error)(fact, **context, cause=root_cause(error).removesuffix("."), hint=hint)
