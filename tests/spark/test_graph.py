@@ -411,6 +411,25 @@ def test_a_checkpoint_of_another_graph_is_refused(spark: SparkSession, tmp_path:
     assert rows_in(tmp_path / "out") == sorted(done), "behind the p-stream, what has no state may change"
 
 
+def test_other_columns_behind_a_queue_are_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    source = Input(tmp_path / "in")
+    source.add(quotes(ROWS[:30]))
+    options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": "never"}
+    queue = penstock.graph("g").source("quotes", QUOTES).update_queue("k", "t")
+    run(queue.select("k", "t").sink("pstream"), spark, tmp_path, **options)
+    text = (
+        "would keep other columns than in its checkpoint: operator=update_queue more=v fewer=none. Hint: use"
+    )
+    with pytest.raises(InvalidUsageError, match=text):
+        run(queue.select("k", "v").sink("pstream"), spark, tmp_path, **options)
+    source.add(quotes(ROWS[30:]))
+    run(queue.select("k", t="t + 100").sink("pstream"), spark, tmp_path, **options)
+    newest = {k: t for k, t, _ in sorted(ROWS, key=lambda row: row[1])}
+    assert {(k, newest[k] + 100) for k in newest} >= {
+        row for row in rows_in(tmp_path / "out") if row[1] > 100
+    }
+
+
 def _source_of(graph: Graph) -> str:
     node = graph.root
     while node.inputs:

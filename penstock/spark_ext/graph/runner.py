@@ -265,6 +265,8 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
         return
     pairs = zip_longest(old["shape"], new, fillvalue="nothing")
     was, now = next((one, other) for one, other in pairs if one != other)
+    if (changed := _changed_columns(was, now)) is not None:
+        raise changed
     raise InvalidUsageError(
         "the checkpoint belongs to another graph, or to another plan of this graph",
         hint="pass the graph, the statistics and the persist that it was first started with, or a new "
@@ -272,6 +274,24 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
         checkpoint=directory.location,
         was=was,
         now=now,
+    )
+
+
+def _changed_columns(was: str, now: str) -> InvalidUsageError | None:
+    """Return the error for an operator that differs in its columns only; None if more differs."""
+    if "nothing" in (was, now):
+        return None
+    old, new = json.loads(was), json.loads(now)
+    before, after = old.pop("columns", None), new.pop("columns", None)
+    if old != new or before is None or after is None:
+        return None
+    return InvalidUsageError(
+        "an operator would keep other columns than in its checkpoint",
+        hint="use the columns behind it as before (in a select or results.projection), or start with a new "
+        "checkpoint",
+        operator=new["name"],
+        more=", ".join(name for name in after if before.get(name) != after[name]) or "none",
+        fewer=", ".join(name for name in before if name not in after) or "none",
     )
 
 
