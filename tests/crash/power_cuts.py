@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -29,6 +30,9 @@ __all__ = ["Place", "a_driver", "a_session", "run_with_cuts"]
 _FILE_MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing.File{}BasedCheckpointFileManager"
 _MOST_COMMITS = 30
 _PATIENCE_S = 180.0
+"""The wait for progress."""
+_START_S, _CUT_S = 600.0, 120.0
+"""The time that a run may take in all, and for each cut more."""
 
 
 class Running(Protocol):
@@ -136,18 +140,20 @@ def run_with_cuts(
     *,
     count: int = 2,
     say: Callable[[str], None] = print,
+    limit_s: float | None = None,
 ) -> None:
     """Cut the power `cuts` times at moments drawn from `seed`; compare what came out.
 
     Checkpoints and state lie on the first of `count` disks, p-streams on the last. Rows come before each
-    start and while the queries run.
+    start and while the queries run. By default the whole takes at most ten minutes, and two for each cut.
 
     Raises
     ------
     AssertionError
-        If a row is missing, came twice or is another.
+        If a row is missing, came twice or is another, or the time is over.
     """
     draw = random.Random(seed)
+    wait = _Waits(_START_S + cuts * _CUT_S if limit_s is None else limit_s)
     with ExitStack() as stack:
         kinds = draw.choices(file_systems(), k=count)
         place = Place(directory, stack.enter_context(disks(directory, kinds)))
@@ -157,7 +163,7 @@ def run_with_cuts(
             with start(place) as running:
                 goal = place.commits() + draw.randint(0, _MOST_COMMITS)
                 comes = partial(_comes_to, goal, place, source, running)
-                assert until(comes, _PATIENCE_S), f"no progress: {source.progress()}"
+                assert wait.until(comes), f"no progress: {source.progress()}"
                 random_moment(draw)
                 running.check()
                 running.cut()
@@ -169,9 +175,29 @@ def run_with_cuts(
         with start(place) as running:
             while missing := source.missing():
                 moves = partial(_has_moved, missing, source, running)
-                assert until(moves, _PATIENCE_S), f"no progress, and not all came out: {missing}"
+                assert wait.until(moves), f"no progress, and not all came out: {missing}"
         source.check(finished=True)
         say(f"{source.rows} rows in; all that came out is as without cuts, on {' and '.join(kinds)}")
+
+
+class _Waits:
+    """Waits for progress, all of which together take at most `limit_s`."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._end = time.monotonic() + limit_s
+
+    def until(self, condition: Callable[[], bool]) -> bool:
+        """Wait until `condition` holds; say whether it did within `_PATIENCE_S`.
+
+        Raises
+        ------
+        AssertionError
+            If the time of all waits is over.
+        """
+        left = self._end - time.monotonic()
+        assert left > 0, f"the run takes longer than {self._limit_s:.0f} s"
+        return until(condition, min(_PATIENCE_S, left))
 
 
 def _comes_to(goal: int, place: Place, source: Source, running: Running) -> bool:

@@ -43,6 +43,11 @@ def test_queries_whose_power_is_cut_lose_and_repeat_nothing(
     run_with_cuts(tmp_path, _SEED, _CUTS // 2 or 2, a_session(spark), count=disks)
 
 
+def test_a_run_ends_when_its_time_is_over(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="the run takes longer than 0 s"):
+        run_with_cuts(tmp_path, _SEED, 1, a_session(spark), limit_s=0)
+
+
 @pytest.mark.skipif(not _CUTS, reason="each start of a driver takes long")
 @pytest.mark.parametrize("disks", [1, 2])
 def test_a_driver_whose_power_is_cut_loses_and_repeats_nothing(tmp_path: Path, disks: int) -> None:
