@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 import penstock
 from penstock.checkpointing.p_stream import PStreamReader
 from penstock.dataflow import Graph
-from penstock.dataflow.nodes import StreamTableJoin, UpdateQueue, topological
+from penstock.dataflow.nodes import StreamTableJoin, UpdateQueue, Window, topological
 from tests.fuzz.case import Case
 from tests.graphs import rounded, rows_of
 from tests.spark.queries import PATIENCE_S, Input
@@ -43,23 +43,26 @@ _OF_ANY = ("avg", "min", "max", "cou")
 _BY_WINDOW = ["sum(a0)", "avg(a0)", "max(a0)", "min(a0)", "count(*)", "stddev(a0)"]
 _TEAMS = pa.table({"k": ["a", "b", "z", "y"], "team": ["red", "blue", "red", None]})
 _LAST = 100_000
-_RESTART_AT = 50
+_TIMES = range(-60, 160)
 
 
 def check(case: Case) -> None:
     """Run a random graph to its end, persisted or not, with a restart, and compare all its rows."""
     draw = case.random
     names = draw.sample(["one", "two"], draw.randint(1, 2))
-    tables = {name: _rows(draw) for name in names}
-    graph = _graph(draw, names)
+    delay = draw.choice([0, 0, 20, 100])
+    graph = _graph(draw, names, delay)
+    # Which of two updates of one time is the newer depends on how the input was cut.
+    ties = not _has(graph, UpdateQueue) and draw.random() < 0.5
+    tables = {name: _rows(draw, ties=ties) for name in names}
     persist = draw.choice(["always", "never", "auto"])
     inputs = {name: Input(case.directory / name) for name in names}
     restart = draw.random() < 0.5
+    cuts = _cuts(draw, names, delay if _has(graph, Window) else len(_TIMES))
     lookups = {"teams": _teams(case)} if "teams" in _labels(graph) else {}
     for part in range(1 + restart):
         for name, rows in tables.items():
-            # All sources stop at one time: what is older than what another has sent would be late.
-            late = pc.greater_equal(rows["t"], _RESTART_AT)
+            late = pc.greater_equal(rows["t"], cuts[name])
             half = rows.filter(late if part else pc.invert(late)) if restart else rows
             inputs[name].add(half)
         if part == restart:
@@ -67,7 +70,7 @@ def check(case: Case) -> None:
                 one.add(pa.table([["z"], [_LAST], [1], [0.0]], schema=_SCHEMA))
         _run(case, graph, inputs, persist, lookups)
     read = _read(case.directory / "out")
-    if any(isinstance(node, UpdateQueue) for node in topological(graph.root)):
+    if _has(graph, UpdateQueue):
         assert len({(row["k"], row["t"]) for row in read}) == len(read), f"a result came twice: {graph.root}"
         newest = sorted(read, key=lambda row: row["t"])
         read = list({row["k"]: row for row in newest if row["t"] < _LAST}.values())
@@ -75,8 +78,22 @@ def check(case: Case) -> None:
     expected = rows_of(graph.root, tables | ({"teams": _TEAMS} if lookups else {}))
     missing, further = Counter(expected) - Counter(found), Counter(found) - Counter(expected)
     assert not missing and not further, (
-        f"{persist}, restart {restart}: {missing} is missing, {further} is too much: {graph.root}"
+        f"{persist}, restart {cuts if restart else None}: {missing} is missing, {further} is too much: "
+        f"{graph.root}"
     )
+
+
+def _has(graph: Graph, kind: type) -> bool:
+    return any(isinstance(node, kind) for node in topological(graph.root))
+
+
+def _cuts(draw: random.Random, names: list[str], most: int) -> dict[str, int]:
+    """Return for each source the time up to which its rows come before the restart.
+
+    They differ by `most` at most: rows that are further behind another source's would be late.
+    """
+    first = draw.choice(_TIMES)
+    return {name: first + (draw.randint(-most, most) if at else 0) for at, name in enumerate(names)}
 
 
 def _labels(graph: Graph) -> set[str]:
@@ -111,14 +128,15 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return PStreamReader(path).read().to_pylist() if path.exists() else []
 
 
-def _rows(draw: random.Random) -> pa.Table:
+def _rows(draw: random.Random, *, ties: bool) -> pa.Table:
     count, most = draw.choice([1, 20, 150]), draw.choice([9, 9, 1_700_000_000_000_000_000])
+    times = [draw.choice(_TIMES) for _ in range(count)] if ties else draw.sample(_TIMES, count)
     values = [None, *(n / 2 for n in range(-8, 20))]
     # Whole numbers and halves, of which sums do not depend on the order.
     return pa.table(
         [
             pa.array([draw.choice(["a", "b", "c", None]) for _ in range(count)], pa.string()),
-            pa.array(sorted(draw.sample(range(-60, 160), count)), pa.int64()),
+            pa.array(sorted(times), pa.int64()),
             pa.array([draw.choice([most, most - 1, 3, -2]) for _ in range(count)], pa.int64()),
             pa.array([draw.choice(values) for _ in range(count)], pa.float64()),
         ],
@@ -126,7 +144,7 @@ def _rows(draw: random.Random) -> pa.Table:
     )
 
 
-def _graph(draw: random.Random, names: list[str]) -> Graph:
+def _graph(draw: random.Random, names: list[str], delay: int) -> Graph:
     parts = []
     for name in names:
         made = penstock.graph("g").source(name, _SCHEMA)
@@ -146,7 +164,7 @@ def _graph(draw: random.Random, names: list[str]) -> Graph:
         queue = graph.where("k IS NOT NULL").update_queue("k", "t", policy=policy)
         return queue.sink("pstream")
     if kind < 0.6:
-        return _joined(draw, graph)
+        return _joined(draw, graph, delay)
     size = draw.choice([10, 12, 30])
     slide = draw.choice([size, 4, 5])
     keys = draw.choice([["k"], [], ["team", "k"] if looked else ["k"], ["team"] if looked else ["k"]])
@@ -155,7 +173,7 @@ def _graph(draw: random.Random, names: list[str]) -> Graph:
         f"a{at}": text.replace("{}", draw.choice(["v", "n"] if text[:3] in _OF_ANY else ["v"]))
         for at, text in enumerate(chosen)
     }
-    windows = graph.window("t", size=f"{size} s", slide=f"{slide} s", unit="s", watermark_delay="0 s")
+    windows = graph.window("t", size=f"{size} s", slide=f"{slide} s", unit="s", watermark_delay=f"{delay} s")
     windows = (windows.group_by(*keys) if keys else windows).agg(**aggs)
     if draw.random() < 0.4 and not aggs["a0"].endswith("(n)"):
         again = {f"b{at}": text for at, text in enumerate(draw.sample(_BY_WINDOW, 2))}
@@ -165,13 +183,15 @@ def _graph(draw: random.Random, names: list[str]) -> Graph:
     return windows.select(*keys, *aggs).sink("pstream")
 
 
-def _joined(draw: random.Random, graph: Graph) -> Graph:
+def _joined(draw: random.Random, graph: Graph, delay: int) -> Graph:
     """Return the windows of two aggregates that end together."""
     slide = draw.choice([4, 5, 10])
     sides = []
     for aggs in ({"n0": "count(*)", "top": "max(v)"}, {"m0": "count(v)", "low": "min(v)"}):
         size = slide * draw.choice([1, 2, 3])
-        windows = graph.window("t", size=f"{size} s", slide=f"{slide} s", unit="s", watermark_delay="0 s")
+        windows = graph.window(
+            "t", size=f"{size} s", slide=f"{slide} s", unit="s", watermark_delay=f"{delay} s"
+        )
         sides.append(windows.group_by("k").agg(**aggs))
     left, right = sides
     on = draw.choice([(), ("k",)])
