@@ -204,8 +204,11 @@ def run(
 
     - the query ends: one with the trigger ``availableNow`` does so when its input is used up and, with
       `drain`, no key waits, which Spark's own ``awaitTermination`` never sees;
-    - Ctrl-C or SIGTERM stops it, between two batches: a start with the same checkpoint goes on there.
-      A second one ends the process at once.
+    - Ctrl-C or SIGTERM stops it, between two batches: a start with the same checkpoint continues there.
+      A second one ends the process at once, with exit code 130 or 143.
+
+    After a signal the program continues behind the call and chooses its own exit code, such as
+    ``sys.exit(128 + totals.signal)``; without a choice it is 0.
 
     Parameters
     ----------
