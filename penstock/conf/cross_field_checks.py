@@ -36,7 +36,11 @@ def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
         # With persist: always all sources have p-streams, which take every row.
         for place, source in [((), pipeline.source), *((at, one.source) for at, one in _others(pipeline))]:
             if isinstance(source, FilesSource) and source.reader != "spark":
-                yield (*place, "source", "reader"), "is for windows, and without persist: always", None
+                yield (
+                    (*place, "source", "reader"),
+                    "applies only to windows, and not with persist: always",
+                    None,
+                )
     for place, other in _others(pipeline):
         for path, fact, hint in _source_problems(other.source, pipeline.query):
             yield (*place, *path), fact, hint
@@ -72,9 +76,9 @@ def _step_problems(pipeline: PipelineSections) -> Iterator[Problem]:
             else "write one pipeline for each, with files or a topic between",
         )
     if pipeline.results is not None and not {"union", "join", "queue"} & set(given):
-        yield ("results",), "is for what leaves a queue, a union or a join, and there is none", None
+        yield ("results",), "needs a queue, a union or a join, and there is none", None
     if union is not None and union.semantics not in (None, "update"):
-        yield ("union", "semantics"), "is for a queue: a union has update semantics", "leave it out"
+        yield ("union", "semantics"), "does not apply to a union, which has update semantics", "leave it out"
     if union is not None and "source" in union.inputs:
         yield (
             ("union", "inputs", "source"),
@@ -98,7 +102,7 @@ def _window_problems(pipeline: PipelineSections) -> Iterator[Problem]:
     if aggregates is None:
         for name in ("group_by", "having", "window_join", "by_window"):
             if getattr(pipeline, name) is not None:
-                yield ((name,), "is for aggregates, and there are none", "write window and aggregates")
+                yield ((name,), "needs aggregates, and there are none", "write window and aggregates")
     if window is not None and pipeline.query.state_location is not None:
         yield (
             ("query", "state_location"),
@@ -128,7 +132,7 @@ def _length_problems(pipeline: PipelineSections, window: WindowSection) -> Itera
             if getattr(pipeline, name) is not None:
                 yield (
                     (name,),
-                    f"needs windows that end together, and those of {window.size} end as their group does",
+                    f"needs windows that end together, unlike those of {window.size}",
                     "write a size of time, such as 60 s",
                 )
         return
@@ -164,7 +168,7 @@ def _service_problems(pipeline: PipelineSections, window: WindowSection) -> Iter
             if name in window.model_fields_set:
                 yield (
                     ("window", name),
-                    "is for windows that are served key by key, and in append mode all come out at once",
+                    "does not apply to windows in append mode",
                     "write mode: lazy or mode: eager",
                 )
         return
@@ -172,7 +176,7 @@ def _service_problems(pipeline: PipelineSections, window: WindowSection) -> Iter
         if getattr(pipeline, name) is not None:
             yield (
                 (name,),
-                f"needs windows that come out together, and in {window.mode} mode each key has its own turn",
+                f"needs windows in append mode, and these are {window.mode}",
                 "write mode: append",
             )
 
@@ -183,7 +187,7 @@ def _join_problems(other: WindowJoinSection) -> Iterator[Problem]:
             if getattr(other, name) is not None:
                 yield (
                     ("window_join", name),
-                    "cannot be with by_window, which is of the pipeline's own windows",
+                    "cannot be combined with by_window, which uses the pipeline's own windows",
                     "leave one of them out",
                 )
     elif other.window is None:
@@ -216,7 +220,7 @@ def _queue_problems(queue: Queue) -> Iterator[Problem]:
     if isinstance(queue.budget, str) and queue.apply is None:
         yield (
             ("queue", "budget"),
-            f"the time {queue.budget!r} is for a function to spend, and there is none",
+            f"the time {queue.budget!r} needs apply, whose time it limits",
             "set apply, or write a number of rows",
         )
 
@@ -243,7 +247,7 @@ def _source_problems(source: Source, query: Query) -> Iterator[Problem]:
             yield (
                 ("source", "schema"),
                 "text files have one column, value",
-                "take it apart in the projection",
+                "split it in the projection",
             )
         if source.format in ("csv", "json") and source.columns is None:
             yield (
@@ -279,7 +283,7 @@ def _sink_problems(sink: Sink, query: Query) -> Iterator[Problem]:
     if isinstance(sink, ParquetSink | KafkaSink) and query.checkpoint is None:
         yield (
             ("query", "checkpoint"),
-            f"is required for the {sink.type} sink, so that a restart goes on where it was",
+            f"is required for the {sink.type} sink, so that a restart continues where it stopped",
             "name a directory",
         )
     if isinstance(sink, KafkaSink):

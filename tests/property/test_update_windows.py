@@ -151,7 +151,7 @@ def test_what_has_no_weight_is_refused_when_it_arrives_and_the_rest_goes_on(
         return WindowArrivals([entries_of([Row(*row) for row in rows], layout)], watermark)
 
     state.enqueue(entering(("a", 1, 1.0), watermark=-1), 0)
-    with pytest.raises(InvalidUsageError, match="no weight that is positive and finite: tuples=1"):
+    with pytest.raises(InvalidUsageError, match="the weight of tuples is not positive and finite: tuples=1"):
         state.enqueue(entering(("b", 1, 2.0), ("c", 2, wrong), watermark=-1), 0)
     state.enqueue(entering(("b", 1, 2.0), ("a", 3, 1.0), ("b", 3, 2.0), watermark=20), 0)
     assert state.dequeue(9, 0).rows.column("group").to_pylist() == ["b", "a"]

@@ -33,7 +33,7 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"key": ["k", "nowhere"]}, "no such column: option=key column=nowhere"),
     ({"key": []}, "the update key has no column"),
     ({"key": ["k", "k"]}, "the update key names a column twice"),
-    ({"key": 5}, "no column name, nor several of them: key=5"),
+    ({"key": 5}, "neither a column name nor a list of them: key=5"),
     ({"key": ["k", "t"]}, "a time column cannot be part of the update key"),
     ({"time": "nowhere"}, "no such column: option=time column=nowhere"),
     ({"time": None}, "no such column: option=time"),
@@ -112,7 +112,7 @@ WRONG_STREAMS: list[tuple[str, Callable[[DataFrame], DataFrame], str]] = [
     (
         "two operators",
         lambda df: penstock.update_queue(df, "k", "t", state_location="/nowhere"),
-        "has room for one window, update queue, union or join of update streams. Hint: write what leaves",
+        "can hold only one window, update queue, union or join of update streams. Hint: write the output",
     ),
     ("batch", lambda df: df.sparkSession.range(1).selectExpr("id k", "id t"), "DataFrame is not streaming"),
 ]
@@ -146,7 +146,7 @@ def test_an_aggregate_is_sql_or_a_column_that_means_the_same(spark: SparkSession
     given = windows(a=sf.avg("v"), b=sf.sum(sf.col("v") * 2), c=sf.count("*"), d=sf.max("`a b`"))
     assert given.schema == written.schema
     for wrong in (sf.sum(sf.udf(lambda v: v, "double")("v")), len):
-        with pytest.raises(InvalidUsageError, match=r"neither Spark SQL nor .* Hint: write Spark SQL"):
+        with pytest.raises(InvalidUsageError, match=r"neither SQL text nor .* Hint: write Spark SQL"):
             windows(a=wrong)
     with pytest.raises(InvalidUsageError, match=r"no such column: .* Hint: did you mean 'k'"):
         penstock.update_window(df, "kk", "t", "1 s", aggs={"n": "count(*)"}, state_location=str(tmp_path))

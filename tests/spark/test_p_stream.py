@@ -301,8 +301,8 @@ def test_what_is_not_there_or_not_possible_is_said(spark: SparkSession, tmp_path
     append(source, 0, 5)
     for name, value, message in [
         ("maxRow", 1, "does not have these options: options=maxrow"),
-        ("maxRows", 0, "no whole number, or too small: option=maxRows"),
-        ("maxBytes", "x", "no whole number, or too small: option=maxBytes"),
+        ("maxRows", 0, "not a whole number, or is too small: option=maxRows"),
+        ("maxBytes", "x", "not a whole number, or is too small: option=maxBytes"),
         ("start", "newest", "the start is not valid: start=newest"),
         ("reader", "a/b", "the name is not allowed"),
         ("columns", "[1]", "not a JSON list of names"),
@@ -351,7 +351,7 @@ def test_a_stream_of_other_arrow_types_takes_what_it_can_hold(spark: SparkSessio
     df.write.format("pstream").mode("append").save(str(sink))
     with refused("cannot be kept exactly: column=id"):
         df.selectExpr("cast(-1 - id as short) id").write.format("pstream").mode("append").save(str(sink))
-    with refused("nulls where there may be none: column=id"):
+    with refused("not nullable has nulls: column=id"):
         df.selectExpr("cast(null as short) id").write.format("pstream").mode("append").save(str(sink))
     read = spark.read.format("pstream").load(str(sink))
     assert sorted(row.id for row in read.collect()) == [0, 1, 2, 7]
@@ -364,7 +364,7 @@ def test_a_checkpoint_cannot_take_the_name_of_another_ones_writer(
     append(source, 0, 5)
     run(stream(spark, source), sink, tmp_path / "one", writer="mine")
     append(source, 5, 10)
-    with refused("another query wrote under this name.* writer=mine"):
+    with refused("another query has written under this writer's name.* writer=mine"):
         run(stream(spark, source), sink, tmp_path / "two", writer="mine")
     run(stream(spark, source), sink, tmp_path / "one", writer="mine")
     assert numbers(sink) == list(range(10))

@@ -204,7 +204,7 @@ def test_what_is_wrong_with_a_start_is_told_in_our_words(
     assert not spark.streams.active
     caplog.clear()
     penstock.run(writer("symbol", "another").start())
-    assert "has only state of other checkpoints, of which one may" in caplog.text
+    assert "holds only state of other checkpoints. If the query" in caplog.text
 
 
 def test_a_checkpoint_that_a_power_cut_tore_is_told_with_its_repair(

@@ -77,7 +77,9 @@ def test_a_run_that_was_killed_while_its_first_offset_was_written_starts_again(
 
 def test_a_checkpoint_of_a_single_query_is_refused(spark: SparkSession, inputs: Path) -> None:
     (inputs / "checkpoint" / "offsets").mkdir(parents=True)
-    with pytest.raises(InvalidUsageError, match=r"of a single query, not of a graph: .* a new checkpoint"):
+    with pytest.raises(
+        InvalidUsageError, match=r"belongs to a single query, not to a graph: .* a new checkpoint"
+    ):
         run_pipeline(pipeline(inputs, queue={"key": "k", "time": "t"}))
 
 

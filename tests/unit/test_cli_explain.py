@@ -157,8 +157,8 @@ def test_a_wrong_field_is_named(override: str, problem: str) -> None:
 
 def test_groups_need_aggregates() -> None:
     result = penstock("check", "market", "--set", "group_by=[symbol]", "--set", "having=price > 1")
-    assert "group_by: is for aggregates, and there are none" in result.stderr
-    assert "having: is for aggregates" in result.stderr
+    assert "group_by: needs aggregates, and there are none" in result.stderr
+    assert "having: needs aggregates" in result.stderr
 
 
 def _sample() -> pa.Table:

@@ -94,9 +94,9 @@ def test_a_path_that_is_no_state_location_is_refused(tmp_path: Path, command: tu
         result = penstock(*command, str(path))
         assert (result.exit_code, result.stdout) == (2, "")
         assert result.stderr == (
-            f"there is no state at this location: location={path}. Hint: give a state_location, of a "
-            "pipeline CHECKPOINT/state unless it names another, or the directory of a query, an operator "
-            "or a bucket in one.\n"
+            f"there is no state at this location: location={path}. Hint: give a state_location, or "
+            "the directory of a query, operator or bucket in one. That of a pipeline is CHECKPOINT/state "
+            "unless it sets another.\n"
         )
     assert (tmp_path / "other" / "file").exists()
     unknown = penstock(*command, "ftp://host/state")

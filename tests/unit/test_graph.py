@@ -327,7 +327,7 @@ def _queue() -> Graph:
         (lambda: readings().select("load", load="plug"), "two columns have the same name.*load"),
         (lambda: readings().select("load * 2"), "expression AS name"),
         (lambda: readings().select(), "no columns"),
-        (lambda: readings().window("load", size="1 s"), "a timestamp, or an integer with a unit"),
+        (lambda: readings().window("load", size="1 s"), "neither a timestamp nor an integer with a unit"),
         (lambda: readings().window("seconds", size="1 s"), "unit='s'"),
         (
             lambda: readings().window("time", size="100 rows", slide="1 s"),
@@ -339,9 +339,12 @@ def _queue() -> Graph:
             lambda: readings().window("time", size="9 rows", watermark_delay="5 rows"),
             "no duration but a number of rows",
         ),
-        (lambda: readings().window("load", size="9 rows"), "a timestamp, or an integer with a unit"),
+        (lambda: readings().window("load", size="9 rows"), "neither a timestamp nor an integer with a unit"),
         (lambda: readings().window("time", size="9 rows").where("load > 1"), "has no aggregate"),
-        (lambda: readings().window("time", size="9 rows", budget=3), "all emitted at once: option=budget"),
+        (
+            lambda: readings().window("time", size="9 rows", budget=3),
+            "do not take this option: option=budget",
+        ),
         (lambda: in_rows().join_windows(totals()), "windows of rows cannot be joined.*100 rows by 10"),
         (lambda: minutes().join_windows(in_rows()), "windows of rows cannot be joined"),
         (
@@ -372,9 +375,9 @@ def _queue() -> Graph:
         (lambda: readings("a").union(readings("b").select("load")), "streams of a union differ"),
         (lambda: readings("a").union(_queue().select("*"), name="u"), "update keys of a union differ"),
         (lambda: readings().lookup("plugs", PLUGS, on="house"), "no column 'house'"),
-        (lambda: counted("count(DISTINCT load)", "median(load)"), "cannot be made of panes: name=b"),
-        (lambda: counted("count(DISTINCT load, plug)"), "cannot be made of panes: name=a"),
-        (nested, "a nested type are not counted: expression=window type=struct"),
+        (lambda: counted("count(DISTINCT load)", "median(load)"), "do not support this aggregate: name=b"),
+        (lambda: counted("count(DISTINCT load, plug)"), "do not support this aggregate: name=a"),
+        (nested, "a nested type cannot be counted: expression=window type=struct"),
         (of_maps, "values that contain maps cannot be counted: expression=m type=list"),
         (
             lambda: housed("max(house)"),
@@ -411,14 +414,14 @@ def _queue() -> Graph:
         (lambda: served(policy="lifo"), "unknown value: option=policy got=lifo"),
         (
             lambda: served(mode="append", budget=3),
-            r"all emitted at once: option=budget node=window.*mode='lazy'",
+            r"do not take this option: option=budget node=window.*mode='lazy'",
         ),
-        (lambda: served(mode="append", policy="in_place"), "all emitted at once: option=policy"),
-        (lambda: served(mode="append", cost="1ms"), "all emitted at once: option=cost"),
-        (lambda: served(mode="append", weight={1: 2.0}), "all emitted at once: option=weight"),
+        (lambda: served(mode="append", policy="in_place"), "do not take this option: option=policy"),
+        (lambda: served(mode="append", cost="1ms"), "do not take this option: option=cost"),
+        (lambda: served(mode="append", weight={1: 2.0}), "do not take this option: option=weight"),
         (
             lambda: served(budget=-3),
-            "the budget is not positive: budget=-3 node=window. Hint: None serves all",
+            "the budget is not positive: budget=-3 node=window. Hint: pass None to serve all",
         ),
         (lambda: served(budget="often"), "'often' is not a duration"),
         (lambda: served(cost="xx"), "'xx' is not a duration: node=window"),
@@ -452,8 +455,8 @@ def _queue() -> Graph:
             lambda: renamed().group_by("window").agg(n="count(*)"),
             "only windows in append mode can be aggregated by window",
         ),
-        (lambda: served().join_windows(totals()), "do not come out together: mode=lazy"),
-        (lambda: minutes().join_windows(served(mode="eager")), "do not come out together: mode=eager"),
+        (lambda: served().join_windows(totals()), "in append mode can be joined: mode=lazy"),
+        (lambda: minutes().join_windows(served(mode="eager")), "in append mode can be joined: mode=eager"),
         (lambda: readings().update_queue("plugs", "time"), "mean 'plug'"),
         (
             lambda: readings().update_queue("plug", "time", **_typo(budgt=1)),
@@ -469,7 +472,7 @@ def _queue() -> Graph:
             ),
             "no such option: option=watermark_dely node=join. Hint: did you mean 'watermark_delay'",
         ),
-        (lambda: readings().sink("consol"), "no such kind of sink: .*did you mean 'console'"),
+        (lambda: readings().sink("consol"), "the kind of sink is unknown: .*did you mean 'console'"),
         (
             lambda: readings().window("time", size="60 s").agg(n=len),  # type: ignore[arg-type]  # is tested
             "an expression of a graph is Spark SQL as text",

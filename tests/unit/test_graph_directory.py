@@ -134,7 +134,9 @@ def test_what_a_recovery_needs_and_is_gone_is_told(tmp_path: Path) -> None:
         recover(tmp_path)
     stream.trim_from("sums", 30)
     stream.trim(now=True)
-    with pytest.raises(CorruptDataError, match=r"released that the checkpoint needs.* needed=20 start=30"):
+    with pytest.raises(
+        CorruptDataError, match=r"needs rows that the p-stream has released.* needed=20 start=30"
+    ):
         recover(tmp_path)
 
 

@@ -74,7 +74,7 @@ def test_a_process_reads_a_text_once() -> None:
 
 
 def test_what_cannot_be_looked_up_is_refused() -> None:
-    with pytest.raises(InvalidUsageError, match=r"several rows of one key: rows=2 different=1 columns=k"):
+    with pytest.raises(InvalidUsageError, match=r"several rows for one key: rows=2 different=1 columns=k"):
         Lookup(pa.table({"k": [1, 1], "v": [1, 2]}), ["k"], ["v"])
     Lookup(pa.table({"k": pa.array([None, None], pa.int64()), "v": [1, 2]}), ["k"], ["v"])
     for kind in (pa.float64(), pa.list_(pa.int64()), pa.struct({"a": pa.int64()})):

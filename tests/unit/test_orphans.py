@@ -42,9 +42,7 @@ def test_without_a_checkpoint_nothing_says_what_is_needed(tmp_path: Path) -> Non
     result = gc(tmp_path, "--delete")
     assert (result.exit_code, files_of(tmp_path)) == (0, before)
     kept, last = result.stdout.splitlines()
-    assert kept.startswith(
-        f"kept: {tmp_path}/one/prices: nothing says what is committed; give --checkpoint, or"
-    )
+    assert kept.startswith(f"kept: {tmp_path}/one/prices: its checkpoint is not known; pass --checkpoint, or")
     assert last == "freed 0 files, 0 bytes"
 
 

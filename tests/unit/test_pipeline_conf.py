@@ -278,7 +278,7 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
         (
             7,
             "  budget: 800ms",
-            "p.yaml:7: queue.budget: the time '800ms' is for a function to spend, and there is none. "
+            "p.yaml:7: queue.budget: the time '800ms' needs apply, whose time it limits. "
             "Hint: set apply, or write a number of rows.",
         ),
         (
@@ -467,14 +467,11 @@ def test_a_wrong_field_is_named_with_its_line_and_what_would_be_right(
         ),
         (
             "{type: files, format: parquet, path: in, reader: penstock}",
-            ["p.yaml:1: source.reader: is for windows, and without persist: always."],
+            ["p.yaml:1: source.reader: applies only to windows, and not with persist: always."],
         ),
         (
             "{type: files, format: text, path: in, schema: a INT}",
-            [
-                "p.yaml:1: source.schema: text files have one column, value. Hint: take it apart in "
-                "the projection."
-            ],
+            ["p.yaml:1: source.schema: text files have one column, value. Hint: split it in the projection."],
         ),
         (
             "{type: files, format: excel}",

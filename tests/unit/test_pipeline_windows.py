@@ -73,7 +73,7 @@ def test_fragments_are_made_where_penstock_reads_the_files(tmp_path: Path) -> No
         (
             "source: {type: files, format: json,",
             "persist: always\nsource: {type: files, format: parquet, reader: penstock,",
-            "2: source.reader: is for windows, and without persist: always",
+            "2: source.reader: applies only to windows, and not with persist: always",
         ),
         (
             "mode: append",
@@ -90,17 +90,25 @@ def test_fragments_are_made_where_penstock_reads_the_files(tmp_path: Path) -> No
         ("{size: 3600 s}", "{size: 1500 ms}", "6: window_join.window.size: windows of '1500 ms' never end"),
         ("{size: 3600 s}", "{}", "window_join.window.size: is required. Hint: write a duration"),
         ("{size: 3600 s}", "{size: 9 rows}", "6: window_join.window.size: windows of 9 rows do not end with"),
-        ("size: 60 s, slide: 1 s", "size: 60 rows, slide: 1 s", "2: window.slide: of size and slide one is"),
+        (
+            "size: 60 s, slide: 1 s",
+            "size: 60 rows, slide: 1 s",
+            "2: window.slide: one of size and slide counts",
+        ),
         ("size: 60 s, slide: 1 s", "size: 6 rows, slide: 9 rows", "2: window.slide: the slide of windows is"),
         ("size: 60 s, slide: 1 s", "size: 0 rows", "2: window.size: the slide of windows is not from 1"),
-        ("size: 60 s, slide: 1 s", "size: 60 rows", "5: window_join: needs windows that end together, and"),
-        ("size: 60 s, slide: 1 s", "size: 60 rows", "10: by_window: needs windows that end together, and"),
+        (
+            "size: 60 s, slide: 1 s",
+            "size: 60 rows",
+            "5: window_join: needs windows that end together, unlike",
+        ),
+        ("size: 60 s, slide: 1 s", "size: 60 rows", "10: by_window: needs windows that end together, unlike"),
         ("  window: {size: 3600 s}\n", "", "window_join.window: is required, or by_window. Hint: write"),
         ("  aggregates: {whole: avg(load)}\n", "", "window_join.aggregates: is required with window"),
         (
             "  having: whole > 0\n",
             "  by_window: {aggregates: {n: count(*)}}\n",
-            "6: window_join.window: cannot be with by_window",
+            "6: window_join.window: cannot be combined with by_window",
         ),
         (
             "  having: whole > 0\n",
@@ -157,10 +165,10 @@ def test_windows_may_be_served_key_by_key(tmp_path: Path) -> None:
             load_pipeline(written(tmp_path, _FILE.replace(old, new)))
         problems += [one.partition("p.yaml:")[2] for one in caught.value.problems]
     assert [one.partition(",")[0] for one in problems] == [
-        "2: window.budget: is for windows that are served key by key",
-        "2: window.cost: is for windows that are served key by key",
-        "5: window_join: needs windows that come out together",
-        "10: by_window: needs windows that come out together",
+        "2: window.budget: does not apply to windows in append mode",
+        "2: window.cost: does not apply to windows in append mode",
+        "5: window_join: needs windows in append mode",
+        "10: by_window: needs windows in append mode",
     ]
 
 
@@ -186,5 +194,5 @@ queue: {key: plug, time: second}
 by_window: {aggregates: {n: count(*)}}
 sink: {type: noop}
 """
-    with pytest.raises(PipelineError, match="by_window: is for aggregates, and there are none"):
+    with pytest.raises(PipelineError, match="by_window: needs aggregates, and there are none"):
         load_pipeline(written(tmp_path, text))

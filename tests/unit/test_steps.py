@@ -35,7 +35,7 @@ def test_a_duration_is_a_number_of_steps(
             "1 ms",
             pa.timestamp("s"),
             None,
-            "no whole number of the time's steps: option=within got=1 ms step=s",
+            "not a multiple of the time column's unit: option=within got=1 ms step=s",
         ),
         ("1 h", pa.date32(), None, "step=day"),
         ("1 s", pa.int64(), None, "an integer time column has an unknown unit"),

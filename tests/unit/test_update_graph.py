@@ -93,7 +93,7 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
     ),
     (
         lambda: windows(stream(), mode="lazy").union(windows(stream("b"), mode="lazy")),
-        r"have no common time.*compute one, of windows such as at='window.end'",
+        r"have no common time.*compute one, such as at='window.end' of windows",
     ),
     (lambda: stream().union(plain("b")), "the update keys of a union differ"),
     (lambda: stream().union(stream("b").select("k", "t", "v")), "the streams of a union differ"),

@@ -145,7 +145,7 @@ def _refuse(gone: Collection[str], there: Collection[str], running: Collection[s
 def _in_p_stream(location: str, report: Report) -> None:
     found = survey_p_stream(PStream(location))
     garbage = [(one.files, FileFacts(one.name, one.size_bytes)) for one in found.garbage]
-    report.add(found.location, "no commit names them, and none will", garbage)
+    report.add(found.location, "no commit names them or ever will", garbage)
     report.damage += found.damage
     if found.pending_files:
         pending = amount(found.pending_files, found.pending_bytes)
@@ -201,7 +201,7 @@ def _in_state(
         else:
             named = f" of query {operator.query_name}" if operator.query_name else ""
             report.kept.append(
-                f"{operator.location}{named}: nothing says what is committed; give --checkpoint, or "
+                f"{operator.location}{named}: its checkpoint is not known; pass --checkpoint, or "
                 f"--drop-query {operator.query} if its checkpoint is gone for good"
             )
 
@@ -214,7 +214,7 @@ def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions:
             bucket, committed=committed.get(bucket.location), retain_versions=retain_versions
         )
         report.add(
-            found.location, "no version that may be needed reaches them", [(bucket, f) for f in found.garbage]
+            found.location, "no version that may be needed uses them", [(bucket, f) for f in found.garbage]
         )
         report.damage += [f"{one.file}: {one.fact}" for one in found.damage]
         if found.withheld:

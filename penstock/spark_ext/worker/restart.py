@@ -123,6 +123,6 @@ def _notes_of(task: BucketTask[Any], own: str) -> Iterator[str]:
     queries = [facts.name for facts in place.list() if facts.is_directory]
     if own not in queries and any(specification_in(place.child(one).child(task.name)) for one in queries):
         yield (
-            f"{task.name}: starts without state: {task.state_location} has only state of other "
-            "checkpoints, of which one may have been deleted or moved"
+            f"{task.name} starts without state: {task.state_location} holds only state of other checkpoints. "
+            "If the query's checkpoint was deleted or moved by mistake, restore it"
         )
