@@ -84,7 +84,7 @@ class WindowLayout:
         return self.assembly.read if self.assembly else frozenset()
 
     def finished(self, values: pa.RecordBatch) -> pa.RecordBatch:
-        """Compute the columns that leave, those of `results`, from the partials of windows.
+        """Compute the columns of `results` from the partials of windows.
 
         Raises
         ------

@@ -83,7 +83,7 @@ class UpdateQueue(Node):
         if lost:
             raise self.wrong(
                 "an update stream would lose its key",
-                "the key of a queue has that of the update stream above it",
+                "add it to the key of the queue",
                 column=lost[0],
                 key=", ".join(self.update_key),
             )

@@ -156,7 +156,7 @@ class EntryPacker:
 def looked_up(
     fragments: Fragments, lookup: Lookup, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Look up fragments in a table; merge those of one pane and group if possible.
+    """Look up fragments in a table; merge fragments of one pane and group if possible.
 
     Parameters
     ----------
