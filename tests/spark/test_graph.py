@@ -477,7 +477,7 @@ def test_without_ansi_mode_readers_leave_to_spark_what_it_calculates_otherwise(
     spark.conf.set("spark.sql.ansi.enabled", "false")
     try:
         run(graph.sink("pstream"), spark, tmp_path, sources=sources)
-        with pytest.raises(InvalidUsageError, match="in ANSI mode: expression=t \\+ 1"):
+        with pytest.raises(InvalidUsageError, match="needs ANSI mode: expression=t \\+ 1"):
             run(windows, spark, tmp_path / "windows", sources=sources)
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")

@@ -154,9 +154,13 @@ def test_what_is_wrong_with_a_join_is_told_before_it_runs(spark: SparkSession, t
         (
             right.selectExpr("k", "t", "k COLLATE utf8_lcase AS w"),
             {"condition": "w = 'a'"},
-            "with a collation",
+            "with a collation is compared",
         ),
-        (right.selectExpr("k COLLATE utf8_lcase AS k", "t", "w"), {}, "with a collation: column=k"),
+        (
+            right.selectExpr("k COLLATE utf8_lcase AS k", "t", "w"),
+            {},
+            "with a collation is compared: column=k",
+        ),
         (right, {"nulls": "keep"}, "option=nulls got=keep"),
         (right, {"time": "v"}, "there is no such column"),
         (right, {"state_location": None}, "no location for state is given"),

@@ -217,7 +217,7 @@ def test_check_finds_a_flipped_bit(place: Path) -> None:
 def test_what_is_no_p_stream_is_refused(tmp_path: Path, place: Path) -> None:
     result = penstock("inspect", "pstream", str(tmp_path))
     assert result.exit_code == 2
-    assert result.stderr.startswith("there is no p-stream: location=")
+    assert result.stderr.startswith("there is no p-stream at this location: location=")
     reader = penstock("gc", str(tmp_path), "--drop-reader", "x")
     assert (reader.exit_code, reader.stderr) == (
         2,

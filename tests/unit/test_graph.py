@@ -383,7 +383,7 @@ def _queue() -> Graph:
             lambda: housed("max(house)"),
             "windows have no max of this type: expression=house.*first and last",
         ),
-        (lambda: minutes().join_windows(minutes("2 s")), "do not end together.*1 s over.*2 s over"),
+        (lambda: minutes().join_windows(minutes("2 s")), "end at different times.*1 s over.*2 s over"),
         (lambda: minutes().join_windows(minutes(), on="plg"), "mean 'plug'"),
         (lambda: minutes().join_windows(minutes(), on="plug"), "two columns have the same name.*load"),
         (lambda: minutes().join_windows(totals(), on="plug"), "no column 'plug'"),

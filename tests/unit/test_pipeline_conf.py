@@ -517,17 +517,15 @@ def test_a_source_must_have_what_its_kind_needs(load: Loader, source: str, probl
         (
             "{type: parquet, path: out}",
             [
-                "p.yaml: query.checkpoint: is required for the parquet sink, so that a restart goes "
-                "on where it "
-                "was. Hint: name a directory."
+                "p.yaml: query.checkpoint: is required for the parquet sink, so that a restart "
+                "continues where it stopped. Hint: name a directory."
             ],
         ),
         (
             "{type: kafka}",
             [
-                "p.yaml: query.checkpoint: is required for the kafka sink, so that a restart goes on "
-                "where it "
-                "was. Hint: name a directory.",
+                "p.yaml: query.checkpoint: is required for the kafka sink, so that a restart "
+                "continues where it stopped. Hint: name a directory.",
                 "p.yaml:3: sink.options: has no kafka.bootstrap.servers. "
                 "Hint: write it, such as kafka.bootstrap.servers: 'localhost:9092'.",
                 "p.yaml:3: sink.options: has no topic. Hint: write it, such as topic: 'newest'.",

@@ -111,7 +111,7 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
     ),
     (
         lambda: windows(stream()).union(windows(stream("b")), prefer=0),
-        "only a union of update streams has options.*or give key= and time= here",
+        "only a union of update streams has options.*or pass key= and time= here",
     ),
     (lambda: windows(stream()).union(windows(stream("b"), mode="lazy")), "have no common time"),
     (lambda: plain().union(plain("b"), nulls="drop"), "only a union of update streams .*options=nulls"),
@@ -136,7 +136,10 @@ CASES: list[tuple[Callable[[], Graph], str]] = [
     (lambda: _join(stream("b").select("k", "t", x="v"), watermark_delay="5 ms"), "option=watermark_delay"),
     (lambda: _join(stream("b").select("k", "t", x="v"), condition="v + x"), "condition is not boolean"),
     (lambda: _join(stream("b").select("k", x="v")), "there is no column 't'"),
-    (lambda: _join(graph("g").source("b", SHORT, key="k", time="t")), "other types .*column=t left=int64"),
+    (
+        lambda: _join(graph("g").source("b", SHORT, key="k", time="t")),
+        "different types .*=t left=int64",
+    ),
 ]
 
 

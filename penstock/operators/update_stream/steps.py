@@ -44,7 +44,7 @@ def steps_of(option: str, duration: str | timedelta, kind: pa.DataType, unit: st
             raise InvalidUsageError(
                 "the time column of a join has an unsupported type",
                 type=kind,
-                hint="cast it first",
+                hint="use a timestamp, a date or an integer; cast others first",
             )
         if known is not None and unit not in (None, known):
             raise InvalidUsageError("the unit differs from that of the time column", unit=unit, type=kind)
