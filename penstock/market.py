@@ -263,7 +263,7 @@ class Market:
                 "a batch holds at most 100,000,000 rows", hint="make several", start=start, end=end
             )
         if self.start_us + end * 1_000_000 // self.rate > FOREVER:
-            raise InvalidUsageError("the event times outgrow 64 bits", start=start, end=end)
+            raise InvalidUsageError("the event times do not fit 64 bits", start=start, end=end)
         rows = np.arange(start, end, dtype=np.int64)
         times = np.empty(end - start, dtype=np.int64)
         ranks = np.empty(end - start, dtype=np.int64)

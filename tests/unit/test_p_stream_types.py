@@ -182,7 +182,7 @@ def test_a_null_where_there_may_be_none_is_refused(
     strict = pa.schema({"c": kind})
     rows = convert(pa.record_batch([pa.array(good, loose.field("c").type)], schema=loose), strict)
     assert rows["c"].to_pylist() == good
-    with pytest.raises(InvalidUsageError, match=r"where there may be none: column=c|kept exactly: column=c"):
+    with pytest.raises(InvalidUsageError, match=r"not nullable has nulls: column=c|kept exactly: column=c"):
         convert(pa.record_batch([pa.array(bad, loose.field("c").type)], schema=loose), strict)
 
 

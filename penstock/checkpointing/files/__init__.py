@@ -73,11 +73,11 @@ def open_files(location: str | os.PathLike[str]) -> Files:
     scheme = found["scheme"].lower()
     if not isinstance(location, str):
         raise InvalidUsageError(
-            "a path holds a URI", location=without_secrets(text), hint="give the URI as text"
+            "a path object holds a URI", location=without_secrets(text), hint="pass the URI as a str"
         )
     if "#" in text:
         raise InvalidUsageError(
-            "a location has no fragment", location=without_secrets(text), hint="write %23 for #"
+            "a location cannot have a fragment", location=without_secrets(text), hint="write %23 for #"
         )
     if scheme == "file":
         return LocalFiles(_path_in(text))
@@ -100,7 +100,7 @@ def _path_in(uri: str) -> Path:
     parts = urlsplit(uri)
     if parts.netloc not in {"", "localhost"} or parts.query:
         raise InvalidUsageError(
-            "a file: location is of this machine and has no parameters",
+            "a file: location takes no host and no parameters",
             location=without_secrets(uri),
             hint="write file:///absolute/path, or the path alone",
         )

@@ -142,7 +142,7 @@ def decode_tokens(streams: tuple[Ints, ...], kind: npt.DTypeLike, most: int) -> 
     spare = np.zeros(SPARE, np.int8)
     begins = offsets_of(sizes, np.int64, words.size)
     if begins is None or int(begins[-1]) != words.size:
-        raise CorruptDataError("words have other lengths than bytes")
+        raise CorruptDataError("the lengths of words do not add up to their bytes")
     table, word_offsets, joined = _join_words(known, begins, np.append(words, spare).view(np.uint8), most)
     offsets = allocate(forms.size + 1, np.int64)
     offsets[0] = 0

@@ -178,7 +178,7 @@ class _Model:
         assert self.start <= begin <= max(needed, self.start)
         self.start = begin
         if begin:
-            with pytest.raises(InvalidUsageError, match="released already"):
+            with pytest.raises(InvalidUsageError, match="already released"):
                 PStream(self.place, cleanup=self.cleanup).offset_of(begin - 1)
 
     def look(self) -> None:
