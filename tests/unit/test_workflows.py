@@ -175,6 +175,27 @@ def test_rows_of_a_round_grow_streams_tables_and_the_undo_log_without_harm() -> 
     assert flow.program().undo_log  # type: ignore[union-attr]
 
 
+def test_a_full_undo_log_undoes_earlier_transactions_of_the_round() -> None:
+    database = penstock.database("full")
+    database.table("a", "id bigint, n bigint NOT NULL", key="id")
+    database.table("b", "id bigint, n bigint NOT NULL", key="id")
+    stream = database.stream("out", "n bigint NOT NULL")
+    # Nothing that follows the write in its transaction may fail, but the log of the next one may be full.
+    database.procedure(event="n bigint NOT NULL")(
+        define("def first(e, a, out):\n    out.emit(n=e.n)\n    a[0].n += e.n\n")
+    )
+    database.procedure(event=stream)(
+        define("def second(e, b):\n    for i in range(e.n):\n        b[i % 2].n = i\n")
+    )
+    interpret(database.workflow("flow", *database.procedures.values()))
+    with database.open() as db:
+        db.load("a", {"id": [0], "n": [0]})
+        db.load("b", {"id": [0, 1], "n": [0, 0]})
+        assert db.run("flow", pa.table({"n": [3, 1000, 5]}))["rejected"].null_count == 3
+        assert rows_of(db, "a") == [(0, 1008)]
+        assert rows_of(db, "b") == [(0, 4), (1, 3)]
+
+
 def test_streams_leave_nothing_in_the_state() -> None:
     database, procedures = shop()
     flow = interpret(database.workflow("order", *procedures))
