@@ -359,7 +359,7 @@ def _sums_of(name: str) -> str:
 
 
 def _is_whole(files: Files, name: str, *, text: bool = False) -> bool:
-    """Say whether a file is undamaged, by its checksums, or without them by its text if it is a text file."""
+    """Say whether a file is undamaged, by its checksums; a text file without them, by its text."""
     content = bytes(files.read(name))
     if not content:
         return False

@@ -41,7 +41,7 @@ class Expression:
     text : str
         Spark SQL, as written or as a rule composed it. Two expressions with equal text are equal.
     columns : tuple of str
-        Sorted names of the columns that it reads; for a struct's field the name of the struct.
+        Sorted names of the columns that it reads. A field of a struct counts as the struct.
     deterministic : bool
         Whether it returns the same for the same row wherever it is evaluated, even after columns are replaced
         by their definitions. Unknown functions count as nondeterministic, so they are never moved, merged or

@@ -34,8 +34,8 @@ class RecordedClock:
     Parameters
     ----------
     clock : Clock
-        The clock to read at the end of the record: from the beginning if there is none, and otherwise never,
-        unless a source returns other rows than before.
+        The clock to read once the record is used up. With a record, this happens only if a source returns
+        other rows than before.
     recorded : list of int
         The record.
     """

@@ -129,7 +129,7 @@ def test_positions_of_exceptions_ascend_within_their_stream(positions: list[int]
 
 def test_what_lies_beside_many_bytes_stays_as_it_is() -> None:
     steps = np.arange(0, 3000, 3)
-    coded, plain = encode_light(steps), encode_light(steps, beside=128 * steps.nbytes)
+    coded, plain = encode_light(steps), encode_light(steps, parent_bytes=128 * steps.nbytes)
     assert cascade_of(plain) == "plain"
     assert coded.size_bytes < plain.size_bytes
     assert decode_stream(coded).tolist() == decode_stream(plain).tolist() == steps.tolist()

@@ -39,8 +39,8 @@ class NullSuppression(Codec):
         """Return the packed stream."""
         packed = bits.pack(values, self.step, patched=self.patched)
         order = _order(self.step)
-        apart = CODECS[self._then].encode(packed.payload.view(np.int8)) if self._then else None
-        beside = apart.size_bytes if apart else packed.payload.size
+        coded = CODECS[self._then].encode(packed.payload.view(np.int8)) if self._then else None
+        payload_bytes = coded.size_bytes if coded else packed.payload.size
         side = [packed.widths]
         if self.step is not Step.NONE:
             side.append(packed.bases)
@@ -48,12 +48,12 @@ class NullSuppression(Codec):
             side.append(np.ascontiguousarray(packed.firsts[:, :order]).reshape(-1))
         if self.patched:
             side += (packed.exceptions, packed.positions, packed.highs)
-        children = [encode_light(stream, beside) for stream in side]
+        children = [encode_light(stream, payload_bytes) for stream in side]
         parameters = bytes([self.step | self.patched << 3 | bool(self._then) << 4])
         width, count = width_code(values), values.size
-        if apart is None:
+        if coded is None:
             return Node(self.number, width, count, parameters, packed.payload, children)
-        return Node(self.number, width, count, parameters, children=[*children, apart])
+        return Node(self.number, width, count, parameters, children=[*children, coded])
 
     def name_of(self, node: Node) -> str:
         """Return the cascade of steps."""
@@ -85,17 +85,19 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
     check(len(node.parameters) == 1 and node.parameters[0] & 7 <= Step.XOR, "packed bits have no known step")
     flags = node.parameters[0]
     check(flags < 32, "packed bits have flags that nothing writes")
-    step, patched, apart = Step(flags & 7), bool(flags & 8), bool(flags & 16)
+    step, patched, has_coded = Step(flags & 7), bool(flags & 8), bool(flags & 16)
     order = _order(step)
     children = list(node.children)
-    expected = 1 + (step is not Step.NONE) + bool(order) + 3 * patched + apart
+    expected = 1 + (step is not Step.NONE) + bool(order) + 3 * patched + has_coded
     check(len(children) == expected, "packed bits have other children than they need")
     blocks = -(-node.count // SUB_BLOCK)
     bits_per_value = 8 * node.dtype.itemsize
 
     widths = decode_stream(children.pop(0), blocks)
     check(widths.dtype == np.int8, "the widths of packed bits have a wrong type")
-    ends = _ends_of(widths, node.count, bits_per_value, children[-1].count if apart else node.payload.size)
+    ends = _ends_of(
+        widths, node.count, bits_per_value, children[-1].count if has_coded else node.payload.size
+    )
 
     def same_type(count: int | None, start: int, stop: int | None) -> Ints:
         child = children.pop(0)
@@ -128,7 +130,7 @@ def packed_of(node: Node, first: int, last: int) -> Packed:
         check(positions.dtype == np.int16 and bool(within.all()), "an exception lies outside its sub-block")
         highs = same_type(int(before[-1]), begin, end)
     begin, end = int(ends[first]), int(ends[last])
-    if apart:
+    if has_coded:
         payload = decode_stream(children.pop(0), None, begin, end).view(np.uint8)
     else:
         payload = node.payload[begin:end]

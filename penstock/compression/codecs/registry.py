@@ -146,17 +146,17 @@ def encode_stream(values: Ints, cascade: Cascade) -> Node:
     return finish(encode_stream(stream, rest))
 
 
-def encode_light(values: Ints, beside: int = 0) -> Node:
+def encode_light(values: Ints, parent_bytes: int = 0) -> Node:
     """Encode `values` by the smallest of a few quick cascades, judged by their first values.
 
     Small streams stay plain, since decoding costs more than the saving is worth. A stream is small by itself,
-    or relative to the `beside` bytes of its parent.
+    or relative to the `parent_bytes` of its parent.
     """
     count = values.size
     if not count or (values == values[0]).all():
         return CODECS["constant"].encode(values)
     best: Cascade = ("plain",)
-    worth = max(_PLAIN_BELOW_BYTES, beside // _PLAIN_BELOW_FRACTION)
+    worth = max(_PLAIN_BELOW_BYTES, parent_bytes // _PLAIN_BELOW_FRACTION)
     if values.nbytes <= worth:
         return CODECS["plain"].encode(values)
     sample = values[:_JUDGED_VALUES]

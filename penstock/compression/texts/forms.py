@@ -26,7 +26,7 @@ MOST_WORDS = (1 << 15) - 1
 _SAMPLE_ROWS = 1 << 9
 _SAMPLE_BYTES = 1 << 16
 _MOST_TEXT_BYTES = 1 << 12
-"""Longer texts are not learned from."""
+"""Longer texts are left out of the sample."""
 _MOST_DEPTH = 100
 _GOOD_SHARE = 1 / 8
 """If a split takes no more than this share of the bytes, no other split is tried."""

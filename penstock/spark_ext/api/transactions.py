@@ -70,7 +70,7 @@ def transactions(
         The digest of the checkpoint's first program, if the procedure has changed since and its new text may
         use the old tables. Without it a changed program is refused.
     state_location : str or path, optional
-        The directory for state; by default that of the database, or the Spark setting
+        The directory for state; by default the state location of the database, or the Spark setting
         ``spark.penstock.stateLocation``.
     retain_versions : int
         The number of versions of each bucket's tables that stay loadable.

@@ -385,8 +385,8 @@ class RunningGraph:
         Raises
         ------
         PenstockError
-            If a query failed. The text names the query and the cause; the class is the cause's if that is a
-            Penstock error.
+            If a query failed. The text names the query and the cause. If the cause is a Penstock error, this
+            error has its class.
         """
         ended = self._ended.wait(timeout)
         self._raise()

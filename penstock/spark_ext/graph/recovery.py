@@ -1,7 +1,7 @@
 """Recovery of a graph over an existing checkpoint, in the paper's four phases (Scabbard §3.2).
 
-1. **Progress recovery**: drop files torn by a power cut from Spark's logs; read from them each query's
-   planned and committed micro-batches, and from the p-streams' logs their rows.
+1. **Progress recovery**: drop files torn by a power cut from Spark's logs. Read each query's planned and
+   committed micro-batches from these logs, and the rows of p-streams from the logs of the p-streams.
 2. **Upstream requesting**: find the row from which each query needs its p-streams again; check that these
    rows are not released.
 3. **Data recovery**: check by name and length that the p-units from there on exist, and so do the state files

@@ -36,7 +36,7 @@ _PARALLEL_READS = 16
 """The number of directories to check in parallel: on remote stores most of the time is waiting."""
 
 HeldBySpark = Callable[[str], Held]
-"""Reads the pointers in a query's checkpoint by Spark, which takes tasks and seconds."""
+"""Reads the pointers in a query's checkpoint with Spark tasks, which takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)

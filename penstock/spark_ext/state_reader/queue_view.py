@@ -69,7 +69,7 @@ class QueueView:
 
     def new_state(self) -> KeyedQueue:
         """See `StateView.new_state`."""
-        # Places are stored with their shares; which weights they came from does not matter.
+        # Places are stored with their shares, so weights may change at a restart.
         weights = KeyWeights(self.stream, {}) if self.by_key else None
         if self.semantics is Semantics.UPDATE:
             return UpdateQueue(self.stream, self.policy, weights=weights)

@@ -50,7 +50,7 @@ def _wrap_starts() -> None:
 
 
 def _note_mode(set_mode: Callable[..., DataStreamWriter]) -> Callable[..., DataStreamWriter]:
-    """Return a way to set the output mode that also notes it, because Spark does not tell it."""
+    """Return a setter of the output mode that also notes the mode, which Spark does not expose."""
 
     @functools.wraps(set_mode)
     def noted(writer: DataStreamWriter, outputMode: str) -> DataStreamWriter:  # noqa: N803 - Spark's name

@@ -98,7 +98,7 @@ class WindowPlan(ABC):
         Parameters
         ----------
         options : WindowOptions
-            The aggregate `WEIGHT` has the newest value of a column of weights.
+            Mode, policy, budget and weights. A column of weights is in the windows as the aggregate `WEIGHT`.
 
         Raises
         ------

@@ -192,7 +192,7 @@ class RocksdbTable:
     batch_bytes : int
         The most bytes of a batch of `rows`, where one row has fewer.
     shared : SharedMemory, optional
-        The memory that it shares with other tables; by default that of the process.
+        The memory that it shares with other tables; by default the memory of the process.
 
     Raises
     ------
