@@ -7,6 +7,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+import penstock
 from penstock.conf.pipeline import load_pipeline
 from penstock.dataflow import PhysicalPlan
 from penstock.jobs.pipelines.run import run_to_end
+from penstock.procedures.plain.tables import PlainTables
+from penstock.procedures.programs import PROGRAMS
 
 pytestmark = pytest.mark.spark
 
@@ -114,6 +118,25 @@ def test_votes_run_through_a_workflow_as_python_does(
         f"place {place + 1}: top {top}, bottom {bottom}, trending {trending}"
         for place, (top, bottom, trending) in enumerate(zip(*expected, strict=True))
     ]
+
+
+def test_packaged_programs_end_as_python_says_and_go_on(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", "SL", "bank", "linear_road"])
+    run("programs.py", capsys)
+    for line in run("programs.py", capsys):
+        name, _, ends = line.partition(" ")
+        program = PROGRAMS[name]
+        plain = PlainTables(program.database.tables.values())
+        events = penstock.PStreamReader(tmp_path / "programs" / name / "events").read().to_batches()
+        columns = program.procedure.program().results
+        expected = Counter(
+            row[-1] for batch in events for row in plain.run(program.procedure.text, batch, columns)
+        )
+        assert expected.total() >= 40_000
+        counts = [f"{why or 'committed'} {expected[why]}" for why in sorted(expected, key=lambda w: w or "")]
+        assert ends.endswith(": " + ", ".join(counts))
 
 
 def test_late_rows_count_while_their_window_is_open(

@@ -1,0 +1,107 @@
+"""What a packaged program has, and how its events are drawn.
+
+Draws are hashes of a seed and an event's number, so every process draws the same events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from penstock.procedures.databases import Database
+from penstock.procedures.engine import event_schema
+from penstock.procedures.procedure import Procedure
+
+__all__ = ["PackagedProgram", "events_of", "fractions", "integers", "lists", "zipf"]
+
+Integers = NDArray[np.int64]
+
+_SEED = 0x9E3779B97F4A7C15
+_WORD = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class PackagedProgram:
+    """A program of transactions with its events.
+
+    Attributes
+    ----------
+    name : str
+        Its short name.
+    summary : str
+        What a transaction does.
+    database : Database
+        Its tables and procedures.
+    procedure : Procedure
+        The procedure to run for each event.
+    opening : callable
+        From a number of keys to the events that fill the empty tables.
+    workload : callable
+        From a number of events, a number of keys and a seed to events for tables with these keys.
+    """
+
+    name: str
+    summary: str
+    database: Database
+    procedure: Procedure
+    opening: Callable[[int], pa.RecordBatch]
+    workload: Callable[[int, int, int], pa.RecordBatch]
+
+
+def events_of(procedure: Procedure, columns: Sequence[Any]) -> pa.RecordBatch:
+    """Return events, given the columns of a procedure's event as arrays or as one value for all."""
+    schema = event_schema(procedure.program().event)
+    rows = max(len(one) for one in columns if not isinstance(one, int | float | str))
+    arrays = [
+        pa.array([one] * rows, field.type)
+        if isinstance(one, int | float | str)
+        else one
+        if isinstance(one, pa.Array)
+        else pa.array(one, field.type)
+        for one, field in zip(columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _hashes(seed: int, count: int) -> NDArray[np.uint64]:
+    """Return hashes of numbers (SplitMix64)."""
+    made = np.arange(1, count + 1, dtype=np.uint64)
+    made *= np.uint64(_SEED)
+    made += np.uint64(seed * 0xD1342543DE82EF95 & _WORD)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        made ^= made >> np.uint64(shift)
+        made *= np.uint64(factor)
+    made ^= made >> np.uint64(31)
+    return made
+
+
+def fractions(seed: int, count: int) -> NDArray[np.float64]:
+    """Draw numbers from 0 to less than 1."""
+    return (_hashes(seed, count) >> np.uint64(11)) * 2.0**-53
+
+
+def integers(seed: int, count: int, stop: int) -> Integers:
+    """Draw integers from 0 to less than `stop`."""
+    return (fractions(seed, count) * stop).astype(np.int64)
+
+
+def zipf(seed: int, count: int, keys: int, skew: float) -> Integers:
+    """Draw keys of a Zipf distribution; frequent ones lie anywhere among them."""
+    weights = np.arange(1, keys + 1, dtype=np.float64) ** -skew
+    bounds = np.cumsum(weights / weights.sum())
+    ranks = np.minimum(np.searchsorted(bounds, fractions(seed, count)), keys - 1)
+    # The factor is a prime, so no two ranks have one key.
+    return (ranks * 2_654_435_761 % keys).astype(np.int64)
+
+
+def lists(values: Integers, sizes: Integers | int) -> pa.Array[Any]:
+    """Return consecutive values as lists of given sizes."""
+    if isinstance(sizes, int):
+        sizes = np.full(len(values) // max(sizes, 1), sizes)
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
