@@ -1,8 +1,11 @@
-"""Arithmetic of 64 bits that tells where a result is beyond them."""
+"""Arithmetic of 64 bits that tells where a result is beyond them.
+
+The functions are what Python runs; compiled code asks the processor's overflow flag instead.
+"""
 
 from __future__ import annotations
 
-from penstock._kernels import kernel
+from penstock.compression.kernels.instructions import use_overflow_flag
 
 __all__ = ["LEAST", "MOST", "add_overflows", "multiply_overflows", "subtract_overflows"]
 
@@ -12,19 +15,19 @@ MOST = (1 << 63) - 1
 _HALF = 1 << 31
 
 
-@kernel
+@use_overflow_flag("sadd")
 def add_overflows(a: int, b: int) -> bool:
     """Say whether a + b is beyond 64 bits."""
     return (b > 0 and a > MOST - b) or (b < 0 and a < LEAST - b)
 
 
-@kernel
+@use_overflow_flag("ssub")
 def subtract_overflows(a: int, b: int) -> bool:
     """Say whether a - b is beyond 64 bits."""
     return (b < 0 and a > MOST + b) or (b > 0 and a < LEAST + b)
 
 
-@kernel
+@use_overflow_flag("smul")
 def multiply_overflows(a: int, b: int) -> bool:
     """Say whether a * b is beyond 64 bits."""
     if -_HALF <= a < _HALF and -_HALF <= b < _HALF:

@@ -20,12 +20,15 @@ from penstock.procedures.texts import TextNumbers
 from penstock.procedures.workflows.rejections import rejections
 from penstock.procedures.workflows.streams import StreamRows
 
-__all__ = ["REJECTED", "TableSet", "event_schema", "result_schema"]
+__all__ = ["PREFETCH_INDEX_BYTES", "REJECTED", "TableSet", "event_schema", "result_schema"]
 
 REJECTED = "rejected"
 """The column of results that says why a transaction was rejected; null if it was committed."""
 
 _FIRST_UNDO = 1 << 8
+PREFETCH_INDEX_BYTES = 1 << 20
+"""Indexes from this size on do not stay in the cache, and prefetching pays."""
+_LOOKUPS_AHEAD = 32
 _LEAST_TEXTS = 1 << 16
 """Below so many texts none is forgotten."""
 
@@ -53,7 +56,7 @@ class TableSet:
         self._tables = {spec.name: TableRows(spec, self._texts) for spec in specs}
         self._streams: dict[str, StreamRows] = {}
         self._undo = _undo_log(_FIRST_UNDO)
-        self._control = np.zeros(1, np.int64)
+        self._control = np.zeros(2, np.int64)
         self._most_texts = _LEAST_TEXTS
         self.transactions = 0
 
@@ -105,6 +108,7 @@ class TableSet:
         flat = [array for pair in results for array in pair]
         kernel, done = program.kernel, 0
         streams = [self._streams.setdefault(spec.name, StreamRows(spec)) for spec in program.streams]
+        self._control[1] = self._events_ahead(program, events)
         while True:
             tables = [array for spec in program.tables for array in self._tables[spec.name].arrays]
             tables += [array for stream in streams for array in stream.arrays]
@@ -120,6 +124,19 @@ class TableSet:
         if bounds is not None:
             codes = np.repeat(codes, np.diff(bounds), axis=0)
         return self._results(program, codes, results)
+
+    def _events_ahead(self, program: Program, events: pa.RecordBatch) -> int:
+        """Return how many events ahead to prefetch: 0 if the tables fit into the cache."""
+        size_bytes = sum(self._tables[spec.name].index_bytes for spec in program.tables)
+        if not program.lookups or not events.num_rows or size_bytes < PREFETCH_INDEX_BYTES:
+            return 0
+        elements = [
+            len(events.column(name).flatten()) / events.num_rows
+            for name in program.lookups
+            if name is not None
+        ]
+        lookups = sum(elements) + len(program.lookups) - len(elements)
+        return max(round(_LOOKUPS_AHEAD / max(lookups, 1)), 1)
 
     def _run_plain(
         self, program: PlainProgram, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._kernels import kernel
+from penstock.compression.kernels.instructions import prefetch
 
 __all__ = [
     "Entries",
@@ -23,6 +24,8 @@ __all__ = [
     "find_3",
     "find_all",
     "new_index",
+    "peek",
+    "prefetch_entry",
     "put_entry",
     "remove_entries",
     "remove_entry",
@@ -109,6 +112,24 @@ def find_3(
             return -1
         if entries[2 * at] == word and a_column[slot] == a and b_column[slot] == b and c_column[slot] == c:
             return slot
+        at = (at + 1) & mask
+
+
+@kernel
+def prefetch_entry(entries: Entries, shift: int, word: int) -> None:
+    """Load the entry of a key into the cache."""
+    prefetch(entries, 2 * _first(word, shift))
+
+
+@kernel
+def peek(entries: Entries, shift: int, word: int) -> int:
+    """Return the slot of a row whose key has a word, -1 if there is none; another key may have it, too."""
+    mask = (entries.shape[0] >> 1) - 1
+    at = _first(word, shift)
+    while True:
+        slot = entries[2 * at + 1]
+        if slot == 0 or entries[2 * at] == word:
+            return slot - 1
         at = (at + 1) & mask
 
 

@@ -100,6 +100,11 @@ class TableRows:
         return sum(array.nbytes for array in self.arrays)
 
     @property
+    def index_bytes(self) -> int:
+        """The memory of the index."""
+        return self._entries.nbytes
+
+    @property
     def arrays(self) -> list[npt.NDArray[Any]]:
         """The arrays in the order in which kernels take them."""
         made: list[npt.NDArray[Any]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.procedures import engine
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
@@ -25,6 +27,15 @@ from tests.procedures import (
     sources,
 )
 from tests.streams import through_bytes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels_prefetch() -> Iterator[None]:
+    """Prefetch from tables of any size."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "PREFETCH_INDEX_BYTES", 0)
+        yield
+
 
 CUTS = st.lists(st.tuples(st.integers(0, 25), st.sampled_from(["go on", "restart", "catch up"])), max_size=4)
 

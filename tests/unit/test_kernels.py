@@ -28,7 +28,7 @@ from penstock.operators.scan import selection
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scheduling import linked_scheduler, staleness, weighted_scheduler
 from penstock.operators.update_stream import arrivals, conflation
-from penstock.procedures import arithmetic, index_kernels
+from penstock.procedures import index_kernels
 from penstock.sql import comparison_kernels
 from penstock.state_store.keys import key_index, key_set, key_words, word_index
 from penstock.state_store.tables import row_codec, row_store
@@ -150,9 +150,9 @@ KERNELS = {
         "finish",
         "slide",
     },
-    "arithmetic": {"add_overflows", "subtract_overflows", "multiply_overflows"},
     "index_kernels": {
         *("_first", "word_2", "word_3", "find_1", "find_2", "find_3", "put_entry", "remove_entry"),
+        *("peek", "prefetch_entry"),
         *("add_entries", "remove_entries", "_words_2", "_words_3"),
         *("_find_all_1", "_find_all_2", "_find_all_3"),
     },
@@ -191,7 +191,6 @@ REFERENCES = {
     "fragment_kernels": "test_fragments",
     "wide": "test_wide_sums",
     "moment_kernels": "test_deviations",
-    "arithmetic": "test_transactions",
     "index_kernels": "test_transactions",
 }
 MODULES = [
@@ -227,7 +226,6 @@ MODULES = [
     fragment_kernels,
     moment_kernels,
     wide,
-    arithmetic,
     index_kernels,
 ]
 
@@ -326,8 +324,8 @@ def test_a_second_process_compiles_nothing() -> None:
         *("_mru_l", "_mru_e", "_is_update", "_do_promote", "_is_avail", "_end", "_push_ready", "_pop_ready"),
         *("_wait", "_needed_from", "_trim", "_set_due", "_close", "_start", "_commit"),
         # What generated kernels and look-ups of many keys consist of.
-        *("add_overflows", "subtract_overflows", "multiply_overflows", "_first", "word_2", "word_3"),
-        *("find_1", "find_2", "find_3", "put_entry", "remove_entry"),
+        *("_first", "word_2", "word_3", "find_1", "find_2", "find_3", "put_entry", "remove_entry"),
+        *("peek", "prefetch_entry"),
         # What learning and coding by a table of symbols consist of.
         *("_word", "_propose", "_count_tokens", "_put_code", "_look_up", "_end_lane", "_fill_tables"),
     }

@@ -1,0 +1,184 @@
+"""Prefetching: load the memory of look-ups that later events determine while earlier ones run.
+
+A look-up is determined if each column of its key is an attribute of the event or an element of a list of it,
+as in (TStream §II-B, F2). In tables that are larger than the cache, a look-up waits twice: for the index
+entry and for the row. The kernel asks for the entry two distances before its event runs, and for the row one
+distance before. Asking changes nothing, so rows may come and go in between.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from penstock.procedures import language
+from penstock.procedures.compiler.layout import SHIFT, Layout, TableCode
+from penstock.procedures.compiler.reading import ProcedureText
+
+__all__ = ["Lookup", "determined_lookups", "prefetch_lines"]
+
+_MOST_COLUMNS = 4
+_INDENT = "    "
+Sources = Mapping[str, str]
+"""The attribute of the program's event that each attribute of a procedure's event is."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A look-up whose key the event determines.
+
+    Attributes
+    ----------
+    table : str
+        The table.
+    key : tuple of str
+        For each column of the key the attribute of the event.
+    """
+
+    table: str
+    key: tuple[str, ...]
+
+
+def determined_lookups(text: ProcedureText, layout: Layout) -> tuple[list[Lookup], dict[str, list[str]]]:
+    """Return the determined look-ups of a program, and the columns that it uses of each table."""
+    found: dict[Lookup, None] = {}
+    used: dict[str, dict[str, None]] = {name: {} for name in layout.tables}
+    _search(text, {column.name: column.name for column in layout.event}, layout, found, used)
+    return list(found), {name: list(columns)[:_MOST_COLUMNS] for name, columns in used.items()}
+
+
+def _search(
+    text: ProcedureText,
+    sources: Sources,
+    layout: Layout,
+    found: dict[Lookup, None],
+    used: dict[str, dict[str, None]],
+) -> None:
+    elements = dict(_elements(text, sources, layout))
+    for node in ast.walk(text.tree):
+        if isinstance(node, ast.Attribute):
+            for name in layout.tables.keys() & set(text.tables):
+                spec = layout.tables[name].spec
+                if node.attr in spec.names and node.attr not in spec.key:
+                    used[name][node.attr] = None
+        lookup = _lookup(node, text, sources, elements, layout)
+        if lookup is not None:
+            found[lookup] = None
+        called = _called(node, text)
+        if called is not None and isinstance(node, ast.Call):
+            _search(called, _passed(node.args[0], text, sources), layout, found, used)
+
+
+def _elements(text: ProcedureText, sources: Sources, layout: Layout) -> Iterator[tuple[str, str]]:
+    """Yield variables of loops over lists of the event, and the lists."""
+    lists = {column.name for column in layout.event if column.is_list}
+    for node in ast.walk(text.tree):
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            attribute = _attribute(node.iter, text, sources)
+            if attribute in lists:
+                yield node.target.id, str(attribute)
+
+
+def _attribute(node: ast.expr, text: ProcedureText, sources: Sources) -> str | None:
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == text.event:
+        return sources.get(node.attr)
+    return None
+
+
+def _lookup(
+    node: ast.AST, text: ProcedureText, sources: Sources, elements: Mapping[str, str], layout: Layout
+) -> Lookup | None:
+    table, key = _looked_up(node, text)
+    if table is None or table not in layout.tables or key is None:
+        return None
+    parts = key.elts if isinstance(key, ast.Tuple) else [key]
+    attributes = []
+    for part in parts:
+        attribute = _attribute(part, text, sources)
+        if isinstance(part, ast.Name):
+            attribute = elements.get(part.id)
+        elif isinstance(part, ast.Subscript):
+            attribute = _attribute(part.value, text, sources)
+        attributes.append(attribute)
+    known = [one for one in attributes if one is not None]
+    lists = {column.name for column in layout.event if column.is_list}
+    if len(known) < len(layout.tables[table].spec.key) or len(lists.intersection(known)) > 1:
+        return None
+    return Lookup(table, tuple(known))
+
+
+def _looked_up(node: ast.AST, text: ProcedureText) -> tuple[str | None, ast.expr | None]:
+    """Return the table and the key of an expression that looks a row up."""
+    table: ast.expr | None = None
+    key: ast.expr | None = None
+    if isinstance(node, ast.Subscript):
+        table, key = node.value, node.slice
+    elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+        table, key = node.comparators[0], node.left
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+        table, key = node.func.value, node.args[0] if node.args else None
+    if isinstance(table, ast.Name) and table.id in text.tables:
+        return table.id, key
+    return None, None
+
+
+def _called(node: ast.AST, text: ProcedureText) -> ProcedureText | None:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
+        return None
+    called = getattr(text.names.get(node.func.id), "text", None)
+    return called if isinstance(called, ProcedureText) else None
+
+
+def _passed(node: ast.expr, text: ProcedureText, sources: Sources) -> Sources:
+    """Return the sources of the event that a procedure passes on."""
+    if isinstance(node, ast.Name):
+        return sources if node.id == text.event else {}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return {}
+    if text.names.get(node.func.id) is not language.event:
+        return {}
+    made = {str(one.arg): _attribute(one.value, text, sources) for one in node.keywords}
+    return {name: source for name, source in made.items() if source is not None}
+
+
+def prefetch_lines(layout: Layout, lookups: list[Lookup], used: Mapping[str, list[str]]) -> list[str]:
+    """Return the lines that prefetch for the events after ``i``; ``ahead`` is the distance, 0 for none."""
+    if not lookups:
+        return []
+    lines = ["if ahead > 0 and i + 2 * ahead < end:", f"{_INDENT}j = i + 2 * ahead"]
+    lines += _each(layout, lookups, lambda code, word: [f"prefetch_entry({_index(code)}, {word})"])
+    lines += [f"{_INDENT}j = i + ahead"]
+
+    def rows(code: TableCode, word: str) -> list[str]:
+        arrays = [code.column(name) for name in used[code.spec.name]]
+        arrays += [code.array("dirty")] if arrays else []
+        if not arrays:
+            return []
+        slot = [f"s = peek({_index(code)}, {word})", "if s >= 0:"]
+        return [*slot, *(f"{_INDENT}prefetch({array}, s)" for array in arrays)]
+
+    return [*lines, *_each(layout, lookups, rows)]
+
+
+def _index(code: TableCode) -> str:
+    return f"{code.array('entries')}, {code.fact(SHIFT)}"
+
+
+def _each(layout: Layout, lookups: list[Lookup], lines: Callable[[TableCode, str], list[str]]) -> list[str]:
+    """Return lines for each look-up of event ``j``; those by a list's elements are in a loop."""
+    numbers = {column.name: number for number, column in enumerate(layout.event)}
+    lists = {column.name for column in layout.event if column.is_list}
+    loops: dict[str | None, list[str]] = {}
+    for lookup in lookups:
+        name = next((one for one in lookup.key if one in lists), None)
+        code = layout.tables[lookup.table]
+        word = code.word([f"e{numbers[one]}[{'q' if one in lists else 'j'}]" for one in lookup.key])
+        loops.setdefault(name, []).extend(lines(code, word))
+    made = [_INDENT + line for line in loops.pop(None, [])]
+    for name, body in loops.items():
+        offsets = f"e{numbers[str(name)]}_offsets"
+        if body:
+            made.append(f"{_INDENT}for q in range({offsets}[j], {offsets}[j + 1]):")
+            made += [2 * _INDENT + line for line in body]
+    return made
