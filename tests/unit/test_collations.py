@@ -31,7 +31,7 @@ def test_keys_of_bytes_and_numbers_are_taken() -> None:
 
 @pytest.mark.parametrize("name", ["s", "in"])
 def test_a_key_with_a_collation_is_refused(name: str) -> None:
-    with pytest.raises(InvalidUsageError, match=f"has a collation: column={name} .*UTF8_BINARY"):
+    with pytest.raises(InvalidUsageError, match=f"with a collation is compared: column={name} .*UTF8_BINARY"):
         key_columns(["t", name], SCHEMA)
 
 
@@ -47,7 +47,7 @@ def test_a_key_with_a_collation_is_refused(name: str) -> None:
     ],
 )
 def test_a_reader_does_not_compare_by_bytes_what_has_a_collation(scan: Scan) -> None:
-    with pytest.raises(InvalidUsageError, match="has a collation: column=s"):
+    with pytest.raises(InvalidUsageError, match="with a collation is compared: column=s"):
         Pushed.of(stored_schema(SCHEMA), scan)
 
 
