@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.class_archive import JAVA_OPTIONS, archive_options, find_java
 from penstock.jobs.signals import StopSignals
-from penstock.spark_ext.api.failure import failure_of, is_late_worker
+from penstock.spark_ext.api.failure import failure_of, is_late_worker, is_without_answer
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
@@ -294,7 +294,10 @@ def session(
                     opened.stop()
         except KeyboardInterrupt:
             raise SystemExit(128 + signal.SIGINT) from None
-        except (Py4JError, PySparkException) as error:
+        except (Py4JError, PySparkException, ConnectionError) as error:
+            if signals.received is not None and is_without_answer(error):
+                # A signal to all processes, as of systemd, ends the JVM too.
+                raise SystemExit(128 + signals.received) from None
             if not is_late_worker(error):
                 raise
             raise failure_of(error, "Spark cannot run Python") from error

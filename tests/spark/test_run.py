@@ -439,6 +439,15 @@ def test_a_worker_that_is_late_in_a_session_is_told_with_what_to_do(spark: Spark
         raise PySparkException("another")
 
 
+def test_a_session_whose_jvm_gets_the_signal_too_ends_without_a_trace(spark: SparkSession) -> None:
+    with pytest.raises(SystemExit) as ended, penstock.session(spark=spark):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            raise ConnectionRefusedError("the JVM has ended")
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
 def environment() -> dict[str, str]:
     """Return an environment in which nothing but the project says how Spark runs."""
     names = ("PYSPARK_PYTHON", "PYTHONPATH", "SPARK_HOME", "SPARK_CONF_DIR")
