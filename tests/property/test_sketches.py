@@ -11,8 +11,15 @@ from datasketches import compact_theta_sketch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidUsageError
-from penstock.operators.aggregates.sketches import estimates, log2_size_of
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.operators.aggregates.sketches import (
+    check_images,
+    estimates,
+    hashes_of,
+    images_of,
+    least_hashes,
+    log2_size_of,
+)
 from penstock.operators.scan.fragments.accumulators import new_accumulator
 from penstock.operators.scan.spec import Partial
 
@@ -83,3 +90,17 @@ def test_deviations_have_a_range() -> None:
     for wrong in (0, 1, 0.0001):
         with pytest.raises(InvalidUsageError):
             log2_size_of(wrong)
+
+
+def test_images_are_checked_when_they_are_read() -> None:
+    owners = np.repeat(np.arange(3), [5, 100, 40])
+    hashes = hashes_of(np.arange(1, 146) << 40)
+    images = images_of(*least_hashes(owners, hashes, 6), 6, 4)
+    check_images(images)
+    check_images(images[:0])
+    good = images.to_pylist()
+    for number, image in enumerate(good):
+        flipped = bytes([image[0] ^ 1]) + image[1:]
+        for damaged in (None, b"", image[:-1], image[:-8], flipped, image[:8] + b"\x07" + image[9:]):
+            with pytest.raises(CorruptDataError):
+                check_images(pa.array([*good[:number], damaged, *good[number + 1 :]], pa.binary()))

@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock._extras import need_extra
-from penstock.errors import InvalidUsageError
+from penstock.errors import CorruptDataError, InvalidUsageError
 
 if TYPE_CHECKING:
     # Its module loads kernels, which plans do not need.
     from penstock.operators.update_stream.stream import Integers
 
-__all__ = ["estimates", "hashes_in", "hashes_of", "images_of", "least_hashes", "log2_size_of"]
+__all__ = ["check_images", "estimates", "hashes_in", "hashes_of", "images_of", "least_hashes", "log2_size_of"]
 
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
@@ -104,6 +105,26 @@ def images_of(owners: Integers, hashes: _Words, log2_size: int, count: int) -> p
     words[begins[owners] + 2 + place] = hashes
     offsets = pa.array(8 * begins).cast(pa.int32())
     return pa.Array.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(words)])
+
+
+def check_images(images: pa.Array[Any]) -> None:
+    """Check the stored images of sketches: their lengths, preambles and numbers of hashes.
+
+    Raises
+    ------
+    CorruptDataError
+        If one is null, or is no image that `images_of` builds.
+    """
+    sizes = pc.binary_length(images).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    if images.null_count or (sizes % 8).any() or (sizes < 16).any():
+        raise CorruptDataError("a stored sketch is cut, or is null", rows=len(images))
+    heads = b"".join(pc.binary_slice(images, 0, 16).to_pylist())
+    preambles, retained = np.frombuffer(heads, np.uint64).reshape(-1, 2).T
+    longs = preambles & np.uint64(0xFF)
+    empty = np.where(retained == 0, np.uint64(_EMPTY << 40), np.uint64(0))
+    known = ((longs == 2) | (longs == 3)) & (preambles == (np.uint64(_PREAMBLE) + longs + empty))
+    if not (known & (retained + longs == (sizes // 8).astype(np.uint64))).all():
+        raise CorruptDataError("a stored sketch is damaged", rows=len(images))
 
 
 def hashes_in(images: pa.Array[Any]) -> tuple[Integers, _Words]:

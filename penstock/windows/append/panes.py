@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.operators.aggregates.moments import upgrade_entries
+from penstock.operators.aggregates.sketches import check_images
 from penstock.operators.aggregates.wide import schema_like
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import KeyIndex
@@ -292,7 +293,11 @@ class Panes(ABC):
             stored = upgrade_entries(stored, self._layout.partials)
             unit = replace(unit, blocks={**unit.blocks, "entries": stored})
             entry = schema_like(entry, stored.schema, fixed=entry.names[: at + 1])
-        return self._partials_of(unit.block("entries", entry)), next_window
+        entries = unit.block("entries", entry)
+        for partial in self._layout.partials:
+            if partial.kind == "sketch":
+                check_images(entries.column(partial.name))
+        return self._partials_of(entries), next_window
 
     def _unit(self, kind: str, partials: PanePartials, before: int, next_window: int | None) -> PUnit:
         ids = partials.ids
