@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.plain.rounds import PlainRounds
+from penstock.procedures.procedure import Procedure
 from penstock.procedures.rows import from_python
 from penstock.procedures.workflows.workflow import Workflow
 from tests.procedures import define
@@ -63,10 +64,10 @@ def check_schedule(
 
 @dataclass
 class Drawn:
-    """A random workflow: its database, edges and nested transactions."""
+    """A random workflow, or a procedure: its database, edges and nested transactions."""
 
     database: Database
-    flow: Workflow
+    flow: Workflow | Procedure
     edges: list[tuple[str, str]] = field(default_factory=list)
     groups: list[list[str]] = field(default_factory=list)
 

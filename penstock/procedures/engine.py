@@ -72,8 +72,8 @@ class TableSet:
     @property
     def size_bytes(self) -> int:
         """The memory of the tables and streams."""
-        held = [*self._tables.values(), *self._streams.values()]
-        return sum(one.size_bytes for one in held) + self._texts.size_bytes
+        tables = sum(one.size_bytes for one in self._tables.values())
+        return tables + sum(one.size_bytes for one in self._streams.values()) + self._texts.size_bytes
 
     def close(self) -> None:
         """Nothing is held but memory."""

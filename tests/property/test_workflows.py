@@ -82,6 +82,7 @@ def run_in_batches(
 
 def oracle(drawn: Drawn, events: pa.RecordBatch) -> tuple[list[tuple[Any, ...]], PlainRounds]:
     """Run the texts by Python, one round after the other."""
+    assert isinstance(drawn.flow, Workflow)
     stages = drawn.flow.stages
     reached = drawn.database.catalog.reached([one.text for one in stages])
     tables = PlainRounds(reached)
@@ -196,7 +197,7 @@ def test_a_window_is_two_lists(
     watch = database.procedure(event="at bigint NOT NULL, v bigint", returns=returns, plain=plain)(
         define(WATCH)
     )
-    drawn = Drawn(database, watch)  # type: ignore[arg-type]  # a procedure runs as a workflow does
+    drawn = Drawn(database, watch)
     at, rows = 0, []
     for step, v in steps:
         at += step
