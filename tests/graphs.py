@@ -28,9 +28,7 @@ from penstock.dataflow.nodes import (
     Where,
     Window,
     WindowJoin,
-    topological,
 )
-from penstock.dataflow.plan import PhysicalPlan
 from penstock.operators.scan.spec import PANE, Partial
 from penstock.sql.expression import column
 
@@ -40,18 +38,6 @@ _CONNECTION = duckdb.connect(config={"threads": 1})
 def duck_sql(text: str) -> str:
     """Return Spark SQL as DuckDB's."""
     return sqlglot.transpile(f"SELECT {text}", read="spark", write="duckdb")[0].removeprefix("SELECT ")
-
-
-def spark_operators(plan: PhysicalPlan) -> list[Node]:
-    """Return the operators that Spark runs, inputs first: behind all sources, p-streams and their scans."""
-    before = {
-        id(node) for stream in plan.streams if stream.source is not None for node in topological(stream.above)
-    }
-    return [
-        node
-        for node in topological(plan.root)
-        if id(node) not in before and not isinstance(node, Source | Materialize | PushedScan)
-    ]
 
 
 def _quoted(name: str) -> str:

@@ -114,6 +114,19 @@ class PhysicalPlan:
                 )
         return tuple(found)
 
+    @property
+    def remaining(self) -> tuple[Node, ...]:
+        """The operators that Spark runs, inputs first."""
+        inside: set[int] = set()
+        for stream in self.streams:
+            if stream.source is not None:
+                inside |= {id(node) for node in topological(stream.above)}
+        return tuple(
+            node
+            for node in topological(self.root)
+            if id(node) not in inside and not isinstance(node, Source | Materialize | PushedScan)
+        )
+
     def explain(self) -> str:
         """Return the plan as text."""
         return explain(self)

@@ -121,7 +121,7 @@ class FilesTests:
             lambda: files.child(name),
         ]
         for call in calls:
-            with pytest.raises(InvalidUsageError, match="leads elsewhere"):
+            with pytest.raises(InvalidUsageError, match="leaves its directory"):
                 call()
         assert files.list() == []
 

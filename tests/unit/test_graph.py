@@ -30,7 +30,6 @@ from penstock.operators.update_stream.operator_options import (
     WindowArguments,
     WindowOptions,
 )
-from tests.graphs import spark_operators
 
 READINGS = pa.schema(
     {"time": pa.timestamp("us"), "seconds": pa.int64(), "plug": pa.int32(), "load": pa.float64()}
@@ -214,11 +213,11 @@ def test_windows_of_rows_are_made_behind_the_reader_and_the_plan_says_so() -> No
     (stream,) = plan.streams
     assert stream.schema.names == ["time", "plug", "load"]
     assert [reader.fragments for reader in stream.readers] == [None]
-    assert [node.label for node in spark_operators(plan)] == ["window", "aggregate", "where", "sink"]
+    assert [node.label for node in plan.remaining] == ["window", "aggregate", "where", "sink"]
     says = (
         "100 rows by 10 rows of each group in the order of time, counted in its bucket, 5 s late, lazy, fifo"
     )
-    assert spark_operators(plan)[0].describe().startswith(says)
+    assert plan.remaining[0].describe().startswith(says)
     assert plan.explain().count("100 rows by 10 rows of each group") == 2, "as written and as planned"
 
 
@@ -229,9 +228,7 @@ def test_what_selects_tuples_goes_before_a_p_stream_and_what_selects_windows_of_
     (stream,) = plan.streams
     assert stream.ingest is not None
     assert stream.ingest.where == "load > 0", "the plug would do, too; but nothing moves past a state"
-    assert [node.describe() for node in spark_operators(plan) if node.label == "where"] == [
-        "plug = 3 AND n > 1"
-    ]
+    assert [node.describe() for node in plan.remaining if node.label == "where"] == ["plug = 3 AND n > 1"]
 
 
 def test_windows_that_end_together_are_joined() -> None:

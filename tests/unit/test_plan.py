@@ -16,7 +16,6 @@ from penstock.dataflow.nodes import Materialize, Source, topological
 from penstock.dataflow.plan import PhysicalPlan
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import Scan
-from tests.graphs import spark_operators
 
 _SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int32(), "position": pa.int32(), "s": pa.string()})
 
@@ -42,7 +41,7 @@ def test_a_plan_says_what_is_done_before_and_after_the_p_stream_and_what_is_left
     assert stream.schema.names == ["t", "k", "position"]
     assert stream.source is not None
     assert [scan.output for scan in stream.readers] == [("pane", "k", "max_position", "rows")]
-    assert [node.label for node in spark_operators(plan)] == ["assemble", "where", "sink"]
+    assert [node.label for node in plan.remaining] == ["assemble", "where", "sink"]
     assert [choice.persisted for choice in plan.choices] == [True]
 
 

@@ -9,7 +9,6 @@ import pytest
 from benchmarks.queries import QUERIES
 from penstock.dataflow.types import scan_schema
 from penstock.operators.scan.scanner import Scanner
-from tests.graphs import spark_operators
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
 
@@ -62,8 +61,8 @@ def test_a_p_stream_holds_what_the_query_needs_and_its_reader_makes_fragments(
     assert reader.fragments is not None
     assert list(reader.fragments.group_by) == groups.split()
     assert [partial.kind for partial in reader.fragments.partials] == partials.split()
-    assert [node.label for node in spark_operators(plan)][:2] == (
-        ["lookup", "assemble"] if name == "YSB" else ["assemble", spark_operators(plan)[1].label]
+    assert [node.label for node in plan.remaining][:2] == (
+        ["lookup", "assemble"] if name == "YSB" else ["assemble", plan.remaining[1].label]
     )
 
 
@@ -80,6 +79,6 @@ def test_sides_of_a_join_share_a_p_stream_and_each_has_fragments_of_its_own() ->
     assert stream.schema.names == ["timestamp", "value", "plug", "household", "house"]
     groups = [reader.fragments.group_by for reader in stream.readers if reader.fragments is not None]
     assert groups == [("plug", "household", "house"), ()]
-    assert [node.label for node in spark_operators(plan)] == (
+    assert [node.label for node in plan.remaining] == (
         ["assemble", "assemble", "join of windows", "aggregate", "sink"]
     )
