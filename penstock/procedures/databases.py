@@ -153,7 +153,7 @@ class Database:
         columns : str
             Its columns as Spark's DDL; see `table`.
         size, slide : int, str or timedelta
-            In rows; with `time` in units of its column, or a duration such as ``"60s"`` for a timestamp.
+            In rows; with `time` a duration such as ``"60s"`` for a timestamp, else in units of its column.
         time : str, optional
             The column of time: a timestamp, date or integer. The window slides at multiples of `slide`, once
             a row of a later slide is inserted. A row that belongs before the last slide is a rejection.
@@ -339,8 +339,8 @@ class OpenDatabase:
         InvalidUsageError
             If there is no such procedure, or an attribute does not fit.
         """
-        events = pa.table({name: [value] for name, value in attributes.items()})
-        return self.run(procedure, events).to_pylist()[0]
+        event = pa.RecordBatch.from_struct_array(pa.array([attributes]))
+        return self.run(procedure, event).to_pylist()[0]
 
     def run(self, procedure: str, events: pa.Table | pa.RecordBatch, *, batch: str | None = None) -> pa.Table:
         """Run a transaction, or a round of a workflow, for each row in their order; return a row for each.
@@ -412,7 +412,8 @@ def _batches(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, of: str) -> 
         table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
         for field in schema
     ]
-    chosen = pa.table(arrays, names=schema.names).combine_chunks()
+    # A table of no columns keeps its number of rows only where it is selected from another.
+    chosen = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
     try:
         return [cast_to_schema(batch, schema) for batch in chosen.to_batches()]
     except (pa.ArrowInvalid, ValueError) as error:

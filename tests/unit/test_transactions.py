@@ -352,3 +352,20 @@ def test_an_undo_log_is_kept_only_where_a_failure_may_follow_a_write() -> None:
     assert not declare(shop(), "if e.v > 3:\n    abort('no')\nitems[1].price = 2").program().undo_log
     assert declare(shop(), "items[e.k].price = 1\nitems[e.v].price = 1").program().undo_log
     assert declare(shop(), "for k in e.ks:\n    items[k].price = 1").program().undo_log
+
+
+def test_events_of_which_a_procedure_reads_nothing_are_counted() -> None:
+    database = shop()
+
+    def tick(e: Any, items: Any) -> Any:
+        if 1 in items:
+            items[1].price += 1
+        else:
+            items.insert(id=1, price=1)
+        return items[1].price
+
+    database.procedure(returns="price bigint", plain=True)(tick)
+    with database.open() as opened:
+        assert opened.run("tick", pa.table({"x": [7, 8, 9]}))["price"].to_pylist() == [1, 2, 3]
+        assert opened.call("tick", x=1)["price"] == 4
+        assert opened.call("tick")["price"] == 5

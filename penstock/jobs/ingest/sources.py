@@ -254,7 +254,8 @@ class TextSource(Source):
                     "a record has no end",
                     file=self.name,
                     offset=self._at,
-                    hint="a record has at most 256 MiB; check the format",
+                    most_bytes=self._sizes.most_record_bytes,
+                    hint="check the format",
                 )
             size *= 2
 

@@ -41,7 +41,8 @@ def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for column, field in zip(columns, schema, strict=True):
         if not field.nullable and column.null_count:
             raise ValueError(f"the column {field.name} has nulls where none may be")
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    # Arrays tell the number of rows, unless there are none.
+    return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else batch.select([])
 
 
 def fits(given: pa.DataType, wanted: pa.DataType) -> bool:

@@ -74,14 +74,14 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
     def checked(writer: DataStreamWriter, *arguments: Any, **options: Any) -> StreamingQuery:
         try:
             query = start(writer, *arguments, **options)
-        except AnalysisException:
+        except AnalysisException as error:
             plan = str(writer._df._jdf.queryExecution().analyzed().toString())
             if getattr(writer, _OUTPUT_MODE, _APPEND).lower() == _APPEND or not _tasks_in(plan):
                 raise
             raise InvalidUsageError(
                 "Penstock's operators support only the output mode append",
                 hint="leave outputMode out, or set it to 'append'",
-            ) from None
+            ) from error
         try:
             for note in _restart_notes(query):
                 _LOGGER.warning("%s [query=%s]", note, query.name or query.id)
