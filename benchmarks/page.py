@@ -40,6 +40,10 @@ COMPRESSION = (
     *("codec", "columns", "ratio", "geo", "geo var", "encode", "decode", "as is: encode", "as is: decode"),
     "once",
 )
+TRANSACTIONS_SPEED = (
+    *("program", "keys", "kernel", "not prefetching", "with Arrow", "dicts", "first run, s"),
+    "tables, MiB",
+)
 QUERIES = {
     "CM1": "sum by category, 60 s by 1 s",
     "CM2": "average by job, 60 s by 1 s",
@@ -206,6 +210,14 @@ tuples a second. `Scabbard` is the figure of the paper's own system on this mach
 ([file](../benchmarks/results/p_stream_speed.txt)).
 
 {p_streams()}
+
+## Transactions
+
+GS, SL, OB and TP (TStream §VI-A) in one thread, all rows changed since the last version, million transactions
+a second ([file](../benchmarks/results/transactions_speed.txt)). `kernel` prefetches from large tables;
+`dicts` is plain Python.
+
+{text_table("transactions_speed", "program", TRANSACTIONS_SPEED)}
 
 ## Compression
 
