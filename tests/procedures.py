@@ -49,9 +49,17 @@ def define(source: str, names: dict[str, Any] | None = None) -> Callable[..., An
 def bank(source: str, *, plain: bool = False) -> Database:
     """Return a database with a procedure of a text, and the tables that random ones access."""
     database = Database("random")
-    database.table("a", "k bigint, x bigint, n tinyint, f float, s string", key="k", partition_by="k")
-    database.table("b", "k bigint, x bigint NOT NULL, j int, d double NOT NULL", key=("k", "j"))
-    database.table("c", "s string, x smallint, b boolean", key="s")
+    database.table(
+        "a", "k bigint, x bigint, n tinyint, f float, s string", key="k", partition_by="k",
+        indexes=["x", ("s", "x"), "f"],
+    )  # fmt: skip
+    database.table(
+        "b",
+        "k bigint, x bigint NOT NULL, j int, d double NOT NULL",
+        key=("k", "j"),
+        indexes=["d", ("j", "k")],
+    )
+    database.table("c", "s string, x smallint, b boolean", key="s", indexes=["b", "s"])
     helper = database.procedure(returns="x bigint", event="key bigint, amount bigint")(define(HELPER))
     names = {"helper": helper}
     database.procedure(event=EVENT, returns=RETURNS, plain=plain)(define(source, names))
@@ -229,7 +237,9 @@ class _Draw:
         ]  # fmt: skip
         if depth == 0 or self.draw(st.booleans()):
             return [str(line) for line in self.one(simple)]
-        kind = self.one(["if", "if", "range", "list", "leave"])
+        kind = self.one(["if", "if", "range", "list", "leave", "rows", "rows"])
+        if kind == "rows":
+            return self.selection()
         if kind == "leave":
             ways = [f'abort("{self.one(["one", "two"])}")', f"return {x}, g, t, i", "return 1, None, e.s, 2"]
             ways += ["break", "continue"] if self.loops else []
@@ -244,6 +254,38 @@ class _Draw:
         lines = [head, *_indented(self.block(depth - 1))]
         self.loops.pop()
         return lines
+
+    def rows(self) -> tuple[str, str]:
+        """Return a table and a selection of its rows."""
+        i, j, t, g = self.integer(0), self.integer(0), self.text(), self.real(0)
+        return self.draw(st.sampled_from([
+            ("a", 'a.by("x")'), ("a", f'a.by("x")[{i}:{j}]'), ("a", f'a.by("x")[:{i}]'),
+            ("a", f'a.by("x")[{i}]'),
+            ("a", f'a.by("s", "x")[{t}]'), ("a", f'a.by("s", "x")[{t}, {i}:]'), ("a", 'a.by("s", "x")'),
+            ("a", f'a.by("s", "x")["a":{t}]'), ("a", f'a.by("f")[{g}:]'), ("a", f'a.by("f")[{g}]'),
+            ("b", f'b.by("d")[:{g}]'), ("b", 'b.by("d")'), ("b", f'b.by("j", "k")[e.j, {i}:{j}]'),
+            ("c", 'c.by("b")[e.b]'), ("c", 'c.by("b")'), ("c", f'c.by("s")[{t}:]'),
+        ]))  # fmt: skip
+
+    def selection(self) -> list[str]:
+        table, rows = self.rows()
+        key = {"a": "r_a.k", "b": "r_b.k, r_b.j", "c": "r_c.s"}[table]
+        change = {"a": "r_a.n -= 1", "b": "r_b.x += i", "c": "r_c.x = i"}[table]
+        row = f"r_{table}"
+        simple = [
+            [f"i = len({rows})"],
+            [f"{row} = {rows}.{self.one(['first', 'last'])}()", f"if {row} is not None:", f"    {change}"],
+            [f"{row} = {rows}.first()", change],
+        ]
+        over = self.one([rows, f"reversed({rows})", f"{rows}.first({self.integer(0)})", f"{rows}.last(2)"])
+        body = self.draw(st.lists(st.sampled_from([
+            [change], [f"i = {row}.x"], [f"t = {row}.s" if table != "b" else "t = e.s"],
+            [f"if {self.condition(0)}:", "    continue"], [f"if {self.condition(0)}:", "    break"],
+            ["i += 1"],
+        ]), min_size=1, max_size=3))  # fmt: skip
+        lines = [line for one in body for line in one]
+        end = self.one([[], [f"del {table}[{key}]"], [f"del a[{self.key()}]"]])
+        return self.one([*simple, *[[f"for {row} in {over}:", *_indented([*lines, *end])]] * 3])
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

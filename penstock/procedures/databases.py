@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
-from penstock.operators.update_stream.cast import cast_to_schema
-from penstock.procedures.compiler.program import PlainProgram, Program
+from penstock.procedures.analysis.explain import explain_table
 from penstock.procedures.compiler.reading import read
-from penstock.procedures.engine import TableSet, event_schema, result_schema
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.schema import TableSpec
-from penstock.procedures.workflows.batches import batch_bounds
 from penstock.procedures.workflows.catalog import Catalog
 from penstock.procedures.workflows.streams import StreamSpec
 from penstock.procedures.workflows.windows import WindowSpec
 from penstock.procedures.workflows.workflow import Nested, Workflow
 
-__all__ = ["Database", "OpenDatabase", "database"]
+if TYPE_CHECKING:
+    from penstock.procedures.in_process.open_database import OpenDatabase
+
+__all__ = ["Database", "database"]
 
 Function = Callable[..., Any]
 
@@ -85,7 +83,13 @@ class Database:
         return self.catalog.tables
 
     def table(
-        self, name: str, columns: str, *, key: str | Iterable[str], partition_by: str | None = None
+        self,
+        name: str,
+        columns: str,
+        *,
+        key: str | Iterable[str],
+        partition_by: str | None = None,
+        indexes: Iterable[str | Iterable[str]] = (),
     ) -> TableSpec:
         """Declare a table.
 
@@ -100,13 +104,15 @@ class Database:
             The columns of the primary key, at most three; they are not null.
         partition_by : str, optional
             The column of the key by which rows go to buckets in Spark; without it there is one bucket.
+        indexes : iterable
+            Each a column, or up to three, by which procedures find rows in order: ``table.by(column)``.
 
         Raises
         ------
         InvalidUsageError
             If a name or type is unusable, or the table is there already.
         """
-        spec = TableSpec.of(name, columns, key, partition_by)
+        spec = TableSpec.of(name, columns, key, partition_by, indexes)
         self.catalog.add("table", spec)
         return spec
 
@@ -283,8 +289,39 @@ class Database:
         if name in self.workflows:
             raise InvalidUsageError("the database has this workflow already", workflow=name)
 
-    def open(self) -> OpenDatabase:
-        """Open empty tables in this process's memory, for transactions one after the other.
+    def explain(self) -> str:
+        """Describe the tables and the procedures; see `Procedure.explain`."""
+        tables = [explain_table(spec) for spec in self.tables.values()]
+        procedures = [one.explain() for one in self.procedures.values()]
+        workflows = [one.explain() for one in self.workflows.values()]
+        return "\n".join([f"database {self.name}", *tables, *procedures, *workflows])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `explain` says as values that JSON can hold."""
+        return {
+            "database": self.name,
+            "tables": [
+                spec.to_json() | {"indexes": [list(index.columns) for index in spec.indexes]}
+                for spec in self.tables.values()
+            ],
+            "procedures": [one.to_json() for one in self.procedures.values()],
+        }
+
+    def open(self, location: str | os.PathLike[str] | None = None) -> OpenDatabase:
+        """Open tables in this process's memory, for transactions one after the other.
+
+        Parameters
+        ----------
+        location : str or path, optional
+            A directory that keeps the database: every call is durable before it returns, and a later
+            ``open`` has the same tables. By default tables are empty at first and lost at the end.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the location holds a database with other tables, or calls of a program that has changed.
+        CorruptDataError, UnavailableError
+            If its files are damaged, or the file system refuses.
 
         Examples
         --------
@@ -295,126 +332,6 @@ class Database:
         {'rejected': None}
         {'rejected': 'unknown key: accounts'}
         """
-        return OpenDatabase(self)
+        from penstock.procedures.in_process.open_database import OpenDatabase
 
-
-class OpenDatabase:
-    """The tables of a database in this process's memory. Not for several threads at once.
-
-    Parameters
-    ----------
-    database : Database
-        Its tables and procedures; procedures may be added while it is open.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._state = TableSet(database.catalog.stored.values())
-
-    def __enter__(self) -> OpenDatabase:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._state.close()
-
-    def load(self, table: str, rows: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> None:
-        """Insert rows into a table, which has none of their keys.
-
-        Raises
-        ------
-        InvalidUsageError
-            If a key is there already, or a column does not fit.
-        """
-        spec = self._spec(table)
-        if not isinstance(rows, pa.Table | pa.RecordBatch):
-            rows = pa.table({name: pa.array(values) for name, values in rows.items()})
-        for batch in _batches(rows, spec.schema, of=table):
-            self._state[table].upsert(batch, dirty=True, new=True)
-
-    def call(self, procedure: str, **attributes: Any) -> dict[str, Any]:
-        """Run one transaction, or a round of a workflow; return its results, and why it was rejected or None.
-
-        Raises
-        ------
-        InvalidUsageError
-            If there is no such procedure, or an attribute does not fit.
-        """
-        event = pa.RecordBatch.from_struct_array(pa.array([attributes]))
-        return self.run(procedure, event).to_pylist()[0]
-
-    def run(self, procedure: str, events: pa.Table | pa.RecordBatch, *, batch: str | None = None) -> pa.Table:
-        """Run a transaction, or a round of a workflow, for each row in their order; return a row for each.
-
-        The last column, ``rejected``, says why a transaction was rejected; it is null if it was committed.
-
-        Parameters
-        ----------
-        procedure : str
-            The name of a procedure or workflow.
-        events : pyarrow.Table or pyarrow.RecordBatch
-            The events.
-        batch : str, optional
-            The column that tells the atomic batches of a workflow: rows behind each other with an equal value
-            are one batch. By default each row is one.
-
-        Raises
-        ------
-        InvalidUsageError
-            If there is no such procedure, or a column does not fit.
-        """
-        database = self._database
-        found = database.procedures.get(procedure) or database.workflows.get(procedure)
-        if found is None:
-            raise InvalidUsageError("there is no such procedure", procedure=procedure)
-        program = found.program(events.schema)
-        schema = event_schema(program.event)
-        made = []
-        bounds = None if batch is None else self._bounds(program, events, batch)
-        for rows in _batches(events, schema, of=procedure):
-            made.append(self._state.run(program, rows, bounds))
-            self._state.forget_deleted()
-        return pa.Table.from_batches(made, result_schema(program))
-
-    @staticmethod
-    def _bounds(
-        program: Program | PlainProgram, events: pa.Table | pa.RecordBatch, batch: str
-    ) -> npt.NDArray[np.int64]:
-        if not program.stages:
-            raise InvalidUsageError(
-                "only a workflow takes batches",
-                procedure=program.name,
-                hint="make one of the procedure with database.workflow(...)",
-            )
-        if batch not in events.schema.names:
-            raise InvalidUsageError("there is no such column", column=batch)
-        column = events.column(batch)
-        return batch_bounds(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column, batch)
-
-    def table(self, name: str) -> pa.Table:
-        """Return all rows of a table, in no order."""
-        self._spec(name)
-        return pa.Table.from_batches([self._state[name].table()])
-
-    def _spec(self, name: str) -> TableSpec:
-        if name not in self._database.tables:
-            raise InvalidUsageError("there is no such table", table=name)
-        return self._database.tables[name]
-
-
-def _batches(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, of: str) -> list[pa.RecordBatch]:
-    """Return rows as batches of a schema, by name; columns that it lacks are null."""
-    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-    if strange := [name for name in schema.names if name not in table.column_names]:
-        missing = [name for name in strange if not schema.field(name).nullable]
-        if missing:
-            raise InvalidUsageError("a column is missing", of=of, columns=missing)
-    arrays = [
-        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    # A table of no columns keeps its number of rows only where it is selected from another.
-    chosen = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
-    try:
-        return [cast_to_schema(batch, schema) for batch in chosen.to_batches()]
-    except (pa.ArrowInvalid, ValueError) as error:
-        raise InvalidUsageError("a column does not fit", of=of, reason=str(error)) from error
+        return OpenDatabase(self, location)

@@ -12,18 +12,21 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError, InternalError
-from penstock.procedures.compiler.program import PlainProgram, Program
+from penstock.procedures.compiler.program import (
+    REJECTED,
+    PlainProgram,
+    Program,
+    event_schema,
+    result_schema,
+)
 from penstock.procedures.plain.rounds import PlainRounds
 from penstock.procedures.rows import TableRows, arrow_column, from_python, numpy_column
-from penstock.procedures.schema import Column, TableSpec
+from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import TextNumbers
 from penstock.procedures.workflows.rejections import rejections
 from penstock.procedures.workflows.streams import StreamRows
 
 __all__ = ["PREFETCH_INDEX_BYTES", "REJECTED", "TableSet", "event_schema", "result_schema"]
-
-REJECTED = "rejected"
-"""The column of results that says why a transaction was rejected; null if it was committed."""
 
 _FIRST_UNDO = 1 << 8
 PREFETCH_INDEX_BYTES = 1 << 20
@@ -31,12 +34,6 @@ PREFETCH_INDEX_BYTES = 1 << 20
 _LOOKUPS_AHEAD = 32
 _LEAST_TEXTS = 1 << 16
 """Below so many texts none is forgotten."""
-
-
-def result_schema(program: Program | PlainProgram) -> pa.Schema:
-    """Return the columns of what `TableSet.run` gives."""
-    own = [pa.field(one.name, one.type) for one in program.results]
-    return pa.schema([*own, pa.field(REJECTED, pa.string())])
 
 
 class TableSet:
@@ -49,16 +46,31 @@ class TableSet:
     ----------
     specs : iterable of TableSpec
         The tables.
+
+    Attributes
+    ----------
+    transactions : int
+        The number of transactions that ran.
+    is_new : bool
+        Whether nothing was stored or restored yet.
+    offset : int, optional
+        The offset in a command log up to which the tables hold.
     """
 
     def __init__(self, specs: Iterable[TableSpec]) -> None:
+        specs = tuple(specs)
         self._texts = TextNumbers()
         self._tables = {spec.name: TableRows(spec, self._texts) for spec in specs}
         self._streams: dict[str, StreamRows] = {}
+        self._indexes = {
+            spec.name: [list(index.columns) for index in spec.indexes] for spec in specs if spec.indexes
+        }
         self._undo = _undo_log(_FIRST_UNDO)
         self._control = np.zeros(2, np.int64)
         self._most_texts = _LEAST_TEXTS
         self.transactions = 0
+        self.is_new = True
+        self.offset: int | None = None
 
     def __getitem__(self, name: str) -> TableRows:
         """Return a table."""
@@ -112,6 +124,8 @@ class TableSet:
         while True:
             tables = [array for spec in program.tables for array in self._tables[spec.name].arrays]
             tables += [array for stream in streams for array in stream.arrays]
+            if any(spec.indexes for spec in program.tables):
+                tables += self._texts.bytes
             before = done
             own = (rounds, codes) if program.stages else (codes,)
             done = kernel(done, runs, *own, self._control, texts, *self._undo, *given, *flat, *tables)
@@ -143,7 +157,11 @@ class TableSet:
     ) -> pa.RecordBatch:
         """Run a procedure by Python, over the rows that it asks for; put those that it changed back."""
         tables = {spec.name: self._tables[spec.name] for spec in program.tables}
-        plain = PlainRounds(program.reached, {name: table.fetch for name, table in tables.items()})
+        plain = PlainRounds(
+            program.reached,
+            {name: table.fetch for name, table in tables.items()},
+            {name: table.scan for name, table in tables.items()},
+        )
         if program.workflow:
             made = plain.run_workflow(program.workflow, events, bounds)
         else:
@@ -203,6 +221,7 @@ class TableSet:
         for table in self._tables.values():
             blocks |= {name: block for name, block in table.delta().items() if block.num_rows}
         unit = self._unit("delta", blocks)
+        self.is_new = False
         self._forget_texts()
         return unit
 
@@ -215,11 +234,26 @@ class TableSet:
         return iter(units or [self._unit("snapshot", {})])
 
     def _unit(self, kind: str, blocks: dict[str, pa.RecordBatch]) -> PUnit:
-        meta = {"transactions": self.transactions, "rows": self.rows}
+        meta: dict[str, Any] = {"transactions": self.transactions, "rows": self.rows}
+        if self.offset is not None:
+            meta["offset"] = self.offset
+        if self._indexes:
+            meta["indexes"] = self._indexes
         return PUnit(kind, meta, blocks, packed=True)
+
+    def load(self, table: str, rows: pa.RecordBatch) -> None:
+        """Insert rows into a table, which has none of their keys.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a key is there already.
+        """
+        self._tables[table].upsert(rows, dirty=True, new=True)
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in their order: to empty tables, or to catch up."""
+        self.is_new = False
         for unit in units:
             known = {f"{name}/{part}" for name in self._tables for part in ("upserts", "tombstones")}
             if strange := unit.blocks.keys() - known:
@@ -257,8 +291,3 @@ def _undo_log(entries: int) -> tuple[npt.NDArray[Any], ...]:
         np.zeros(entries, np.float64),
         np.zeros(entries, np.bool_),
     )
-
-
-def event_schema(event: Iterable[Column]) -> pa.Schema:
-    """Return the columns of an event as Arrow has them."""
-    return pa.schema([pa.field(one.name, one.type, one.nullable) for one in event])

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.ddl import schema_text
 from penstock.errors import InvalidUsageError
+from penstock.procedures.analysis.explain import describe_procedure, explain_procedure
 from penstock.procedures.compiler.program import (
     PlainProgram,
     Program,
@@ -97,6 +98,11 @@ class Procedure:
             hint="run it with database.open() or penstock.transactions; other procedures may call it",
         )
 
+    @property
+    def attributes(self) -> set[str]:
+        """The names that attributes of its event may have, if it declares none."""
+        return _attributes(self.text)
+
     def program(self, event: pa.Schema | None = None) -> Program | PlainProgram:
         """Return what runs for an event.
 
@@ -135,7 +141,7 @@ class Procedure:
                         "the event lacks an attribute", procedure=self.name, attribute=field.name
                     )
         if self.event is None:
-            schema = pa.schema([field for field in schema if field.name in _attributes(self.text)])
+            schema = pa.schema([field for field in schema if field.name in self.attributes])
         return schema
 
     def result_columns(self) -> tuple[Column, ...]:
@@ -160,17 +166,13 @@ class Procedure:
         return compile_program(self.text, reached, event, results, digest)
 
     def explain(self) -> str:
-        """Say what the compiler found: accesses, whether an undo log is needed, and rejections."""
-        if not self._programs:
-            return f"{self.name}: not compiled yet"
-        program = next(iter(self._programs.values()))
-        if isinstance(program, PlainProgram):
-            return f"{self.name}: run by Python"
-        lines = [f"{self.name} (program {program.digest})"]
-        lines += [f"  {one.mode}: {one.table}[{', '.join(one.key)}]" for one in program.accesses]
-        lines.append(f"  undo log: {'yes' if program.undo_log else 'no'}")
-        lines.append(f"  rejections: {', '.join(program.reasons) or 'none'}")
-        return "\n".join(lines)
+        """Say which operations it has, how they are undone, why it may reject, and where it runs."""
+        program = next(iter(self._programs.values()), None)
+        return explain_procedure(self.text, self.tables, program)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `explain` says as values that JSON can hold."""
+        return describe_procedure(self.text, self.tables, next(iter(self._programs.values()), None))
 
 
 def _attributes(text: ProcedureText) -> set[str]:

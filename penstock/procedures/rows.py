@@ -18,6 +18,7 @@ from penstock.procedures.index_kernels import (
     remove_entries,
     words_of,
 )
+from penstock.procedures.indexes.table_trees import TableTrees
 from penstock.procedures.plain.tables import python_rows
 from penstock.procedures.schema import Column, Kind, TableSpec
 from penstock.procedures.texts import Numbers, TextNumbers
@@ -34,12 +35,17 @@ def numpy_column(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     """Return a column as kernels have it, and where it is null."""
     mask = values.is_null().to_numpy(zero_copy_only=False)
-    if column.kind is Kind.TEXT:
+    if column.kind.is_interned:
         return texts.numbers(values), mask
     if pa.types.is_date(values.type):
         values = values.view(pa.int32())
     elif pa.types.is_timestamp(values.type):
         values = values.view(pa.int64())
+    if column.kind.scale is not None:
+        digits = np.frombuffer(values.buffers()[1] or b"", np.int64)[::2][
+            values.offset : values.offset + len(values)
+        ]
+        return np.where(mask, 0, digits), mask
     if values.null_count:
         values = values.fill_null(False if column.kind is Kind.BOOLEAN else 0)
     return np.asarray(values.to_numpy(zero_copy_only=False)), mask
@@ -49,9 +55,13 @@ def arrow_column(
     column: Column, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, texts: TextNumbers
 ) -> pa.Array[Any]:
     """Return what `numpy_column` made, as Arrow has it."""
-    if column.kind is Kind.TEXT:
+    if column.kind.is_interned:
         return texts.column(values, column.type, mask)
     made = pa.array(values, mask=mask)
+    if column.kind.scale is not None:
+        # A decimal has 128 bits, of which the upper half repeats the sign.
+        words = np.stack([values, values >> 63], axis=1)
+        return pa.Array.from_buffers(column.type, len(values), [made.buffers()[0], pa.py_buffer(words)])
     return made if made.type == column.type else made.view(column.type)
 
 
@@ -87,7 +97,8 @@ class TableRows:
         self._dirty = np.zeros(_LEAST_ROWS, np.bool_)
         self._free = np.zeros(_LEAST_ROWS, np.int64)
         self._gone = np.zeros((_LEAST_GONE, len(spec.key)), np.int64)
-        self._facts = np.zeros(len(FACTS), np.int64)
+        self._facts = np.zeros(len(FACTS) + len(spec.indexes), np.int64)
+        self._trees = TableTrees(spec, texts, self._facts, len(FACTS), _LEAST_ROWS)
         self._entries, self._facts[SHIFT] = new_index(_LEAST_ROWS)
 
     def __len__(self) -> int:
@@ -112,7 +123,8 @@ class TableRows:
             made.append(column)
             if null is not None:
                 made.append(null)
-        return [*made, self._entries, self._live, self._dirty, self._free, self._gone, self._facts]
+        made += [self._entries, self._live, self._dirty, self._free, self._gone, self._facts]
+        return made + self._trees.nodes
 
     # Room
 
@@ -147,6 +159,7 @@ class TableRows:
         self._nulls = [None if null is None else _larger(null, size) for null in self._nulls]
         self._live, self._dirty = _larger(self._live, size), _larger(self._dirty, size)
         self._free = _larger(self._free, size)
+        self._trees.grow(size)
         self._index()
 
     def _index(self) -> None:
@@ -194,6 +207,7 @@ class TableRows:
         missing = np.flatnonzero(slots < 0)
         if new and (len(missing) < len(slots) or len(np.unique(np.stack(key), axis=1).T) < len(slots)):
             raise InvalidUsageError("a row with this key is there already", table=self.spec.name)
+        self._trees.remove(slots[slots >= 0])
         slots[missing] = self._take_slots(len(missing))
         for (values, mask), column, null in zip(made, self._columns, self._nulls, strict=True):
             column[slots] = values
@@ -202,6 +216,7 @@ class TableRows:
         add_entries(self._entries, int(self._facts[SHIFT]), words_of(key)[missing], slots[missing])
         self._live[slots] = True
         self._dirty[slots] = dirty
+        self._trees.add(slots, self._columns, self._nulls)
 
     def _take_slots(self, count: int) -> Numbers:
         facts = self._facts
@@ -224,6 +239,7 @@ class TableRows:
         slots = slots[there]
         remove_entries(self._entries, int(self._facts[SHIFT]), words_of(key)[there], slots)
         self._live[slots] = False
+        self._trees.remove(slots)
         free = int(self._facts[FREE])
         self._free[free : free + len(slots)] = slots
         self._facts[FREE] += len(slots)
@@ -239,12 +255,17 @@ class TableRows:
     def fetch(self, key: tuple[Any, ...]) -> dict[str, Any] | None:
         """Return the row of a key; None if there is none."""
         words = [
-            np.array([self._texts.number(part) if isinstance(part, str) else part], np.int64) for part in key
+            numpy_column(column, from_python([part], column.type), self._texts)[0].astype(np.int64)
+            for column, part in zip(self.spec.key_columns, key, strict=True)
         ]
         slot = self._find(words)
         if slot[0] < 0:
             return None
         return python_rows(self._rows(slot))[0]
+
+    def scan(self) -> list[dict[str, Any]]:
+        """Return all rows."""
+        return python_rows(self.table())
 
     def replace(self, changed: Mapping[tuple[Any, ...], dict[str, Any] | None]) -> None:
         """Put rows in place of those of their keys; None deletes one."""
@@ -308,6 +329,7 @@ class TableRows:
         self._live[: rows.num_rows] = True
         self._facts[LIVE] = self._facts[USED] = rows.num_rows
         self._index()
+        self._trees.build(np.arange(rows.num_rows), self._columns, self._nulls)
 
     # Texts
 
@@ -316,7 +338,7 @@ class TableRows:
         slots = np.flatnonzero(self._live)
         found = []
         for column, values, null in zip(self.spec.columns, self._columns, self._nulls, strict=True):
-            if column.kind is Kind.TEXT:
+            if column.kind.is_interned:
                 taken = values[slots]
                 found.append(taken if null is None else taken[~null[slots]])
         return found
@@ -325,10 +347,11 @@ class TableRows:
         """Give the texts their new numbers; no deleted keys may be noted."""
         changed = False
         for column, values in zip(self.spec.columns, self._columns, strict=True):
-            if column.kind is Kind.TEXT:
+            if column.kind.is_interned:
                 inside = np.clip(values, 0, len(renumbered) - 1)
                 values[:] = renumbered[inside]
                 changed = changed or column.name in self.spec.key
+        self._trees.renumber(renumbered)
         if changed:
             self._index()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Context, Decimal
 from enum import StrEnum
 from typing import Any
 
@@ -13,19 +14,61 @@ import pyarrow as pa
 from penstock.ddl import parse_schema, schema_text
 from penstock.errors import InvalidUsageError
 
-__all__ = ["MAX_KEY_COLUMNS", "Column", "Kind", "TableSpec", "columns_of"]
+__all__ = [
+    "MAX_DIGITS",
+    "MAX_KEY_COLUMNS",
+    "Column",
+    "IndexSpec",
+    "Kind",
+    "TableSpec",
+    "columns_of",
+    "digits_of",
+]
 
 MAX_KEY_COLUMNS = 3
+MAX_DIGITS = 18
+"""The digits that a decimal may have, so that it fits into 64 bits."""
 
 
 class Kind(StrEnum):
-    """The kinds of values in a procedure."""
+    """The kinds of values in a procedure.
+
+    There is a kind for decimals of each scale, of at most 18 digits: `decimal` returns it.
+    """
+
+    _ignore_ = "scale_"
 
     INTEGER = "integer"
     FLOAT = "float"
     BOOLEAN = "boolean"
     TEXT = "text"
+    BINARY = "binary"
+    for scale_ in range(MAX_DIGITS + 1):
+        vars()[f"DECIMAL_{scale_}"] = f"decimal({scale_})"
 
+    @staticmethod
+    def decimal(scale: int) -> Kind:
+        """Return the kind of decimals with so many digits behind the point."""
+        return Kind(f"decimal({scale})")
+
+    @property
+    def scale(self) -> int | None:
+        """The digits behind the point of a decimal; None for other kinds."""
+        return int(self[len("decimal(") : -1]) if self.startswith("decimal(") else None
+
+    @property
+    def is_interned(self) -> bool:
+        """Whether numbers stand for values, which an interning dictionary gives them."""
+        return self in ("text", "binary")
+
+    @property
+    def is_number(self) -> bool:
+        """Whether there is arithmetic on it."""
+        return self in ("integer", "float") or self.scale is not None
+
+
+_EXACT = Context(prec=80)
+"""Enough for all digits of a product of decimals."""
 
 _TYPES: dict[pa.DataType, tuple[Kind, type[np.generic]]] = {
     pa.bool_(): (Kind.BOOLEAN, np.bool_),
@@ -38,6 +81,8 @@ _TYPES: dict[pa.DataType, tuple[Kind, type[np.generic]]] = {
     pa.date32(): (Kind.INTEGER, np.int32),
     pa.string(): (Kind.TEXT, np.int64),
     pa.large_string(): (Kind.TEXT, np.int64),
+    pa.binary(): (Kind.BINARY, np.int64),
+    pa.large_binary(): (Kind.BINARY, np.int64),
 }
 
 
@@ -53,7 +98,7 @@ class Column:
         Its type.
     kind : Kind
         What it is in a procedure; of a list, what its elements are. A timestamp is its microseconds since
-        1970, a date its days.
+        1970, a date its days, a decimal its digits as an integer.
     nullable : bool
         Whether it may be null.
     is_list : bool
@@ -68,15 +113,24 @@ class Column:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """How NumPy holds its values: texts as the numbers that an interning dictionary gives them."""
+        """How NumPy holds its values: texts and bytes as numbers of an interning dictionary."""
         return _numpy_of(self.type.value_type if self.is_list else self.type)[1]
 
 
 def _numpy_of(kind: pa.DataType) -> tuple[Kind, np.dtype[Any]]:
     if pa.types.is_timestamp(kind) and kind.unit == "us":
         return Kind.INTEGER, np.dtype(np.int64)
+    if pa.types.is_decimal128(kind) and kind.precision <= MAX_DIGITS and 0 <= kind.scale <= kind.precision:
+        return Kind.decimal(kind.scale), np.dtype(np.int64)
     found = _TYPES[kind]
     return found[0], np.dtype(found[1])
+
+
+def digits_of(value: Decimal) -> tuple[int, int]:
+    """Return the digits of a decimal as an integer, and how many of them are behind the point."""
+    exponent = int(value.as_tuple().exponent)
+    scale = max(-exponent, 0)
+    return int(value.scaleb(scale, _EXACT)), scale
 
 
 def columns_of(schema: pa.Schema, *, of: str, lists: bool) -> tuple[Column, ...]:
@@ -110,13 +164,36 @@ def columns_of(schema: pa.Schema, *, of: str, lists: bool) -> tuple[Column, ...]
                 of=of,
                 column=field.name,
                 type=field.type,
-                hint="use boolean, integers, float, double, string, date or timestamp"
-                + (", or arrays of these" if lists else ""),
+                hint="use boolean, integers, float, double, decimal of up to 18 digits, string, binary, date "
+                "or timestamp" + (", or arrays of these" if lists else ""),
             )
         if not field.name.isidentifier():
             raise InvalidUsageError("a column's name is no identifier of Python", of=of, column=field.name)
         made.append(Column(field.name, field.type, kind, field.nullable, is_list))
     return tuple(made)
+
+
+@dataclass(frozen=True)
+class IndexSpec:
+    """An index: rows in the order of some columns, and of the key where these are equal.
+
+    Rows with a null in one of the columns are not in it.
+
+    Parameters
+    ----------
+    columns : tuple of str
+        The columns, one to three.
+    words : tuple of Column
+        All columns that order the rows: those, and the rest of the key.
+    """
+
+    columns: tuple[str, ...]
+    words: tuple[Column, ...]
+
+    @property
+    def text_mask(self) -> int:
+        """A number with a bit for each word that is a text or binary."""
+        return sum(1 << place for place, one in enumerate(self.words) if one.kind.is_interned)
 
 
 @dataclass(frozen=True)
@@ -133,15 +210,24 @@ class TableSpec:
         The columns of the primary key, which are not null.
     partition_by : str, optional
         The column of the key by which rows go to buckets.
+    indexes : tuple of IndexSpec
+        Its indexes; they are derived from its rows, and stored nowhere.
     """
 
     name: str
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     partition_by: str | None
+    indexes: tuple[IndexSpec, ...] = ()
 
     @staticmethod
-    def of(name: str, ddl: str, key: str | Iterable[str], partition_by: str | None) -> TableSpec:
+    def of(
+        name: str,
+        ddl: str,
+        key: str | Iterable[str],
+        partition_by: str | None,
+        indexes: Iterable[str | Iterable[str]] = (),
+    ) -> TableSpec:
         """Return a table as a user declares it.
 
         Raises
@@ -164,7 +250,8 @@ class TableSpec:
         fixed = tuple(
             Column(one.name, one.type, one.kind, one.nullable and one.name not in keys) for one in columns
         )
-        return TableSpec(name, fixed, keys, partition_by)
+        made = TableSpec(name, fixed, keys, partition_by)
+        return replace(made, indexes=_indexes(made, indexes))
 
     @property
     def key_columns(self) -> tuple[Column, ...]:
@@ -186,7 +273,7 @@ class TableSpec:
         return pa.schema([pa.field(one.name, one.type, one.nullable) for one in self.columns])
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
+        """Return what `from_json` takes; without indexes, which may change while a checkpoint lives."""
         return {
             "name": self.name,
             "columns": schema_text(self.schema),
@@ -198,6 +285,28 @@ class TableSpec:
     def from_json(value: dict[str, Any]) -> TableSpec:
         """Return what `to_json` gave."""
         return TableSpec.of(value["name"], value["columns"], value["key"], value["partition_by"])
+
+
+def _indexes(table: TableSpec, given: Iterable[str | Iterable[str]]) -> tuple[IndexSpec, ...]:
+    if isinstance(given, str):
+        raise InvalidUsageError(
+            "the indexes of a table are several", table=table.name, indexes=given, hint=f"write [{given!r}]"
+        )
+    made: dict[tuple[str, ...], IndexSpec] = {}
+    for one in given:
+        columns = (one,) if isinstance(one, str) else tuple(one)
+        if not 1 <= len(columns) <= MAX_KEY_COLUMNS or len(set(columns)) != len(columns):
+            raise InvalidUsageError("an index has one to three columns", table=table.name, index=columns)
+        for name in columns:
+            if name not in table.names:
+                raise InvalidUsageError(
+                    "an index is of columns of the table", table=table.name, index=columns, column=name
+                )
+        if columns in made:
+            raise InvalidUsageError("the table has this index already", table=table.name, index=columns)
+        rest = [name for name in table.key if name not in columns]
+        made[columns] = IndexSpec(columns, tuple(table.column(name) for name in (*columns, *rest)))
+    return tuple(made.values())
 
 
 def _check_key(table: str, columns: Sequence[Column], key: tuple[str, ...]) -> None:

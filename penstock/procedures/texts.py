@@ -1,4 +1,4 @@
-"""Texts as numbers: equal texts have one number, so kernels compare, copy and look up words."""
+"""Texts and bytes as numbers: equal ones have one number, so kernels compare, copy and look up words."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ class TextNumbers:
     """An interning dictionary. Numbers are of this process and are never stored."""
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._texts: list[str] = []
+        self._numbers: dict[str | bytes, int] = {}
+        self._texts: list[str | bytes] = []
+        self._offsets = np.zeros(2, np.int64)
+        self._data = np.zeros(0, np.uint8)
+        self._stored = 0
         self.size_bytes = 0
 
     def __len__(self) -> int:
         """Return how many texts there are."""
         return len(self._texts)
 
-    def number(self, text: str) -> int:
+    def number(self, text: str | bytes) -> int:
         """Return the number of a text, which gets one if it has none."""
         number = self._numbers.setdefault(text, len(self._texts))
         if number == len(self._texts):
@@ -47,11 +50,36 @@ class TextNumbers:
         self, numbers: Numbers, kind: pa.DataType, mask: npt.NDArray[np.bool_] | None
     ) -> pa.Array[Any]:
         """Return texts by their numbers, null where the mask says so."""
-        if mask is not None:
-            numbers = np.where(mask, 0, numbers)
+        inside = numbers if mask is None else numbers[~mask]
+        if not len(inside):
+            return pa.nulls(len(numbers), kind)
+        used, places = np.unique(inside, return_inverse=True)
+        texts = pa.array([self._texts[number] for number in used], kind)
+        if mask is None:
+            return texts.take(pa.array(places))
+        spread = np.zeros(len(numbers), np.int64)
+        spread[~mask] = places
+        return texts.take(pa.array(spread, mask=mask))
+
+    @property
+    def bytes(self) -> tuple[Numbers, npt.NDArray[np.uint8]]:
+        """The bytes of all texts, as offsets and data, by which kernels compare texts by order."""
+        new = [_bytes(text) for text in self._texts[self._stored :]]
+        if new:
+            ends = self._offsets[self._stored] + np.cumsum([len(one) for one in new])
+            self._offsets = _with(self._offsets, self._stored + 1, ends)
+            data = np.frombuffer(b"".join(new), np.uint8)
+            self._data = _with(self._data, int(self._offsets[self._stored]), data)
+            self._stored = len(self._texts)
+        return self._offsets, self._data
+
+    def ranks(self, numbers: Numbers) -> Numbers:
+        """Return numbers in the order of the texts that have these numbers."""
         used, places = np.unique(numbers, return_inverse=True)
-        texts = pa.array([self._texts[number] if self._texts else "" for number in used], kind)
-        return texts.take(pa.array(places, mask=mask))
+        texts = [_bytes(self._texts[number]) for number in used]
+        ranks = np.empty(len(used), np.int64)
+        ranks[sorted(range(len(used)), key=texts.__getitem__)] = np.arange(len(used))
+        return ranks[places]
 
     def keep(self, used: Iterable[Numbers]) -> Numbers:
         """Forget all texts but those in use; return the new number of each old one."""
@@ -61,5 +89,21 @@ class TextNumbers:
         renumbered[kept[: len(texts)]] = np.arange(len(texts))
         self._numbers = {text: number for number, text in enumerate(texts)}
         self._texts = texts
+        self._stored = 0
         self.size_bytes = sum(120 + len(text) for text in texts)
         return renumbered
+
+
+def _with(array: npt.NDArray[Any], begin: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array with values from a place on, and room for as many again if it had to grow."""
+    end = begin + len(values)
+    if end > len(array):
+        larger = np.zeros(2 * end, array.dtype)
+        larger[:begin] = array[:begin]
+        array = larger
+    array[begin:end] = values
+    return array
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")

@@ -15,7 +15,10 @@ from penstock.checkpointing.files import FileFacts, Files
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.state_store.bucket_store import number_of
 
-__all__ = ["QUERY_NAME", "Damage", "Operator", "find_operators", "names_in"]
+__all__ = ["QUERY_NAME", "SPECIFICATION_FILE", "Damage", "Operator", "find_operators", "names_in"]
+
+SPECIFICATION_FILE = "operator.punit"
+"""The file with an operator's specification, which is fixed for the life of a checkpoint."""
 
 QUERY_NAME = "query_name"
 """The field in an operator's description with its query's name at the first start."""

@@ -118,6 +118,41 @@ def random(e, a, b, c):
             break
     return i, e.f * i, t, c[t].x
 ''',
+    "indexes": '''
+def random(e, a, b, c):
+    for r in a.by("s", "x")[e.s, 0:9]:
+        r.n = r.k
+        if r.k == e.k:
+            del a[r.k]
+            break
+    if e.k not in a:
+        a.insert(k=e.k, x=e.v, n=1, f=e.f, s=e.s)
+    best = a.by("x").last()
+    if best is not None:
+        best.f = e.f
+        best.x = best.x // 2
+    total = 0
+    for r in reversed(a.by("f")[0.0:]):
+        total += r.k
+    for r in a.by("s", "x").first(e.j):
+        total -= 1
+    if (e.k, e.j) in b:
+        b[e.k, e.j].d = e.f
+    else:
+        b.insert(k=e.k, j=e.j, x=total, d=e.f)
+    for q in b.by("d")[e.f:]:
+        total += len(b.by("j", "k")[q.j, :3])
+    if e.s not in c:
+        c.insert(s=e.s, b=e.b, x=e.k)
+    last = None
+    for p in c.by("s").last(2):
+        last = p.s
+    if e.b:
+        abort("one")
+    c[e.s].b = e.k == 1
+    lowest = c.by("b")[False].first()
+    return total, e.f, last, 0 if lowest is None else lowest.x
+''',
     "undo": '''
 def random(e, a, b, c):
     for k in e.ks:

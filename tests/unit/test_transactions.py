@@ -13,10 +13,10 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidUsageError
+from penstock.procedures.analysis.routing import check_routing, routing_attribute
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
-from penstock.procedures.routing import check_routing, routing_attribute
 from tests.procedures import define, events_of, interpreted
 
 EVENT = "k bigint, v bigint, s string, f double, ks array<bigint>"

@@ -10,10 +10,10 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidUsageError
+from penstock.procedures.analysis.routing import check_routing, routing_attribute
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
-from penstock.procedures.routing import check_routing, routing_attribute
 from penstock.procedures.workflows.workflow import Workflow
 from tests.procedures import define, interpreted
 

@@ -38,6 +38,8 @@ __all__ = [
     "QueueOptions",
     "StateArguments",
     "StateOptions",
+    "TransactionArguments",
+    "TransactionOptions",
     "UnionArguments",
     "WindowArguments",
     "WindowOptions",
@@ -51,6 +53,7 @@ STALENESS_COLUMN = "queue_staleness_ms"
 """The optional column with each tuple's queue staleness at its dequeue."""
 
 _NULLS = ("error", "drop")
+_ORDERS = ("arrival",)
 _COMBINE = ("auto", True, False)
 
 
@@ -99,6 +102,16 @@ class WindowArguments(TypedDict, total=False):
     policy: str | None
     cost: str | None
     weight: str | Mapping[Any, float] | None
+
+
+class TransactionArguments(TypedDict, total=False):
+    """Keyword arguments of `penstock.transactions`."""
+
+    order: str
+    buckets: int | None
+    compatible_with: str | None
+    state_location: str | os.PathLike[str] | None
+    retain_versions: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +288,22 @@ class WindowOptions(StateOptions):
         if self.watermark_delay is None:
             return None
         return milliseconds("watermark_delay", self.watermark_delay, least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransactionOptions(StateOptions):
+    """The options of transactions; see `penstock.transactions`."""
+
+    order: str = "arrival"
+    compatible_with: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        StateOptions.__post_init__(self)
+        if self.order not in _ORDERS:
+            raise InvalidUsageError(
+                "an option has an unknown value", option="order", got=self.order, known=_ORDERS
+            )
 
 
 OptionsT = TypeVar("OptionsT", bound=StateOptions)

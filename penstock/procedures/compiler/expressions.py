@@ -6,6 +6,7 @@ import ast
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from penstock.procedures.compiler import operations
@@ -118,9 +119,12 @@ class Expressions(ABC):
             # Python would read the least one as the negative of a number that is beyond them.
             return Value(Kind.INTEGER, "LEAST" if value == _INT64[0] else f"({value})")
         if isinstance(value, float):
-            return Value(Kind.FLOAT, f"({value!r})" if math.isfinite(value) else f"{_not_finite(value)}")
-        if isinstance(value, str):
-            return Value(Kind.TEXT, f"texts[{self.layout.text(value)}]")
+            return Value(Kind.FLOAT, f"({value!r})" if math.isfinite(value) else operations.not_finite(value))
+        if isinstance(value, str | bytes):
+            kind = Kind.TEXT if isinstance(value, str) else Kind.BINARY
+            return Value(kind, f"texts[{self.layout.text(value)}]")
+        if isinstance(value, Decimal) and (made := operations.decimal(value)) is not None:
+            return made
         raise self.wrong(node, f"a constant of type {type(value).__name__} has no place in a procedure")
 
     def _name(self, node: ast.Name) -> Value | Nothing | Row | ListOf:
@@ -426,9 +430,9 @@ class Expressions(ABC):
         )
 
     def _abs(self, node: ast.AST, value: Value) -> Value:
-        if value.kind not in (Kind.INTEGER, Kind.FLOAT):
+        if not value.kind.is_number:
             raise self.wrong(node, f"abs is for numbers, not for {value.kind}")
-        if value.kind is Kind.INTEGER:
+        if value.kind is not Kind.FLOAT:
             self.out.fail(f"{value.code} == LEAST", operations.OVERFLOW)
         return Value(value.kind, f"abs({value.code})")
 
@@ -444,7 +448,3 @@ def widened(column: Column, code: str) -> str:
     if column.kind is Kind.FLOAT and column.dtype.itemsize < 8:
         return f"np.float64({code})"
     return code
-
-
-def _not_finite(value: float) -> str:
-    return "np.nan" if math.isnan(value) else ("np.inf" if value > 0 else "(-np.inf)")

@@ -2,8 +2,9 @@
 
 For each table: columns ``t0_c1``, masks of nulls ``t0_n1`` for those that may be null, ``t0_entries`` (its
 index), ``t0_live``, ``t0_dirty``, ``t0_free`` (a stack of free slots), ``t0_gone`` (keys that were deleted),
-and ``t0_facts``, which has the numbers `FACTS`. For each stream: columns ``s0_c1`` and masks ``s0_n1``; how
-many rows it has is a variable of the kernel.
+``t0_facts``, which has the numbers `FACTS` and the roots of its other indexes, and ``t0_i1``, the nodes of
+such an index (`penstock.procedures.indexes.trees`). For each stream: columns ``s0_c1`` and masks ``s0_n1``;
+how many rows it has is a variable of the kernel.
 """
 
 from __future__ import annotations
@@ -15,12 +16,26 @@ from penstock.procedures.schema import Column, TableSpec
 from penstock.procedures.workflows.reached import Reached
 from penstock.procedures.workflows.streams import StreamSpec
 
-__all__ = ["FACTS", "FREE", "GONE", "LIVE", "SHIFT", "USED", "Layout", "StreamCode", "TableCode"]
+__all__ = [
+    "FACTS",
+    "FREE",
+    "GONE",
+    "LIVE",
+    "SHIFT",
+    "TEXT_BYTES",
+    "USED",
+    "Layout",
+    "StreamCode",
+    "TableCode",
+]
 
 FACTS = ("used", "free", "live", "gone", "shift")
 """Slots that were ever taken; free ones of these; rows; deleted keys that are noted; the index's shift."""
 
 USED, FREE, LIVE, GONE, SHIFT = range(len(FACTS))
+
+TEXT_BYTES = ("text_offsets", "text_bytes")
+"""The bytes of all texts, by which indexes order them; the last arguments of a kernel that has indexes."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,8 @@ class TableCode:
             names.append(self.column(column.name))
             if column.nullable:
                 names.append(self.null(column.name))
-        return [*names, *(self.array(one) for one in ("entries", "live", "dirty", "free", "gone", "facts"))]
+        names += [self.array(one) for one in ("entries", "live", "dirty", "free", "gone", "facts")]
+        return names + [self.array(f"i{number}") for number, _ in enumerate(self.spec.indexes)]
 
     def find(self, key: Sequence[str]) -> str:
         """Return a look-up of a key."""
@@ -145,7 +161,7 @@ class Layout:
         The attributes of the event.
     results : tuple of Column
         What the program returns.
-    texts : list of str
+    texts : list of str or bytes
         The literal texts in it.
     """
 
@@ -154,7 +170,7 @@ class Layout:
     reached: Reached
     event: tuple[Column, ...]
     results: tuple[Column, ...]
-    texts: list[str] = field(default_factory=list)
+    texts: list[str | bytes] = field(default_factory=list)
 
     @staticmethod
     def of(reached: Reached, event: tuple[Column, ...], results: tuple[Column, ...]) -> Layout:
@@ -165,8 +181,8 @@ class Layout:
         }
         return Layout(tables, streams, reached, event, results)
 
-    def text(self, text: str) -> int:
-        """Return the place of a literal text."""
+    def text(self, text: str | bytes) -> int:
+        """Return the place of a literal text, or of literal bytes."""
         if text not in self.texts:
             self.texts.append(text)
         return self.texts.index(text)
@@ -189,4 +205,6 @@ class Layout:
             names += table.arrays
         for stream in self.streams.values():
             names += stream.arrays
+        if any(table.spec.indexes for table in self.tables.values()):
+            names += TEXT_BYTES
         return names

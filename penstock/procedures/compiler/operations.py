@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import math
+from decimal import Decimal
 
 from penstock.procedures.compiler.output import Output
 from penstock.procedures.compiler.values import Value
-from penstock.procedures.schema import Kind
+from penstock.procedures.schema import MAX_DIGITS, Kind, digits_of
 
 __all__ = [
     "COMPARISONS",
@@ -15,10 +17,14 @@ __all__ = [
     "OPERATORS",
     "OVERFLOW",
     "OperationError",
+    "align",
+    "as_decimal",
     "as_float",
     "as_integer",
     "compare",
+    "decimal",
     "negate",
+    "not_finite",
     "operate",
     "pick",
 ]
@@ -57,9 +63,11 @@ class OperationError(Exception):
 def operate(out: Output, sign: str, a: Value, b: Value) -> Value:
     """Return the result of an operator of arithmetic; neither value is null."""
     kinds = {a.kind, b.kind}
-    if kinds - {Kind.INTEGER, Kind.FLOAT}:
-        wrong = next(kind for kind in (a.kind, b.kind) if kind not in (Kind.INTEGER, Kind.FLOAT))
-        raise OperationError(f"{sign} is for numbers, not for {wrong}", None)
+    for kind in (a.kind, b.kind):
+        if not kind.is_number:
+            raise OperationError(f"{sign} is for numbers, not for {kind}", None)
+    if any(kind.scale is not None for kind in kinds):
+        return _decimals(out, sign, a, b)
     if sign == "/":
         a, b = as_float(out, a), as_float(out, b)
         out.fail(f"{b.code} == 0.0", DIVISION_BY_ZERO)
@@ -70,6 +78,56 @@ def operate(out: Output, sign: str, a: Value, b: Value) -> Value:
         raise OperationError(f"{sign} is for integers", "convert with int(...)")
     a, b = as_float(out, a), as_float(out, b)
     return Value(Kind.FLOAT, out.keep(f"{a.code} {sign} {b.code}"))
+
+
+def _decimals(out: Output, sign: str, a: Value, b: Value) -> Value:
+    """Return the result of an operator of decimals, or of a decimal and an integer, which is exact."""
+    if sign not in "+-*":
+        raise OperationError(f"{sign} is not for decimals", "convert with int(...) or float(...)")
+    if sign == "*":
+        scale = (a.kind.scale or 0) + (b.kind.scale or 0)
+        if Kind.FLOAT in (a.kind, b.kind) or scale > MAX_DIGITS:
+            raise OperationError(f"{a.kind} * {b.kind} has no kind", "convert with int(...) or float(...)")
+        return Value(Kind.decimal(scale), _integers(out, sign, a.code, b.code))
+    a, b = align(out, a, b)
+    return Value(a.kind, _integers(out, sign, a.code, b.code))
+
+
+def decimal(value: Decimal) -> Value | None:
+    """Return a constant of a decimal; None if it has none."""
+    digits, scale = digits_of(value) if value.is_finite() else (0, MAX_DIGITS + 1)
+    if scale > MAX_DIGITS or not -(1 << 63) < digits < 1 << 63:
+        return None
+    return Value(Kind.decimal(scale), f"({digits})")
+
+
+def not_finite(value: float) -> str:
+    """Return the code of an infinite float or NaN."""
+    return "np.nan" if math.isnan(value) else ("np.inf" if value > 0 else "(-np.inf)")
+
+
+def align(out: Output, a: Value, b: Value) -> tuple[Value, Value]:
+    """Return decimals and integers with the same digits behind the point; other values as they are."""
+    scales = (a.kind.scale, b.kind.scale)
+    if scales == (None, None):
+        return a, b
+    if any(one.kind.scale is None and one.kind is not Kind.INTEGER for one in (a, b)):
+        raise OperationError(f"{a.kind} meets {b.kind}", "convert with int(...) or float(...)")
+    scale = max(one or 0 for one in scales)
+    return as_decimal(out, a, scale), as_decimal(out, b, scale)
+
+
+def as_decimal(out: Output, a: Value, scale: int) -> Value:
+    """Return an integer or a decimal with so many digits behind the point, of which it has no more."""
+    missing = scale - (a.kind.scale or 0)
+    kind = Kind.decimal(scale)
+    if missing == 0:
+        return Value(kind, a.code, a.null, a.attribute if a.kind is kind else None)
+    factor = 10**missing
+    bound = ((1 << 63) - 1) // factor
+    outside = f"{a.code} > {bound} or {a.code} < {-bound}"
+    out.fail(f"not {a.null} and ({outside})" if a.null else outside, OVERFLOW)
+    return Value(kind, out.keep(f"{a.code} * {factor}"), a.null)
 
 
 def _integers(out: Output, sign: str, a: str, b: str) -> str:
@@ -91,10 +149,10 @@ def _integers(out: Output, sign: str, a: str, b: str) -> str:
 
 def negate(out: Output, a: Value) -> Value:
     """Return a number with the other sign."""
-    if a.kind is Kind.INTEGER:
-        out.fail(f"{a.code} == {_LEAST}", OVERFLOW)
-    elif a.kind is not Kind.FLOAT:
+    if not a.kind.is_number:
         raise OperationError(f"- is for numbers, not for {a.kind}", None)
+    if a.kind is not Kind.FLOAT:
+        out.fail(f"{a.code} == {_LEAST}", OVERFLOW)
     return Value(a.kind, f"(-{a.code})")
 
 
@@ -102,8 +160,10 @@ def as_float(out: Output, a: Value) -> Value:
     """Return a number as a float."""
     if a.kind is Kind.FLOAT:
         return a
-    if a.kind is Kind.TEXT:
-        raise OperationError("a text is not converted", None)
+    if a.kind.is_interned:
+        raise OperationError(f"a {a.kind} is not converted", None)
+    if a.kind.scale is not None:
+        return Value(Kind.FLOAT, f"(np.float64({a.code}) / {10.0**a.kind.scale!r})", a.null)
     return Value(Kind.FLOAT, f"np.float64({a.code})", a.null)
 
 
@@ -111,8 +171,13 @@ def as_integer(out: Output, a: Value) -> Value:
     """Return a number as an integer, cut as Python's ``int`` does."""
     if a.kind is Kind.INTEGER:
         return a
-    if a.kind is Kind.TEXT:
-        raise OperationError("a text is not converted", None)
+    if a.kind.is_interned:
+        raise OperationError(f"a {a.kind} is not converted", None)
+    if a.kind.scale is not None:
+        # Cut, where // goes down.
+        factor = 10**a.kind.scale
+        whole = out.keep(f"{a.code} // {factor}")
+        return Value(Kind.INTEGER, f"({whole} + ({whole} < 0 and {whole} * {factor} != {a.code}))", a.null)
     if a.kind is Kind.FLOAT:
         # Written so that NaN is refused, too.
         out.fail(f"not (-9223372036854775808.0 <= {a.code} < 9223372036854775808.0)", OVERFLOW)
@@ -121,20 +186,22 @@ def as_integer(out: Output, a: Value) -> Value:
 
 def compare(out: Output, sign: str, a: Value, b: Value) -> Value:
     """Return whether a comparison holds; the caller sees to nulls."""
+    a, b = align(out, a, b)
     kinds = {a.kind, b.kind}
     if kinds == {Kind.INTEGER, Kind.FLOAT}:
         raise OperationError("an integer is compared with a float", "convert with int(...) or float(...)")
     if len(kinds) != 1:
         raise OperationError(f"{a.kind} is compared with {b.kind}", None)
-    if a.kind in (Kind.TEXT, Kind.BOOLEAN) and sign not in ("==", "!="):
-        raise OperationError(f"{sign} is for numbers", "texts and booleans compare with == and !=")
+    if not a.kind.is_number and sign not in ("==", "!="):
+        raise OperationError(f"{sign} is for numbers", f"{a.kind} compares with == and !=")
     return Value(Kind.BOOLEAN, f"({a.code} {sign} {b.code})")
 
 
 def pick(out: Output, name: str, a: Value, b: Value) -> Value:
     """Return the least or the greatest of two numbers, the first one where they are equal."""
     sign = "<" if name == "min" else ">"
+    a, b = align(out, a, b)
     chosen = compare(out, sign, b, a)
-    if a.kind not in (Kind.INTEGER, Kind.FLOAT):
+    if not a.kind.is_number:
         raise OperationError(f"{name} is for numbers, not for {a.kind}", None)
     return Value(a.kind, out.keep(f"{b.code} if {chosen.code} else {a.code}"))

@@ -6,20 +6,22 @@ import ast
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.ddl import schema_text
-from penstock.procedures.compiler.layout import FREE, GONE, LIVE, SHIFT, USED, Layout
+from penstock.procedures.compiler.layout import FREE, GONE, LIVE, SHIFT, TEXT_BYTES, USED, Layout
 from penstock.procedures.compiler.output import ROOM
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.scope import Facts, Scope
 from penstock.procedures.compiler.statements import Statements, procedure_text
 from penstock.procedures.compiler.values import Access, ListOf, Value
+from penstock.procedures.indexes.code import add_lines, remove_lines
 from penstock.procedures.prefetching import determined_lookups, prefetch_lines
 from penstock.procedures.schema import Column, Kind, TableSpec
 from penstock.procedures.workflows.reached import Reached
@@ -27,19 +29,25 @@ from penstock.procedures.workflows.stages import Stage
 from penstock.procedures.workflows.streams import StreamSpec
 
 __all__ = [
+    "REJECTED",
     "PlainProgram",
     "Program",
     "all_texts",
     "compile_program",
+    "event_schema",
     "event_values",
     "free_lines",
     "made_program",
     "program_digest",
+    "result_schema",
     "settled",
     "undo_lines",
 ]
 
-_VERSION = 3
+REJECTED = "rejected"
+"""The column of results that says why a transaction was rejected; null if it was committed."""
+
+_VERSION = 4
 """The version of the compiler: what it makes of a text has changed where this has."""
 
 _MOST_PASSES = 100
@@ -66,8 +74,20 @@ from penstock.procedures.index_kernels import (
     word_2,
     word_3,
 )
-
 '''
+_TREES = """from penstock.procedures.indexes.trees import (
+    compare_bound,
+    float_word,
+    insert_node,
+    remove_node,
+    seek_first,
+    seek_last,
+    tree_first,
+    tree_last,
+    tree_next,
+    tree_previous,
+)
+"""
 
 
 @dataclass(frozen=True)
@@ -90,7 +110,7 @@ class Program:
         What the kernel takes, after the first and the last event.
     reasons : tuple of str
         Why it may reject a transaction, from code 2 on.
-    texts : tuple of str
+    texts : tuple of str or bytes
         Its literal texts.
     accesses : tuple of Access
         What it accesses.
@@ -113,7 +133,7 @@ class Program:
     source: str
     arguments: tuple[str, ...]
     reasons: tuple[str, ...]
-    texts: tuple[str, ...]
+    texts: tuple[str | bytes, ...]
     accesses: tuple[Access, ...]
     undo_log: bool
     digest: str
@@ -174,6 +194,17 @@ class PlainProgram:
         return tuple(one.text.name for one in self.workflow)
 
 
+def event_schema(event: Iterable[Column]) -> pa.Schema:
+    """Return the columns of an event as Arrow has them."""
+    return pa.schema([pa.field(one.name, one.type, one.nullable) for one in event])
+
+
+def result_schema(program: Program | PlainProgram) -> pa.Schema:
+    """Return the columns of a program's results, and why each transaction was rejected."""
+    own = [pa.field(one.name, one.type) for one in program.results]
+    return pa.schema([*own, pa.field(REJECTED, pa.string())])
+
+
 def program_digest(
     reached: Reached, event: pa.Schema, results: pa.Schema, workflow: Mapping[str, Any] | None = None
 ) -> str:
@@ -195,7 +226,7 @@ def _constants(text: ProcedureText) -> dict[str, str]:
     return {
         name: repr(text.names[name])
         for name in sorted(names & text.names.keys())
-        if isinstance(text.names[name], bool | int | float | str)
+        if isinstance(text.names[name], bool | int | float | str | bytes | Decimal)
     }
 
 
@@ -284,7 +315,7 @@ def made_program(
         tables=tuple(layout.reached.tables.values()),
         event=layout.event,
         results=layout.results,
-        source=_HEAD + "\n".join(body) + "\n",
+        source="\n".join([_HEAD + (_TREES if TEXT_BYTES[0] in layout.arguments else ""), *body, ""]),
         arguments=tuple(layout.arguments),
         reasons=tuple(compiler.out.reasons),
         texts=tuple(layout.texts),
@@ -377,19 +408,22 @@ def undo_lines(layout: Layout, ops: Mapping[tuple[str, ...], int], mark: str = "
                 "else:",
                 f"    {table.array('free')}[{table.fact(FREE)}] = s",
                 f"    {table.fact(FREE)} += 1",
+                *remove_lines(table, "s"),
             ],
             "delete": [
                 f"put_entry({entries}, {shift}, {word}, s)",
                 f"{live}[s] = True",
                 f"{table.fact(LIVE)} += 1",
                 f"{table.fact(GONE)} -= 1",
+                *add_lines(table, "s"),
             ],
         }.get(what)
         if made is None:
             spec = table.spec.column(column[0])
             old = "u_float" if spec.kind is Kind.FLOAT else "u_integer"
-            made = [f"{table.column(column[0])}[s] = {old}[u]"]
+            made = [*remove_lines(table, "s", column[0]), f"{table.column(column[0])}[s] = {old}[u]"]
             if spec.nullable:
                 made.append(f"{table.null(column[0])}[s] = u_null[u]")
+            made += add_lines(table, "s", column[0])
         lines += [f"    if u_op[u] == {number}:", *(f"        {line}" for line in made)]
     return lines

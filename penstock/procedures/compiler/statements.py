@@ -12,6 +12,7 @@ from penstock.procedures.compiler.operations import OperationError
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.scope import Facts, Scope, UnknownKindError
 from penstock.procedures.compiler.values import ListOf, Nothing, Row, Value, zero
+from penstock.procedures.indexes.selections import Selections
 from penstock.procedures.schema import Column, Kind
 
 __all__ = ["Statements", "procedure_text"]
@@ -26,7 +27,7 @@ def procedure_text(value: object) -> ProcedureText | None:
     return text if isinstance(text, ProcedureText) else None
 
 
-class Statements(Emissions):
+class Statements(Selections, Emissions):
     """Compiles the body of a procedure; see `Expressions`."""
 
     def __init__(self, layout: Layout, facts: Facts) -> None:
@@ -86,6 +87,8 @@ class Statements(Emissions):
         self.scopes.merge(after)
 
     def _for_statement(self, node: ast.For) -> None:
+        if self.selection_loop(node):
+            return
         if node.orelse:
             raise self.wrong(node, "a loop has no else here")
         if not isinstance(node.target, ast.Name):
@@ -112,7 +115,7 @@ class Statements(Emissions):
                 self.body(node.body)
             else:
                 self.open_windows.append(window.name)
-                self._store_row(node.target, self.window_row(window, variable))
+                self.store_row(node.target, self.window_row(window, variable))
                 self.body(node.body)
                 self.open_windows.pop()
         self.open_loops.pop()
@@ -223,7 +226,7 @@ class Statements(Emissions):
                 return
             found = self.evaluate(node.value)
             if isinstance(found, Row):
-                self._store_row(target, found)
+                self.store_row(target, found)
             elif isinstance(found, Value | Nothing):
                 self._store_value(target, found)
             else:
@@ -298,7 +301,8 @@ class Statements(Emissions):
         if name in self.facts.nullable:
             self.out.line(f"{name}_null = {value.null or False}")
 
-    def _store_row(self, target: ast.Name, row: Row) -> None:
+    def store_row(self, target: ast.Name, row: Row) -> None:
+        """Let a variable be a row."""
         scope = self.scope
         if target.id in (scope.text.event, *scope.text.tables):
             raise self.wrong(target, f"{target.id} cannot be assigned", "choose another name")

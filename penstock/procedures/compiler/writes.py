@@ -6,10 +6,11 @@ import ast
 
 from penstock.procedures.compiler.expressions import Expressions
 from penstock.procedures.compiler.layout import FREE, GONE, LIVE, SHIFT, USED, Layout, TableCode
-from penstock.procedures.compiler.operations import OVERFLOW, as_float
+from penstock.procedures.compiler.operations import OVERFLOW, as_decimal, as_float
 from penstock.procedures.compiler.scope import Facts
 from penstock.procedures.compiler.values import AccessMode, Nothing, Row, Value
-from penstock.procedures.schema import Column, Kind
+from penstock.procedures.indexes.code import add_lines, remove_lines
+from penstock.procedures.schema import Column, IndexSpec, Kind
 
 __all__ = ["Writes"]
 
@@ -21,6 +22,7 @@ class Writes(Expressions):
         super().__init__(layout, facts)
         self.open_loops: list[tuple[object, ...]] = []
         self.deleted_from: list[set[str]] = []
+        self.open_selections: list[tuple[str, IndexSpec]] = []
 
     def written_row(self, target: ast.Attribute) -> Row:
         """Compile the row that an assignment changes."""
@@ -36,6 +38,7 @@ class Writes(Expressions):
             raise self.wrong(target, "a row of a window cannot be changed", "insert another one")
         if column.name in table.spec.key:
             raise self.wrong(target, "a key cannot be changed", "delete the row and insert another one")
+        self._check_order(target, row.table, column.name)
         self.access(row, AccessMode.WRITE)
         array, null = table.column(column.name), table.null(column.name)
         fitted = None
@@ -49,17 +52,39 @@ class Writes(Expressions):
         if column.nullable:
             lines.append(f"u_null[u] = {null}[{row.slot}]")
         self.out.log(("column", row.table, column.name), lines)
+        for line in remove_lines(table, row.slot, column.name):
+            self.out.line(line)
         if fitted is not None:
             self.out.line(f"{array}[{row.slot}] = {fitted}")
         if column.nullable:
             is_null = "True" if isinstance(value, Nothing) else (value.null or "False")
             self.out.line(f"{null}[{row.slot}] = {is_null}")
+        for line in add_lines(table, row.slot, column.name):
+            self.out.line(line)
         self.out.line(f"{table.array('dirty')}[{row.slot}] = True")
+
+    def _check_order(self, node: ast.AST, table: str, column: str | None) -> None:
+        """Refuse to change what a loop around goes by: a column, or, with None, which rows there are."""
+        for name, index in self.open_selections:
+            if name == table and (column is None or column in index.columns):
+                raise self.wrong(
+                    node,
+                    f"a loop by {', '.join(index.columns)} "
+                    + (f"inserts into {table}" if column is None else f"changes {column}"),
+                    "it might never end: do it behind the loop",
+                )
 
     def fit(self, node: ast.AST, column: Column, value: Value) -> str:
         """Return a value as a column holds it; reject the transaction if it does not fit."""
         if column.kind is Kind.FLOAT and value.kind is Kind.INTEGER:
             value = as_float(self.out, value)
+        scale, digits = column.kind.scale, value.kind.scale
+        whole = value.kind is Kind.INTEGER or digits is not None
+        if scale is not None and whole and (digits or 0) <= scale:
+            value = as_decimal(self.out, value, scale)
+            most = 10**column.type.precision - 1
+            outside = f"{value.code} > {most} or {value.code} < {-most}"
+            self.out.fail(f"not {value.null} and ({outside})" if value.null else outside, OVERFLOW)
         if value.kind is not column.kind:
             raise self.wrong(node, f"the column {column.name} is {column.kind}, the value is {value.kind}")
         if column.kind is Kind.INTEGER and column.dtype.itemsize < 8:
@@ -73,6 +98,7 @@ class Writes(Expressions):
     def insert(self, node: ast.Call, table: TableCode) -> Row:
         """Compile an insert."""
         spec = table.spec
+        self._check_order(node, spec.name, None)
         given = self.given(node, spec.name, spec.names)
         fitted: dict[str, tuple[str | None, str]] = {}
         for column in spec.columns:
@@ -105,6 +131,8 @@ class Writes(Expressions):
         self.out.line(
             f"put_entry({table.array('entries')}, {table.fact(SHIFT)}, {table.word(words)}, {slot})"
         )
+        for line in add_lines(table, slot):
+            self.out.line(line)
         row = Row(spec.name, slot, texts, tuple(one.attribute for one in keys), maybe=False)
         self.access(row, AccessMode.INSERT)
         return row
@@ -161,6 +189,8 @@ class Writes(Expressions):
         self.out.line(
             f"remove_entry({table.array('entries')}, {table.fact(SHIFT)}, {table.word(key)}, {row.slot})"
         )
+        for line in remove_lines(table, row.slot):
+            self.out.line(line)
         self.out.line(f"{table.array('live')}[{row.slot}] = False")
         self.out.line(f"{table.fact(LIVE)} -= 1")
         for place_of_loop in self.open_loops:

@@ -22,6 +22,7 @@ from penstock.procedures.workflows.windows import PLACE, WindowSpec
 __all__ = ["PlainRounds"]
 
 Fetch = Callable[[tuple[Any, ...]], dict[str, Any] | None]
+Scan = Callable[[], Iterable[dict[str, Any]]]
 Fire = Callable[[str, dict[str, Any]], None]
 
 
@@ -93,12 +94,17 @@ class PlainRounds(PlainTables):
     ----------
     reached : Reached
         What the procedures reach.
-    fetch : mapping, optional
+    fetch, scan : mapping, optional
         See `PlainTable`, by the names of tables.
     """
 
-    def __init__(self, reached: Reached, fetch: Mapping[str, Fetch] | None = None) -> None:
-        super().__init__(reached.tables.values(), fetch)
+    def __init__(
+        self,
+        reached: Reached,
+        fetch: Mapping[str, Fetch] | None = None,
+        scan: Mapping[str, Scan] | None = None,
+    ) -> None:
+        super().__init__(reached.tables.values(), fetch, scan)
         self.reached = reached
         self._streams = {name: _Stream(spec, self._fire) for name, spec in reached.streams.items()}
         self._windows = {name: _Window(spec, self) for name, spec in reached.windows.items()}

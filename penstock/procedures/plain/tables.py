@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,15 +20,24 @@ from penstock.procedures import language
 from penstock.procedures.compiler.operations import COMPARISONS, NULL, OPERATORS, OVERFLOW
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.statements import procedure_text
-from penstock.procedures.plain.words import WORDS, RejectedError, reject
-from penstock.procedures.schema import Column, Kind, TableSpec
+from penstock.procedures.plain.selection import PlainSelection, chosen_index
+from penstock.procedures.plain.words import WORDS, RejectedError, reject, with_scale
+from penstock.procedures.schema import MAX_DIGITS, Column, Kind, TableSpec, digits_of
 
 __all__ = ["PlainTable", "PlainTables", "fit", "python_rows", "returned"]
 
 Key = tuple[Any, ...]
 Fetch = Callable[[Key], dict[str, Any] | None]
+Scan = Callable[[], Iterable[dict[str, Any]]]
 
-_PYTHON_TYPES: dict[Kind, Any] = {Kind.INTEGER: int, Kind.FLOAT: float, Kind.BOOLEAN: bool, Kind.TEXT: str}
+_PYTHON_TYPES: dict[Kind, Any] = {
+    Kind.INTEGER: int,
+    Kind.FLOAT: float,
+    Kind.BOOLEAN: bool,
+    Kind.TEXT: str,
+    Kind.BINARY: bytes,
+    **{Kind.decimal(scale): Decimal for scale in range(MAX_DIGITS + 1)},
+}
 
 
 class _Row:
@@ -62,9 +72,13 @@ class PlainTable:
         Takes the rows of all tables as they were before each change.
     fetch : callable, optional
         Returns the row of a key that is not in the dict yet; by default there is none.
+    scan : callable, optional
+        Returns all rows, of which some may be in the dict; by default all are.
     """
 
-    def __init__(self, spec: TableSpec, journal: list[Any], fetch: Fetch | None = None) -> None:
+    def __init__(
+        self, spec: TableSpec, journal: list[Any], fetch: Fetch | None = None, scan: Scan | None = None
+    ) -> None:
         self.spec = spec
         self.rows: dict[Key, dict[str, Any] | None] = {}
         self.changed: set[Key] = set()
@@ -72,6 +86,7 @@ class PlainTable:
         self.on_insert: Callable[[str, dict[str, Any]], None] | None = None
         """Runs the triggers: takes the name of the table and the row."""
         self._fetch = fetch
+        self._scan = scan
 
     def _key(self, key: Any) -> Key:
         parts = key if isinstance(key, tuple) else (key,)
@@ -107,6 +122,14 @@ class PlainTable:
 
     def __contains__(self, key: Any) -> bool:
         return self._find(self._key(key)) is not None
+
+    def by(self, *columns: str) -> PlainSelection:
+        """Return the rows in the order of an index."""
+        if self._scan is not None:
+            for row in self._scan():
+                self.rows.setdefault(tuple(row[name] for name in self.spec.key), row)
+            self._scan = None
+        return PlainSelection(self, chosen_index(self.spec, columns))
 
     def insert(self, **values: Any) -> _Row:
         """Insert a row."""
@@ -144,10 +167,18 @@ class PlainTable:
 class PlainTables:
     """Tables as dicts, and procedures that run over them."""
 
-    def __init__(self, specs: Iterable[TableSpec], fetch: Mapping[str, Fetch] | None = None) -> None:
+    def __init__(
+        self,
+        specs: Iterable[TableSpec],
+        fetch: Mapping[str, Fetch] | None = None,
+        scan: Mapping[str, Scan] | None = None,
+    ) -> None:
         self.journal: list[Any] = []
         self.tables = {
-            spec.name: PlainTable(spec, self.journal, (fetch or {}).get(spec.name)) for spec in specs
+            spec.name: PlainTable(
+                spec, self.journal, (fetch or {}).get(spec.name), (scan or {}).get(spec.name)
+            )
+            for spec in specs
         }
         self._functions: dict[int, Callable[..., Any]] = {}
 
@@ -222,6 +253,10 @@ def fit(column: Column, value: Any) -> Any:
             with np.errstate(over="ignore"):
                 value = float(np.float32(value))
         return value
+    if column.kind.scale is not None and type(value) in (int, Decimal):
+        value = with_scale(value, column.kind.scale)
+        if not -(10**column.type.precision) < digits_of(value)[0] < 10**column.type.precision:
+            raise RejectedError(OVERFLOW)
     if type(value) is not _PYTHON_TYPES[column.kind]:
         raise InvalidUsageError(
             "a value has another kind than its column", column=column.name, kind=str(column.kind)
@@ -301,6 +336,12 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         own = self._own_name(node.value)
         self.generic_visit(node)
+        if _is_index(node.value):
+            for part in node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]:
+                if isinstance(part, ast.Slice):
+                    part.lower = part.lower and self._call("_bound", part.lower)
+                    part.upper = part.upper and self._call("_bound", part.upper)
+            return node
         if own or not isinstance(node.ctx, ast.Load):
             return node
         return self._call("_element", node.value, node.slice)
@@ -309,3 +350,7 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         node.iter = self._call("_each", node.iter)
         return node
+
+
+def _is_index(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "by"

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, NoReturn
 
+from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.expressions import NO_ROW
 from penstock.procedures.compiler.operations import DIVISION_BY_ZERO, NULL, OVERFLOW
+from penstock.procedures.schema import digits_of
 
-__all__ = ["WORDS", "RejectedError", "reject"]
+__all__ = ["NO_BOUND", "WORDS", "RejectedError", "reject", "with_scale"]
+
+NO_BOUND = object()
+"""A bound of a range that is null."""
 
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
@@ -31,6 +38,8 @@ def _operate(sign: str, a: Any, b: Any) -> Any:
     _given(a, b)
     if sign in ("/", "//", "%") and b == 0:
         raise RejectedError(DIVISION_BY_ZERO)
+    if Decimal in (type(a), type(b)):
+        return _decimals(sign, a, b)
     if sign == "/":
         return float(a) / float(b)
     if not isinstance(a, int) or not isinstance(b, int):
@@ -48,6 +57,41 @@ def _operate(sign: str, a: Any, b: Any) -> Any:
     return _whole(made)
 
 
+def _decimals(sign: str, a: Any, b: Any) -> Any:
+    if sign not in "+-*" or float in (type(a), type(b)):
+        raise InvalidUsageError(f"{sign} is not for decimals", hint="convert with int(...) or float(...)")
+    if sign == "*":
+        (first, scale), (second, more) = (digits_of(Decimal(one)) for one in (a, b))
+        return _decimal(first * second, scale + more)
+    a, b = _aligned(a, b)
+    (first, scale), (second, _) = digits_of(a), digits_of(b)
+    return _decimal(first + second if sign == "+" else first - second, scale)
+
+
+def _aligned(a: Any, b: Any) -> tuple[Any, Any]:
+    """Return decimals with the same digits behind the point; other values as they are."""
+    if Decimal not in (type(a), type(b)) or None in (a, b):
+        return a, b
+    if not all(type(one) in (int, Decimal) for one in (a, b)):
+        raise InvalidUsageError("a decimal meets another kind", hint="convert with int(...) or float(...)")
+    scale = max(digits_of(Decimal(one))[1] for one in (a, b))
+    return with_scale(a, scale), with_scale(b, scale)
+
+
+def with_scale(value: Any, scale: int) -> Decimal:
+    """Return an integer or a decimal with so many digits behind the point, of which it has no more."""
+    digits, there = digits_of(Decimal(value))
+    if there > scale:
+        raise InvalidUsageError("a decimal has more digits than its column", scale=scale)
+    return _decimal(digits * 10 ** (scale - there), scale)
+
+
+def _decimal(digits: int, scale: int) -> Decimal:
+    """Return a decimal of digits that fit into 64 bits."""
+    sign = 1 if _whole(digits) < 0 else 0
+    return Decimal((sign, tuple(map(int, str(abs(digits)))), -scale))
+
+
 def _whole(value: Any) -> Any:
     if isinstance(value, int) and not _LEAST <= value <= _MOST:
         raise RejectedError(OVERFLOW)
@@ -56,6 +100,9 @@ def _whole(value: Any) -> Any:
 
 def _negate(a: Any) -> Any:
     _given(a)
+    if isinstance(a, Decimal):
+        digits, scale = digits_of(a)
+        return _decimal(-digits, scale)
     # The least literal is the negative of one that is beyond 64 bits.
     return _whole(-a)
 
@@ -70,6 +117,7 @@ def _compare(left: Any, *rest: Any) -> bool:
         right = other()
         if sign not in ("==", "!=") or len(rest) > 2:
             _given(left, right)
+        left, right = _aligned(left, right)
         if not {
             "==": lambda a, b: a == b,
             "!=": lambda a, b: a != b,
@@ -117,22 +165,36 @@ def _int(value: Any) -> int:
 
 def _float(value: Any) -> float:
     _given(value)
+    if isinstance(value, Decimal):
+        digits, scale = digits_of(value)
+        return float(digits) / 10.0**scale
     return float(value)
 
 
 def _abs(value: Any) -> Any:
     _given(value)
+    if isinstance(value, Decimal):
+        digits, scale = digits_of(value)
+        return _decimal(abs(digits), scale)
     return _whole(abs(value))
 
 
 def _least(*values: Any) -> Any:
     _given(*values)
-    return min(values)
+    return _chosen(min, values)
 
 
 def _greatest(*values: Any) -> Any:
     _given(*values)
-    return max(values)
+    return _chosen(max, values)
+
+
+def _chosen(choose: Any, values: Sequence[Any]) -> Any:
+    """Return the first or the last one of several, two at a time."""
+    found = values[0]
+    for one in values[1:]:
+        found = choose(_aligned(found, one))
+    return found
 
 
 def _len(values: Any) -> int:
@@ -140,7 +202,13 @@ def _len(values: Any) -> int:
     return len(values)
 
 
+def _bound(value: Any) -> Any:
+    """Tell a bound that is null from one that is left out."""
+    return NO_BOUND if value is None else value
+
+
 WORDS: dict[str, Any] = {
+    "_bound": _bound,
     "_operate": _operate,
     "_negate": _negate,
     "_truth": _truth,

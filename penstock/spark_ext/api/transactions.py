@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
-from penstock.errors import InvalidUsageError
-from penstock.operators.update_stream.cast import fits
-from penstock.operators.update_stream.operator_options import StateOptions
-from penstock.procedures.engine import REJECTED, event_schema, result_schema
+from penstock.operators.update_stream.operator_options import TransactionOptions
+from penstock.procedures.analysis.columns import program_for, transaction_schema
+from penstock.procedures.analysis.routing import check_routing, routing_attribute
+from penstock.procedures.engine import event_schema
 from penstock.procedures.procedure import Procedure
-from penstock.procedures.routing import check_routing, routing_attribute
 from penstock.procedures.workflows.workflow import Workflow
+from penstock.spark_ext.border.initial_rows import Given, InitialRows
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.transaction_packing import TransactionPacker
 from penstock.spark_ext.border.types import spark_schema
@@ -23,10 +24,7 @@ from penstock.spark_ext.worker.stateful import Stateful, arrow_schema, check_str
 from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
-__all__ = ["transactions"]
-
-_ORDERS = ("arrival",)
-_OURS = ("bucket", "transaction", REJECTED)
+__all__ = ["run_transactions", "transactions"]
 
 
 def transactions(
@@ -37,6 +35,7 @@ def transactions(
     order: str = "arrival",
     keep: str | Iterable[str] = (),
     buckets: int | None = None,
+    initial: Given | None = None,
     compatible_with: str | None = None,
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
@@ -66,6 +65,10 @@ def transactions(
         have the same event attribute in the partitioning columns of their tables. Otherwise there is one
         bucket for all transactions. By default the number of shuffle partitions, or one. Fixed for the life
         of a checkpoint.
+    initial : mapping, optional
+        The first rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
+        table. They are loaded once, with the first micro-batch of a checkpoint; later starts ignore them. All
+        of them pass through the driver.
     compatible_with : str, optional
         The digest of the checkpoint's first program, if the procedure has changed since and its new text may
         use the old tables. Without it a changed program is refused.
@@ -89,80 +92,57 @@ def transactions(
     >>> results = penstock.transactions(transfers, transfer, time="ts", keep="id",
     ...     state_location="/var/lib/penstock")  # doctest: +SKIP
     """
+    options = TransactionOptions(
+        order=order,
+        buckets=buckets,
+        compatible_with=compatible_with,
+        state_location=state_location,
+        retain_versions=retain_versions,
+    )
+    kept = (keep,) if isinstance(keep, str) else tuple(keep)
+    return run_transactions(df, procedure, time, kept, options, name, initial)
+
+
+def run_transactions(
+    df: DataFrame,
+    procedure: Procedure | Workflow,
+    time: str | None,
+    keep: tuple[str, ...],
+    options: TransactionOptions,
+    name: str,
+    initial: Given | None = None,
+) -> DataFrame:
+    """Return the results of transactions; see `transactions`."""
     check_streaming(df)
-    if not isinstance(procedure, Procedure | Workflow):
-        raise InvalidUsageError(
-            "this is no procedure or workflow",
-            got=type(procedure).__name__,
-            hint="use @database.procedure or database.workflow(...)",
-        )
-    if order not in _ORDERS:
-        raise InvalidUsageError("an option has an unknown value", option="order", got=order, known=_ORDERS)
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     given = arrow_schema(df.schema, large=large)
-    program = procedure.program(_plain_types(given))
-    event = event_schema(program.event)
-    for field in event:
-        if not fits(given.field(field.name).type, field.type):
-            raise InvalidUsageError(
-                "a column has another type than the event",
-                column=field.name,
-                type=given.field(field.name).type,
-                declared=field.type,
-                hint="cast it",
-            )
-    kept = (keep,) if isinstance(keep, str) else tuple(keep)
-    _check_columns(df, kept, time, result_schema(program).names)
+    program = program_for(procedure, given)
+    made = transaction_schema(program, given, keep, time)
     route = routing_attribute(program)
-    options = StateOptions(
-        buckets=1 if buckets is None and route is None else buckets,
-        state_location=state_location or procedure.location,
-        retain_versions=retain_versions,
+    options = replace(
+        options,
+        buckets=1 if options.buckets is None and route is None else options.buckets,
+        state_location=options.state_location or procedure.location,
     )
     place = Stateful.of(df.sparkSession, name, options)
     if place.buckets > 1:
         check_routing(program)
-    needed = tuple(dict.fromkeys([*event.names, *kept]))
+    rows = None
+    if initial:
+        kind = None if route is None else given.field(route).type
+        rows = InitialRows.of(df.sparkSession, initial, procedure.tables.values(), place.buckets, kind)
+    needed = tuple(dict.fromkeys([*event_schema(program.event).names, *keep]))
     operator = TransactionOperator(
         program=program,
         tables=tuple(procedure.tables.values()),
         needed=needed,
-        keep=kept,
+        keep=keep,
         time=time,
-        identity=compatible_with or program.digest,
+        identity=options.compatible_with or program.digest,
+        initial=rows,
     )
-    own = pa.schema([field for field in result_schema(program) if field.name != REJECTED])
-    output = StructType([
-        StructField("bucket", IntegerType()),
-        StructField("transaction", LongType()),
-        *(df.schema[name] for name in kept),
-        *spark_schema(own),
-        StructField(REJECTED, StringType()),
-    ])  # fmt: skip
-    packer = TransactionPacker(given, needed, time, route, place.buckets)
+    own = spark_schema(pa.schema([field for field in made if field.name not in keep]))
+    output = StructType([df.schema[field.name] if field.name in keep else own[field.name] for field in made])
+    packer = TransactionPacker(given, needed, time, route, place.buckets, wakes=rows is not None)
     parcels = with_safe_names(df).mapInArrow(packer, PARCELS)
     return place.run(parcels, operator, output, arrow_schema(output, large=large), waits=False)
-
-
-def _plain_types(schema: pa.Schema) -> pa.Schema:
-    """Return the columns with types that event attributes may have."""
-    return pa.schema([
-        field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field for field in schema
-    ])  # fmt: skip
-
-
-def _check_columns(df: DataFrame, keep: tuple[str, ...], time: str | None, results: list[str]) -> None:
-    for name in (*keep, *([time] if time is not None else [])):
-        if name not in df.columns:
-            raise InvalidUsageError("there is no such column", column=name)
-    names = [*_OURS[:2], *keep, *results]
-    if twice := sorted({one for one in names if names.count(one) > 1}):
-        raise InvalidUsageError(
-            "two columns of the result have the same name",
-            columns=twice,
-            hint="rename those of keep= or returns=",
-        )
-    if time is not None:
-        kind = df.schema[time].dataType.simpleString()
-        if kind not in ("timestamp", "timestamp_ntz", "date", "bigint", "int", "smallint", "tinyint"):
-            raise InvalidUsageError("a column of this type cannot be the time", column=time, type=kind)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark import TaskContext
 
@@ -17,12 +19,13 @@ from penstock.spark_ext.border.packing import parcel_row
 from penstock.spark_ext.border.parcels import to_parcels
 from penstock.state_store.keys.key_words import KeyCodec
 
-__all__ = ["TransactionPacker", "in_order"]
+__all__ = ["TransactionPacker", "bucket_of_values", "in_order"]
 
 _POSITION = f"{RESERVED_PREFIX}position"
 _TIME = f"{RESERVED_PREFIX}time"
 _PART_BITS = 40
 _CHUNK_BYTES = 64 << 20
+_BATCH = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class TransactionPacker:
         The attribute by which rows go to buckets; None if there is one bucket.
     buckets : int
         Number of buckets.
+    wakes : bool
+        Whether the first micro-batch runs in all buckets, even without rows.
     """
 
     schema: pa.Schema
@@ -48,11 +53,15 @@ class TransactionPacker:
     time: str | None
     route: str | None
     buckets: int
+    wakes: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition's rows."""
         context = TaskContext.get()
         position = (context.partitionId() if context else 0) << _PART_BITS
+        if self.wakes and context and not position and context.getLocalProperty(_BATCH) == "0":
+            for label in bucket_labels(self.buckets):
+                yield parcel_row(label, 0, None)
         held: list[pa.RecordBatch] = []
         size_bytes = 0
         for batch in batches:
@@ -95,12 +104,7 @@ class TransactionPacker:
             for parcel in to_parcels([rows]):
                 yield parcel_row(labels[0], 0, parcel)
             return
-        field = self.schema.field(self.route)
-        # A transaction whose routing attribute is null is rejected, in whichever bucket.
-        values = rows.column(self.route)
-        if values.null_count:
-            values = values.fill_null(_nothing(field.type))
-        number = KeyCodec([field]).encode([values]).bucket(self.buckets)
+        number = bucket_of_values(rows.column(self.route), self.buckets)
         order = np.argsort(number, kind="stable")
         bounds = np.searchsorted(number[order], np.arange(self.buckets + 1))
         rows = rows.take(pa.array(order))
@@ -129,7 +133,17 @@ def in_order(parcels: Sequence[pa.RecordBatch], needed: int) -> pa.RecordBatch:
     return rows.select(list(range(needed))).take(pa.array(order))
 
 
+def bucket_of_values(values: pa.Array[Any], buckets: int) -> npt.NDArray[np.int64]:
+    """Return the bucket of each value of a routing attribute."""
+    # A transaction whose routing attribute is null is rejected, in whichever bucket.
+    if values.null_count:
+        values = values.fill_null(_nothing(values.type))
+    return KeyCodec([pa.field("route", values.type)]).encode([values]).bucket(buckets)
+
+
 def _nothing(kind: pa.DataType) -> pa.Scalar:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return pa.scalar("", kind)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.scalar(b"", kind)
     return pa.scalar(0, pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)

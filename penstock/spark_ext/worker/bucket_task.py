@@ -33,7 +33,7 @@ from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
 from penstock.state_store.cache import CachedState, Found, StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
-from penstock.state_store.location import QUERY_NAME
+from penstock.state_store.location import QUERY_NAME, SPECIFICATION_FILE
 from penstock.state_store.snapshot_rule import SnapshotRule
 
 __all__ = [
@@ -53,8 +53,6 @@ S = TypeVar("S", bound=CachedState)
 _CACHE_BYTES = 1 << 30
 _CACHE: StateCache[Any] = StateCache(_CACHE_BYTES)
 _RELEASES = Releases()
-SPECIFICATION_FILE = "operator.punit"
-"""The file with an operator's specification, which is fixed for the life of a checkpoint."""
 
 _CHECKED: set[tuple[str, str]] = set()
 

@@ -15,6 +15,7 @@ from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import REJECTED, TableSet, event_schema
 from penstock.procedures.schema import TableSpec
+from penstock.spark_ext.border.initial_rows import InitialRows
 from penstock.spark_ext.border.transaction_packing import in_order
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 
@@ -39,6 +40,8 @@ class TransactionOperator:
         The column that orders transactions of a micro-batch.
     identity : str
         The digest of the program that the checkpoint was begun with.
+    initial : InitialRows, optional
+        The first rows of tables.
     """
 
     program: Program | PlainProgram
@@ -47,6 +50,7 @@ class TransactionOperator:
     keep: tuple[str, ...]
     time: str | None
     identity: str
+    initial: InitialRows | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return the fixed settings; see `Operator.specification`."""
@@ -72,6 +76,9 @@ class TransactionOperator:
         held = [parcel.batch for parcel in parcels if parcel.batch is not None]
         metrics = BatchMetrics()
         batches: list[pa.RecordBatch] = []
+        if self.initial is not None and state.is_new:
+            for table, rows in self.initial.in_bucket(share.bucket):
+                state.load(table, rows)
         if held:
             begin = monotonic_s()
             rows = in_order(held, len(self.needed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import PlainProgram, Program
 
-__all__ = ["check_routing", "routing_attribute"]
+__all__ = ["check_routing", "routing_attribute", "routing_obstacle"]
 
 
 def routing_attribute(program: Program | PlainProgram) -> str | None:
@@ -13,7 +13,9 @@ def routing_attribute(program: Program | PlainProgram) -> str | None:
 
     None if there is none, so that all transactions have to run in one bucket.
     """
-    return None if isinstance(program, PlainProgram) or _obstacle(program) else _attributes(program).pop()
+    if isinstance(program, PlainProgram) or routing_obstacle(program):
+        return None
+    return _attributes(program).pop()
 
 
 def check_routing(program: Program | PlainProgram) -> None:
@@ -24,7 +26,7 @@ def check_routing(program: Program | PlainProgram) -> None:
     InvalidUsageError
         If one may access rows of several partitions; it names the access.
     """
-    obstacle = "Python runs it" if isinstance(program, PlainProgram) else _obstacle(program)
+    obstacle = routing_obstacle(program)
     if obstacle:
         raise InvalidUsageError(
             "a transaction may access rows of several buckets",
@@ -47,8 +49,10 @@ def _attributes(program: Program) -> set[str]:
     return found
 
 
-def _obstacle(program: Program) -> str | None:
-    """Say what keeps transactions in one bucket."""
+def routing_obstacle(program: Program | PlainProgram) -> str | None:
+    """Return the reason why all transactions must run in one bucket; None if there is none."""
+    if isinstance(program, PlainProgram):
+        return "Python runs it"
     tables = {spec.name: spec for spec in program.tables}
     for access in program.accesses:
         spec = tables[access.table]

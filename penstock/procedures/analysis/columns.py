@@ -1,0 +1,79 @@
+"""The columns of transactions over a stream: which ones they take, and which leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.cast import fits
+from penstock.procedures.compiler.program import PlainProgram, Program, event_schema, result_schema
+from penstock.procedures.procedure import Procedure
+from penstock.procedures.workflows.workflow import Workflow
+
+__all__ = ["program_for", "transaction_schema"]
+
+_OURS = (pa.field("bucket", pa.int32()), pa.field("transaction", pa.int64()))
+
+
+def program_for(procedure: Procedure | Workflow, given: pa.Schema) -> Program | PlainProgram:
+    """Return the program of a procedure or a workflow over a stream with these columns.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it does not compile for them, or a column has another type than the event.
+    """
+    if not isinstance(procedure, Procedure | Workflow):
+        raise InvalidUsageError(
+            "this is no procedure or workflow",
+            got=type(procedure).__name__,
+            hint="use @database.procedure or database.workflow(...)",
+        )
+    program = procedure.program(_plain_types(given))
+    for field in event_schema(program.event):
+        if not fits(given.field(field.name).type, field.type):
+            raise InvalidUsageError(
+                "a column has another type than the event",
+                column=field.name,
+                type=given.field(field.name).type,
+                declared=field.type,
+                hint="cast it",
+            )
+    return program
+
+
+def transaction_schema(
+    program: Program | PlainProgram, given: pa.Schema, keep: Sequence[str], time: str | None
+) -> pa.Schema:
+    """Return the columns of results.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column is missing, two of the result have one name, or `time` has no order.
+    """
+    for name in (*keep, *([time] if time is not None else [])):
+        if name not in given.names:
+            raise InvalidUsageError("there is no such column", column=name)
+    made = pa.schema([*_OURS, *(given.field(name) for name in keep), *result_schema(program)])
+    if twice := sorted({one for one in made.names if made.names.count(one) > 1}):
+        raise InvalidUsageError(
+            "two columns of the result have the same name",
+            columns=twice,
+            hint="rename those of keep= or returns=",
+        )
+    if time is not None:
+        kind = given.field(time).type
+        known = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_signed_integer, pa.types.is_null)
+        if not any(one(kind) for one in known):
+            raise InvalidUsageError("a column of this type cannot be the time", column=time, type=kind)
+    return made
+
+
+def _plain_types(schema: pa.Schema) -> pa.Schema:
+    """Return the columns with types that event attributes may have."""
+    return pa.schema([
+        field.with_type(pa.string()) if pa.types.is_large_string(field.type) else field for field in schema
+    ])  # fmt: skip

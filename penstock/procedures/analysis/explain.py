@@ -1,0 +1,103 @@
+"""A procedure in words: its operations, undo log, rejections and route."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from penstock.ddl import schema_text
+from penstock.procedures.analysis.operations import Operation, operations_of
+from penstock.procedures.analysis.routing import routing_attribute, routing_obstacle
+from penstock.procedures.compiler.program import PlainProgram, Program, event_schema
+from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.schema import TableSpec
+
+__all__ = ["describe_procedure", "explain_procedure", "explain_table"]
+
+
+def describe_procedure(
+    text: ProcedureText, tables: Mapping[str, TableSpec], program: Program | PlainProgram | None
+) -> dict[str, Any]:
+    """Return what `explain_procedure` says as values that JSON can hold."""
+    operations = operations_of(text, {name: spec.key for name, spec in tables.items()})
+    compiled = program if isinstance(program, Program) else None
+    return {
+        "procedure": text.name,
+        "program": program and program.digest,
+        "event": program and schema_text(event_schema(program.event)),
+        "operations": [asdict(one) for one in operations],
+        "compiled": compiled is not None,
+        "undo_log": compiled and compiled.undo_log,
+        "rejections": compiled and list(compiled.reasons),
+        "route": program and routing_attribute(program),
+        "one_bucket_because": program and routing_obstacle(program),
+    }
+
+
+def explain_procedure(
+    text: ProcedureText, tables: Mapping[str, TableSpec], program: Program | PlainProgram | None
+) -> str:
+    """Return what `Procedure.explain` does.
+
+    Parameters
+    ----------
+    text : ProcedureText
+        The procedure.
+    tables : mapping
+        The tables that it accesses, by name.
+    program : Program or PlainProgram, optional
+        What was made of it; None while the columns of its input are unknown.
+    """
+    operations = operations_of(text, {name: spec.key for name, spec in tables.items()})
+    lines = [text.name if program is None else f"{text.name} (program {program.digest})"]
+    for one in operations:
+        lines += [f"  {line}" for line in _operation(one)]
+    lines += [f"  {name}: {value}" for name, value in _facts(operations, program)]
+    return "\n".join(lines)
+
+
+def explain_table(spec: TableSpec) -> str:
+    """Return a table's declaration in a line."""
+    parts = [f"table {spec.name}: {schema_text(spec.schema)}", f"key {', '.join(spec.key)}"]
+    if spec.partition_by is not None:
+        parts.append(f"partitioned by {spec.partition_by}")
+    parts += [f"index by {', '.join(index.columns)}" for index in spec.indexes]
+    return "; ".join(parts)
+
+
+def _operation(one: Operation) -> list[str]:
+    lines = [f"{one.mode} {one.target}"]
+    if one.function:
+        lines.append(f"  {one.function}{_from(one.reads)}")
+    if one.conditions:
+        lines.append(f"  if {' and '.join(map(_grouped, one.conditions))}{_from(one.condition_reads)}")
+    return lines
+
+
+def _from(rows: Iterable[str]) -> str:
+    names = ", ".join(rows)
+    return f"  <- {names}" if names else ""
+
+
+def _grouped(condition: str) -> str:
+    return f"({condition})" if any(f" {word} " in condition for word in ("and", "or", "if")) else condition
+
+
+def _facts(
+    operations: Sequence[Operation], program: Program | PlainProgram | None
+) -> Iterable[tuple[str, str]]:
+    late = {one.target: one.key_reads for one in operations if one.key_reads}
+    yield "keys", "; ".join(f"{key} after {', '.join(rows)}" for key, rows in late.items()) or "of the event"
+    if program is None:
+        yield "compiled", "no, the attributes of its event are unknown"
+        return
+    if isinstance(program, PlainProgram):
+        yield "compiled", "no, Python runs it"
+    else:
+        yield "undo log", "yes" if program.undo_log else "no"
+        yield "rejections", ", ".join(program.reasons) or "none"
+    route = routing_attribute(program)
+    yield "route", f"one bucket: {routing_obstacle(program)}" if route is None else f"the bucket of {route}"
+    yield "sent to the bucket", ", ".join(one.name for one in program.event) or "nothing"
+    yield "forwarded to other buckets", "nothing"

@@ -1,0 +1,449 @@
+"""The operations of a procedure: READ, WRITE and READ_MODIFY with conditions and functions (TStream §II-B).
+
+Found in the text alone, by following what each variable and each condition depends on. The result is for
+people: `Access` is what the compiler relies on.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from penstock.procedures import language
+from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.compiler.statements import procedure_text
+from penstock.procedures.indexes.selections import loop_parts, selection_parts
+
+__all__ = ["Operation", "OperationMode", "operations_of"]
+
+
+class OperationMode(StrEnum):
+    """The operations of TStream's Table II, and writes that need an absent row or a row that is there."""
+
+    READ = "READ"
+    WRITE = "WRITE"
+    READ_MODIFY = "READ_MODIFY"
+    INSERT = "INSERT"
+    DELETE = "DELETE"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation of a procedure on one key.
+
+    Attributes
+    ----------
+    mode : OperationMode
+        What is done. A write whose new value depends on the row itself is a READ_MODIFY.
+    target : str
+        The row, as ``table[key]``, in terms of the event.
+    function : str
+        What is written; empty for READ and DELETE.
+    reads : tuple of str
+        The other rows that the written value depends on.
+    conditions : tuple of str
+        Under which conditions it happens, all of them.
+    condition_reads : tuple of str
+        The rows that the conditions depend on.
+    key_reads : tuple of str
+        The rows that the key depends on; empty if the event alone determines it.
+    """
+
+    mode: OperationMode
+    target: str
+    function: str = ""
+    reads: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
+    condition_reads: tuple[str, ...] = ()
+    key_reads: tuple[str, ...] = ()
+
+
+Refs = frozenset[str]
+_NO_REFS: Refs = frozenset()
+_LONG = frozenset({ast.Call, ast.IfExp, ast.BoolOp})
+"""What makes a value too long to stand in place of its variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A variable: the rows that its value depends on, the rows that it may be, its text if short."""
+
+    refs: Refs = _NO_REFS
+    rows: Refs = _NO_REFS
+    text: ast.expr | None = None
+
+    def joined(self, other: _Known) -> _Known:
+        """Return what holds for both."""
+        same = self.text is not None and other.text is not None and _text(self.text) == _text(other.text)
+        return _Known(self.refs | other.refs, self.rows | other.rows, self.text if same else None)
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A procedure that is followed; `event` is None if it has the event of the whole transaction."""
+
+    text: ProcedureText
+    event: Mapping[str, _Known] | None
+    names: dict[str, _Known] = field(default_factory=dict)
+    returned: Refs = _NO_REFS
+
+
+@dataclass(frozen=True, slots=True)
+class _Condition:
+    text: str
+    refs: Refs
+
+
+def operations_of(text: ProcedureText, keys: Mapping[str, tuple[str, ...]]) -> tuple[Operation, ...]:
+    """Return the operations of a procedure and of those that it calls, in the order of its text.
+
+    Parameters
+    ----------
+    text : ProcedureText
+        The procedure.
+    keys : mapping
+        The columns of the key of each table.
+    """
+    finder = _Finder(keys)
+    finder.frames.append(_Frame(text, None))
+    finder.body(text.tree.body)
+    return finder.result()
+
+
+class _Finder:
+    """Follows the text of a procedure once; loops twice, for what one round leaves to the next."""
+
+    def __init__(self, keys: Mapping[str, tuple[str, ...]]) -> None:
+        self.keys = keys
+        self.frames: list[_Frame] = []
+        self.conditions: list[_Condition] = []
+        self.found: dict[tuple[OperationMode, str, str], Operation] = {}
+        self.key_refs: dict[str, Refs] = {}
+
+    @property
+    def frame(self) -> _Frame:
+        """The innermost procedure."""
+        return self.frames[-1]
+
+    def result(self) -> tuple[Operation, ...]:
+        """Return what was found; a READ is left out where another operation has the same key."""
+        written = {one.target for one in self.found.values() if one.mode is not OperationMode.READ}
+        return tuple(
+            one
+            for one in self.found.values()
+            if one.mode is not OperationMode.READ or one.target not in written
+        )
+
+    def note(self, mode: OperationMode, target: str, function: str = "", reads: Refs = _NO_REFS) -> None:
+        """Note an operation under the conditions of this place."""
+        conditions = tuple(dict.fromkeys(one.text for one in self.conditions))
+        refs = _NO_REFS.union(*(one.refs for one in self.conditions))
+        place = (mode, target, function)
+        made = Operation(
+            mode,
+            target,
+            function,
+            tuple(sorted(reads - {target})),
+            conditions,
+            tuple(sorted(refs)),
+            tuple(sorted(self.key_refs.get(target, _NO_REFS))),
+        )
+        before = self.found.get(place)
+        # The same operation in two places happens under what both need.
+        if before is not None and before.conditions != made.conditions:
+            shared = tuple(one for one in before.conditions if one in made.conditions)
+            made = Operation(
+                mode, target, function, made.reads, shared,
+                before.condition_reads if shared else (), made.key_reads,
+            )  # fmt: skip
+        self.found[place] = made
+
+    # Statements
+
+    def body(self, nodes: Sequence[ast.stmt]) -> bool:
+        """Follow statements; return whether the end may be reached."""
+        added = 0
+        for node in nodes:
+            handler = getattr(self, f"_{type(node).__name__.lower()}", self._other)
+            reaches = handler(node)
+            if isinstance(reaches, _Condition):
+                # What follows runs only if the branch that ends was not taken.
+                self.conditions.append(reaches)
+                added += 1
+            elif reaches is False:
+                del self.conditions[len(self.conditions) - added :]
+                return False
+        del self.conditions[len(self.conditions) - added :]
+        return True
+
+    def _other(self, node: ast.stmt) -> None:
+        """Follow a statement that only procedures have which Python runs."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                self.body([child])
+            else:
+                self.refs(child)
+
+    def _return(self, node: ast.Return) -> bool:
+        if node.value is not None:
+            self.frame.returned |= self.refs(node.value)
+        return False
+
+    def _break(self, _: ast.Break) -> bool:
+        return False
+
+    _continue = _break
+
+    def _expr(self, node: ast.Expr) -> bool:
+        self.refs(node.value)
+        return not self._is_word(node.value, language.abort)
+
+    def _if(self, node: ast.If) -> _Condition | bool:
+        refs = self.refs(node.test)
+        holds = _Condition(self.shown(node.test), refs)
+        fails = _Condition(self.shown(_negated(node.test)), refs)
+        before = dict(self.frame.names)
+        reached = self._branch(holds, node.body)
+        after, self.frame.names = self.frame.names, before
+        reached_else = self._branch(fails, node.orelse)
+        if not reached and not reached_else:
+            return False
+        if not reached:
+            return fails
+        if not reached_else:
+            self.frame.names = after
+            return holds
+        for name, known in after.items():
+            other = self.frame.names.get(name)
+            if other != known:
+                joined = known if other is None else known.joined(other)
+                self.frame.names[name] = _Known(joined.refs | refs, joined.rows, joined.text)
+        return True
+
+    def _branch(self, condition: _Condition, nodes: Sequence[ast.stmt]) -> bool:
+        self.conditions.append(condition)
+        reached = self.body(nodes)
+        self.conditions.pop()
+        return reached
+
+    def _for(self, node: ast.For) -> None:
+        refs = self.refs(node.iter)
+        rows = self.rows(loop_parts(node.iter)[0])
+        before = dict(self.frame.names)
+        for found in (dict(self.found), self.found):
+            # What one round leaves to the next is known in the second one, which counts.
+            self.found = found
+            if isinstance(node.target, ast.Name):
+                self.frame.names[node.target.id] = _Known(refs, rows)
+            self.body(node.body)
+            for name, known in before.items():
+                self.frame.names[name] = self.frame.names[name].joined(known)
+
+    def _assign(self, node: ast.Assign) -> None:
+        for target in node.targets:
+            self._store(target, node.value, self.refs(node.value))
+
+    def _augassign(self, node: ast.AugAssign) -> None:
+        read = ast.parse(ast.unparse(node.target), mode="eval").body
+        value = ast.BinOp(read, node.op, node.value)
+        self._store(node.target, value, self.refs(value))
+
+    def _store(self, target: ast.expr, value: ast.expr, refs: Refs) -> None:
+        if isinstance(target, ast.Name):
+            rows = self.rows(value)
+            known = not refs and not _LONG.intersection(map(type, ast.walk(value)))
+            self.frame.names[target.id] = _Known(refs, rows, self.replaced(value) if known else None)
+        elif isinstance(target, ast.Attribute):
+            for row in self.rows(target.value):
+                mode = OperationMode.READ_MODIFY if row in refs else OperationMode.WRITE
+                self.note(mode, row, f"{target.attr} = {self.shown(value)}", refs)
+
+    def _delete(self, node: ast.Delete) -> None:
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and self._table(target.value) is not None:
+                row = self._key(target.value, target.slice)
+                self.note(OperationMode.DELETE, row)
+
+    # Expressions
+
+    def refs(self, node: ast.AST) -> Refs:
+        """Return the rows that a value depends on; note those that it reads."""
+        if isinstance(node, ast.Name):
+            known = self.frame.names.get(node.id)
+            return _NO_REFS if known is None else known.refs | known.rows
+        if isinstance(node, ast.Attribute):
+            if self._is_event(node.value):
+                known = self._attribute(node.attr)
+                return _NO_REFS if known is None else known.refs
+            rows = self.rows(node.value)
+            for row in rows:
+                self.note(OperationMode.READ, row)
+            return rows.union(*(self.key_refs[row] for row in rows)) if rows else self.refs(node.value)
+        if isinstance(node, ast.Subscript) and self._table(node.value) is not None:
+            return frozenset({self._key(node.value, node.slice)})
+        if isinstance(node, ast.Compare):
+            return self._compared(node)
+        if (selected := self._selection(node)) is not None:
+            self.note(OperationMode.READ, selected)
+            return frozenset({selected}) | self.key_refs[selected]
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        return _NO_REFS.union(*map(self.refs, ast.iter_child_nodes(node)))
+
+    def _compared(self, node: ast.Compare) -> Refs:
+        found = self.refs(node.left)
+        left = node.left
+        for operator, right in zip(node.ops, node.comparators, strict=True):
+            if isinstance(operator, ast.In | ast.NotIn) and self._table(right) is not None:
+                row = self._key(right, left)
+                self.note(OperationMode.READ, row)
+                found |= {row}
+            else:
+                found |= self.refs(right)
+            left = right
+        return found
+
+    def _called(self, node: ast.Call) -> Refs:
+        function = node.func
+        if isinstance(function, ast.Attribute) and self._table(function.value) is not None:
+            if function.attr == "get" and node.args:
+                row = self._key(function.value, node.args[0])
+                self.note(OperationMode.READ, row)
+                return frozenset({row})
+            if function.attr == "insert":
+                return self._inserted(node, function.value)
+        if isinstance(function, ast.Attribute) and self._selection(function.value) is not None:
+            return self.refs(function.value).union(*map(self.refs, node.args))
+        if isinstance(function, ast.Name):
+            text = procedure_text(self.frame.text.names.get(function.id))
+            if text is not None and node.args:
+                return self._inlined(text, node.args[0])
+        parts = [self.refs(one) for one in (*node.args, *(one.value for one in node.keywords))]
+        return _NO_REFS.union(*parts)
+
+    def _inserted(self, node: ast.Call, table: ast.expr) -> Refs:
+        given = {str(one.arg): one.value for one in node.keywords}
+        refs = _NO_REFS.union(*(self.refs(value) for value in given.values()))
+        columns = self.keys.get(str(self._table(table)), ())
+        key = [given[name] for name in columns if name in given]
+        row = self._key(table, key[0] if len(key) == 1 else ast.Tuple(key, ast.Load()))
+        rest = [f"{name}={self.shown(value)}" for name, value in given.items() if name not in columns]
+        self.note(OperationMode.INSERT, row, ", ".join(rest), refs)
+        return frozenset({row})
+
+    def _inlined(self, text: ProcedureText, event: ast.expr) -> Refs:
+        if any(one.text is text for one in self.frames):
+            return _NO_REFS
+        known = self.frame.event
+        if isinstance(event, ast.Call):
+            known = {
+                str(one.arg): _Known(self.refs(one.value), _NO_REFS, self.replaced(one.value))
+                for one in event.keywords
+            }
+        self.frames.append(_Frame(text, known))
+        self.body(text.tree.body)
+        return self.frames.pop().returned
+
+    def rows(self, node: ast.expr) -> Refs:
+        """Return the rows that an expression may be, none if it is a value."""
+        if isinstance(node, ast.Name):
+            known = self.frame.names.get(node.id)
+            return _NO_REFS if known is None else known.rows
+        if isinstance(node, ast.Subscript) and self._table(node.value) is not None:
+            return frozenset({self._key(node.value, node.slice)})
+        method = node.func if isinstance(node, ast.Call) else None
+        if isinstance(method, ast.Attribute) and method.attr in ("get", "insert"):
+            return self.refs(node) if self._table(method.value) is not None else _NO_REFS
+        at = node
+        if isinstance(method, ast.Attribute) and method.attr in ("first", "last"):
+            at = method.value
+        selected = self._selection(at)
+        return _NO_REFS if selected is None else frozenset({selected})
+
+    def _selection(self, node: ast.AST) -> str | None:
+        """Return the rows of an index that an expression is, None if it is none."""
+        if not isinstance(node, ast.expr):
+            return None
+        parts = selection_parts(node)
+        if parts is None or self._table(parts[0]) is None:
+            return None
+        name = self.shown(node)
+        self.key_refs[name] = self.key_refs.get(name, _NO_REFS) | (
+            _NO_REFS if parts[2] is None else self.refs(parts[2])
+        )
+        return name
+
+    def _key(self, table: ast.expr, key: ast.expr) -> str:
+        parts = key.elts if isinstance(key, ast.Tuple) else [key]
+        name = f"{self._table(table)}[{', '.join(self.shown(part) for part in parts)}]"
+        refs = _NO_REFS.union(*(self.refs(part) for part in parts))
+        self.key_refs[name] = self.key_refs.get(name, _NO_REFS) | refs
+        return name
+
+    def _table(self, node: ast.expr) -> str | None:
+        if isinstance(node, ast.Name) and node.id in self.frame.text.tables and node.id in self.keys:
+            return node.id
+        return None
+
+    def _is_event(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id == self.frame.text.event
+
+    def _attribute(self, name: str) -> _Known | None:
+        if self.frame.event is not None:
+            return self.frame.event.get(name)
+        own = ast.Name(self.frames[0].text.event, ast.Load())
+        return _Known(text=ast.Attribute(own, name, ast.Load()))
+
+    def _is_word(self, node: ast.expr, word: object) -> bool:
+        function = node.func if isinstance(node, ast.Call) else None
+        return isinstance(function, ast.Name) and self.frame.text.names.get(function.id) is word
+
+    def replaced(self, node: ast.expr) -> ast.expr:
+        """Return an expression in terms of the event and of rows, as far as names are known."""
+        made: ast.expr = _Replacer(self).visit(copy.deepcopy(node))
+        return made
+
+    def shown(self, node: ast.expr) -> str:
+        """Return the text of an expression."""
+        return _text(self.replaced(node))
+
+
+class _Replacer(ast.NodeTransformer):
+    def __init__(self, finder: _Finder) -> None:
+        self.finder = finder
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        known = self.finder.frame.names.get(node.id)
+        if known is None:
+            return node
+        if len(known.rows) == 1:
+            return ast.parse(next(iter(known.rows)), mode="eval").body
+        return node if known.text is None else known.text
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if self.finder._is_event(node.value):
+            known = self.finder._attribute(node.attr)
+            return node if known is None or known.text is None else known.text
+        return self.generic_visit(node)
+
+
+_OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}  # fmt: skip
+"""Comparisons by order have none: with NaN neither holds."""
+
+
+def _negated(node: ast.expr) -> ast.expr:
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPPOSITE:
+        return ast.Compare(node.left, [_OPPOSITE[type(node.ops[0])]()], node.comparators)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return node.operand
+    return ast.UnaryOp(ast.Not(), node)
+
+
+def _text(node: ast.expr) -> str:
+    return ast.unparse(ast.fix_missing_locations(node))

@@ -1,0 +1,202 @@
+"""The command log of a database in one process, and checkpoints of its tables.
+
+A database is a deterministic function of its calls in their order (S-Store §2). So the log holds calls, not
+changes: a call is run, appended and synced before it returns. `<location>/log` is a p-stream with a row for
+each call; `<location>/tables` holds versions of the tables, each with the offset in the log up to which it
+holds. Invariants:
+
+1. A version is committed after the calls that it holds. So every version that can be read is a state of the
+   log, whichever process wrote it, and the one with the greatest offset is the newest.
+2. Calls are released only behind a version that holds them.
+3. A process that opens the log fences the one before: that can append no call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit, decode, encode
+from penstock.checkpointing.files import open_files
+from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
+from penstock.procedures.engine import TableSet
+from penstock.procedures.schema import TableSpec
+from penstock.state_store.bucket_store import BucketStore, Handle
+from penstock.state_store.location import SPECIFICATION_FILE
+from penstock.state_store.survey import survey_bucket
+
+__all__ = ["Call", "CommandLog"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a database.
+
+    Attributes
+    ----------
+    called : str
+        What is called.
+    program : str
+        The digest of its program.
+    events : pyarrow.RecordBatch
+        Its events.
+    bounds : ndarray, optional
+        Where its atomic batches begin; see `TableSet.run`.
+    """
+
+    called: str
+    program: str
+    events: pa.RecordBatch
+    bounds: npt.NDArray[np.int64] | None = None
+
+
+_SCHEMA = pa.schema([
+    pa.field("called", pa.string(), nullable=False),
+    pa.field("program", pa.string(), nullable=False),
+    pa.field("events", pa.binary(), nullable=False),
+    pa.field("bounds", pa.list_(pa.int64())),
+])  # fmt: skip
+_READER = "tables"
+_BYTES_FOR_CHECKPOINT = 64 << 20
+_CALLS_FOR_CHECKPOINT = 1 << 14
+
+
+class CommandLog:
+    """The log of an open database. For one thread.
+
+    Parameters
+    ----------
+    location : str or path
+        The directory of the database.
+    name : str
+        The database's name.
+    tables : iterable of TableSpec
+        Its tables.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the location holds a database with other tables.
+    CorruptDataError
+        If its files are damaged.
+    UnavailableError
+        If the file system refuses.
+    """
+
+    def __init__(self, location: str | os.PathLike[str], name: str, tables: Iterable[TableSpec]) -> None:
+        self._files = open_files(location)
+        self._tables = tuple(tables)
+        self._check_tables(name)
+        place = os.fspath(location).rstrip("/")
+        self._writer = PStreamWriter(f"{place}/log", _SCHEMA, writer="database", interval="1 s")
+        self._stream = PStream(f"{place}/log")
+        self._stream.subscribe(_READER)
+        self._store = BucketStore(self._files.child("tables").child("00000"))
+        self._handle = Handle()
+        self._end = self._stream.end
+        self._bytes = self._calls = 0
+
+    def _check_tables(self, name: str) -> None:
+        files = self._files.child("tables")
+        ours: dict[str, Any] = {
+            "buckets": 1,
+            "database": name,
+            "program": "any",
+            "tables": [spec.to_json() for spec in self._tables],
+        }
+        with contextlib.suppress(ConflictError):
+            files.publish(SPECIFICATION_FILE, encode(PUnit("operator", ours)))
+        path = files.path_of(SPECIFICATION_FILE)
+        theirs = decode(files.read(SPECIFICATION_FILE), path).meta
+        for setting, value in ours.items():
+            if theirs.get(setting) != value:
+                raise InvalidUsageError(
+                    f"the database at this location has other {setting}",
+                    was=theirs.get(setting),
+                    now=value,
+                    file=path,
+                )
+
+    def restore(self) -> tuple[TableSet, Iterator[Call]]:
+        """Return the newest version of the tables, and the calls since, which have to run again."""
+        state = TableSet(self._tables)
+        found = survey_bucket(self._store.files)
+        if found.damage:
+            raise CorruptDataError(found.damage[0].fact, file=found.damage[0].file)
+        offsets = {pointer: self._offset_of(self._store.look(pointer)[1]) for pointer in found.newest}
+        begin = 0
+        if offsets:
+            newest = max(offsets, key=offsets.__getitem__)
+            self._handle = self._store.load(newest, state)
+            begin = offsets[newest]
+        self._calls = self._end - begin
+        return state, self._read(begin)
+
+    def _offset_of(self, unit: PUnit) -> int:
+        return unit.fields.count("offset")
+
+    def _read(self, begin: int) -> Iterator[Call]:
+        if begin < self._end:
+            for batch in self._stream.read(begin, self._end):
+                for row in batch.to_pylist():
+                    with pa.ipc.open_stream(pa.py_buffer(row["events"])) as reader:
+                        events = reader.read_next_batch()
+                    bounds = None if row["bounds"] is None else np.array(row["bounds"], np.int64)
+                    yield Call(row["called"], row["program"], events, bounds)
+
+    def append(self, call: Call) -> None:
+        """Make a call durable.
+
+        Raises
+        ------
+        FencedError
+            If another process has opened the database.
+        UnavailableError
+            If the file system refuses.
+        """
+        events = _bytes(call.events)
+        row = {
+            "called": call.called,
+            "program": call.program,
+            "events": events,
+            "bounds": None if call.bounds is None else call.bounds.tolist(),
+        }
+        self._writer.append(pa.Table.from_pylist([row], _SCHEMA))
+        self._writer.flush()
+        self._end += 1
+        self._calls += 1
+        self._bytes += len(events)
+
+    @property
+    def checkpoint_is_due(self) -> bool:
+        """Whether running the calls since the last checkpoint again would take long."""
+        return self._bytes > _BYTES_FOR_CHECKPOINT or self._calls > _CALLS_FOR_CHECKPOINT
+
+    def checkpoint(self, state: TableSet) -> None:
+        """Store a version of the tables, and release the calls that it holds."""
+        if not self._calls:
+            return
+        state.offset = self._end
+        self._handle = self._store.commit(state, self._handle)
+        self._store.sweep(self._handle)
+        self._stream.trim_from(_READER, self._end)
+        self._bytes = self._calls = 0
+
+    def close(self) -> None:
+        """End; nothing is pending."""
+        self._writer.abort()
+
+
+def _bytes(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())

@@ -1,0 +1,222 @@
+"""The tables of a database in this process, and transactions over them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.procedures.compiler.program import PlainProgram, Program
+from penstock.procedures.engine import TableSet, event_schema, result_schema
+from penstock.procedures.in_process.command_log import Call, CommandLog
+from penstock.procedures.schema import TableSpec
+from penstock.procedures.workflows.batches import batch_bounds
+
+if TYPE_CHECKING:
+    from penstock.procedures.databases import Database
+
+__all__ = ["OpenDatabase", "batches_of"]
+
+_LOAD = "load "
+"""What a call of `OpenDatabase.load` has before the table's name in the log."""
+
+
+class OpenDatabase:
+    """The tables of a database in this process's memory. Not for several threads at once.
+
+    Parameters
+    ----------
+    database : Database
+        Its tables and procedures; procedures may be added while it is open.
+    location : str or path, optional
+        See `Database.open`.
+    """
+
+    def __init__(self, database: Database, location: str | os.PathLike[str] | None = None) -> None:
+        self._database = database
+        self._broken = False
+        self._log: CommandLog | None = None
+        tables = database.catalog.stored.values()
+        if location is None:
+            self._state = TableSet(tables)
+            return
+        self._log = CommandLog(location, database.name, tables)
+        try:
+            self._state, calls = self._log.restore()
+            for call in calls:
+                self._repeat(call)
+        except BaseException:
+            self._log.close()
+            raise
+
+    def __enter__(self) -> OpenDatabase:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Store the tables, if a location keeps them, and end. Closing twice is not an error."""
+        log, self._log = self._log, None
+        if log is not None:
+            try:
+                log.checkpoint(self._state)
+            finally:
+                log.close()
+        self._state.close()
+
+    def checkpoint(self) -> None:
+        """Store the tables, so that the next `Database.open` repeats no calls. It also happens by itself."""
+        if self._log is not None:
+            self._log.checkpoint(self._state)
+
+    def _repeat(self, call: Call) -> None:
+        """Run a call of the log again."""
+        table = call.called.removeprefix(_LOAD)
+        if table != call.called:
+            self._state.load(table, call.events)
+            return
+        program = self._program(call.called, call.events.schema)
+        if program.digest != call.program:
+            raise InvalidUsageError(
+                "the log has calls of another program",
+                procedure=call.called,
+                was=call.program,
+                now=program.digest,
+                hint="open it once with the procedure as it was, and close it: then no calls are repeated",
+            )
+        self._state.run(program, call.events, call.bounds)
+
+    def _keep(self, call: Call) -> None:
+        """Make a call durable that has run."""
+        if self._log is None:
+            self._state.forget_deleted()
+            return
+        log = self._log
+        try:
+            log.append(call)
+            if log.checkpoint_is_due:
+                log.checkpoint(self._state)
+        except BaseException:
+            # The tables are ahead of the log.
+            self._log = None
+            self._broken = True
+            log.close()
+            raise
+
+    def load(self, table: str, rows: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> None:
+        """Insert rows into a table, which has none of their keys.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a key is there already, or a column does not fit.
+        """
+        self._check_open()
+        spec = self._spec(table)
+        if not isinstance(rows, pa.Table | pa.RecordBatch):
+            rows = pa.table({name: pa.array(values) for name, values in rows.items()})
+        for batch in batches_of(rows, spec.schema, of=table):
+            self._state.load(table, batch)
+            self._keep(Call(_LOAD + table, "", batch))
+
+    def call(self, procedure: str, **attributes: Any) -> dict[str, Any]:
+        """Run one transaction, or a round of a workflow; return its results, and why it was rejected or None.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such procedure, or an attribute does not fit.
+        """
+        event = pa.RecordBatch.from_struct_array(pa.array([attributes]))
+        return self.run(procedure, event).to_pylist()[0]
+
+    def run(self, procedure: str, events: pa.Table | pa.RecordBatch, *, batch: str | None = None) -> pa.Table:
+        """Run a transaction, or a round of a workflow, for each row in their order; return a row for each.
+
+        The last column, ``rejected``, says why a transaction was rejected; it is null if it was committed.
+
+        Parameters
+        ----------
+        procedure : str
+            The name of a procedure or workflow.
+        events : pyarrow.Table or pyarrow.RecordBatch
+            The events.
+        batch : str, optional
+            The column that tells the atomic batches of a workflow: rows behind each other with an equal value
+            are one batch. By default each row is one.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such procedure, or a column does not fit.
+        """
+        self._check_open()
+        program = self._program(procedure, events.schema)
+        made = []
+        bounds = None if batch is None else self._bounds(program, events, batch)
+        for rows in batches_of(events, event_schema(program.event), of=procedure):
+            made.append(self._state.run(program, rows, bounds))
+            self._keep(Call(procedure, program.digest, rows, bounds))
+        return pa.Table.from_batches(made, result_schema(program))
+
+    def _program(self, procedure: str, events: pa.Schema) -> Program | PlainProgram:
+        database = self._database
+        found = database.procedures.get(procedure) or database.workflows.get(procedure)
+        if found is None:
+            raise InvalidUsageError("there is no such procedure", procedure=procedure)
+        return found.program(events)
+
+    def _check_open(self) -> None:
+        if self._broken:
+            raise InvalidUsageError("a call could not be stored", hint="open the database again")
+
+    @staticmethod
+    def _bounds(
+        program: Program | PlainProgram, events: pa.Table | pa.RecordBatch, batch: str
+    ) -> npt.NDArray[np.int64]:
+        if not program.stages:
+            raise InvalidUsageError(
+                "only a workflow takes batches",
+                procedure=program.name,
+                hint="make one of the procedure with database.workflow(...)",
+            )
+        if batch not in events.schema.names:
+            raise InvalidUsageError("there is no such column", column=batch)
+        column = events.column(batch)
+        return batch_bounds(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column, batch)
+
+    def table(self, name: str) -> pa.Table:
+        """Return all rows of a table, in no order."""
+        self._spec(name)
+        return pa.Table.from_batches([self._state[name].table()])
+
+    def _spec(self, name: str) -> TableSpec:
+        if name not in self._database.tables:
+            raise InvalidUsageError("there is no such table", table=name)
+        return self._database.tables[name]
+
+
+def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, of: str) -> list[pa.RecordBatch]:
+    """Return rows as batches of a schema, by name; columns that it lacks are null."""
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    if strange := [name for name in schema.names if name not in table.column_names]:
+        missing = [name for name in strange if not schema.field(name).nullable]
+        if missing:
+            raise InvalidUsageError("a column is missing", of=of, columns=missing)
+    arrays = [
+        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    # A table of no columns keeps its number of rows only where it is selected from another.
+    chosen = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
+    try:
+        return [cast_to_schema(batch, schema) for batch in chosen.to_batches()]
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise InvalidUsageError("a column does not fit", of=of, reason=str(error)) from error

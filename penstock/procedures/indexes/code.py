@@ -1,0 +1,67 @@
+"""The code that keeps the indexes of a table while a kernel changes its rows."""
+
+from __future__ import annotations
+
+from penstock.procedures.compiler.layout import FACTS, TEXT_BYTES, TableCode
+from penstock.procedures.schema import Column, IndexSpec, Kind
+
+__all__ = ["add_lines", "nodes_of", "place_of", "remove_lines", "tree_arguments", "word"]
+
+
+def place_of(index: IndexSpec, table: TableCode) -> int:
+    """Return the place of an index among those of its table."""
+    return table.spec.indexes.index(index)
+
+
+def nodes_of(table: TableCode, number: int) -> str:
+    """Return the name of the array with the nodes of an index."""
+    return table.array(f"i{number}")
+
+
+def tree_arguments(table: TableCode, number: int, *more: str) -> str:
+    """Return the arguments of a function of `penstock.procedures.indexes.trees`."""
+    tree = [nodes_of(table, number), table.array("facts"), str(len(FACTS) + number)]
+    mask = table.spec.indexes[number].text_mask
+    return ", ".join([*tree, *more, str(mask), *TEXT_BYTES])
+
+
+def word(column: Column, code: str) -> str:
+    """Return the word of a value."""
+    return f"float_word(np.float64({code}))" if column.kind is Kind.FLOAT else f"np.int64({code})"
+
+
+def _indexes(table: TableCode, column: str | None) -> list[tuple[int, IndexSpec]]:
+    """Return the indexes that have a column, or all."""
+    return [
+        (number, index)
+        for number, index in enumerate(table.spec.indexes)
+        if column is None or column in index.columns
+    ]
+
+
+def remove_lines(table: TableCode, slot: str, column: str | None = None) -> list[str]:
+    """Return code that takes a row out of the indexes that have a column, or of all."""
+    lines = []
+    for number, _ in _indexes(table, column):
+        nodes = nodes_of(table, number)
+        lines += [
+            f"if {nodes}[{slot}, {nodes}.shape[1] - 1] != 0:",
+            f"    remove_node({tree_arguments(table, number, slot)})",
+        ]
+    return lines
+
+
+def add_lines(table: TableCode, slot: str, column: str | None = None) -> list[str]:
+    """Return code that puts a row into the indexes that have a column, or into all."""
+    lines = []
+    for number, index in _indexes(table, column):
+        made = [
+            f"{nodes_of(table, number)}[{slot}, {place}] = {word(one, f'{table.column(one.name)}[{slot}]')}"
+            for place, one in enumerate(index.words)
+        ]
+        made.append(f"insert_node({tree_arguments(table, number, slot)})")
+        nulls = [f"{table.null(name)}[{slot}]" for name in index.columns if table.spec.column(name).nullable]
+        if nulls:
+            made = [f"if not ({' or '.join(nulls)}):", *(f"    {line}" for line in made)]
+        lines += made
+    return lines

@@ -1,0 +1,300 @@
+"""Selections of a procedure: ``table.by(column)``, a range of it, its ends, and loops over it."""
+
+from __future__ import annotations
+
+import ast
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from penstock.procedures.compiler.layout import TableCode
+from penstock.procedures.compiler.operations import as_float
+from penstock.procedures.compiler.scope import UnknownKindError
+from penstock.procedures.compiler.values import AccessMode, Row, Value
+from penstock.procedures.compiler.writes import Writes
+from penstock.procedures.indexes.code import place_of, tree_arguments, word
+from penstock.procedures.schema import Column, IndexSpec, Kind
+
+__all__ = ["Selections", "loop_parts", "selection_parts"]
+
+_METHODS = ("first", "last")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows of an index in a range, in generated code.
+
+    Attributes
+    ----------
+    table : TableCode
+        The table.
+    index : IndexSpec
+        The index.
+    equal : tuple of str
+        The words of the first columns.
+    low, high : str or None
+        The bounds of the next column, without `high` itself; None if open.
+    row : Row
+        A row of it, whose slot is filled in.
+    """
+
+    table: TableCode
+    index: IndexSpec
+    equal: tuple[str, ...]
+    low: str | None
+    high: str | None
+    row: Row
+
+    def _call(self, function: str, *more: str) -> str:
+        return f"{function}({tree_arguments(self.table, place_of(self.index, self.table), *more)})"
+
+    def _bound(self, word: str | None) -> str:
+        words = [*self.equal, *([word] if word is not None else [])]
+        return f"({', '.join(words)},)"
+
+    def begin(self, *, descending: bool) -> str:
+        """Return the code of the first row's slot, which may be beyond the end."""
+        if descending:
+            if self.high is not None:
+                return self._call("seek_last", self._bound(self.high), "False")
+            if self.equal:
+                return self._call("seek_last", self._bound(None), "True")
+        elif self.low is not None or self.equal:
+            return self._call("seek_first", self._bound(self.low))
+        number = place_of(self.index, self.table)
+        arguments = tree_arguments(self.table, number).split(", ")[:3]
+        return f"{'tree_last' if descending else 'tree_first'}({', '.join(arguments)})"
+
+    def step(self, slot: str, *, descending: bool) -> str:
+        """Return the code of the next row's slot."""
+        return self._call("tree_previous" if descending else "tree_next", slot)
+
+    def beyond(self, slot: str, *, descending: bool) -> str | None:
+        """Return the condition that a row is beyond the end; None if none is."""
+        number = place_of(self.index, self.table)
+        nodes, _, _, *rest = tree_arguments(self.table, number).split(", ")
+        bound, sign = (self.low, "<") if descending else (self.high, ">=")
+        if bound is None:
+            if not self.equal:
+                return None
+            sign = "!="
+        return f"compare_bound({nodes}, {slot}, {self._bound(bound)}, {', '.join(rest)}) {sign} 0"
+
+
+def selection_parts(node: ast.expr) -> tuple[ast.expr, ast.Call, ast.expr | None] | None:
+    """Return the table, the call of ``by`` and the range of an expression, if it is a selection."""
+    at = node.value if isinstance(node, ast.Subscript) else node
+    if not isinstance(at, ast.Call) or not isinstance(at.func, ast.Attribute) or at.func.attr != "by":
+        return None
+    return at.func.value, at, node.slice if isinstance(node, ast.Subscript) else None
+
+
+def loop_parts(node: ast.expr) -> tuple[ast.expr, bool, ast.expr | None]:
+    """Return what a loop runs over, whether from the end, and how many rows."""
+    if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
+        function = node.func
+        if isinstance(function, ast.Name) and function.id == "reversed":
+            return node.args[0], True, None
+        if isinstance(function, ast.Attribute) and function.attr in _METHODS:
+            return function.value, function.attr == "last", node.args[0]
+    return node, False, None
+
+
+class Selections(Writes):
+    """Compiles selections; see `Expressions`."""
+
+    @abstractmethod
+    def body(self, nodes: list[ast.stmt]) -> None:
+        """Compile statements."""
+
+    unknown: list[str]
+
+    @abstractmethod
+    def store_row(self, target: ast.Name, row: Row) -> None:
+        """Let a variable be a row."""
+
+    def _selected(self, node: ast.expr) -> tuple[TableCode, IndexSpec] | None:
+        """Return the table and the index of a selection, if an expression is one."""
+        parts = selection_parts(node)
+        table = None if parts is None else self.table(parts[0])
+        if parts is None or table is None:
+            return None
+        names = [one.value if isinstance(one, ast.Constant) else None for one in parts[1].args]
+        indexes = {index.columns: index for index in table.spec.indexes}
+        index = indexes.get(tuple(names))  # type: ignore[arg-type]
+        if index is None or parts[1].keywords:
+            known = ", ".join(f"by({', '.join(map(repr, one))})" for one in indexes)
+            raise self.wrong(
+                node,
+                f"the table {table.spec.name} has no such index",
+                f"it has {known}" if known else f"declare it: table({table.spec.name!r}, ..., indexes=[...])",
+            )
+        return table, index
+
+    def selection(self, node: ast.expr) -> Selection | None:
+        """Compile a selection, if an expression is one."""
+        found = self._selected(node)
+        if found is None:
+            return None
+        table, index = found
+        parts = selection_parts(node)
+        given: list[ast.expr] = []
+        if parts is not None and parts[2] is not None:
+            given = parts[2].elts if isinstance(parts[2], ast.Tuple) else [parts[2]]
+        if len(given) > len(index.columns):
+            raise self.wrong(node, f"the index has {len(index.columns)} columns", f"{index.columns}")
+        low: Value | None = None
+        high: Value | None = None
+        values: list[Value] = []
+        for place, part in enumerate(given):
+            if not isinstance(part, ast.Slice):
+                values.append(self.value(part))
+                continue
+            if part.step is not None or place < len(given) - 1:
+                raise self.wrong(node, "a range is of the last column, without a step")
+            low = None if part.lower is None else self.value(part.lower)
+            high = None if part.upper is None else self.value(part.upper)
+        equal = tuple(
+            self._word(node, column, value) for column, value in zip(index.words, values, strict=False)
+        )
+        column = index.words[min(len(values), len(index.words) - 1)]
+        begin = None if low is None else self._word(node, column, low)
+        end = None if high is None else self._word(node, column, high)
+        known = dict(zip(index.columns, values, strict=False))
+        attributes = tuple(known[name].attribute if name in known else None for name in table.spec.key)
+        text = ast.unparse(node)
+        row = Row(table.spec.name, "-1", (text,) * len(table.spec.key), attributes, maybe=True)
+        self.access(row, AccessMode.READ)
+        return Selection(table, index, equal, begin, end, row)
+
+    def _word(self, node: ast.AST, column: Column, value: Value) -> str:
+        value = self.check_null(value)
+        if column.kind is Kind.FLOAT and value.kind is Kind.INTEGER:
+            value = as_float(self.out, value)
+        if value.kind is not column.kind:
+            raise self.wrong(node, f"the column {column.name} is {column.kind}, the value is {value.kind}")
+        return self.out.keep(word(column, value.code))
+
+    # Rows and counts
+
+    def _call(self, node: ast.Call) -> Value | Row:
+        method = node.func
+        if isinstance(method, ast.Attribute) and method.attr in _METHODS:
+            selection = self.selection(method.value)
+            if selection is not None:
+                if node.args or node.keywords:
+                    raise self.wrong(node, "several rows are for a loop", f"for row in {ast.unparse(node)}:")
+                return self._end(selection, descending=method.attr == "last")
+        if isinstance(method, ast.Name) and method.id == "len" and len(node.args) == 1:
+            selection = self.selection(node.args[0])
+            if selection is not None:
+                return self._count(selection)
+        if self._selected(node) is not None:
+            raise self._no_selection(node)
+        return super()._call(node)
+
+    def _subscript(self, node: ast.Subscript) -> Row | Value:
+        if self._selected(node) is not None:
+            raise self._no_selection(node)
+        return super()._subscript(node)
+
+    def _no_selection(self, node: ast.expr) -> Exception:
+        text = ast.unparse(node)
+        return self.wrong(
+            node,
+            "several rows are no value",
+            f"for row in {text}:, {text}.first(), {text}.last(), len({text})",
+        )
+
+    def _end(self, selection: Selection, *, descending: bool) -> Row:
+        """Compile the first or the last row."""
+        slot = self.out.keep(selection.begin(descending=descending))
+        beyond = selection.beyond(slot, descending=descending)
+        if beyond is not None:
+            with self.out.block(f"if {slot} >= 0 and {beyond}:"):
+                self.out.line(f"{slot} = np.int64(-1)")
+        row = selection.row
+        return Row(row.table, slot, row.key, row.attributes, maybe=True)
+
+    def _count(self, selection: Selection) -> Value:
+        count, slot = self.out.temporary(), self.out.temporary()
+        self.out.line(f"{count} = 0")
+        self.out.line(f"{slot} = np.int64(-1)")
+        with self.out.block("while True:"):
+            self._advance(selection, slot, descending=False)
+            self.out.line(f"{count} += 1")
+        return Value(Kind.INTEGER, count)
+
+    def _advance(self, selection: Selection, slot: str, *, descending: bool) -> None:
+        """Write the step to the next row, which ends the loop behind the last one."""
+        begin, step = (
+            selection.begin(descending=descending),
+            selection.step(slot, descending=descending),
+        )
+        self.out.line(f"{slot} = {begin} if {slot} < 0 else {step}")
+        beyond = selection.beyond(slot, descending=descending)
+        with self.out.block(f"if {slot} < 0" + (f" or {beyond}:" if beyond else ":")):
+            self.out.line("break")
+
+    # Loops
+
+    def selection_loop(self, node: ast.For) -> bool:
+        """Compile a loop over a selection; return False if it is none."""
+        call, descending, count = loop_parts(node.iter)
+        found = self._selected(call)
+        if found is None:
+            return False
+        table, index = found
+        if node.orelse or not isinstance(node.target, ast.Name):
+            raise self.wrong(node, "a loop has one variable and no else")
+        place = (self.scope.number, node.lineno, node.col_offset)
+        for name in self.facts.deletes.get(place, ()):
+            self.scopes.forget_rows(name)
+        selection = self._loop_selection(call)
+        limit = None if selection is None or count is None else self._limit(count)
+        slot, counted = self.out.temporary(), self.out.temporary()
+        self.out.line(f"{slot} = np.int64(-1)")
+        self.out.line(f"{counted} = 0")
+        before = self.scopes.save()
+        self.open_loops.append(place)
+        self.open_selections.append((table.spec.name, index))
+        with self.out.block("while True:", loop=True):
+            if selection is None:
+                self.out.line("break")
+                self.store_row(
+                    node.target, Row(table.spec.name, "np.int64(-1)", *self._unknown(table), maybe=False)
+                )
+            else:
+                if limit is not None:
+                    with self.out.block(f"if {counted} >= {limit}:"):
+                        self.out.line("break")
+                    self.out.line(f"{counted} += 1")
+                self._advance(selection, slot, descending=descending)
+                row = selection.row
+                self.store_row(node.target, Row(row.table, slot, row.key, row.attributes, maybe=False))
+            self.body(node.body)
+        self.open_selections.pop()
+        self.open_loops.pop()
+        self.scopes.set(before)
+        for name in self.facts.deletes.get(place, ()):
+            self.scopes.forget_rows(name)
+        with self.out.block(f"if {self.scope.left}:"):
+            self.out.line("break")
+        return True
+
+    def _loop_selection(self, node: ast.expr) -> Selection | None:
+        """Compile a selection; None while the kind of a variable in it is unknown."""
+        try:
+            return self.selection(node)
+        except UnknownKindError as error:
+            self.unknown.append(str(error))
+            return None
+
+    def _unknown(self, table: TableCode) -> tuple[tuple[str, ...], tuple[str | None, ...]]:
+        width = len(table.spec.key)
+        return ("?",) * width, (None,) * width
+
+    def _limit(self, node: ast.expr) -> str:
+        value = self.certain(node)
+        if value.kind is not Kind.INTEGER:
+            raise self.wrong(node, f"a number of rows is no {value.kind}")
+        return self.out.keep(value.code)

@@ -1,0 +1,120 @@
+"""The trees of a table's indexes, as the table changes outside of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.procedures.indexes.trees import LINKS, Nodes, build_tree, insert_all, remove_all
+from penstock.procedures.schema import TableSpec
+from penstock.procedures.texts import Numbers, TextNumbers
+
+__all__ = ["TableTrees"]
+
+Columns = Sequence[npt.NDArray[Any]]
+Nulls = Sequence[npt.NDArray[np.bool_] | None]
+
+_MOST = np.iinfo(np.int64).max
+
+
+class TableTrees:
+    """The trees of a table's indexes.
+
+    Parameters
+    ----------
+    spec : TableSpec
+        The table.
+    texts : TextNumbers
+        The numbers of texts.
+    facts : numpy.ndarray
+        The facts of the table, which have the roots' places from `root` on.
+    root : int
+        The place of the first root.
+    rows : int
+        For how many rows there is room.
+    """
+
+    def __init__(self, spec: TableSpec, texts: TextNumbers, facts: Numbers, root: int, rows: int) -> None:
+        self._indexes = spec.indexes
+        self._places = [[spec.names.index(one.name) for one in index.words] for index in spec.indexes]
+        self._texts = texts
+        self._facts = facts
+        self._root = root
+        self.nodes: list[Nodes] = [
+            np.zeros((rows, len(index.words) + LINKS), np.int64) for index in spec.indexes
+        ]
+
+    def grow(self, rows: int) -> None:
+        """Make room for so many rows."""
+        for number, old in enumerate(self.nodes):
+            larger = np.zeros((rows, old.shape[1]), np.int64)
+            larger[: len(old)] = old
+            self.nodes[number] = larger
+
+    def remove(self, slots: Numbers) -> None:
+        """Remove rows, as far as they are there."""
+        for number, index in enumerate(self._indexes):
+            remove_all(
+                self.nodes[number],
+                self._facts,
+                self._root + number,
+                slots,
+                index.text_mask,
+                *self._texts.bytes,
+            )
+
+    def add(self, slots: Numbers, columns: Columns, nulls: Nulls) -> None:
+        """Add rows, which are not there."""
+        for number, index in enumerate(self._indexes):
+            inside = self._set_words(number, slots, columns, nulls)
+            insert_all(
+                self.nodes[number],
+                self._facts,
+                self._root + number,
+                inside,
+                index.text_mask,
+                *self._texts.bytes,
+            )
+
+    def build(self, slots: Numbers, columns: Columns, nulls: Nulls) -> None:
+        """Add rows to empty trees, at once."""
+        for number, index in enumerate(self._indexes):
+            inside = self._set_words(number, slots, columns, nulls)
+            words = self.nodes[number][inside, : len(index.words)].T
+            keys = [
+                self._texts.ranks(word) if one.kind.is_interned else word
+                for word, one in zip(words, index.words, strict=True)
+            ]
+            order = np.lexsort(keys[::-1])
+            build_tree(self.nodes[number], self._facts, self._root + number, inside[order])
+
+    def _set_words(self, number: int, slots: Numbers, columns: Columns, nulls: Nulls) -> Numbers:
+        """Set the words of rows; return those that are in the index."""
+        index = self._indexes[number]
+        for place, at in enumerate(self._places[number]):
+            self.nodes[number][slots, place] = _words(columns[at][slots])
+        outside = np.zeros(len(slots), np.bool_)
+        for at in self._places[number][: len(index.columns)]:
+            null = nulls[at]
+            if null is not None:
+                outside |= null[slots]
+        return slots[~outside]
+
+    def renumber(self, renumbered: Numbers) -> None:
+        """Give texts their new numbers, which leaves the order of rows as it is."""
+        for nodes, index in zip(self.nodes, self._indexes, strict=True):
+            for place, one in enumerate(index.words):
+                if one.kind.is_interned:
+                    nodes[:, place] = renumbered[np.clip(nodes[:, place], 0, len(renumbered) - 1)]
+
+
+def _words(values: npt.NDArray[Any]) -> Numbers:
+    """Return the words of a column; see `penstock.procedures.indexes.trees.float_word`."""
+    if values.dtype.kind != "f":
+        return values.astype(np.int64)
+    wide = values.astype(np.float64) + 0.0
+    bits = wide.view(np.int64)
+    return np.where(np.isnan(wide), _MOST, np.where(bits < 0, bits ^ _MOST, bits))

@@ -1,0 +1,309 @@
+"""The tree of an index: a treap whose nodes are the slots of a table's rows.
+
+A node is a row of a matrix of int64: the words by which rows are in order, then the left child's slot plus
+one, the right child's, and whether the row is in the tree. Words of integers, times and booleans are their
+values; those of floats are in the same order as Spark has floats; those of texts are their numbers
+(`penstock.procedures.texts`), which compare as the texts' bytes do. The priority of a node is a hash of its
+slot. So the shape depends on slots, but the order of rows on their content alone.
+
+Arguments: `nodes` and `facts` of a table; `root`, the place in `facts` of the root's slot plus one; `mask`,
+with a bit for each word that is a text; `offsets` and `data`, the bytes of all texts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._kernels import kernel
+
+__all__ = [
+    "LINKS",
+    "Bytes",
+    "Nodes",
+    "build_tree",
+    "compare_bound",
+    "float_word",
+    "insert_all",
+    "insert_node",
+    "remove_all",
+    "remove_node",
+    "seek_first",
+    "seek_last",
+    "tree_first",
+    "tree_last",
+    "tree_next",
+    "tree_previous",
+]
+
+Nodes = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+LINKS = 3
+"""The columns of a node behind its words."""
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(32)
+_REST = np.int64(0x7FFFFFFFFFFFFFFF)
+
+
+@kernel
+def float_word(value: float) -> Any:
+    """Return the word of a float: NaN is the greatest, and -0.0 equals 0.0."""
+    if value != value:  # noqa: PLR0124  # NaN
+        return _REST
+    bits = np.float64(value + 0.0).view(np.int64)
+    return bits if bits >= 0 else bits ^ _REST
+
+
+@kernel
+def _priority(slot: int) -> Any:
+    h = np.uint64(slot + 1) * _MULTIPLIER
+    h = (h ^ (h >> _SHIFT)) * _MIX
+    return h ^ (h >> _SHIFT)
+
+
+@kernel
+def _compare_texts(a: int, b: int, offsets: Nodes, data: Bytes) -> int:
+    first, second = offsets[a], offsets[b]
+    length_a, length_b = offsets[a + 1] - first, offsets[b + 1] - second
+    for i in range(min(length_a, length_b)):
+        x, y = data[first + i], data[second + i]
+        if x != y:
+            return -1 if x < y else 1
+    return -1 if length_a < length_b else 1
+
+
+@kernel
+def _compare(nodes: Nodes, a: int, b: int, mask: int, offsets: Nodes, data: Bytes) -> int:
+    """Compare two rows; below 0 if the first one comes first."""
+    for c in range(nodes.shape[1] - LINKS):
+        x, y = nodes[a, c], nodes[b, c]
+        if x != y:
+            if (mask >> c) & 1:
+                return _compare_texts(x, y, offsets, data)
+            return -1 if x < y else 1
+    return 0
+
+
+@kernel
+def compare_bound(nodes: Nodes, slot: int, bound: Any, mask: int, offsets: Nodes, data: Bytes) -> int:
+    """Compare the first words of a row with those of a bound; below 0 if the row comes first."""
+    for c in range(len(bound)):
+        x, y = nodes[slot, c], bound[c]
+        if x != y:
+            if (mask >> c) & 1:
+                return _compare_texts(x, y, offsets, data)
+            return -1 if x < y else 1
+    return 0
+
+
+@kernel
+def insert_node(
+    nodes: Nodes, facts: Nodes, root: int, slot: int, mask: int, offsets: Nodes, data: Bytes
+) -> None:
+    """Add a row, whose words are set."""
+    left = nodes.shape[1] - LINKS
+    right = left + 1
+    nodes[slot, left + 2] = 1
+    priority = _priority(slot)
+    parent, side = -1, left
+    at = facts[root] - 1
+    while at >= 0 and _priority(at) >= priority:
+        parent = at
+        side = left if _compare(nodes, slot, at, mask, offsets, data) < 0 else right
+        at = nodes[at, side] - 1
+    if parent < 0:
+        facts[root] = slot + 1
+    else:
+        nodes[parent, side] = slot + 1
+    # What was there is split into what comes before the row and what comes behind it.
+    before, before_side, behind, behind_side = slot, left, slot, right
+    while at >= 0:
+        if _compare(nodes, at, slot, mask, offsets, data) < 0:
+            nodes[before, before_side] = at + 1
+            before, before_side = at, right
+            at = nodes[at, right] - 1
+        else:
+            nodes[behind, behind_side] = at + 1
+            behind, behind_side = at, left
+            at = nodes[at, left] - 1
+    nodes[before, before_side] = 0
+    nodes[behind, behind_side] = 0
+
+
+@kernel
+def remove_node(
+    nodes: Nodes, facts: Nodes, root: int, slot: int, mask: int, offsets: Nodes, data: Bytes
+) -> None:
+    """Remove a row, which is in the tree with the words that it has."""
+    left = nodes.shape[1] - LINKS
+    right = left + 1
+    nodes[slot, left + 2] = 0
+    parent, side = -1, left
+    at = facts[root] - 1
+    while at != slot:
+        parent = at
+        side = left if _compare(nodes, slot, at, mask, offsets, data) < 0 else right
+        at = nodes[at, side] - 1
+    a, b = nodes[slot, left] - 1, nodes[slot, right] - 1
+    while a >= 0 or b >= 0:
+        first = b < 0 or (a >= 0 and _priority(a) > _priority(b))
+        up = a if first else b
+        if parent < 0:
+            facts[root] = up + 1
+        else:
+            nodes[parent, side] = up + 1
+        if a < 0 or b < 0:
+            return
+        parent, side = up, right if first else left
+        if first:
+            a = nodes[a, right] - 1
+        else:
+            b = nodes[b, left] - 1
+    if parent < 0:
+        facts[root] = 0
+    else:
+        nodes[parent, side] = 0
+
+
+@kernel
+def insert_all(
+    nodes: Nodes, facts: Nodes, root: int, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
+) -> None:
+    """Add rows, whose words are set."""
+    for i in range(slots.shape[0]):
+        insert_node(nodes, facts, root, slots[i], mask, offsets, data)
+
+
+@kernel
+def remove_all(
+    nodes: Nodes, facts: Nodes, root: int, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
+) -> None:
+    """Remove those rows that are in the tree."""
+    there = nodes.shape[1] - 1
+    for i in range(slots.shape[0]):
+        if nodes[slots[i], there] != 0:
+            remove_node(nodes, facts, root, slots[i], mask, offsets, data)
+
+
+@kernel
+def build_tree(nodes: Nodes, facts: Nodes, root: int, slots: Nodes) -> None:
+    """Make the tree of rows that are given in their order."""
+    left = nodes.shape[1] - LINKS
+    right = left + 1
+    path = np.empty(slots.shape[0], np.int64)  # the rightmost nodes, the root first
+    depth = 0
+    for i in range(slots.shape[0]):
+        slot = slots[i]
+        below = np.int64(0)
+        while depth > 0 and _priority(path[depth - 1]) < _priority(slot):
+            depth -= 1
+            below = path[depth] + 1
+        nodes[slot, left] = below
+        nodes[slot, right] = 0
+        nodes[slot, left + 2] = 1
+        if depth > 0:
+            nodes[path[depth - 1], right] = slot + 1
+        path[depth] = slot
+        depth += 1
+    facts[root] = path[0] + 1 if slots.shape[0] else 0
+
+
+@kernel
+def tree_first(nodes: Nodes, facts: Nodes, root: int) -> Any:
+    """Return the first row's slot, -1 if there is none."""
+    left = nodes.shape[1] - LINKS
+    at = facts[root] - 1
+    while at >= 0 and nodes[at, left] != 0:
+        at = nodes[at, left] - 1
+    return at
+
+
+@kernel
+def tree_last(nodes: Nodes, facts: Nodes, root: int) -> Any:
+    """Return the last row's slot, -1 if there is none."""
+    right = nodes.shape[1] - LINKS + 1
+    at = facts[root] - 1
+    while at >= 0 and nodes[at, right] != 0:
+        at = nodes[at, right] - 1
+    return at
+
+
+@kernel
+def tree_next(
+    nodes: Nodes, facts: Nodes, root: int, slot: int, mask: int, offsets: Nodes, data: Bytes
+) -> Any:
+    """Return the first row behind another one, which may have been removed; -1 if there is none."""
+    left = nodes.shape[1] - LINKS
+    found = np.int64(-1)
+    at = facts[root] - 1
+    while at >= 0:
+        if _compare(nodes, at, slot, mask, offsets, data) > 0:
+            found = at
+            at = nodes[at, left] - 1
+        else:
+            at = nodes[at, left + 1] - 1
+    return found
+
+
+@kernel
+def tree_previous(
+    nodes: Nodes, facts: Nodes, root: int, slot: int, mask: int, offsets: Nodes, data: Bytes
+) -> Any:
+    """Return the last row before another one, which may have been removed; -1 if there is none."""
+    left = nodes.shape[1] - LINKS
+    found = np.int64(-1)
+    at = facts[root] - 1
+    while at >= 0:
+        if _compare(nodes, at, slot, mask, offsets, data) < 0:
+            found = at
+            at = nodes[at, left + 1] - 1
+        else:
+            at = nodes[at, left] - 1
+    return found
+
+
+@kernel
+def seek_first(
+    nodes: Nodes, facts: Nodes, root: int, bound: Any, mask: int, offsets: Nodes, data: Bytes
+) -> Any:
+    """Return the first row that is not before a bound, -1 if there is none."""
+    left = nodes.shape[1] - LINKS
+    found = np.int64(-1)
+    at = facts[root] - 1
+    while at >= 0:
+        if compare_bound(nodes, at, bound, mask, offsets, data) >= 0:
+            found = at
+            at = nodes[at, left] - 1
+        else:
+            at = nodes[at, left + 1] - 1
+    return found
+
+
+@kernel
+def seek_last(
+    nodes: Nodes,
+    facts: Nodes,
+    root: int,
+    bound: Any,
+    inclusive: bool,
+    mask: int,
+    offsets: Nodes,
+    data: Bytes,
+) -> Any:
+    """Return the last row before a bound, or at it if that is `inclusive`; -1 if there is none."""
+    left = nodes.shape[1] - LINKS
+    found = np.int64(-1)
+    at = facts[root] - 1
+    while at >= 0:
+        order = compare_bound(nodes, at, bound, mask, offsets, data)
+        if order < 0 or (inclusive and order == 0):
+            found = at
+            at = nodes[at, left + 1] - 1
+        else:
+            at = nodes[at, left] - 1
+    return found

@@ -1,0 +1,114 @@
+"""The first rows of tables: from DataFrames or Arrow tables to the buckets of transactions, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from pyspark import Broadcast
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.errors import InvalidUsageError
+from penstock.procedures.in_process.open_database import batches_of
+from penstock.procedures.schema import TableSpec
+from penstock.spark_ext.border.parcels import from_parcel, to_parcels
+from penstock.spark_ext.border.transaction_packing import bucket_of_values
+
+__all__ = ["Given", "InitialRows"]
+
+Given: TypeAlias = Mapping[str, DataFrame | pa.Table | pa.RecordBatch]
+"""Rows of tables by name."""
+
+
+@dataclass(frozen=True)
+class InitialRows:
+    """The first rows of tables, which Spark holds for its tasks.
+
+    Parameters
+    ----------
+    parcels : pyspark.Broadcast
+        For each bucket and table the rows as parcels.
+    """
+
+    parcels: Broadcast[list[dict[str, list[bytes]]]]
+
+    @staticmethod
+    def of(
+        spark: SparkSession,
+        given: Given,
+        tables: Iterable[TableSpec],
+        buckets: int,
+        route: pa.DataType | None,
+    ) -> InitialRows:
+        """Read rows, check them, and part them by bucket. Called on the driver.
+
+        Parameters
+        ----------
+        spark : SparkSession
+            The session.
+        given : mapping
+            The rows.
+        tables : iterable of TableSpec
+            The tables of the database.
+        buckets : int
+            The number of buckets.
+        route : pyarrow.DataType, optional
+            The type of the attribute by which events go to buckets, if there are several.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a table is unknown, rows do not fit it, or two have one key.
+        """
+        specs = {spec.name: spec for spec in tables}
+        parcels: list[dict[str, list[bytes]]] = [{} for _ in range(buckets)]
+        for name, rows in given.items():
+            if name not in specs:
+                raise InvalidUsageError("there is no such table", table=name, known=", ".join(specs))
+            spec = specs[name]
+            read = rows.toArrow() if isinstance(rows, DataFrame) else rows
+            made = pa.Table.from_batches(batches_of(read, spec.schema, of=name), spec.schema)
+            if made.group_by(list(spec.key)).aggregate([]).num_rows < made.num_rows:
+                raise InvalidUsageError("two rows have one key", table=name, key=", ".join(spec.key))
+            for bucket, own in _parted(made, spec, buckets, route):
+                parcels[bucket][name] = list(to_parcels(own.to_batches()))
+        return InitialRows(spark.sparkContext.broadcast(parcels))
+
+    def in_bucket(self, bucket: int) -> Iterable[tuple[str, pa.RecordBatch]]:
+        """Return the rows of a bucket, by table. Called in a worker."""
+        for name, parcels in self.parcels.value[bucket].items():
+            for parcel in parcels:
+                yield name, from_parcel(parcel)
+
+
+def _parted(
+    rows: pa.Table, spec: TableSpec, buckets: int, route: pa.DataType | None
+) -> Iterable[tuple[int, pa.Table]]:
+    """Yield the rows of each bucket."""
+    if buckets == 1 or route is None:
+        yield 0, rows
+        return
+    if spec.partition_by is None:
+        raise InvalidUsageError(
+            "rows of this table belong to no bucket",
+            table=spec.name,
+            hint="declare partition_by, or use buckets=1",
+        )
+    values: pa.Array[Any] = rows.column(spec.partition_by).combine_chunks()
+    try:
+        values = values.cast(route)
+    except pa.ArrowInvalid as error:
+        raise InvalidUsageError(
+            "a row's partition is outside of what events can have",
+            table=spec.name,
+            column=spec.partition_by,
+            type=route,
+            hint="cast the event's attribute to the type of the column",
+        ) from error
+    number = bucket_of_values(values, buckets)
+    for bucket in range(buckets):
+        own = rows.filter(pa.array(number == bucket))
+        if own.num_rows:
+            yield bucket, own

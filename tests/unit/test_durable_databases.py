@@ -1,0 +1,159 @@
+"""Databases that a directory keeps are reopened as they were."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import penstock
+from penstock.cli import app
+from penstock.errors import FencedError, InvalidUsageError
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.databases import Database
+from penstock.procedures.in_process import command_log
+from penstock.procedures.in_process.open_database import OpenDatabase
+from tests.procedures import define, interpreted
+
+MOVE = """
+def move(e, accounts):
+    source = accounts[e.source]
+    source.balance -= e.amount
+    if source.balance < 0:
+        abort("short")
+    if source.balance == 0:
+        del accounts[e.source]
+    if e.target not in accounts:
+        accounts.insert(id=e.target, balance=0, note=e.note)
+    accounts[e.target].balance += e.amount
+    return accounts.by("balance").last().id
+"""
+
+
+def bank(text: str = MOVE, columns: str = "id bigint, balance bigint NOT NULL, note string") -> Database:
+    database = penstock.database("bank")
+    database.table("accounts", columns, key="id", indexes=["balance"])
+    event = "source bigint, target bigint, amount bigint, note string"
+    program = database.procedure(event=event, returns="richest bigint")(define(text)).program()
+    assert isinstance(program, Program)
+    program.__dict__["kernel"] = interpreted(program)
+    return database
+
+
+def rows(db: OpenDatabase) -> list[dict[str, Any]]:
+    return sorted(db.table("accounts").to_pylist(), key=lambda row: row["id"])
+
+
+def moves(seed: int, count: int) -> list[dict[str, Any]]:
+    draw = random.Random(seed)
+    return [
+        {"source": draw.randint(0, 5), "target": draw.randint(0, 9), "amount": draw.randint(0, 40),
+         "note": f"note {draw.randint(0, 3)}"}
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+FIRST = {"id": range(6), "balance": [100] * 6, "note": ["first"] * 6}
+
+
+@pytest.mark.parametrize("ends", ["close", "checkpoint", "none"])
+def test_a_database_is_reopened_as_it_was(tmp_path: Path, ends: str) -> None:
+    expected = bank().open()
+    expected.load("accounts", FIRST)
+    opened = bank().open(tmp_path / "bank")
+    opened.load("accounts", FIRST)
+    for round in range(4):
+        for move in moves(round, 5):
+            assert opened.call("move", **move) == expected.call("move", **move)
+        more = pa.Table.from_pylist(moves(100 + round, 20))
+        assert opened.run("move", more) == expected.run("move", more)
+        if ends == "close":
+            opened.close()
+        elif ends == "checkpoint" and round % 2:
+            opened.checkpoint()
+        # A process that dies closes nothing; the next one fences it.
+        opened = bank().open(tmp_path / "bank")
+        assert rows(opened) == rows(expected)
+        assert opened._state.transactions == expected._state.transactions
+    opened.close()
+
+
+def test_a_checkpoint_comes_by_itself_and_releases_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_log, "_CALLS_FOR_CHECKPOINT", 3)
+    with bank().open(tmp_path / "bank") as db:
+        db.load("accounts", FIRST)
+        for move in moves(1, 9):
+            db.call("move", **move)
+        log = db._log
+        assert log is not None
+        assert log._calls < 4
+        assert log._handle.pointer is not None
+        found = rows(db)
+    with bank().open(tmp_path / "bank") as db:
+        assert rows(db) == found
+
+
+def test_a_second_process_fences_the_first(tmp_path: Path) -> None:
+    first = bank().open(tmp_path / "bank")
+    first.load("accounts", FIRST)
+    second = bank().open(tmp_path / "bank")
+    with pytest.raises(FencedError):
+        first.call("move", source=1, target=2, amount=3, note="lost")
+    with pytest.raises(InvalidUsageError, match="a call could not be stored"):
+        first.call("move", source=1, target=2, amount=3, note="lost")
+    first.close()
+    assert rows(second)[1]["balance"] == 100
+    second.call("move", source=1, target=2, amount=3, note="kept")
+    with bank().open(tmp_path / "bank") as third:
+        assert rows(third)[1]["balance"] == 97
+
+
+def test_a_changed_procedure_is_refused_while_its_calls_would_be_repeated(tmp_path: Path) -> None:
+    changed = MOVE.replace('"short"', '"too little"')
+    db = bank().open(tmp_path / "bank")
+    db.load("accounts", FIRST)
+    db.call("move", source=1, target=2, amount=3, note="a")
+    del db
+    with pytest.raises(InvalidUsageError, match="the log has calls of another program"):
+        bank(changed).open(tmp_path / "bank")
+    bank().open(tmp_path / "bank").close()
+    with bank(changed).open(tmp_path / "bank") as db:
+        assert db.call("move", source=1, target=2, amount=300, note="a")["rejected"] == "too little"
+
+
+def test_other_tables_are_refused(tmp_path: Path) -> None:
+    bank().open(tmp_path / "bank").close()
+    with pytest.raises(InvalidUsageError, match="the database at this location has other tables"):
+        bank(columns="id bigint, balance int NOT NULL, note string").open(tmp_path / "bank")
+
+
+def test_a_call_that_fails_is_not_repeated(tmp_path: Path) -> None:
+    database = bank()
+    text = "def fail(e, accounts):\n    accounts[e.id].balance = 'much'\n"
+    database.procedure(event="id bigint", plain=True)(define(text))
+    db = database.open(tmp_path / "bank")
+    db.load("accounts", FIRST)
+    with pytest.raises(InvalidUsageError, match="another kind"):
+        db.call("fail", id=1)
+    with bank().open(tmp_path / "bank") as again:
+        assert rows(again) == [
+            dict(zip(FIRST, row, strict=True)) for row in zip(*FIRST.values(), strict=True)
+        ]
+
+
+def test_inspect_shows_a_database_in_a_directory(tmp_path: Path) -> None:
+    with bank().open(tmp_path / "bank") as db:
+        db.load("accounts", FIRST)
+        db.call("move", source=1, target=2, amount=3, note="a")
+    result = CliRunner().invoke(app, ["inspect", "database", str(tmp_path / "bank"), "--json"])
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.stdout)["databases"]
+    assert (found["tables"][0]["rows"], found["tables"][0]["indexes"]) == (6, [["balance"]])
+    assert found["buckets"][0]["transactions"] == 1
