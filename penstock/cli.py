@@ -126,6 +126,8 @@ def check(
     queue, window = loaded.queue or loaded.union, loaded.window
     if loaded.lookup is not None:
         steps.append(f"lookup by ({', '.join(loaded.lookup.key)})")
+    if loaded.database is not None:
+        steps.append(f"transactions of {loaded.database.procedure}")
     if loaded.union is not None:
         steps.append(f"union with {', '.join(loaded.union.inputs)}")
     if loaded.join is not None:
@@ -199,12 +201,16 @@ def explain(
     """Show a pipeline's graph of operators, as written and as planned.
 
     The plan shows what runs before each p-stream, what the p-stream holds, what its reader does, and what is
-    left to Spark. Nothing runs.
+    left to Spark. Nothing runs. Of a Python file that makes databases, it shows their tables and procedures:
+    what each reads and writes, under which conditions, its undo log, its rejections and its route.
     """
     with errors(debug=debug):
         from penstock import dataflow
         from penstock.jobs.pipelines.graph import plan_file
 
+        if pipeline.endswith(".py"):
+            _explain_databases(pipeline, as_json=as_json)
+            return
         plan = plan_file(pipeline, overrides or [], sample)
         if svg is not None:
             svg.write_text(dataflow.draw(plan), encoding="utf-8")
@@ -216,6 +222,16 @@ def explain(
             Console(highlight=False).print(dataflow.render(plan))
         else:
             typer.echo(dataflow.explain(plan), nl=False)
+
+
+def _explain_databases(file: str, *, as_json: bool) -> None:
+    from penstock.jobs.pipelines.databases import databases_in
+
+    databases = databases_in(file).values()
+    if as_json:
+        typer.echo(json.dumps({"databases": [one.to_json() for one in databases]}, indent=2))
+    else:
+        typer.echo("\n\n".join(one.explain() for one in databases))
 
 
 def _title(example: str) -> str:

@@ -66,7 +66,8 @@ def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
 def _step_problems(pipeline: PipelineSections) -> Iterator[Problem]:
     """Yield the steps that exclude each other: a Spark query can have only one stateful step."""
     union = pipeline.union
-    given = [name for name in ("union", "join", "queue", "window") if getattr(pipeline, name) is not None]
+    steps = ("union", "join", "database", "queue", "window")
+    given = [name for name in steps if getattr(pipeline, name) is not None]
     if len(given) > 1 and given != ["queue", "window"]:
         yield (
             (given[1],),
@@ -75,8 +76,8 @@ def _step_problems(pipeline: PipelineSections) -> Iterator[Problem]:
             if given[:2] == ["union", "queue"]
             else "write one pipeline for each, with files or a topic between",
         )
-    if pipeline.results is not None and not {"union", "join", "queue"} & set(given):
-        yield ("results",), "needs a queue, a union or a join, and there is none", None
+    if pipeline.results is not None and not {"union", "join", "database", "queue"} & set(given):
+        yield ("results",), "needs a queue, a union, a join or a database, and there is none", None
     if union is not None and union.semantics not in (None, "update"):
         yield ("union", "semantics"), "does not apply to a union, which has update semantics", "leave it out"
     if union is not None and "source" in union.inputs:

@@ -12,6 +12,7 @@ from penstock.conf.document import FieldPath, Problem
 from penstock.conf.sections import (
     ByWindowSection,
     ConsoleSink,
+    DatabaseSection,
     FilesSource,
     Input,
     JoinSection,
@@ -60,6 +61,8 @@ _PARTS: Final[dict[FieldPath, type[Section]]] = {
     ("by_window",): ByWindowSection,
     ("union",): UnionSection,
     ("union", "inputs", "*"): Input,
+    ("database",): DatabaseSection,
+    ("database", "initial", "*"): TableSection,
     ("join",): JoinSection,
     ("join", "with"): Input,
     ("lookup",): LookupSection,
@@ -83,8 +86,9 @@ def _fields(section: FieldPath, data: dict[str, Any], root: type[BaseModel]) -> 
 
 
 def _general(path: FieldPath) -> FieldPath:
-    """Return a path with ``*`` for the name of a union's input."""
-    return (*path[:2], "*", *path[3:]) if path[:2] == ("union", "inputs") and len(path) > 2 else path
+    """Return a path with ``*`` for the name of a union's input, or of a database's table."""
+    named = path[:2] in (("union", "inputs"), ("database", "initial"))
+    return (*path[:2], "*", *path[3:]) if named and len(path) > 2 else path
 
 
 def _missing(path: FieldPath) -> str | None:
@@ -103,6 +107,10 @@ def _missing(path: FieldPath) -> str | None:
         return "write the other stream: its source, and if need be its filter and projection"
     if path == ("union", "inputs"):
         return "write a name and a source for each other input"
+    if path == ("database", "file"):
+        return "name the Python file that makes the database"
+    if path == ("database", "procedure"):
+        return "name the procedure that runs for each row"
     if path == ("lookup", "key"):
         return "name the column, or the columns, of stream and table"
     if path[-1] == "aggregates":

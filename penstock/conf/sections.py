@@ -202,8 +202,27 @@ class JoinSection(Section):
     nulls: Nulls = "error"
 
 
+class DatabaseSection(Section):
+    """A stored procedure of a database that a Python file makes, and arguments of `penstock.transactions`.
+
+    `name` chooses the database if the file makes several; `initial` has the first rows of tables.
+    """
+
+    file: Text
+    procedure: Text
+    name: Text | None = None
+    time: Text | None = None
+    keep: Annotated[tuple[str, ...], BeforeValidator(names_of)] = ()
+    buckets: int | None = Field(default=None, ge=1)
+    compatible_with: Text | None = None
+    initial: dict[Text, TableSection] = {}
+
+
 class ResultsSection(Section):
-    """Filter and projection after a queue, a union or a join. The update key stays unchanged."""
+    """Filter and projection after a queue, a union, a join or transactions.
+
+    An update key stays unchanged.
+    """
 
     filter: Annotated[Text | None, BeforeValidator(sql)] = None
     projection: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
@@ -280,7 +299,7 @@ class Query(Section):
 
 def _one_step(queue: Queue | None, info: ValidationInfo) -> Queue | None:
     """Refuse a pipeline without a stateful step, unless one is present but wrong."""
-    others = ("window", "aggregates", "union", "join")
+    others = ("window", "aggregates", "union", "join", "database")
     if queue is None and all(info.data.get(name, ...) is None for name in others):
         raise PydanticCustomError("missing", "is required")
     return queue
@@ -302,6 +321,7 @@ class PipelineSections(Section):
     persist: Annotated[Persist | dict[str, Persist], BeforeValidator(persist_of)] = "auto"
     union: UnionSection | None = None
     join: JoinSection | None = None
+    database: DatabaseSection | None = None
     queue: Annotated[Queue | None, AfterValidator(_one_step)] = Field(default=None, validate_default=True)
     results: ResultsSection | None = None
     sink: Sink = Field(discriminator="type")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.dataflow.nodes import Materialize, Node, Source, topological
+from penstock.dataflow.nodes import Materialize, Node, Source, Transactions, topological
 from penstock.dataflow.place import stored_bytes
 from penstock.dataflow.statistics import Flow, flows
 
@@ -59,7 +59,15 @@ def render(plan: PhysicalPlan) -> RenderableType:
     for choice in plan.choices:
         kept = "persisted" if choice.persisted else "not persisted"
         parts.append(Text(f"  {choice.source}: {kept}, as {choice.reason}"))
+    for text in _procedures(plan).values():
+        parts += [Text(), Text(text)]
     return Group(*parts)
+
+
+def _procedures(plan: PhysicalPlan) -> dict[str, str]:
+    """Return the explanations of procedures, by the names of their operators."""
+    nodes = [node for node in topological(plan.logical) if isinstance(node, Transactions)]
+    return {node.name: node.procedure.explain() for node in nodes}
 
 
 def _tree(root: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> Tree:
@@ -120,6 +128,7 @@ def as_json(plan: PhysicalPlan) -> dict[str, Any]:
             }
             for one in plan.choices
         ],
+        "procedures": _procedures(plan),
         "p_streams": [
             {
                 "name": one.name,

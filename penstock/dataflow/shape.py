@@ -16,6 +16,7 @@ from penstock.dataflow.nodes import (
     Node,
     PushedScan,
     Source,
+    Transactions,
     UpdateQueue,
     UpdateUnion,
     Window,
@@ -84,6 +85,8 @@ def _partials(node: Node) -> Sequence[Partial]:
 
 def _stored_schema(node: Node) -> pa.Schema:
     """Return the columns of a node's state, or of its output if it has no state."""
+    if isinstance(node, Transactions):
+        return node.event
     return node.inputs[0].schema if isinstance(node, UpdateQueue | UpdateUnion) else node.schema
 
 

@@ -169,7 +169,7 @@ def test_what_is_wrong_with_a_step_is_named_with_its_line(
 
 
 def test_results_are_of_a_step_with_a_key() -> None:
-    with pytest.raises(ValueError, match="results: needs a queue, a union or a join"):
+    with pytest.raises(ValueError, match="results: needs a queue, a union, a join or a database"):
         Pipeline.model_validate(
             {
                 "source": {"type": "rate"},

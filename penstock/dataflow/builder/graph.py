@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self, Unpack
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from penstock.dataflow.nodes import (
     Source,
     SourceKind,
     StreamTableJoin,
+    Transactions,
     UpdateQueue,
     Where,
 )
@@ -24,7 +25,15 @@ from penstock.dataflow.plan import Persist, PhysicalPlan, plan
 from penstock.dataflow.statistics import Statistics, measure
 from penstock.ddl import parse_schema, quote
 from penstock.errors import InvalidUsageError
-from penstock.operators.update_stream.operator_options import QueueArguments, QueueOptions, make_options
+from penstock.operators.update_stream.operator_options import (
+    QueueArguments,
+    QueueOptions,
+    TransactionArguments,
+    TransactionOptions,
+    make_options,
+)
+from penstock.procedures.procedure import Procedure
+from penstock.procedures.workflows.workflow import Workflow
 from penstock.sql.expression import Expression, column, did_you_mean, split_alias
 
 __all__ = ["Graph", "GraphName", "graph"]
@@ -202,6 +211,34 @@ class Graph(Windows, Streams):
         names = (key,) if isinstance(key, str) else tuple(key)
         columns = tuple(self._column(each, own) for each in names)
         return self._with(UpdateQueue(own, (self.root,), columns, self._column(time, own), made))
+
+    def transactions(
+        self,
+        procedure: Procedure | Workflow,
+        *,
+        time: str | None = None,
+        keep: str | Sequence[str] = (),
+        initial: Sequence[str] = (),
+        name: str | None = None,
+        **options: Unpack[TransactionArguments],
+    ) -> Self:
+        """Run a transaction for each tuple; takes the arguments of `penstock.transactions`.
+
+        `initial` names the tables that have first rows: ``penstock.start(..., tables={name: df})``.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the procedure does not compile for these columns, a column is missing, or an option is invalid.
+        """
+        own = self._open("transactions", name)
+        made = make_options(TransactionOptions, options, TransactionArguments.__annotations__, node=own)
+        if made.state_location is None:
+            made = replace(made, state_location=getattr(procedure, "location", None))
+        names = (keep,) if isinstance(keep, str) else tuple(keep)
+        kept = tuple(self._column(each, own) for each in names)
+        order = None if time is None else self._column(time, own)
+        return self._with(Transactions(own, (self.root,), procedure, order, kept, tuple(initial), made))
 
     def lookup(
         self, table: str, schema: pa.Schema, *, on: str | Sequence[str], name: str | None = None

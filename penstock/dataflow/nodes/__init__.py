@@ -17,6 +17,7 @@ from penstock.dataflow.nodes.stateless import (
     Union,
     Where,
 )
+from penstock.dataflow.nodes.transactions import Transactions
 from penstock.dataflow.nodes.window import (
     WINDOW,
     Aggregate,
@@ -45,6 +46,7 @@ __all__ = [
     "Source",
     "SourceKind",
     "StreamTableJoin",
+    "Transactions",
     "Union",
     "UpdateQueue",
     "UpdateUnion",

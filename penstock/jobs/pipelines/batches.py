@@ -35,6 +35,8 @@ class Batch:
         Application staleness since the batch before: average and 95th percentile over keys and time.
     bad_records : int
         Records of a pipeline's sources that could not be read.
+    committed, rejected : int
+        Transactions that were committed and rejected.
     """
 
     number: int
@@ -49,6 +51,8 @@ class Batch:
     staleness_ms: float = 0.0
     staleness_p95_ms: float = 0.0
     bad_records: int = 0
+    committed: int = 0
+    rejected: int = 0
 
     @property
     def did_something(self) -> bool:
@@ -64,6 +68,8 @@ class Totals:
     ----------
     batches, rows_in, emitted, conflated, late, dropped, bad_records : int
         Sums over its batches.
+    committed, rejected : int
+        Sums over its batches; both are 0 for what are no transactions.
     waiting_keys : int
         Keys that still wait, whose tuples are in the state.
     signal : int or None
@@ -79,6 +85,8 @@ class Totals:
     waiting_keys: int = 0
     signal: int | None = None
     bad_records: int = 0
+    committed: int = 0
+    rejected: int = 0
 
     def plus(self, batch: Batch) -> Totals:
         """Return the totals with one more batch."""
@@ -92,12 +100,18 @@ class Totals:
             waiting_keys=batch.waiting_keys,
             signal=self.signal,
             bad_records=self.bad_records + batch.bad_records,
+            committed=self.committed + batch.committed,
+            rejected=self.rejected + batch.rejected,
         )
 
 
 def batch_line(batch: Batch) -> str:
     """Return a summary line of a batch."""
-    parts = [f"batch {batch.number:<5} in {batch.rows_in:>9,}  emitted {batch.emitted:>8,}"]
+    parts = [f"batch {batch.number:<5} in {batch.rows_in:>9,}"]
+    if batch.committed or batch.rejected:
+        parts.append(f"committed {batch.committed:>8,}  rejected {batch.rejected:,}")
+    else:
+        parts.append(f"emitted {batch.emitted:>8,}")
     parts += [f"conflated {batch.conflated:>9,}"] if batch.conflated else []
     parts += [f"late {batch.late:,}"] if batch.late else []
     parts += [f"dropped {batch.dropped:,}"] if batch.dropped else []
@@ -120,12 +134,13 @@ def summary_line(totals: Totals) -> str:
         "conflated": totals.conflated,
         "late": totals.late,
         "dropped": totals.dropped,
+        "committed": totals.committed,
+        "rejected": totals.rejected,
         "bad records": totals.bad_records,
     }
     parts = [f"{totals.batches:,} {'batch' if totals.batches == 1 else 'batches'}"]
-    parts += [
-        f"{count:,} {name}" for name, count in counts.items() if count or name in ("rows in", "emitted")
-    ]
+    always = ("rows in",) if totals.committed or totals.rejected else ("rows in", "emitted")
+    parts += [f"{count:,} {name}" for name, count in counts.items() if count or name in always]
     return ", ".join(parts)
 
 

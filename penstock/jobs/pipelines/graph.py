@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
 from penstock.conf.pipeline import (
+    DatabaseSection,
     FilesSource,
     Input,
     JoinSection,
@@ -25,8 +26,14 @@ from penstock.conf.pipeline import (
 from penstock.conf.sections import ByWindowSection, Section, WindowJoinSection, WindowSection
 from penstock.dataflow import Graph, PhysicalPlan, graph
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.jobs.pipelines.databases import procedure_of
 from penstock.jobs.pipelines.schemas import read_sample, schema_of
-from penstock.operators.update_stream.operator_options import Apply, JoinArguments, QueueArguments
+from penstock.operators.update_stream.operator_options import (
+    Apply,
+    JoinArguments,
+    QueueArguments,
+    TransactionArguments,
+)
 from penstock.sql.expression import split_alias
 
 __all__ = ["OTHER", "SOURCE", "TABLE", "Binding", "graph_of", "plan_file", "queue_options"]
@@ -137,6 +144,8 @@ class _Builder:
             made = self._union(made, pipeline.union)
         if pipeline.join is not None:
             made = self._join(made, pipeline.join)
+        if pipeline.database is not None:
+            made = self._transactions(made, pipeline.database)
         if pipeline.results is not None:
             if pipeline.results.filter is not None:
                 with self._field("results", "filter", goes_on=True):
@@ -193,6 +202,14 @@ class _Builder:
                 other, on=join.key, time=join.time, within=join.within, condition=join.condition,
                 unit=join.unit, updates=True, name="join",
                 **_given_fields(join, JoinArguments.__annotations__), **self._location,
+            )  # fmt: skip
+
+    def _transactions(self, made: Graph, database: DatabaseSection) -> Graph:
+        with self._field("database"):
+            return made.transactions(
+                procedure_of(database), time=database.time, keep=database.keep,
+                initial=tuple(database.initial), name="database",
+                **_given_fields(database, TransactionArguments.__annotations__), **self._location,
             )  # fmt: skip
 
     def _windows(self, made: Graph, window: WindowSection) -> Graph:

@@ -38,7 +38,7 @@ from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
 __all__ = ["Batch", "StopSignals", "Totals", "follow", "run", "run_pipeline", "run_to_end"]
 
 _POLL_S = 0.25
-_COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "waiting_keys")
+_COUNTS = ("rows_in", "emitted", "conflated", "late", "dropped", "committed", "rejected", "waiting_keys")
 
 
 def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = None) -> RunningGraph:

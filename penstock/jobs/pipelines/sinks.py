@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -24,7 +26,7 @@ def sink_writer(spark: SparkSession, rows: DataFrame, pipeline: Pipeline) -> Dat
         writer = rows.writeStream.format("parquet").options(**sink.options)
         return writer.option("path", resolve(spark, sink.path))
     if isinstance(sink, KafkaSink):
-        records = pack_values(rows, _record_key(pipeline))
+        records = pack_values(rows, _record_key(pipeline, rows.columns))
         return records.writeStream.format("kafka").options(**sink.options)
     return rows.writeStream.format("memory" if isinstance(sink, MemorySink) else "noop")
 
@@ -37,16 +39,21 @@ def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:
     rows : pyspark.sql.DataFrame
         The rows to send; a record's value is all columns as JSON.
     key : tuple of str
-        The columns of the record's key: one as text, several as JSON.
+        The columns of the record's key: one as text, several as JSON, null for none.
     """
     columns = [sf.col(quote(name)) for name in rows.columns]
     keys = [sf.col(quote(name)) for name in key]
     name = keys[0].cast("string") if len(keys) == 1 else sf.to_json(sf.struct(*keys))
+    if not keys:
+        name = sf.lit(None).cast("string")
     return rows.select(name.alias("key"), sf.to_json(sf.struct(*columns)).alias("value"))
 
 
-def _record_key(pipeline: Pipeline) -> tuple[str, ...]:
-    """Return the columns of a record's key: the update key, or the groups of windows."""
+def _record_key(pipeline: Pipeline, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of a record's key: the update key, the groups of windows, or a transaction's."""
+    if pipeline.database is not None:
+        names = pipeline.database.keep or ("bucket", "transaction")
+        return tuple(name for name in names if name in columns)
     if pipeline.window is None:
         return pipeline.step.key if pipeline.step is not None else ()
     last = pipeline if pipeline.by_window is None else pipeline.by_window

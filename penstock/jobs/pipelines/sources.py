@@ -64,7 +64,11 @@ def read_tables(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame]
     InvalidUsageError
         If Spark refuses one.
     """
-    return {} if pipeline.lookup is None else {TABLE: _table(spark, pipeline.lookup.table)}
+    found = {} if pipeline.lookup is None else {TABLE: _table(spark, pipeline.lookup.table, "lookup.table")}
+    if pipeline.database is not None:
+        for name, table in pipeline.database.initial.items():
+            found[name] = _table(spark, table, f"database.initial.{name}")
+    return found
 
 
 class SectionError(InvalidUsageError):
@@ -217,7 +221,7 @@ def _read(spark: SparkSession, source: Source, place: str) -> DataFrame | str:
         return _rate(spark, source)
 
 
-def _table(spark: SparkSession, table: TableSection) -> DataFrame:
-    with section("lookup.table"):
+def _table(spark: SparkSession, table: TableSection, place: str) -> DataFrame:
+    with section(place):
         reader = spark.read.format(table.format).schema(table.columns).options(**table.options)
         return reader.load(resolve(spark, table.path))

@@ -16,6 +16,7 @@ from penstock.dataflow.nodes import (
     Sink,
     Source,
     StreamTableJoin,
+    Transactions,
     Union,
     UpdateQueue,
     UpdateUnion,
@@ -90,6 +91,7 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
         | Sink
         | Source
         | StreamTableJoin
+        | Transactions
         | Union
         | Where
         | Window
@@ -101,6 +103,8 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
 
 def _alone(node: Node) -> str | None:
     """Describe an operator that may have only one reader; None for others."""
+    if isinstance(node, Transactions):
+        return "an operator of transactions"
     if isinstance(node, UpdateQueue | UpdateUnion):
         return f"an {node.label}"
     if isinstance(node, Join):
@@ -151,7 +155,9 @@ def with_state(end: Node) -> list[Node]:
     while waiting:
         node = waiting.pop()
         windows = isinstance(node, Aggregate) and isinstance(node.inputs[0], Window)
-        if windows or isinstance(node, Assemble | UpdateQueue | UpdateUnion | Join | WindowJoin):
+        if windows or isinstance(
+            node, Assemble | Transactions | UpdateQueue | UpdateUnion | Join | WindowJoin
+        ):
             found.append(node)
         if isinstance(node, WindowJoin):
             # The windows of both sides are its own.

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import reduce
 from typing import TypeVar
 
 from pyspark.errors import AnalysisException, ParseException
@@ -25,6 +26,7 @@ from penstock.dataflow.nodes import (
     Sink,
     Source,
     StreamTableJoin,
+    Transactions,
     Union,
     UpdateQueue,
     UpdateUnion,
@@ -36,6 +38,7 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.scan.spec import Scan
 from penstock.operators.update_stream.operator_options import StateOptions
 from penstock.spark_ext.api.failure import spark_message
+from penstock.spark_ext.api.transactions import run_transactions
 from penstock.spark_ext.api.update_join import run_join
 from penstock.spark_ext.api.update_queue import run_queue
 from penstock.spark_ext.api.update_union import run_union
@@ -210,7 +213,8 @@ class Frames:
             If no file system is known for its state location.
         """
         for node in with_state(end):
-            given = node.options if isinstance(node, UpdateQueue | UpdateUnion | Join) else StateOptions()
+            own = UpdateQueue | UpdateUnion | Join | Transactions
+            given = node.options if isinstance(node, own) else StateOptions()
             place = Stateful.of(self._spark, _plain(node.name), self._locate(given))
             return StatePlace(place.state_location, place.name)
         return None
@@ -249,19 +253,16 @@ class Frames:
             case WindowJoin():
                 return self._window_join(node)
             case Union():
-                first, *others = (self._of(above) for above in node.inputs)
-                for other in others:
-                    first = first.unionByName(other)
-                return first
+                return reduce(lambda one, other: one.unionByName(other), map(self._of, node.inputs))
         rows = self._of(node.inputs[0])
         match node:
             case Where() | Select():
                 return apply_step(node, rows)
             case UpdateQueue():
                 return self._queue(node, rows)
-            case Window():
-                return rows
-            case Sink():
+            case Transactions():
+                return self._transactions(node, rows)
+            case Window() | Sink():
                 return rows
         raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
 
@@ -281,20 +282,26 @@ class Frames:
         return join_table(rows, table, node.on)
 
     def _table(self, node: StreamTableJoin) -> DataFrame:
-        """Return the table of a look-up."""
-        if node.table not in self._tables:
-            raise InvalidUsageError(
-                "a table is missing", hint=f"pass tables={{{node.table!r}: df}}", table=node.table
-            )
-        return check_frame(self._tables[node.table], spark_schema(node.columns), node.table, streaming=False)
+        columns = spark_schema(node.columns)
+        return check_frame(self._given_table(node.table), columns, node.table, streaming=False)
+
+    def _given_table(self, name: str) -> DataFrame:
+        if name not in self._tables:
+            raise InvalidUsageError("a table is missing", hint=f"pass tables={{{name!r}: df}}", table=name)
+        return self._tables[name]
 
     def _queue(self, node: UpdateQueue, rows: DataFrame) -> DataFrame:
         return run_queue(rows, node.update_key, node.time, self._locate(node.options), _plain(node.name))
 
+    def _transactions(self, node: Transactions, rows: DataFrame) -> DataFrame:
+        initial = {name: self._given_table(name) for name in node.initial}
+        options, name = self._locate(node.options), _plain(node.name)
+        return run_transactions(rows, node.procedure, node.time, node.keep, options, name, initial)
+
     def _unite(self, node: UpdateUnion) -> DataFrame:
         rows = [self._of(above) for above in node.inputs]
-        options = self._locate(node.options)
-        return run_union(rows, node.key, node.time, node.prefer, options, _plain(node.name))
+        options, name = self._locate(node.options), _plain(node.name)
+        return run_union(rows, node.key, node.time, node.prefer, options, name)
 
     def _join(self, node: Join) -> DataFrame:
         left, right = (self._of(above) for above in node.inputs)

@@ -1,0 +1,86 @@
+"""Transactions over a stream: a stored procedure that runs for each tuple."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pyarrow as pa
+
+from penstock.dataflow.nodes.base import Node, known
+from penstock.dataflow.types import UNKNOWN
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.operator_options import TransactionOptions
+from penstock.procedures.analysis.columns import program_for, transaction_schema
+from penstock.procedures.compiler.program import event_schema
+from penstock.procedures.procedure import Procedure
+from penstock.procedures.workflows.workflow import Workflow
+
+__all__ = ["Transactions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions(Node):
+    """A transaction for each tuple (S-Store §2): its results, or why it was rejected.
+
+    Parameters
+    ----------
+    procedure, time, keep
+        As in `penstock.transactions`.
+    initial : tuple of str
+        The tables with first rows, which are given when the graph starts.
+    options : TransactionOptions
+        Other arguments of `penstock.transactions`.
+    """
+
+    stateful: ClassVar[bool] = True
+    label: ClassVar[str] = "transactions"
+
+    procedure: Procedure | Workflow
+    time: str | None = None
+    keep: tuple[str, ...] = ()
+    initial: tuple[str, ...] = ()
+    options: TransactionOptions = field(default_factory=TransactionOptions)
+
+    def _schema(self) -> pa.Schema:
+        given = self.inputs[0].schema
+        for name in (*self.keep, *([self.time] if self.time is not None else [])):
+            known(self, name, given)
+        unknown = [one.name for one in given if one.type == UNKNOWN]
+        procedures: tuple[Procedure, ...] = ()
+        if isinstance(self.procedure, Workflow):
+            procedures = self.procedure.border
+        elif isinstance(self.procedure, Procedure):
+            procedures = (self.procedure,)
+        named = {name for one in procedures if one.event is None for name in one.attributes}
+        if named & set(unknown):
+            raise self.wrong(
+                "only Spark knows the type of an attribute",
+                'declare it: @database.procedure(event="name type, ...")',
+                attribute=next(name for name in unknown if name in named),
+            )
+        try:
+            missing = [name for name in self.initial if name not in self.procedure.tables]
+            if missing:
+                raise InvalidUsageError("there is no such table", table=missing[0])
+            return transaction_schema(program_for(self.procedure, given), given, self.keep, self.time)
+        except InvalidUsageError as error:
+            raise self.wrong(error.fact, error.hint, **error.context) from error
+
+    def _key(self) -> tuple[str, ...]:
+        # Its rows are results of transactions, of which none replaces another one.
+        return ()
+
+    @property
+    def event(self) -> pa.Schema:
+        """The attributes of the procedure's event."""
+        return event_schema(program_for(self.procedure, self.inputs[0].schema).event)
+
+    def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+        """Return the event's attributes, the time, and the columns to keep."""
+        time = {self.time} if self.time is not None else set()
+        return (frozenset({*self.event.names, *self.keep, *time}),)
+
+    def describe(self) -> str:
+        """Return the procedure and the order of its transactions."""
+        return f"{self.procedure.name}{'' if self.time is None else f' by {self.time}'}"

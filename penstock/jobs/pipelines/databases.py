@@ -1,0 +1,80 @@
+"""Databases that a Python file makes, for pipelines and commands; no Spark is started."""
+
+from __future__ import annotations
+
+import importlib.util
+import traceback
+from pathlib import Path
+
+from penstock.conf.sections import DatabaseSection
+from penstock.conf.values import choice, did_you_mean
+from penstock.errors import InvalidUsageError, PenstockError
+from penstock.procedures import Database
+from penstock.procedures.procedure import Procedure
+from penstock.procedures.workflows.workflow import Workflow
+
+__all__ = ["databases_in", "procedure_of"]
+
+
+def databases_in(path: str | Path) -> dict[str, Database]:
+    """Run a Python file; return the databases that it makes, by name.
+
+    Its ``__name__`` is not ``"__main__"``: what a program does behind that test is not done.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such file, it fails, or it makes no database.
+    """
+    file = Path(path)
+    spec = importlib.util.spec_from_file_location(f"penstock_database_{file.stem}", file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise InvalidUsageError("there is no such Python file", file=path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except PenstockError:
+        raise
+    except Exception as error:
+        line = next(
+            (one.lineno for one in reversed(traceback.extract_tb(error.__traceback__))
+             if Path(one.filename) == file.absolute() or one.filename == str(file)), None,
+        )  # fmt: skip
+        raise InvalidUsageError(
+            "the file fails", file=path, line=line, reason=f"{type(error).__name__}: {error}"
+        ) from error
+    found = {one.name: one for one in vars(module).values() if isinstance(one, Database)}
+    if not found:
+        raise InvalidUsageError(
+            "the file makes no database", file=path, hint='write bank = penstock.database("bank") at its top'
+        )
+    return found
+
+
+def procedure_of(section: DatabaseSection) -> Procedure | Workflow:
+    """Return the procedure or the workflow that a pipeline runs.
+
+    Raises
+    ------
+    InvalidUsageError
+        As `databases_in`, or if there is no such database or procedure, or several databases and no name.
+    """
+    databases = databases_in(section.file)
+    if section.name is None and len(databases) > 1:
+        raise InvalidUsageError(
+            "the file makes several databases", file=section.file, databases=", ".join(databases),
+            hint="choose one with name",
+        )  # fmt: skip
+    name = section.name or next(iter(databases))
+    if name not in databases:
+        fact, hint = choice(name, list(databases))
+        raise InvalidUsageError(f"the database {fact}", file=section.file, hint=hint)
+    procedures: dict[str, Procedure | Workflow] = {**databases[name].procedures, **databases[name].workflows}
+    if section.procedure not in procedures:
+        known = f"the database {name} has {', '.join(procedures) or 'none'}"
+        raise InvalidUsageError(
+            f"there is no procedure {section.procedure!r}",
+            file=section.file,
+            hint=did_you_mean(section.procedure, list(procedures), known),
+        )
+    return procedures[section.procedure]
