@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock
 from penstock._failpoints import STATE_POINTS
+from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
+from penstock.jobs.inspect.database import read_databases
+from penstock.jobs.pipelines.run import run_to_end
 from penstock.procedures.databases import Database
 from tests.procedures import define
-from tests.spark.queries import Place, failure, fresh_workers
+from tests.spark.queries import Input, Place, failure, fresh_workers
 
 pytestmark = pytest.mark.spark
 
@@ -137,10 +142,176 @@ def test_what_cannot_run_is_refused_at_once(spark: SparkSession, tmp_path: Path)
         query(spark, place, buckets=2)
     with pytest.raises(InvalidUsageError, match="there is no such column"):
         query(spark, place, keep="nothing")
-    with pytest.raises(InvalidUsageError, match="no time"):
+    with pytest.raises(InvalidUsageError, match="cannot be the time"):
         query(spark, place, time="kind")
     with pytest.raises(InvalidUsageError, match="the event has no missing"):
         query(spark, place, bank("def act(e, accounts):\n    x = e.missing\n"))
+
+
+def balances(spark: SparkSession, place: Place, **options: Any) -> list[tuple[int, int]]:
+    stored = penstock.read_state(spark, place.state, table="accounts", **options)
+    return sorted((row["id"], row["balance"]) for row in stored.collect())
+
+
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_first_rows_are_loaded_once_into_every_bucket(
+    spark: SparkSession, tmp_path: Path, buckets: int
+) -> None:
+    place = Place(tmp_path)
+    place.input.add(events((0, 0, "spend", 3, 0, -5)))
+    rows = spark.range(20).selectExpr("id", "id * 10 AS balance")
+    options: dict[str, Any] = {"procedure": bank(SPEND), "buckets": buckets}
+    place.run(query(spark, place, initial={"accounts": rows}, **options))
+    expected = {id: 10 * id for id in range(20)} | {3: 25}
+    assert balances(spark, place, checkpoint=place.checkpoint) == sorted(expected.items())
+    place.input.add(events((1, 0, "spend", 3, 0, -30), (2, 0, "spend", 4, 0, 1), (3, 0, "spend", 30, 0, 7)))
+    other = pa.table({"id": [4, 50], "balance": [0, 0]})
+    place.run(query(spark, place, initial={"accounts": other}, **options))
+    assert balances(spark, place) == sorted((expected | {4: 41, 30: 7}).items())
+    assert sorted(place.sequence("id", "left", "rejected")) == [
+        (0, 25, None), (1, None, "short"), (2, 41, None), (3, 7, None),
+    ]  # fmt: skip
+
+
+def test_first_rows_that_do_not_fit_are_refused_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.input.add(FIRST)
+    for table, rows, message in [
+        ("account", {"id": [1]}, "there is no such table"),
+        ("accounts", {"id": [1]}, "a column is missing"),
+        ("accounts", {"id": [1, 1], "balance": [0, 0]}, "two rows have one key"),
+        ("accounts", {"id": [1, None], "balance": [0, 0]}, "a column does not fit"),
+    ]:
+        with pytest.raises(InvalidUsageError, match=message):
+            query(spark, place, initial={table: pa.table(rows)})
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("point", ["state.before_write", "state.after_write", "operator.after_commit"])
+def test_first_rows_are_loaded_once_though_a_worker_is_killed(
+    spark: SparkSession, tmp_path: Path, point: str
+) -> None:
+    place = Place(tmp_path)
+    place.input.add(events((0, 0, "spend", 1, 0, -5)))
+    initial = {"accounts": pa.table({"id": [1, 2], "balance": [10, 20]})}
+    marker = tmp_path / "died"
+    with fresh_workers(spark, PENSTOCK_FAILPOINTS=f"{point}=kill@{marker}"):
+        failure(query(spark, place, bank(SPEND), buckets=2, initial=initial), place)
+    assert marker.exists()
+    place.run(query(spark, place, bank(SPEND), buckets=2, initial=initial))
+    assert balances(spark, place, checkpoint=place.checkpoint) == [(1, 5), (2, 20)]
+
+
+def test_decimals_and_binary_columns_pass_through_spark(spark: SparkSession, tmp_path: Path) -> None:
+    database = penstock.database("shop")
+    database.table(
+        "sums", "who binary, total decimal(12, 2) NOT NULL, last timestamp_ntz", key="who", partition_by="who"
+    )
+    text = """
+def add(e, sums):
+    if e.who not in sums:
+        sums.insert(who=e.who, total=0)
+    row = sums[e.who]
+    row.total += e.amount
+    row.last = e.at
+    return row.total, row.who
+"""
+    procedure = database.procedure(returns="total decimal(12, 2), who2 binary")(define(text))
+    when = datetime.datetime(2026, 1, 2, 3, 4, 5)
+    rows = [
+        (1, b"a", Decimal("1.10")),
+        (2, b"\xff", Decimal("-0.05")),
+        (3, b"a", Decimal("2.35")),
+        (4, None, Decimal(1)),
+    ]
+    place = Place(tmp_path)
+    place.input.add(
+        pa.table({
+            "id": pa.array([row[0] for row in rows], pa.int64()),
+            "who": pa.array([row[1] for row in rows], pa.binary()),
+            "amount": pa.array([row[2] for row in rows], pa.decimal128(10, 2)),
+            "at": pa.array([when] * 4, pa.timestamp("us")),
+        })
+    )  # fmt: skip
+    frame = place.input.frame(spark, "id long, who binary, amount decimal(10, 2), at timestamp_ntz")
+    options: dict[str, Any] = {"keep": ["id", "who"], "buckets": 3, "state_location": place.state}
+    place.run(penstock.transactions(frame, procedure, **options))
+    found = sorted(place.sequence("id", "total", "who2", "rejected"))
+    assert [(id, total, None if who is None else bytes(who), why) for id, total, who, why in found] == [
+        (1, Decimal("1.10"), b"a", None), (2, Decimal("-0.05"), b"\xff", None),
+        (3, Decimal("3.45"), b"a", None), (4, None, None, "null key: sums"),
+    ]  # fmt: skip
+    stored = penstock.read_state(spark, place.state, table="sums").collect()
+    assert sorted((bytes(row["who"]), row["total"], row["last"]) for row in stored) == [
+        (b"a", Decimal("3.45"), when), (b"\xff", Decimal("-0.05"), when),
+    ]  # fmt: skip
+
+
+BANK = """
+import penstock
+from penstock import abort
+
+bank = penstock.database("bank")
+bank.table("accounts", "id bigint, balance bigint NOT NULL, owner string", key="id", indexes=["balance"])
+
+
+@bank.procedure(returns="id bigint")
+def richest(e, accounts):
+    return accounts.by("balance").last().id
+
+
+@bank.procedure(returns="left bigint, richest bigint")
+def act(e, accounts):
+    if e.kind == "open":
+        accounts.insert(id=e.source, balance=e.amount, owner=e.kind)
+    else:
+        accounts[e.source].balance -= e.amount
+        if accounts[e.source].balance < 0:
+            abort("short")
+    if e.kind == "move":
+        accounts[e.target].balance += e.amount
+    first = richest(e, accounts)
+    return accounts[e.source].balance, first
+"""
+
+
+def test_a_pipeline_with_a_database_runs_and_goes_on_after_a_restart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    file = tmp_path / "bank.py"
+    file.write_text(BANK)
+    inputs = Input(tmp_path / "in")
+    first = {"format": "csv", "path": str(tmp_path / "first.csv"), "schema": "id LONG, balance LONG"}
+    (tmp_path / "first.csv").write_text("3,-7\n")
+    sections = {
+        "source": {"type": "files", "format": "parquet", "path": str(inputs.directory), "schema": SCHEMA},
+        "database": {
+            "file": str(file),
+            "procedure": "act",
+            "time": "ts",
+            "keep": "id",
+            "initial": {"accounts": first},
+        },
+        "results": {"projection": ["id", "left", "richest", "rejected"]},
+        "sink": {"type": "parquet", "path": str(tmp_path / "out")},
+        "query": {"checkpoint": str(tmp_path / "checkpoint"), "trigger": "available_now"},
+    }
+    inputs.add(FIRST)
+    totals = run_to_end(Pipeline.model_validate(sections))
+    assert (totals.rows_in, totals.committed, totals.rejected) == (7, 3, 4)
+    inputs.add(SECOND)
+    run_to_end(Pipeline.model_validate(sections))
+    found = sorted(tuple(row) for row in spark.read.parquet(str(tmp_path / "out")).collect())
+    richest = {0: 1, 1: 2, 2: 1, 7: 1, 8: 2}
+    assert found == sorted((id, left, richest.get(id), why) for _, _, id, left, why in EXPECTED)
+    state = tmp_path / "checkpoint" / "state"
+    accounts = (
+        penstock.read_state(spark, state, operator="database", table="accounts").orderBy("id").collect()
+    )
+    assert [(row["id"], row["balance"]) for row in accounts] == [(1, 0), (2, 0), (3, -7)]
+    (stored,) = read_databases(str(state), None, 2)
+    assert stored.indexes == {"accounts": [["balance"]]}
+    assert stored.buckets[0].rows == {"accounts": 3}
 
 
 @pytest.mark.crash

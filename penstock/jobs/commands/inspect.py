@@ -60,6 +60,35 @@ def state(
 
 
 @inspect.command()
+def database(
+    path: StateArgument,
+    as_json: JsonOption = False,
+    checkpoint: CheckpointOption = None,
+    retain_versions: RetainOption = RETAIN_VERSIONS,
+    debug: DebugOption = False,
+) -> None:
+    """Show the tables of transactions: columns, keys, rows, memory, and versions.
+
+    The current version of every bucket is loaded: that of the checkpoint, else the newest one. Damage ends
+    with exit code 1.
+    """
+    with errors(debug=debug):
+        from penstock.jobs.inspect.database import describe_database, read_databases, show_databases
+        from penstock.jobs.inspect.state import tell_findings
+
+        found = read_databases(path, checkpoint, retain_versions)
+        if as_json:
+            typer.echo(json.dumps({"databases": [describe_database(one) for one in found]}, indent=2))
+        else:
+            show_databases(found)
+            for one in found:
+                for number, bucket in enumerate(one.buckets):
+                    tell_findings(one.operator, number, bucket.survey)
+    if not all(one.is_sound for one in found):
+        raise typer.Exit(FAILED)
+
+
+@inspect.command()
 def block(
     file: Annotated[
         Path, typer.Argument(help="A file of state or of a p-stream, or one that BlockWriter wrote.")

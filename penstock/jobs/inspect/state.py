@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import typer
 from rich.console import Console
@@ -18,7 +18,7 @@ from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.location import Operator, find_operators
 from penstock.state_store.survey import BucketSurvey, survey_bucket
 
-__all__ = ["describe_bucket", "show_buckets", "survey_buckets", "tell_findings"]
+__all__ = ["describe_bucket", "show_buckets", "survey_buckets", "tell_findings", "version_range"]
 
 
 def survey_buckets(
@@ -84,7 +84,7 @@ def _table_row(found: BucketSurvey) -> list[str]:
         found.name,
         newest or "-",
         _short(found.proven) if found.proven else "-",
-        _versions(list(found.versions)),
+        version_range(list(found.versions)),
         f"{chain.base_files} + {chain.deltas}" if chain else "-",
         size(chain.base_bytes + chain.delta_bytes) if chain else "-",
         *("-" if number is None else f"{number:,}" for number in (found.rows, found.waiting)),
@@ -134,7 +134,8 @@ def _short(pointer: Pointer) -> str:
     return f"{pointer.version}-{pointer.file_id[:6]}"
 
 
-def _versions(versions: list[int]) -> str:
+def version_range(versions: Sequence[int]) -> str:
+    """Return versions in ascending order for people."""
     if not versions:
         return "-"
     if len(versions) == versions[-1] - versions[0] + 1:

@@ -1,0 +1,194 @@
+"""``penstock inspect database``: tables, sizes and versions of the databases of transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from penstock.ddl import schema_text
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.jobs.commands.common import console, size, utc_time
+from penstock.jobs.inspect.state import describe_bucket, survey_buckets, version_range
+from penstock.procedures.engine import TableSet
+from penstock.procedures.schema import TableSpec
+from penstock.spark_ext.worker.bucket_task import specification_in
+from penstock.state_store.bucket_store import BucketStore
+from penstock.state_store.location import Operator
+from penstock.state_store.survey import BucketSurvey
+
+__all__ = ["StoredBucket", "StoredDatabase", "describe_database", "read_databases", "show_databases"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBucket:
+    """A bucket of a database.
+
+    Attributes
+    ----------
+    survey : BucketSurvey
+        The survey of its files.
+    transactions : int
+        The number of transactions that ran in it up to its current version.
+    rows, size_bytes : dict
+        The rows of each table in this version, and their memory when loaded.
+    indexes : dict
+        The indexes of each table that has some, as its last micro-batch had them.
+    """
+
+    survey: BucketSurvey
+    transactions: int
+    rows: dict[str, int]
+    size_bytes: dict[str, int]
+    indexes: dict[str, list[list[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDatabase:
+    """The tables of an operator of transactions in a state location."""
+
+    operator: Operator
+    program: str
+    tables: tuple[TableSpec, ...]
+    buckets: tuple[StoredBucket, ...]
+
+    @property
+    def indexes(self) -> dict[str, list[list[str]]]:
+        """The indexes of each table in the newest version."""
+        return next((bucket.indexes for bucket in self.buckets if bucket.indexes), {})
+
+    @property
+    def is_sound(self) -> bool:
+        """True if no file is damaged or missing."""
+        return not self.operator.damage and not any(one.survey.damage for one in self.buckets)
+
+
+def read_databases(path: str, checkpoint: str | None, retain_versions: int) -> list[StoredDatabase]:
+    """Look into all databases at `path`, of the checkpoint's query if there is one.
+
+    Every file is read and checked, and the current version of every bucket is loaded, one after the other.
+
+    Raises
+    ------
+    InvalidUsageError
+        If no state lies there, or none of transactions.
+    UnavailableError
+        If the file system refuses.
+    """
+    found: dict[int, tuple[Operator, list[BucketSurvey]]] = {}
+    for operator, _, survey in survey_buckets(path, checkpoint, retain_versions):
+        found.setdefault(id(operator), (operator, []))[1].append(survey)
+    made = list(_databases(found.values()))
+    if not made:
+        raise InvalidUsageError(
+            "there are no tables at this location",
+            location=path,
+            found=", ".join(operator.name for operator, _ in found.values()),
+            hint="penstock inspect state shows other operators; for a bucket, give its operator's directory",
+        )
+    return made
+
+
+def _databases(found: Iterable[tuple[Operator, list[BucketSurvey]]]) -> Iterator[StoredDatabase]:
+    for operator, own in found:
+        if operator.files is None:
+            continue
+        try:
+            specification = specification_in(operator.files) or {}
+        except CorruptDataError:
+            continue  # a damage of the operator, which the survey tells
+        if "tables" not in specification:
+            continue
+        tables = tuple(TableSpec.from_json(one) for one in specification["tables"])
+        buckets = [
+            _bucket(BucketStore(files), survey, tables)
+            for files, survey in zip(operator.buckets, own, strict=True)
+        ]
+        yield StoredDatabase(operator, str(specification.get("program")), tables, tuple(buckets))
+
+
+def _bucket(store: BucketStore, survey: BucketSurvey, tables: Sequence[TableSpec]) -> StoredBucket:
+    state = TableSet(tables)
+    indexes: dict[str, list[list[str]]] = {}
+    if survey.likely is not None and not survey.damage:
+        indexes = dict(store.look(survey.likely)[1].meta.get("indexes", {}))
+        known = [
+            TableSpec.of(
+                spec.name, schema_text(spec.schema), spec.key, spec.partition_by, indexes.get(spec.name, ())
+            )
+            for spec in tables
+        ]
+        state = TableSet(known)
+        store.load(survey.likely, state)
+    return StoredBucket(
+        survey,
+        state.transactions,
+        {spec.name: len(state[spec.name]) for spec in tables},
+        {spec.name: state[spec.name].size_bytes for spec in tables},
+        indexes,
+    )
+
+
+def show_databases(found: Sequence[StoredDatabase]) -> None:
+    """Write a table for each database, with a row for each of its tables."""
+    out = console()
+    for one in found:
+        own = [bucket.survey for bucket in one.buckets]
+        written = max((survey.written_us for survey in own if survey.written_us), default=None)
+        title = f"{one.operator.location}\n{one.operator.name} of query {one.operator.query_label}"
+        title += f", last written {utc_time(written)}" if written else ""
+        table = Table(title=Text(title), title_justify="left", title_style="bold")
+        for column in ("table", "columns", "key", "partitioned by", "indexes"):
+            table.add_column(column)
+        for column in ("rows", "memory"):
+            table.add_column(column, justify="right")
+        for spec in one.tables:
+            rows = sum(bucket.rows[spec.name] for bucket in one.buckets)
+            memory = sum(bucket.size_bytes[spec.name] for bucket in one.buckets)
+            cells = [spec.name, schema_text(spec.schema), ", ".join(spec.key), spec.partition_by or "-"]
+            cells.append("; ".join(", ".join(index) for index in one.indexes.get(spec.name, [])) or "-")
+            table.add_row(*map(Text, [*cells, f"{rows:,}", size(memory)]))
+        out.print(table)
+        out.print(Text(_summary(one)))
+
+
+def _summary(one: StoredDatabase) -> str:
+    surveys = [bucket.survey for bucket in one.buckets]
+    current = sorted({survey.likely.version for survey in surveys if survey.likely is not None})
+    loadable = sorted({version for survey in surveys for version in survey.versions})
+    count = len(one.buckets)
+    return ", ".join([
+        f"{count:,} bucket{'' if count == 1 else 's'}",
+        f"at version {version_range(current)}",
+        f"loadable {version_range(loadable)}",
+        f"{sum(bucket.transactions for bucket in one.buckets):,} transactions",
+        f"{size(sum(survey.size_bytes for survey in surveys))} stored",
+        f"program {one.program}",
+    ])  # fmt: skip
+
+
+def describe_database(one: StoredDatabase) -> dict[str, object]:
+    """Return all facts of a database, for JSON."""
+    return {
+        "location": one.operator.location,
+        "query": one.operator.query,
+        "query_name": one.operator.query_name,
+        "operator": one.operator.name,
+        "program": one.program,
+        "tables": [
+            spec.to_json()
+            | {
+                "indexes": one.indexes.get(spec.name, []),
+                "rows": sum(bucket.rows[spec.name] for bucket in one.buckets),
+                "memory_bytes": sum(bucket.size_bytes[spec.name] for bucket in one.buckets),
+            }
+            for spec in one.tables
+        ],
+        "buckets": [
+            describe_bucket(one.operator, number, bucket.survey)
+            | {"transactions": bucket.transactions, "rows_by_table": bucket.rows}
+            for number, bucket in enumerate(one.buckets)
+        ],
+    }
