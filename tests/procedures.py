@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from penstock.procedures.compiler.program import Program
+from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet, event_schema
 from penstock.procedures.plain.tables import PlainTables
@@ -66,8 +66,9 @@ def bank(source: str, *, plain: bool = False) -> Database:
     return database
 
 
-def interpreted(program: Program) -> Callable[..., int]:
-    """Return the kernel of a program without the compiler."""
+def interpreted(program: Program | PlainProgram) -> Callable[..., int]:
+    """Return the kernel of a compiled program without the compiler."""
+    assert isinstance(program, Program)
     space: dict[str, Any] = {}
     source = program.source.replace("from penstock._kernels import kernel\n", "kernel = lambda f: f\n")
     exec(compile(source, "<kernel>", "exec"), space)

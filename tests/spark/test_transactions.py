@@ -93,7 +93,7 @@ def test_transactions_run_by_time_and_go_on_after_a_restart(spark: SparkSession,
     place = Place(tmp_path)
     place.input.add(FIRST)
     ended = place.run(query(spark, place))
-    entry = penstock.metrics(ended)[0]
+    entry = penstock.metrics(runs[-1])[0]
     assert (entry["rows_in"], entry["committed"], entry["rejected"], entry["keys"]) == (7, 3, 4, 2)
     place.input.add(SECOND)
     place.run(query(spark, place))
@@ -365,7 +365,8 @@ def workflow(*, nested: bool = False, window: int = 3) -> Any:
 
 def bills(rows: list[tuple[Any, ...]], *, nested: bool) -> tuple[list[Any], dict[int, Any], set[int]]:
     """Return the results, the bills and the orders that there should be."""
-    made, totals, orders, inserted = [], dict[int, tuple[int, int]](), set[int](), list[int]()
+    made: list[Any] = []
+    totals, orders, inserted = dict[int, tuple[int, int]](), set[int](), list[int]()
     for number, _, _, source, _, amount in rows:
         if source in orders:
             made.append((number, None, "take: duplicate key: orders"))
@@ -390,9 +391,10 @@ def bills(rows: list[tuple[Any, ...]], *, nested: bool) -> tuple[list[Any], dict
 def test_a_workflow_goes_on_after_a_restart(spark: SparkSession, tmp_path: Path, nested: bool) -> None:
     place = Place(tmp_path)
     rows = [(i, i, "order", i % 23 if i % 5 == 0 else i, 0, i * 37 % 97) for i in range(90)]
+    runs = []
     for begin in (0, 30, 60):
         place.input.add(events(*rows[begin : begin + 30]))
-        ended = place.run(query(spark, place, workflow(nested=nested)))
+        runs.append(place.run(query(spark, place, workflow(nested=nested))))
     made, totals, orders = bills(rows, nested=nested)
     assert sorted(place.sequence("id", "recent", "rejected")) == made
     entry = penstock.metrics(ended)[0]

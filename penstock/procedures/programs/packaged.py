@@ -82,7 +82,7 @@ def _hashes(seed: int, count: int) -> NDArray[np.uint64]:
 
 def fractions(seed: int, count: int) -> NDArray[np.float64]:
     """Draw numbers from 0 to less than 1."""
-    return (_hashes(seed, count) >> np.uint64(11)) * 2.0**-53
+    return (_hashes(seed, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def integers(seed: int, count: int, stop: int) -> Integers:
