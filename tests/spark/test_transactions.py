@@ -93,7 +93,7 @@ def test_transactions_run_by_time_and_go_on_after_a_restart(spark: SparkSession,
     place = Place(tmp_path)
     place.input.add(FIRST)
     ended = place.run(query(spark, place))
-    entry = penstock.metrics(runs[-1])[0]
+    entry = penstock.metrics(ended)[0]
     assert (entry["rows_in"], entry["committed"], entry["rejected"], entry["keys"]) == (7, 3, 4, 2)
     place.input.add(SECOND)
     place.run(query(spark, place))
@@ -397,7 +397,7 @@ def test_a_workflow_goes_on_after_a_restart(spark: SparkSession, tmp_path: Path,
         runs.append(place.run(query(spark, place, workflow(nested=nested))))
     made, totals, orders = bills(rows, nested=nested)
     assert sorted(place.sequence("id", "recent", "rejected")) == made
-    entry = penstock.metrics(ended)[0]
+    entry = penstock.metrics(runs[-1])[0]
     assert entry["rows_in"] == entry["committed"] + entry["rejected"] == 30
     stored = penstock.read_state(spark, place.state, checkpoint=place.checkpoint, table="bills").collect()
     assert {row["order"]: (row["total"], row["recent"]) for row in stored} == totals

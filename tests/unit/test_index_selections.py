@@ -228,7 +228,7 @@ def test_an_index_of_many_texts_outlives_forgotten_ones() -> None:
         text = 'def order(e, orders, done):\n    n = 0\n    for r in orders.by("kind")["x"]:\n'
         text += "        done.insert(id=n, count=r.id)\n        n += 1\n"
         program = database.procedure(event="n bigint")(define(text)).program()
-        program.__dict__["kernel"] = interpreted(program)  # type: ignore[arg-type]
+        program.__dict__["kernel"] = interpreted(program)
         db.call("order", n=1)
         ids = [row["count"] for row in db.table("done").sort_by("id").to_pylist()]
     assert ids == [i % 20 for _, i in sorted((f"text {i}", i) for i in range(60) if i % 5 == 0)]
