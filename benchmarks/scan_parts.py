@@ -91,7 +91,7 @@ def measured(stream: PStream, scan: Scan) -> dict[str, dict[str, float]]:
             mock.patch.object(scanner, "intervals_of", known),
             mock.patch.object(TableBlock, "read", parts.timed("decode", TableBlock.read)),
             mock.patch.object(Scanner, "_mask", parts.timed("predicate", Scanner._mask)),
-            mock.patch.object(scanner, "selected", parts.timed("select", scanner.selected)),
+            mock.patch.object(scanner, "select_rows", parts.timed("select", scanner.select_rows)),
             mock.patch.object(Scanner, "_values_of", parts.timed("project", Scanner._values_of)),
         ):
             begin = time.perf_counter()

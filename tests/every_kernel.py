@@ -17,6 +17,7 @@ from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.procedures.engine import TableSet
+from penstock.procedures.indexes import trees
 from penstock.procedures.rows import TableRows
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import TextNumbers
@@ -37,6 +38,7 @@ from penstock.windows.update.results import WindowMode
 from tests.naive import Update
 from tests.naive_panes import Row
 from tests.procedures import bank, events_of
+from tests.property.test_index_trees import Tree
 from tests.property.test_panes import entries_of, layout_of
 from tests.property.test_transactions import COMPILED
 from tests.streams import ARRIVAL_STREAM, WEIGHTED_STREAM, enqueue, rows_of, served_of, through_bytes
@@ -207,6 +209,19 @@ def _transactions() -> None:
     TableSet(database.tables.values()).run(
         database.procedures["random"].program(), events_of(database.procedures["random"], [])
     )
+    tree = Tree()
+    for slot in range(9):
+        tree.change(slot, slot % 3, slot % 2)
+    tree.change(4, 0, 0)
+    place, slots = (tree.nodes, tree.facts, 0), np.arange(3)
+    trees.tree_previous(*place, trees.tree_last(*place), *tree.order)
+    tree.walked()
+    for bound in ((1,), (1, tree.numbers[0])):
+        trees.seek_first(*place, bound, *tree.order)
+        trees.seek_last(*place, bound, True, *tree.order)
+    trees.remove_all(*place, slots, *tree.order)
+    trees.insert_all(*place, slots, *tree.order)
+    trees.build_tree(*place, np.array(tree.walked()))
 
 
 if __name__ == "__main__":

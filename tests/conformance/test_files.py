@@ -467,7 +467,7 @@ def test_a_path_and_a_file_uri_are_of_this_machine(location: str | Path, path: s
         ("s3://bucket/state#1", "%23"),
         ("file://host/state", "file:///absolute"),
         ("file:///state?x=y", "file:///absolute"),
-        (Path("s3://bucket/state"), "as text"),
+        (Path("s3://bucket/state"), "as a str"),
     ],
     ids=str,
 )

@@ -29,6 +29,7 @@ from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scheduling import linked_scheduler, staleness, weighted_scheduler
 from penstock.operators.update_stream import arrivals, conflation
 from penstock.procedures import index_kernels
+from penstock.procedures.indexes import trees
 from penstock.sql import comparison_kernels
 from penstock.state_store.keys import key_index, key_set, key_words, word_index
 from penstock.state_store.tables import row_codec, row_store
@@ -156,6 +157,11 @@ KERNELS = {
         *("add_entries", "remove_entries", "_words_2", "_words_3"),
         *("_find_all_1", "_find_all_2", "_find_all_3"),
     },
+    "trees": {
+        *("float_word", "_priority", "_compare", "_compare_texts", "compare_bound", "build_tree"),
+        *("insert_node", "remove_node", "insert_all", "remove_all", "tree_first", "tree_last"),
+        *("tree_next", "tree_previous", "seek_first", "seek_last"),
+    },
 }
 REFERENCES = {
     "key_words": "test_keys",
@@ -192,6 +198,7 @@ REFERENCES = {
     "wide": "test_wide_sums",
     "moment_kernels": "test_deviations",
     "index_kernels": "test_transactions",
+    "trees": "test_index_trees",
 }
 MODULES = [
     *(key_words, key_index, word_index, key_set, row_codec, row_store),
@@ -227,6 +234,7 @@ MODULES = [
     moment_kernels,
     wide,
     index_kernels,
+    trees,
 ]
 
 
@@ -326,6 +334,7 @@ def test_a_second_process_compiles_nothing() -> None:
         # What generated kernels and look-ups of many keys consist of.
         *("_first", "word_2", "word_3", "find_1", "find_2", "find_3", "put_entry", "remove_entry"),
         *("peek", "prefetch_entry"),
+        *("float_word", "_priority", "_compare", "_compare_texts", "compare_bound"),
         # What learning and coding by a table of symbols consist of.
         *("_word", "_propose", "_count_tokens", "_put_code", "_look_up", "_end_lane", "_fill_tables"),
     }
