@@ -116,11 +116,22 @@ class _Body:
             )
         )  # fmt: skip
 
+    def kept(self, name: str) -> list[str]:
+        """Keep a row of the window, read it, then insert and keep another one."""
+        keep = [f"kept_{name} = None", "for row in last:", f"    if row.v != {self.draw(st.integers(0, 3))}:"]
+        keep.append(f"        kept_{name} = row")
+        read = [f"if kept_{name} is not None:", f"    total = total * 3 % 1000003 + kept_{name}.round"]
+        insert = ["last.insert(v=e.round, round=e.round)"]
+        if self.draw(st.booleans()):
+            insert = [f"for q in range({self.draw(st.integers(0, 4))}):", f"    {insert[0]}"]
+        return [*keep, *read, *insert, *keep, *read]
+
     def lines(self) -> list[str]:
         parts = [self.statement() for _ in range(self.draw(st.integers(0, 3)))]
         parts += [self.emission(target) for target in self.targets]
         if self.number == 0:
             parts.append(["last.insert(v=e.v, round=e.round)"])
+            parts += [self.kept(name) for name in self.draw(st.sampled_from([(), ("a",), ("a", "b")]))]
             parts.append(["for row in last:", "    if row.v is not None:", "        total = row.v - total"])
         parts = list(self.draw(st.permutations(parts)))
         begin = ["if 0 not in clock:", "    clock.insert(id=0, n=0)", "clock[0].n += 1"]

@@ -421,6 +421,54 @@ def test_a_window_belongs_to_one_procedure() -> None:
         db.table("recent")
 
 
+KEEP = """
+def keep(e, w):
+    kept = None
+    for row in w:
+        kept = row
+    {insert}
+    if kept is None:
+        return 0
+    return kept.v
+"""
+
+
+@pytest.mark.parametrize(
+    "insert", ["w.insert(at=e.at, v=e.at)", "for q in range(2):\n        w.insert(at=e.at)"]
+)
+@pytest.mark.parametrize("time", [None, "at"])
+def test_a_row_of_a_window_is_not_read_after_an_insert(insert: str, time: str | None) -> None:
+    def kept(*, plain: bool) -> Database:
+        database = penstock.database("kept")
+        database.window("w", "at bigint NOT NULL, v bigint", size=1, slide=1, time=time)
+        database.procedure(event="at bigint NOT NULL", returns="v bigint", plain=plain)(
+            define(KEEP.format(insert=insert))
+        )
+        return database
+
+    with pytest.raises(InvalidUsageError, match="the row kept may have been deleted") as caught:
+        kept(plain=False)
+    assert caught.value.context["line"] == 7 + insert.count("\n")
+    with kept(plain=True).open() as db:
+        assert db.call("keep", at=1)["v"] == 0
+        with pytest.raises(InvalidUsageError, match="is read after an insert into it: window=w column=v"):
+            for at in range(2, 5):
+                db.call("keep", at=at)
+
+
+def test_a_row_of_a_window_is_not_kept_from_one_turn_of_a_loop_to_the_next() -> None:
+    database = penstock.database("turns")
+    database.window("w", "v bigint", size=1, slide=1)
+    text = (
+        "def turn(e, w):\n    kept = None\n    for row in w:\n        kept = row\n    total = 0\n"
+        "    for i in range(3):\n        if kept is not None:\n            total += kept.v\n"
+        "        w.insert(v=i)\n    return total\n"
+    )
+    with pytest.raises(InvalidUsageError, match="the row kept may have been deleted") as caught:
+        database.procedure(event="v bigint", returns="v bigint")(define(text))
+    assert caught.value.context["line"] == 7
+
+
 @pytest.mark.parametrize(
     ("size", "slide", "time", "fact"),
     [

@@ -129,6 +129,8 @@ class Emissions(Writes):
         made = self.inline(node, self.layout.reached.insertions[window.name], values, place)
         if not isinstance(made, Value):
             raise TypeError(f"{window.name}: an insert returns nothing")
+        # A window of rows deletes none, but overwrites the oldest in their places.
+        self.forget_rows(window.rows.name)
         return made.never_null()
 
     def _active(self, window: WindowSpec) -> tuple[str, str]:

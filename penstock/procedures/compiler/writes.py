@@ -193,8 +193,12 @@ class Writes(Expressions):
             self.out.line(line)
         self.out.line(f"{table.array('live')}[{row.slot}] = False")
         self.out.line(f"{table.fact(LIVE)} -= 1")
-        for place_of_loop in self.open_loops:
-            self.facts.deletes.setdefault(place_of_loop, set()).add(row.table)
+        self.forget_rows(row.table)
+
+    def forget_rows(self, table: str) -> None:
+        """Let go of all rows of a table, here and where an open loop begins again."""
+        for place in self.open_loops:
+            self.facts.deletes.setdefault(place, set()).add(table)
         for tables in self.deleted_from:
-            tables.add(row.table)
-        self.scopes.forget_rows(row.table)
+            tables.add(table)
+        self.scopes.forget_rows(table)

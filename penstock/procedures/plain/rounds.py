@@ -47,14 +47,23 @@ class _Stream:
 
 
 class _WindowRow:
-    """A row of a window, which does not change."""
+    """A row of a window, which does not change, and is read until the next insert."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_inserts", "_values", "_window")
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, window: _Window, inserts: int, values: dict[str, Any]) -> None:
+        object.__setattr__(self, "_window", window)
+        object.__setattr__(self, "_inserts", inserts)
         object.__setattr__(self, "_values", values)
 
     def __getattr__(self, name: str) -> Any:
+        if self._window.inserts != self._inserts:
+            raise InvalidUsageError(
+                "a row of a window is read after an insert into it",
+                window=self._window.name,
+                column=name,
+                hint="keep its columns in variables",
+            )
         return self._values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -67,9 +76,13 @@ class _Window:
     def __init__(self, spec: WindowSpec, rounds: PlainRounds) -> None:
         self._spec = spec
         self._rounds = rounds
+        self.name = spec.name
+        self.inserts = 0
+        """How many rows were inserted."""
 
     def insert(self, **values: Any) -> bool:
         row = _fitted(self._spec.name, self._spec.columns, values)
+        self.inserts += 1
         return bool(self._rounds.call(self._rounds.reached.insertions[self._spec.name], row))
 
     def _active(self) -> range:
@@ -81,10 +94,11 @@ class _Window:
 
     def __iter__(self) -> Iterator[_WindowRow]:
         table, places = self._rounds.tables[self._spec.rows.name], self._spec.places
+        inserts = self.inserts
         for number in self._active():
             row = table[number if places is None else number % places]
             values = {name: getattr(row, name) for name in (PLACE, *self._spec.names)}
-            yield _WindowRow(values)
+            yield _WindowRow(self, inserts, values)
 
 
 class PlainRounds(PlainTables):
