@@ -28,7 +28,6 @@ from penstock.procedures.schema import Column, Kind
 __all__ = ["NO_ROW", "Expressions", "widened"]
 
 NO_ROW = "no row"
-_GONE_HINT = "look it up again, or keep its columns in variables"
 _INT64 = range(-(1 << 63), 1 << 63)
 _CLOCKS = ("time", "datetime", "random", "uuid", "secrets")
 
@@ -134,7 +133,7 @@ class Expressions(ABC):
         if name in self.facts.kinds or name in self.facts.nullable or node.id in (scope.assigned or ()):
             if scope.assigned is not None and node.id not in scope.assigned:
                 if node.id in scope.deleted:
-                    raise self.wrong(node, f"the row {node.id} may have been deleted", _GONE_HINT)
+                    raise self.wrong(node, f"the row {node.id} may have been deleted", "look it up again")
                 raise self.wrong(node, f"{node.id} may have no value here", "assign it on every path")
             kind = self.facts.kinds.get(name)
             if kind is None:
