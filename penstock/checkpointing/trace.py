@@ -30,7 +30,8 @@ line    step                                   function                         
 The trace is off unless the environment variable ``PENSTOCK_TRACE`` names a file, to which every process
 appends JSON lines, or `tracing` injects a sink. A line precedes an effect that destroys or shows something
 (``commit``, ``release``, ``trim``, ``deleted``) and follows all other effects, so that the order of the lines
-proves the order of the effects. ``commit`` has a second line, ``committed``, once the effect is known.
+proves the order of the effects. ``commit`` has a second line, ``committed``, once the effect is known; both
+name the writer and its session, for other entries may take the number that a commit tried.
 `tests.models.replay` replays a trace through the model of the protocol (docs/design/0006).
 """
 

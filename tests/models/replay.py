@@ -390,9 +390,9 @@ class Replay:
         require(not lost, "a commit is made before its segments are durable", stream=stream, segments=lost)
         self.pending[stream].append({"number": number, **facts})
 
-    def _on_committed(self, log: str, number: int) -> None:
+    def _on_committed(self, log: str, **entry: Any) -> None:
         stream = log.removesuffix("/log")
-        for one in [one for one in self.pending[stream] if one["number"] == number][-1:]:
+        for one in [one for one in self.pending[stream] if entry.items() <= one.items()][-1:]:
             self._commit(stream, one)
 
     def _resolve(self, stream: str, end: int) -> None:

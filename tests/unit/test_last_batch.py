@@ -35,7 +35,7 @@ class Query:
 
     def __init__(self, reports: list[Any]) -> None:
         self.recentProgress: list[Any] = []
-        self.id, self.name = "1", "q"
+        self.id, self.runId, self.name = "1", "2", "q"
         self.left = list(reports)
         self.stopped_after: int | None = None
         self.exception = lambda: None

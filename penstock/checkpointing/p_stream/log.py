@@ -232,7 +232,9 @@ class CommitLog:
                 continue
             if self._is_there(before):
                 self._apply(entry)
-                trace("committed", log=self._files.location, number=self.number)
+                if isinstance(entry, Commit):
+                    place = {"log": self._files.location, "number": self.number}
+                    trace("committed", **place, writer=entry.writer, session=entry.session)
                 return True
             self._load()
             if holds():
