@@ -257,7 +257,15 @@ class Statements(Selections, Emissions):
         elif isinstance(target, ast.Attribute):
             row = self.written_row(target)
             old = self.read(target, row, self.column(target, row))
-            self.write(target, row, self.operated(sign, old, self.value(node.value)))
+            self.deleted_from.append(set())
+            try:
+                value = self.value(node.value)
+            finally:
+                deleted = self.deleted_from.pop()
+            if row.table in deleted:
+                hint = "keep the value in a variable first"
+                raise self.wrong(node, f"the value may delete the row of {row.table} that it changes", hint)
+            self.write(target, row, self.operated(sign, old, value))
         else:
             raise self.wrong(target, "this cannot be assigned")
 

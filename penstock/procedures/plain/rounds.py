@@ -40,7 +40,7 @@ class _Stream:
         self.rows: list[dict[str, Any]] = []
         self._fire = fire
 
-    def emit(self, **values: Any) -> None:
+    def emit(self, /, **values: Any) -> None:
         row = _fitted(self.spec.name, self.spec.columns, values)
         self.rows.append(row)
         self._fire(self.spec.name, row)
@@ -80,7 +80,7 @@ class _Window:
         self.inserts = 0
         """How many rows were inserted."""
 
-    def insert(self, **values: Any) -> bool:
+    def insert(self, /, **values: Any) -> bool:
         row = _fitted(self._spec.name, self._spec.columns, values)
         self.inserts += 1
         return bool(self._rounds.call(self._rounds.reached.insertions[self._spec.name], row))

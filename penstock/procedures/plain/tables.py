@@ -51,14 +51,24 @@ class _Row:
         object.__setattr__(self, "_values", values)
 
     def __getattr__(self, name: str) -> Any:
+        self._there()
         return self._values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         table: PlainTable = self._table
+        self._there()
         fitted = fit(table.spec.column(name), value)
         table.journal.append((table, self._key, dict(self._values)))
         table.changed.add(self._key)
         self._values[name] = fitted
+
+    def _there(self) -> None:
+        """Refuse what the compiler does not compile: a row that was deleted is used."""
+        table: PlainTable = self._table
+        if table.rows.get(self._key) is not self._values:
+            raise InvalidUsageError(
+                "a row is used after it was deleted", table=table.spec.name, hint="look it up again"
+            )
 
 
 class PlainTable:
@@ -131,7 +141,7 @@ class PlainTable:
             self._scan = None
         return PlainSelection(self, chosen_index(self.spec, columns))
 
-    def insert(self, **values: Any) -> _Row:
+    def insert(self, /, **values: Any) -> _Row:
         """Insert a row."""
         made: dict[str, Any] = {}
         for column in self.spec.columns:
@@ -294,9 +304,18 @@ class _Rewriter(ast.NodeTransformer):
         sign = OPERATORS.get(type(node.op))
         return node if sign is None else self._call("_operate", ast.Constant(sign), node.left, node.right)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        read = ast.parse(ast.unparse(node.target), mode="eval").body
-        return self.visit(ast.Assign([node.target], ast.BinOp(read, node.op, node.value)))
+    def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.AST]:
+        """Find the target once, as Python does."""
+        target, made = node.target, []
+        if isinstance(target, ast.Attribute | ast.Subscript) and not self._own_name(target.value):
+            made.append(ast.Assign([ast.Name("_target", ast.Store())], target.value))
+            target.value = ast.Name("_target", ast.Load())
+        if isinstance(target, ast.Subscript) and not isinstance(target.slice, ast.Slice):
+            made.append(ast.Assign([ast.Name("_place", ast.Store())], target.slice))
+            target.slice = ast.Name("_place", ast.Load())
+        read = ast.parse(ast.unparse(target), mode="eval").body
+        made.append(ast.Assign([target], ast.BinOp(read, node.op, node.value)))
+        return [self.visit(one) for one in made]
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
