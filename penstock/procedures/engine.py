@@ -76,6 +76,10 @@ class TableSet:
         """Return a table."""
         return self._tables[name]
 
+    def __contains__(self, name: str) -> bool:
+        """Say whether it has a table."""
+        return name in self._tables
+
     @property
     def rows(self) -> int:
         """How many rows there are."""

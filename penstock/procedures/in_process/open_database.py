@@ -126,7 +126,7 @@ class OpenDatabase:
             self._state.load(table, batch)
             self._keep(Call(_LOAD + table, "", batch))
 
-    def call(self, procedure: str, **attributes: Any) -> dict[str, Any]:
+    def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
         """Run one transaction, or a round of a workflow; return its results, and why it was rejected or None.
 
         Raises
@@ -171,7 +171,18 @@ class OpenDatabase:
         found = database.procedures.get(procedure) or database.workflows.get(procedure)
         if found is None:
             raise InvalidUsageError("there is no such procedure", procedure=procedure)
-        return found.program(events)
+        program = found.program(events)
+        self._check_opened(*(spec.name for spec in program.tables))
+        return program
+
+    def _check_opened(self, *tables: str) -> None:
+        """Refuse tables, those of windows among them, that were declared after the database was opened."""
+        if missing := [name for name in tables if name not in self._state]:
+            raise InvalidUsageError(
+                "the database was opened before these tables were declared",
+                tables=", ".join(missing),
+                hint="declare tables and windows before database.open()",
+            )
 
     def _check_open(self) -> None:
         if self._broken:
@@ -200,6 +211,7 @@ class OpenDatabase:
     def _spec(self, name: str) -> TableSpec:
         if name not in self._database.tables:
             raise InvalidUsageError("there is no such table", table=name)
+        self._check_opened(name)
         return self._database.tables[name]
 
 
