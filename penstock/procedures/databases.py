@@ -237,7 +237,8 @@ class Database:
         Raises
         ------
         InvalidUsageError
-            If it is outside of the subset of Python that is compiled, or there is no such table.
+            If it is outside of the subset of Python that is compiled, there is no such table, its name is
+            taken, or it inserts into what it is on, maybe through other triggers.
         """
         name = on if isinstance(on, str) else on.name
         catalog = self.catalog
@@ -248,10 +249,16 @@ class Database:
 
         def made(function: Function) -> Procedure:
             text = read(function)
-            self.catalog.check_trigger(name, text)
-            procedure = Procedure(text, self.catalog, event, pa.schema([]), trigger_of=name)
-            self.catalog.triggers.setdefault(name, []).append(text)
-            return procedure
+            self._check_free(text.name)
+            catalog.check_trigger(name, text)
+            triggers = catalog.triggers.setdefault(name, [])
+            # It is compiled as one of the triggers, so that it is refused if it runs itself.
+            triggers.append(text)
+            try:
+                return Procedure(text, catalog, event, pa.schema([]), trigger_of=name)
+            except BaseException:
+                triggers.pop()
+                raise
 
         return made
 
@@ -288,6 +295,8 @@ class Database:
             raise InvalidUsageError("the database has this procedure already", procedure=name)
         if name in self.workflows:
             raise InvalidUsageError("the database has this workflow already", workflow=name)
+        if any(one.name == name for texts in self.catalog.triggers.values() for one in texts):
+            raise InvalidUsageError("the database has this trigger already", trigger=name)
 
     def explain(self) -> str:
         """Describe the tables and the procedures; see `Procedure.explain`."""

@@ -24,6 +24,7 @@ from penstock.procedures.compiler.statements import Statements
 from penstock.procedures.schema import Column, TableSpec, columns_of
 from penstock.procedures.workflows.catalog import Catalog
 from penstock.procedures.workflows.kernel import compile_workflow
+from penstock.procedures.workflows.reached import Reached
 from penstock.procedures.workflows.stages import Stage
 from penstock.procedures.workflows.streams import StreamSpec
 
@@ -79,6 +80,7 @@ class Procedure:
             _check_constructs(text)
         if self.event is not None:
             self._program(self.event)
+        catalog.add_owner(text, trigger_of=trigger_of)
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
@@ -151,12 +153,14 @@ class Procedure:
     def _program(self, schema: pa.Schema) -> Program | PlainProgram:
         known = schema_text(schema)
         if known not in self._programs:
-            self._programs[known] = self._made(schema)
+            reached = self.catalog.reached([self.text])
+            self._programs[known] = self._made(schema, reached)
+            if not self.is_trigger:
+                self.catalog.add_compiled(reached)
         return self._programs[known]
 
-    def _made(self, schema: pa.Schema) -> Program | PlainProgram:
+    def _made(self, schema: pa.Schema, reached: Reached) -> Program | PlainProgram:
         event, results = columns_of(schema, of=self.name, lists=True), self.result_columns()
-        reached = self.catalog.reached([self.text], compiled=not self.is_trigger)
         digest = program_digest(reached, schema, self.results)
         if self.plain:
             return PlainProgram(self.name, self.text, reached, event, results, digest)

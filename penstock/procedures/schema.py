@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Context, Decimal
@@ -17,17 +18,20 @@ from penstock.errors import InvalidUsageError
 __all__ = [
     "MAX_DIGITS",
     "MAX_KEY_COLUMNS",
+    "NAME_HINT",
     "Column",
     "IndexSpec",
     "Kind",
     "TableSpec",
     "columns_of",
     "digits_of",
+    "is_usable_name",
 ]
 
 MAX_KEY_COLUMNS = 3
 MAX_DIGITS = 18
 """The digits that a decimal may have, so that it fits into 64 bits."""
+NAME_HINT = "use letters, digits and _, and no keyword of Python"
 
 
 class Kind(StrEnum):
@@ -167,10 +171,17 @@ def columns_of(schema: pa.Schema, *, of: str, lists: bool) -> tuple[Column, ...]
                 hint="use boolean, integers, float, double, decimal of up to 18 digits, string, binary, date "
                 "or timestamp" + (", or arrays of these" if lists else ""),
             )
-        if not field.name.isidentifier():
-            raise InvalidUsageError("a column's name is no identifier of Python", of=of, column=field.name)
+        if not is_usable_name(field.name):
+            raise InvalidUsageError(
+                "a column's name is no identifier of Python", of=of, column=field.name, hint=NAME_HINT
+            )
         made.append(Column(field.name, field.type, kind, field.nullable, is_list))
     return tuple(made)
+
+
+def is_usable_name(name: str) -> bool:
+    """Say whether a procedure may use a name."""
+    return name.isidentifier() and not keyword.iskeyword(name)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -506,6 +507,88 @@ def test_names_are_taken_once() -> None:
         database.stream("no name", "v bigint")
 
 
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda database: database.table("class", "id bigint", key="id"),
+        lambda database: database.table("t", "id bigint, pass string", key="id"),
+        lambda database: database.stream("yield", "v bigint"),
+        lambda database: database.stream("s", "from bigint"),
+        lambda database: database.window("with", "v bigint", size=1, slide=1),
+        lambda database: database.window("w", "in bigint", size=1, slide=1),
+        lambda database: database.procedure(event="None bigint")(define("def p(e):\n    pass\n")),
+    ],
+)
+def test_a_keyword_is_no_name(declare: Callable[[Database], Any]) -> None:
+    database = penstock.database("keywords")
+    with pytest.raises(InvalidUsageError, match=r"no identifier of Python.*Hint: .*no keyword"):
+        declare(database)
+    assert not database.catalog.stored
+    assert not database.procedures
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_column_may_have_the_name_self(plain: bool) -> None:
+    database = penstock.database("selves")
+    database.table("t", "self bigint, procedure bigint", key="self")
+    database.window("w", "self bigint", size=1, slide=1)
+    text = "def put(e, t, w):\n    w.insert(self=e.self)\n    t.insert(self=e.self, procedure=e.procedure)\n"
+    database.procedure(event="self bigint, procedure bigint", plain=plain)(define(text))
+    with database.open() as db:
+        assert db.call("put", self=1, procedure=2) == {"rejected": None}
+        assert rows_of(db, "t") == [(1, 2)]
+
+
+def test_what_was_declared_after_the_database_was_opened_is_no_part_of_it() -> None:
+    database = penstock.database("late")
+    database.table("t", "id bigint", key="id")
+    with database.open() as db:
+        database.table("late", "id bigint", key="id")
+        database.window("w", "id bigint", size=1, slide=1)
+        for name in ("late", "w"):
+            procedure = database.procedure(event="id bigint")
+            procedure(define(f"def put_{name}(e, {name}):\n    {name}.insert(id=e.id)\n"))
+            with pytest.raises(InvalidUsageError, match=f"opened before these tables.*tables={name}"):
+                db.call(f"put_{name}", id=1)
+        with pytest.raises(InvalidUsageError, match="opened before these tables were declared: tables=late"):
+            db.load("late", {"id": [1]})
+        with pytest.raises(InvalidUsageError, match="opened before these tables were declared: tables=late"):
+            db.table("late")
+        database.procedure(event="id bigint")(define("def put(e, t):\n    t.insert(id=e.id)\n"))
+        assert db.call("put", id=1) == {"rejected": None}
+    with database.open() as db:
+        db.call("put_w", id=1)
+
+
+def test_a_definition_that_fails_leaves_nothing() -> None:
+    database = penstock.database("failures")
+    database.table("t", "id bigint", key="id")
+    database.table("log", "id bigint", key="id")
+    database.window("w", "id bigint", size=1, slide=1)
+    stream = database.stream("s", "id bigint")
+    with pytest.raises(InvalidUsageError, match="the table t has no colour"):
+        database.procedure(event="id bigint")(
+            define("def bad(e, t, w):\n    w.insert(id=e.id)\n    t[e.id].colour = 1\n")
+        )
+    with pytest.raises(InvalidUsageError, match="the event has no colour"):
+        database.trigger("t")(define("def bad(e):\n    x = e.colour\n"))
+    with pytest.raises(InvalidUsageError, match="the event has no colour"):
+        database.trigger("w")(define("def bad(e, w, t):\n    t.insert(id=e.colour)\n"))
+    emit = database.procedure()(define("def emit(e, s, t):\n    s.emit(id=e.id)\n    t.insert(id=e.name)\n"))
+    take = database.procedure(event=stream)(define("def take(e, log):\n    log.insert(id=e.id)\n"))
+    flow = database.workflow("flow", emit, take)
+    with pytest.raises(InvalidUsageError, match="the key id of t is integer"):
+        flow.program(pa.schema([("id", pa.int64()), ("name", pa.string())]))
+    # Nothing that runs uses t or w yet: both may get triggers, and w an owner.
+    for name in ("t", "w"):
+        text = f"def on_{name}(e, log):\n    log.insert(id=e.id)\n"
+        database.trigger(name)(define(text))
+    database.procedure(event="id bigint")(define("def bad(e, t, w):\n    w.insert(id=e.id)\n"))
+    with database.open() as db:
+        assert db.call("bad", id=1) == {"rejected": None}
+        assert rows_of(db, "log") == [(1,)]
+
+
 # Triggers
 
 
@@ -543,10 +626,95 @@ def test_triggers_that_cannot_be_are_refused() -> None:
     database.table("fresh", "id bigint", key="id")
     with pytest.raises(InvalidUsageError, match="the event has no colour"):
         database.trigger("fresh")(define("def note(e):\n    x = e.colour\n"))
-    database.trigger("fresh")(define("def again(e, fresh):\n    fresh.insert(id=e.id + 1)\n"))
     with pytest.raises(InvalidUsageError, match="again calls itself"):
-        database.procedure(event="id bigint")(define("def put(e, fresh):\n    fresh.insert(id=e.id)\n"))
+        database.trigger("fresh")(define("def again(e, fresh):\n    fresh.insert(id=e.id + 1)\n"))
+    database.table("other", "id bigint", key="id")
+    database.trigger("fresh")(define("def there(e, other):\n    other.insert(id=e.id)\n"))
+    with pytest.raises(InvalidUsageError, match="back calls itself, maybe through others"):
+        database.trigger("other")(define("def back(e, fresh):\n    fresh.insert(id=e.id + 1)\n"))
+    database.procedure(event="id bigint")(define("def put(e, fresh):\n    fresh.insert(id=e.id)\n"))
+    with database.open() as db:
+        assert db.call("put", id=1) == {"rejected": None}
+        assert rows_of(db, "other") == [(1,)]
     database.table("short", "id bigint", key="id")
     database.trigger("short")(define("def drop(e, short):\n    del short[e.id]\n"))
     with pytest.raises(InvalidUsageError, match="a trigger on short deletes rows of it"):
         database.procedure(event="id bigint")(define("def fill(e, short):\n    short.insert(id=e.id)\n"))
+
+
+def test_a_trigger_has_a_name_of_its_own() -> None:
+    database = penstock.database("names")
+    database.table("log", "name string, times bigint NOT NULL", key="name")
+    database.window("w", "id bigint", size=1, slide=1)
+    text = 'def note(e, log):\n    log.insert(name="{name}", times=1)\n'
+    database.trigger("w")(define(text.format(name="first")))
+    with pytest.raises(InvalidUsageError, match="the database has this trigger already: trigger=note"):
+        database.trigger("w")(define(text.format(name="second")))
+    with pytest.raises(InvalidUsageError, match="the database has this trigger already: trigger=note"):
+        database.procedure(event="id bigint")(define("def note(e):\n    pass\n"))
+    database.trigger("w")(define(text.format(name="second").replace("note", "notice")))
+    procedure = database.procedure(event="id bigint")(define("def put(e, w):\n    w.insert(id=e.id)\n"))
+    with pytest.raises(InvalidUsageError, match="the database has this procedure already: procedure=put"):
+        database.trigger("log")(define("def put(e):\n    pass\n"))
+    program = procedure.program()
+    assert isinstance(program, Program)
+    program.__dict__["kernel"] = interpreted(program)
+    with database.open() as db:
+        assert db.call("put", id=1) == {"rejected": None}
+        assert sorted(rows_of(db, "log")) == [("first", 1), ("second", 1)]
+
+
+DROP = "def drop(e, acc):\n    del acc[1]\n"
+ADD = """
+def add(e, acc, {on}):
+    if 1 not in acc:
+        acc.insert(id=1, x=5)
+    acc[1].x += {value}
+"""
+
+
+@pytest.mark.parametrize(
+    ("on", "value"),
+    [("w", "1 if w.insert(id=e.id) else 2"), ("t", "t.insert(id=e.id).id")],
+)
+def test_a_row_is_not_changed_by_a_value_that_deletes_it(on: str, value: str) -> None:
+    def added(*, plain: bool) -> Database:
+        database = penstock.database("deleted")
+        database.table("acc", "id bigint, x bigint", key="id")
+        database.table("t", "id bigint", key="id")
+        database.window("w", "id bigint", size=1, slide=1)
+        database.trigger(on)(define(DROP))
+        text = ADD.format(on=on, value=value)
+        database.procedure(event="id bigint", plain=plain)(define(text))
+        return database
+
+    with pytest.raises(InvalidUsageError, match="the value may delete the row of acc that it changes"):
+        added(plain=False)
+    with (
+        added(plain=True).open() as db,
+        pytest.raises(InvalidUsageError, match="a row is used after it was deleted: table=acc"),
+    ):
+        db.call("add", id=1)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_target_of_a_change_is_found_once_before_its_value(plain: bool) -> None:
+    database = penstock.database("once")
+    database.table("acc", "id bigint, x bigint", key="id")
+    database.table("t", "id bigint, v bigint", key="id")
+    database.trigger("t")(define("def change(e, acc):\n    acc[1].x = 100\n"))
+    text = """
+def add(e, acc, t):
+    t.insert(id=e.id, v=3).v += 4
+    acc[1].x = 1
+    acc[1].x += t.insert(id=e.id + 1, v=5).v
+    return acc[1].x, t[e.id].v
+"""
+    made = database.procedure(event="id bigint", returns="x bigint, v bigint", plain=plain)(define(text))
+    if not plain:
+        program = made.program()
+        assert isinstance(program, Program)
+        program.__dict__["kernel"] = interpreted(program)
+    with database.open() as db:
+        db.load("acc", {"id": [1], "x": [0]})
+        assert db.call("add", id=1) == {"x": 6, "v": 7, "rejected": None}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import all_texts
 from penstock.procedures.compiler.reading import ProcedureText
-from penstock.procedures.schema import TableSpec
+from penstock.procedures.schema import NAME_HINT, TableSpec, is_usable_name
 from penstock.procedures.workflows.reached import Reached
 from penstock.procedures.workflows.streams import StreamSpec
 from penstock.procedures.workflows.windows import WindowSpec
@@ -34,7 +34,7 @@ class Catalog:
     streams: dict[str, StreamSpec] = field(default_factory=dict)
     windows: dict[str, WindowSpec] = field(default_factory=dict)
     triggers: dict[str, list[ProcedureText]] = field(default_factory=dict)
-    owners: dict[str, str] = field(default_factory=dict)
+    owners: dict[str, ProcedureText] = field(default_factory=dict)
     _compiled: set[str] = field(default_factory=set)
 
     @property
@@ -51,8 +51,10 @@ class Catalog:
         InvalidUsageError
             If the name is unusable or taken.
         """
-        if not spec.name.isidentifier():
-            raise InvalidUsageError(f"a {kind}'s name is no identifier of Python", **{kind: repr(spec.name)})
+        if not is_usable_name(spec.name):
+            raise InvalidUsageError(
+                f"a {kind}'s name is no identifier of Python", **{kind: repr(spec.name)}, hint=NAME_HINT
+            )
         names = [spec.name]
         if isinstance(spec, WindowSpec):
             names += [spec.rows.name, spec.facts.name]
@@ -84,7 +86,7 @@ class Catalog:
             )
 
     def check_names(self, text: ProcedureText, *, trigger_of: str | None = None) -> None:
-        """Check what a procedure has as parameters; note that its windows belong to it.
+        """Check what a procedure has as parameters.
 
         Raises
         ------
@@ -97,20 +99,26 @@ class Catalog:
                 hint = f"the database has {', '.join(known) or 'none'}"
                 raise text.wrong(parameter, f"there is no table {name}", hint)
             if name in self.windows and name != trigger_of:
-                owner = self.owners.setdefault(name, text.name)
-                if owner != text.name:
+                owner = self.owners.get(name, text)
+                if owner is not text:
                     hint = "a window is private; the procedure that owns it may emit what others need"
-                    raise text.wrong(parameter, f"the window {name} belongs to {owner}", hint)
+                    raise text.wrong(parameter, f"the window {name} belongs to {owner.name}", hint)
 
-    def reached(self, texts: Sequence[ProcedureText], *, compiled: bool = False) -> Reached:
-        """Return what procedures reach; no trigger may be added to what is `compiled`."""
+    def add_owner(self, text: ProcedureText, *, trigger_of: str | None = None) -> None:
+        """Note that the windows of a procedure belong to it, once it is made."""
+        self.owners |= {name: text for name in text.tables if name in self.windows and name != trigger_of}
+
+    def add_compiled(self, reached: Reached) -> None:
+        """Note what a compiled procedure reaches: it gets no more triggers."""
+        self._compiled.update(name for text in reached.texts for name in text.tables)
+
+    def reached(self, texts: Sequence[ProcedureText]) -> Reached:
+        """Return what procedures reach."""
         made = Reached()
         hidden: dict[str, TableSpec] = {}
         made.texts = list(texts)
         for text in made.texts:
             for name in text.tables:
-                if compiled:
-                    self._compiled.add(name)
                 triggers = self.triggers.get(name, [])
                 if name in self.tables:
                     made.tables[name] = self.tables[name]

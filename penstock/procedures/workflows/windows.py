@@ -198,7 +198,8 @@ class WindowSpec:
         """
         tables = dict.fromkeys([self.rows.name, self.facts.name])
         tables |= dict.fromkeys(name for one in triggers for name in one.tables)
-        calls = [f"{one.name}({', '.join(['_e', *one.tables])})" for one in triggers]
+        called = {f"_trigger{number}": one for number, one in enumerate(triggers)}
+        calls = [f"{name}({', '.join(['_e', *one.tables])})" for name, one in called.items()]
         made = (_ROWS if self.time is None else _TIME).format(
             name=self.name,
             tables=", ".join(tables),
@@ -217,7 +218,10 @@ class WindowSpec:
         tree = ast.parse(textwrap.dedent(made)).body[0]
         if not isinstance(tree, ast.FunctionDef):
             raise TypeError(f"{self.name}: no function")
-        names: dict[str, Any] = {"abort": language.abort, **{one.name: _Called(one) for one in triggers}}
+        names: dict[str, Any] = {
+            "abort": language.abort,
+            **{name: _Called(one) for name, one in called.items()},
+        }
         return ProcedureText(tree.name, tree, f"<window {self.name}>", 0, 0, names)
 
 

@@ -16,6 +16,7 @@ from penstock.procedures.schema import TableSpec, columns_of
 from penstock.procedures.workflows.catalog import Catalog
 from penstock.procedures.workflows.kernel import compile_workflow
 from penstock.procedures.workflows.order import CycleError, in_order
+from penstock.procedures.workflows.reached import Reached
 from penstock.procedures.workflows.stages import Stage, transactions_of
 
 __all__ = ["Nested", "Workflow"]
@@ -192,7 +193,9 @@ class Workflow:
         schema = pa.schema(list(self._event(event)))
         known = schema_text(schema)
         if known not in self._programs:
-            self._programs[known] = self._made(schema)
+            reached = self.catalog.reached([one.text for one in self.stages])
+            self._programs[known] = self._made(schema, reached)
+            self.catalog.add_compiled(reached)
         return self._programs[known]
 
     def _event(self, event: pa.Schema | None) -> Iterator[pa.Field]:
@@ -208,9 +211,8 @@ class Workflow:
                     )
         yield from fields.values()
 
-    def _made(self, schema: pa.Schema) -> Program | PlainProgram:
+    def _made(self, schema: pa.Schema, reached: Reached) -> Program | PlainProgram:
         stages = self.stages
-        reached = self.catalog.reached([one.text for one in stages], compiled=True)
         event = columns_of(schema, of=self.name, lists=True)
         results = pa.schema([field for one in self._procedures for field in one.results])
         graph = [[one.text.name, one.stream, one.transaction] for one in stages]
