@@ -16,18 +16,11 @@ from tests.processes import until
 
 pytestmark = pytest.mark.crash
 
-_ROWS = 200_000
-_CHUNK_BYTES = 10_000
-"""So that the file has some two hundred."""
+_ROWS = 50_000
+_TEXT = "t" * 2000
+"""So that the file has a dozen of the chunks of 8 MiB that the command reads."""
 
 _RUN_S = 300.0
-_PROGRAM = f"""
-import sys
-from penstock.jobs.ingest import ReadSizes, Settings, ingest_sources
-place, file, kind = sys.argv[1:]
-sizes = ReadSizes(chunk_bytes={_CHUNK_BYTES})
-ingest_sources(Settings(place, kind, (file,), goal="fast", interval="0ms", sizes=sizes))
-"""
 _POINTS = (
     "state.before_write",
     "state.after_write",
@@ -39,8 +32,17 @@ _POINTS = (
 
 
 def start(place: Path, file: Path, kind: str, **environment: str) -> subprocess.Popen[bytes]:
+    options = ["--from", kind, "--interval", "0ms", "--goal", "fast", "--quiet"]
     return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, str(place), str(file), kind],
+        [
+            sys.executable,
+            "-c",
+            "from penstock.cli import main; main()",
+            "ingest",
+            str(place),
+            str(file),
+            *options,
+        ],
         env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
     )
 
@@ -55,9 +57,9 @@ def test_a_killed_ingest_goes_on_where_its_last_commit_was(
 ) -> None:
     place, file = tmp_path / "stream", tmp_path / f"rows.{kind}"
     if kind == "csv":
-        file.write_text("n,text\n" + "".join(f"{number},t{number}\n" for number in range(_ROWS)))
+        file.write_text("n,text\n" + "".join(f"{number},{_TEXT}{number}\n" for number in range(_ROWS)))
     else:
-        rows = ",\n".join(f'{{"n": {number}, "text": "t{number}"}}' for number in range(_ROWS))
+        rows = ",\n".join(f'{{"n": {number}, "text": "{_TEXT}{number}"}}' for number in range(_ROWS))
         file.write_text(f"[{rows}]\n")
     ends = [0]
     for point in points:
@@ -79,4 +81,4 @@ def test_a_killed_ingest_goes_on_where_its_last_commit_was(
     assert start(place, file, kind).wait(_RUN_S) == 0
     table = PStreamReader(place).read()
     assert table["n"].to_pylist() == list(range(_ROWS))
-    assert table["text"].to_pylist() == [f"t{number}" for number in range(_ROWS)]
+    assert table["text"].to_pylist() == [f"{_TEXT}{number}" for number in range(_ROWS)]
