@@ -254,11 +254,19 @@ class TableRows:
 
     def fetch(self, key: tuple[Any, ...]) -> dict[str, Any] | None:
         """Return the row of a key; None if there is none."""
-        words = [
-            numpy_column(column, from_python([part], column.type), self._texts)[0].astype(np.int64)
-            for column, part in zip(self.spec.key_columns, key, strict=True)
-        ]
-        slot = self._find(words)
+        try:
+            parts = [
+                from_python([part], column.type)
+                for column, part in zip(self.spec.key_columns, key, strict=True)
+            ]
+        except pa.ArrowInvalid:  # beyond what the column can hold
+            return None
+        slot = self._find(
+            [
+                numpy_column(column, part, self._texts)[0].astype(np.int64)
+                for column, part in zip(self.spec.key_columns, parts, strict=True)
+            ]
+        )
         if slot[0] < 0:
             return None
         return python_rows(self._rows(slot))[0]

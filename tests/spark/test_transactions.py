@@ -173,6 +173,18 @@ def test_first_rows_are_loaded_once_into_every_bucket(
     ]  # fmt: skip
 
 
+def test_first_rows_that_a_later_start_names_are_ignored_in_every_bucket(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    place = Place(tmp_path)
+    place.input.add(events((0, 0, "spend", 3, 0, -5)))
+    place.run(query(spark, place, bank(SPEND), buckets=4))
+    place.input.add(events(*((i, 0, "spend", i, 0, -5) for i in range(1, 9))))
+    late = {"accounts": pa.table({"id": range(9), "balance": [100] * 9})}
+    place.run(query(spark, place, bank(SPEND), buckets=4, initial=late))
+    assert balances(spark, place, checkpoint=place.checkpoint) == []
+
+
 def test_first_rows_that_do_not_fit_are_refused_at_once(spark: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.input.add(FIRST)

@@ -13,11 +13,13 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli import app
-from penstock.errors import FencedError, InvalidUsageError
+from penstock.errors import FencedError, InvalidUsageError, UnavailableError
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
+from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process import command_log
 from penstock.procedures.in_process.open_database import OpenDatabase
+from penstock.state_store.bucket_store import BucketStore
 from tests.procedures import define, interpreted
 
 MOVE = """
@@ -126,6 +128,85 @@ def test_a_changed_procedure_is_refused_while_its_calls_would_be_repeated(tmp_pa
     bank().open(tmp_path / "bank").close()
     with bank(changed).open(tmp_path / "bank") as db:
         assert db.call("move", source=1, target=2, amount=300, note="a")["rejected"] == "too little"
+
+
+def test_a_closed_database_takes_no_calls(tmp_path: Path) -> None:
+    db = bank().open(tmp_path / "bank")
+    db.close()
+    with pytest.raises(InvalidUsageError, match="the database is closed"):
+        db.load("accounts", FIRST)
+    with pytest.raises(InvalidUsageError, match="the database is closed"):
+        db.call("move", source=1, target=2, amount=3, note="lost")
+    db.close()
+
+
+def test_a_checkpoint_that_fails_loses_no_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = bank().open(tmp_path / "bank")
+    db.load("accounts", FIRST)
+
+    def refuse(*_: Any) -> None:
+        raise UnavailableError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BucketStore, "_publish", refuse)
+        with pytest.raises(UnavailableError):
+            db.checkpoint()
+    with pytest.raises(InvalidUsageError, match="open the database again"):
+        db.call("move", source=1, target=2, amount=3, note="lost")
+    db.close()
+    with bank().open(tmp_path / "bank") as again:
+        assert [row["balance"] for row in rows(again)] == [100] * 6
+
+
+def test_an_interrupt_between_a_call_and_its_log_ends_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = bank().open(tmp_path / "bank")
+    db.load("accounts", FIRST)
+    run = TableSet.run
+
+    def interrupted(*arguments: Any) -> Any:
+        run(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableSet, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            db.call("move", source=1, target=2, amount=3, note="lost")
+    with pytest.raises(InvalidUsageError, match="open the database again"):
+        db.call("move", source=3, target=4, amount=3, note="lost")
+    db.close()
+    with bank().open(tmp_path / "bank") as again:
+        assert [row["balance"] for row in rows(again)] == [100] * 6
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"id": [1], "balance": [2**70]},
+        {"id": [1], "balance": [object()]},
+        {"id": [1, 2], "balance": [1]},
+        {"id": 1, "balance": 1},
+        [{"id": 1, "balance": 1}],
+    ],
+)
+def test_values_that_no_column_holds_are_refused(columns: Any) -> None:
+    db = bank().open()
+    with pytest.raises(InvalidUsageError):
+        db.load("accounts", columns)
+    with pytest.raises(InvalidUsageError, match="a column does not fit"):
+        db.call("move", source=1, target=2, amount=2**70, note="lost")
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_key_beyond_its_column_is_of_no_row(plain: bool) -> None:
+    database = penstock.database("small")
+    database.table("t", "id int, x bigint", key="id")
+    text = "def find(e, t):\n    if e.id in t:\n        return 1\n    return t[e.id].x\n"
+    program = database.procedure(event="id bigint", returns="x bigint", plain=plain)(define(text)).program()
+    if isinstance(program, Program):
+        program.__dict__["kernel"] = interpreted(program)
+    assert database.open().call("find", id=2**40) == {"x": None, "rejected": "unknown key: t"}
 
 
 def test_other_tables_are_refused(tmp_path: Path) -> None:

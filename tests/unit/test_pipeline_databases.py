@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,14 @@ def test_one_of_several_databases_is_chosen_by_name() -> None:
 def test_a_program_s_queries_do_not_run_when_its_databases_are_read() -> None:
     Path("bank.py").write_text(BANK + '\nif __name__ == "__main__":\n    raise SystemExit(1)\n')
     assert list(databases_in("bank.py")) == ["bank"]
+
+
+def test_a_file_of_databases_may_have_dataclasses() -> None:
+    fee = "from __future__ import annotations\nfrom dataclasses import dataclass\n\n"
+    fee += "@dataclass\nclass Fee:\n    amount: int\n\n"
+    Path("bank.py").write_text(fee + BANK)
+    assert list(databases_in("bank.py")) == ["bank"]
+    assert not any(name.startswith("penstock_database_") for name in sys.modules)
 
 
 def test_a_database_needs_no_queue(tmp_path: Path) -> None:

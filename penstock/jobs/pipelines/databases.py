@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import traceback
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def databases_in(path: str | Path) -> dict[str, Database]:
     if not file.is_file() or spec is None or spec.loader is None:
         raise InvalidUsageError("there is no such Python file", file=path)
     module = importlib.util.module_from_spec(spec)
+    # Dataclasses look for their module. It does not stay, so that its functions are pickled by value.
+    sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except PenstockError:
@@ -43,6 +46,8 @@ def databases_in(path: str | Path) -> dict[str, Database]:
         raise InvalidUsageError(
             "the file fails", file=path, line=line, reason=f"{type(error).__name__}: {error}"
         ) from error
+    finally:
+        del sys.modules[spec.name]
     found = {one.name: one for one in vars(module).values() if isinstance(one, Database)}
     if not found:
         raise InvalidUsageError(

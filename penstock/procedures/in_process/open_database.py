@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenDatabase", "batches_of"]
 
+T = TypeVar("T")
+
 _LOAD = "load "
 """What a call of `OpenDatabase.load` has before the table's name in the log."""
 
@@ -40,7 +44,7 @@ class OpenDatabase:
 
     def __init__(self, database: Database, location: str | os.PathLike[str] | None = None) -> None:
         self._database = database
-        self._broken = False
+        self._closed = self._broken = False
         self._log: CommandLog | None = None
         tables = database.catalog.stored.values()
         if location is None:
@@ -64,6 +68,7 @@ class OpenDatabase:
     def close(self) -> None:
         """Store the tables, if a location keeps them, and end. Closing twice is not an error."""
         log, self._log = self._log, None
+        self._closed = True
         if log is not None:
             try:
                 log.checkpoint(self._state)
@@ -72,9 +77,17 @@ class OpenDatabase:
         self._state.close()
 
     def checkpoint(self) -> None:
-        """Store the tables, so that the next `Database.open` repeats no calls. It also happens by itself."""
+        """Store the tables, so that the next `Database.open` repeats no calls. It also happens by itself.
+
+        Raises
+        ------
+        UnavailableError
+            If the file system refuses. Open the database again then; no call is lost.
+        """
+        self._check_open()
         if self._log is not None:
-            self._log.checkpoint(self._state)
+            with self._abandoned():
+                self._log.checkpoint(self._state)
 
     def _repeat(self, call: Call) -> None:
         """Run a call of the log again."""
@@ -93,21 +106,31 @@ class OpenDatabase:
             )
         self._state.run(program, call.events, call.bounds)
 
-    def _keep(self, call: Call) -> None:
-        """Make a call durable that has run."""
+    def _perform(self, call: Call, change: Callable[[], T], *harmless: type[Exception]) -> T:
+        """Change the tables and make the call durable. Errors that are `harmless` change nothing."""
+        with self._abandoned(*harmless):
+            made = change()
         if self._log is None:
             self._state.forget_deleted()
-            return
-        log = self._log
+            return made
+        with self._abandoned():
+            self._log.append(call)
+            if self._log.checkpoint_is_due:
+                self._log.checkpoint(self._state)
+        return made
+
+    @contextlib.contextmanager
+    def _abandoned(self, *harmless: type[Exception]) -> Iterator[None]:
+        """Refuse further calls after an error or interrupt: the tables may be ahead of the log."""
         try:
-            log.append(call)
-            if log.checkpoint_is_due:
-                log.checkpoint(self._state)
+            yield
+        except harmless:
+            raise
         except BaseException:
-            # The tables are ahead of the log.
-            self._log = None
-            self._broken = True
-            log.close()
+            log, self._log = self._log, None
+            if log is not None:
+                self._broken = True
+                log.close()
             raise
 
     def load(self, table: str, rows: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> None:
@@ -121,10 +144,18 @@ class OpenDatabase:
         self._check_open()
         spec = self._spec(table)
         if not isinstance(rows, pa.Table | pa.RecordBatch):
-            rows = pa.table({name: pa.array(values) for name, values in rows.items()})
+            if not isinstance(rows, Mapping):
+                raise InvalidUsageError(
+                    "rows of this type cannot be loaded",
+                    table=table,
+                    got=type(rows).__name__,
+                    hint="load a pyarrow.Table, a pyarrow.RecordBatch, or a dict of columns",
+                )
+            with _arrow_errors(table):
+                rows = pa.table({name: pa.array(values) for name, values in rows.items()})
         for batch in batches_of(rows, spec.schema, of=table):
-            self._state.load(table, batch)
-            self._keep(Call(_LOAD + table, "", batch))
+            change = partial(self._state.load, table, batch)
+            self._perform(Call(_LOAD + table, "", batch), change, InvalidUsageError)
 
     def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
         """Run one transaction, or a round of a workflow; return its results, and why it was rejected or None.
@@ -134,7 +165,8 @@ class OpenDatabase:
         InvalidUsageError
             If there is no such procedure, or an attribute does not fit.
         """
-        event = pa.RecordBatch.from_struct_array(pa.array([attributes]))
+        with _arrow_errors(procedure):
+            event = pa.RecordBatch.from_struct_array(pa.array([attributes]))
         return self.run(procedure, event).to_pylist()[0]
 
     def run(self, procedure: str, events: pa.Table | pa.RecordBatch, *, batch: str | None = None) -> pa.Table:
@@ -162,8 +194,10 @@ class OpenDatabase:
         made = []
         bounds = None if batch is None else self._bounds(program, events, batch)
         for rows in batches_of(events, event_schema(program.event), of=procedure):
-            made.append(self._state.run(program, rows, bounds))
-            self._keep(Call(procedure, program.digest, rows, bounds))
+            change = partial(self._state.run, program, rows, bounds)
+            # Python's own procedures change the tables once they have run.
+            harmless = Exception if isinstance(program, PlainProgram) else InvalidUsageError
+            made.append(self._perform(Call(procedure, program.digest, rows, bounds), change, harmless))
         return pa.Table.from_batches(made, result_schema(program))
 
     def _program(self, procedure: str, events: pa.Schema) -> Program | PlainProgram:
@@ -187,6 +221,8 @@ class OpenDatabase:
     def _check_open(self) -> None:
         if self._broken:
             raise InvalidUsageError("a call could not be stored", hint="open the database again")
+        if self._closed:
+            raise InvalidUsageError("the database is closed", hint="open it again")
 
     @staticmethod
     def _bounds(
@@ -215,6 +251,15 @@ class OpenDatabase:
         return self._database.tables[name]
 
 
+@contextlib.contextmanager
+def _arrow_errors(of: str) -> Iterator[None]:
+    """Raise an error of ours for values that Arrow has no array for."""
+    try:
+        yield
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise InvalidUsageError("a column does not fit", of=of, reason=str(error)) from error
+
+
 def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, of: str) -> list[pa.RecordBatch]:
     """Return rows as batches of a schema, by name; columns that it lacks are null."""
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
@@ -228,7 +273,5 @@ def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, of: str) -
     ]
     # A table of no columns keeps its number of rows only where it is selected from another.
     chosen = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
-    try:
+    with _arrow_errors(of):
         return [cast_to_schema(batch, schema) for batch in chosen.to_batches()]
-    except (pa.ArrowInvalid, ValueError) as error:
-        raise InvalidUsageError("a column does not fit", of=of, reason=str(error)) from error

@@ -76,7 +76,7 @@ class TransactionOperator:
         held = [parcel.batch for parcel in parcels if parcel.batch is not None]
         metrics = BatchMetrics()
         batches: list[pa.RecordBatch] = []
-        if self.initial is not None and state.is_new:
+        if self.initial is not None and share.batch_id == 0 and state.is_new:
             for table, rows in self.initial.in_bucket(share.bucket):
                 state.load(table, rows)
         if held:
