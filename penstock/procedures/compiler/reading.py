@@ -14,6 +14,9 @@ from penstock.procedures import language
 
 __all__ = ["ProcedureText", "read"]
 
+_UNREAD = ("ctx", "kind", "type_comment", "type_params")
+"""Fields of a tree that say nothing, or that only some versions of Python have."""
+
 
 @dataclass(frozen=True)
 class ProcedureText:
@@ -52,8 +55,13 @@ class ProcedureText:
 
     @property
     def canonical(self) -> str:
-        """Its text without comments and layout, for digests."""
+        """Its text without comments and layout."""
         return ast.unparse(self.tree)
+
+    @property
+    def normal(self) -> Any:
+        """Its tree for digests, as values of JSON that are the same in all versions of Python."""
+        return _normal(self.tree)
 
     def wrong(self, node: ast.AST, fact: str, hint: str | None = None) -> InvalidUsageError:
         """Return the error for a part of the text."""
@@ -65,6 +73,17 @@ class ProcedureText:
             column=self.column + getattr(node, "col_offset", 0) + 1,
             hint=hint,
         )
+
+
+def _normal(node: Any) -> Any:
+    if isinstance(node, ast.Constant):
+        return [type(node.value).__name__, repr(node.value)]
+    if isinstance(node, list):
+        return [_normal(one) for one in node]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = {name: _normal(value) for name, value in ast.iter_fields(node) if name not in _UNREAD}
+    return [type(node).__name__, {name: value for name, value in fields.items() if value not in (None, [])}]
 
 
 def read(function: Callable[..., Any]) -> ProcedureText:
