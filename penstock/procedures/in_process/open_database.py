@@ -44,6 +44,7 @@ class OpenDatabase:
 
     def __init__(self, database: Database, location: str | os.PathLike[str] | None = None) -> None:
         self._database = database
+        self._programs: dict[tuple[str, pa.Schema], Program | PlainProgram] = {}
         self._closed = self._broken = False
         self._log: CommandLog | None = None
         tables = database.catalog.stored.values()
@@ -201,12 +202,16 @@ class OpenDatabase:
         return pa.Table.from_batches(made, result_schema(program))
 
     def _program(self, procedure: str, events: pa.Schema) -> Program | PlainProgram:
-        database = self._database
-        found = database.procedures.get(procedure) or database.workflows.get(procedure)
-        if found is None:
-            raise InvalidUsageError("there is no such procedure", procedure=procedure)
-        program = found.program(events)
-        self._check_opened(*(spec.name for spec in program.tables))
+        # Finding the program anew takes longer than running a transaction.
+        program = self._programs.get((procedure, events))
+        if program is None:
+            database = self._database
+            found = database.procedures.get(procedure) or database.workflows.get(procedure)
+            if found is None:
+                raise InvalidUsageError("there is no such procedure", procedure=procedure)
+            program = found.program(events)
+            self._check_opened(*(spec.name for spec in program.tables))
+            self._programs[procedure, events] = program
         return program
 
     def _check_opened(self, *tables: str) -> None:

@@ -25,11 +25,13 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
         A code for each event; of a workflow one for each event and procedure. A workflow that goes on after
         a rejection may have several, which are all named.
     """
+    rejected = codes > 0
+    if not rejected.any():
+        return pa.nulls(len(codes), pa.string())
     count = len(program.reasons)
     if not program.stages:
-        return _take(program.reasons, codes - FIRST_REASON, codes > 0)
+        return _take(program.reasons, codes - FIRST_REASON, rejected)
     texts = [f"{name}: {reason}" for name in program.stages for reason in program.reasons]
-    rejected = codes > 0
     many = np.count_nonzero(rejected, axis=1)
     stage = np.argmax(rejected, axis=1)
     places = stage * count + codes[np.arange(len(codes)), stage] - FIRST_REASON
