@@ -22,7 +22,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import penstock
 from penstock.checkpointing.files import open_files
 from penstock.conf.pipeline import Pipeline
-from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
+from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
 from penstock.jobs.pipelines.batches import batch_line, summary_line
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.jobs.pipelines.sinks import pack_values
@@ -207,23 +207,58 @@ def test_what_is_wrong_with_a_start_is_told_in_our_words(
     assert "holds only state of other checkpoints. If the query" in caplog.text
 
 
-def test_a_checkpoint_that_a_power_cut_tore_is_told_with_its_repair(
-    spark: SparkSession, tmp_path: Path
+def start_with_an_option(writer: DataStreamWriter, checkpoint: Path) -> object:
+    return writer.option("checkpointLocation", str(checkpoint)).start()
+
+
+def start_with_options(writer: DataStreamWriter, checkpoint: Path) -> object:
+    return writer.options(CheckpointLocation=checkpoint.as_uri()).start()
+
+
+def start_with_an_argument(writer: DataStreamWriter, checkpoint: Path) -> object:
+    return writer.start(checkpointLocation=str(checkpoint))
+
+
+def start_in_the_directory_of_the_session(writer: DataStreamWriter, checkpoint: Path) -> object:
+    spark = SparkSession.active()
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(checkpoint.parent))
+    try:
+        return writer.queryName(checkpoint.name).start()
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+
+
+def run_with_an_option(writer: DataStreamWriter, checkpoint: Path) -> object:
+    return penstock.run(writer.option("checkpointLocation", str(checkpoint)))
+
+
+@pytest.mark.parametrize(
+    ("start", "file"),
+    [
+        (start_with_an_option, "metadata"),
+        (start_with_options, "offsets/[0-9]*"),
+        (start_with_an_argument, "commits/[0-9]*"),
+        (start_in_the_directory_of_the_session, "offsets/[0-9]*"),
+        (run_with_an_option, "offsets/[0-9]*"),
+    ],
+)
+def test_a_start_on_a_checkpoint_that_a_power_cut_tore_is_refused_with_its_repair(
+    start: Callable[[DataStreamWriter, Path], object], file: str, spark: SparkSession, tmp_path: Path
 ) -> None:
+    penstock.register(spark)
     checkpoint = tmp_path / "checkpoint"
 
     def writer(rows: int) -> DataStreamWriter:
         stream = spark.readStream.format("market").options(rows=rows).load()
-        started = stream.writeStream.format("noop").trigger(availableNow=True)
-        return started.option("checkpointLocation", str(checkpoint))
+        return stream.writeStream.format("noop").trigger(availableNow=True)
 
-    penstock.run(writer(100))
-    newest = max(checkpoint.glob("offsets/[0-9]*"), key=lambda path: int(path.name))
-    newest.write_bytes(b"")
-    with pytest.raises(PenstockError, match=f"Hint: a power cut .*: penstock repair .*{checkpoint}"):
-        penstock.run(writer(200))
+    run_with_an_option(writer(100), checkpoint)
+    max(checkpoint.glob(file), key=lambda path: path.name).write_bytes(b"")
+    with pytest.raises(CorruptDataError, match=f"Hint: a power cut .*: penstock repair {checkpoint}"):
+        start(writer(200), checkpoint)
+    assert not spark.streams.active
     penstock.repair_checkpoint(checkpoint, dry_run=False)
-    penstock.run(writer(200))
+    run_with_an_option(writer(200), checkpoint)
 
 
 def test_a_query_of_spark_alone_is_followed_too(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.checkpointing.spark_checkpoint import repair_checkpoint
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, load_pipeline
 from penstock.errors import PenstockError
@@ -145,20 +144,13 @@ def follow(
                 ended = True
         if failure is not None:
             name = query.name or str(query.id)
-            raise failure_of(failure, "the query failed", query=name, hint=_repair_hint(query)) from None
+            raise failure_of(failure, "the query failed", query=name) from None
         if ended or signals.received is not None:
             query.stop()  # joins its thread, which may still be tidying up
             for batch in _new_batches(reader):
                 totals = totals.plus(batch)
                 on_batch(batch)
             return replace(totals, signal=signals.received)
-
-
-def _repair_hint(query: StreamingQuery) -> str | None:
-    """Say how to repair the checkpoint of a query that failed, if a power cut tore it."""
-    checkpoint = str(query._jsq.streamingQuery().resolvedCheckpointRoot())
-    torn = repair_checkpoint(checkpoint).files
-    return f"a power cut tore files of the checkpoint: penstock repair {checkpoint}" if torn else None
 
 
 def _is_available_now(query: StreamingQuery) -> bool:

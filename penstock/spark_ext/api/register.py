@@ -15,6 +15,7 @@ from penstock.spark_ext.api.metrics import MetricsFile
 from penstock.spark_ext.sources.market import MarketDataSource
 from penstock.spark_ext.sources.p_stream_source import p_stream_source
 from penstock.spark_ext.worker.python_workers import prepare_workers
+from penstock.spark_ext.worker.restart import check_starts
 
 __all__ = ["register", "wait_for_metrics"]
 
@@ -48,6 +49,7 @@ def register(
         If workers on a cluster run a Python without Penstock's dependencies.
     """
     prepare_workers(spark)
+    check_starts()
     spark.dataSource.register(MarketDataSource)
     spark.dataSource.register(p_stream_source(spark.sparkContext.defaultParallelism))
     known = _files.setdefault(spark, {})

@@ -1,8 +1,9 @@
-"""Check a query's output mode and the settings of its checkpoint when it starts.
+"""Check a query's output mode and its checkpoint when it starts.
 
 Spark has no hook for that: it plans an operator anew at each start, and calls a function in a worker only if
-there are rows for it. So the first planned operator wraps ``DataStreamWriter.start`` and ``toTable``, once in
-this process. Queries without a Penstock operator start as before.
+there are rows for it. So `check_starts` wraps ``DataStreamWriter.start`` and ``toTable``, once in this
+process. A query without a Penstock operator is refused only if a power cut damaged its checkpoint, on which
+Spark would fail later, without a word about a repair.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterator
+from inspect import signature
 from itertools import count
 from typing import Any
 
@@ -18,16 +20,20 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.checkpointing.files import open_files
-from penstock.errors import InvalidUsageError, UnavailableError
+from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint
+from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
 
-__all__ = ["plan_task"]
+__all__ = ["check_starts", "plan_task"]
 
 _LOGGER = logging.getLogger(__name__)
 
 _APPEND = "append"
-_OUTPUT_MODE = "_penstock_output_mode"
-"""The attribute of a writer that holds its output mode."""
+_OUTPUT_MODE, _QUERY_NAME, _CHECKPOINT = "outputmode", "queryname", "checkpointlocation"
+_SETTINGS = "_penstock_settings"
+"""The attribute of a writer that holds its settings, which Spark does not expose, by names in lower case."""
+_CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
+"""Spark's setting for the directory of all checkpoints; each has the name of its query there."""
 
 _planned: dict[str, BucketTask[Any]] = {}
 """The operators that this driver has planned, by the name that each has in Spark's plans."""
@@ -36,35 +42,53 @@ _numbers = count(1)
 
 def plan_task(task: BucketTask[Any]) -> str:
     """Remember an operator for the checks at its start; return its name in Spark's plans, unique here."""
-    if not _planned:
-        _wrap_starts()
+    check_starts()
     name = f"{task.name}_{next(_numbers)}"
     _planned[name] = task
     return name
 
 
-def _wrap_starts() -> None:
+@functools.cache
+def check_starts() -> None:
+    """Check every query that this process starts from now on."""
     for name in ("start", "toTable"):
         setattr(DataStreamWriter, name, _check_start(getattr(DataStreamWriter, name)))
-    DataStreamWriter.outputMode = _note_mode(DataStreamWriter.outputMode)  # type: ignore[method-assign]
+    for name in ("option", "options", "outputMode", "queryName"):
+        setattr(DataStreamWriter, name, _note_settings(getattr(DataStreamWriter, name)))
 
 
-def _note_mode(set_mode: Callable[..., DataStreamWriter]) -> Callable[..., DataStreamWriter]:
-    """Return a setter of the output mode that also notes the mode, which Spark does not expose."""
+def _note_settings(setter: Callable[..., DataStreamWriter]) -> Callable[..., DataStreamWriter]:
+    """Return a setter that also notes the settings in the writer's `_SETTINGS`."""
 
-    @functools.wraps(set_mode)
-    def noted(writer: DataStreamWriter, outputMode: str) -> DataStreamWriter:  # noqa: N803 - Spark's name
-        setattr(writer, _OUTPUT_MODE, outputMode)
-        return set_mode(writer, outputMode)
+    @functools.wraps(setter)
+    def noted(writer: DataStreamWriter, *arguments: Any, **options: Any) -> DataStreamWriter:
+        known = vars(writer).setdefault(_SETTINGS, {})
+        known.update(_settings_in(setter, writer, arguments, options))
+        return setter(writer, *arguments, **options)
 
     return noted
 
 
+def _settings_in(
+    method: Callable[..., Any], writer: DataStreamWriter, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, str]:
+    """Return the settings in a call of a writer's method; none if Spark will refuse the call."""
+    try:
+        given = signature(method).bind(writer, *arguments, **options).arguments
+    except TypeError:
+        return {}
+    if method.__name__ == "option":
+        given = {given["key"]: given["value"]}
+    found = {**given, **given.get("options", {})}
+    return {str(name).lower(): str(value) for name, value in found.items() if value is not None}
+
+
 def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
-    """Return a way to start a query that also checks Penstock's operators in it.
+    """Return a way to start a query that also checks its checkpoint and Penstock's operators in it.
 
     It raises what `start` does, and
 
+    - `CorruptDataError` if a power cut damaged the checkpoint;
     - `InvalidUsageError` for an unsupported output mode, or a checkpoint that was made with another key,
       policy, number of buckets or other fixed setting;
     - `UnavailableError` if the file system of the state refuses.
@@ -72,11 +96,13 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
 
     @functools.wraps(start)
     def checked(writer: DataStreamWriter, *arguments: Any, **options: Any) -> StreamingQuery:
+        settings = vars(writer).get(_SETTINGS, {}) | _settings_in(start, writer, arguments, options)
+        _check_whole(_checkpoint_of(writer, settings))
         try:
             query = start(writer, *arguments, **options)
         except AnalysisException as error:
             plan = str(writer._df._jdf.queryExecution().analyzed().toString())
-            if getattr(writer, _OUTPUT_MODE, _APPEND).lower() == _APPEND or not _tasks_in(plan):
+            if settings.get(_OUTPUT_MODE, _APPEND).lower() == _APPEND or not _tasks_in(plan):
                 raise
             raise InvalidUsageError(
                 "Penstock's operators support only the output mode append",
@@ -91,6 +117,25 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         return query
 
     return checked
+
+
+def _checkpoint_of(writer: DataStreamWriter, settings: dict[str, str]) -> str | None:
+    """Return the checkpoint of a query that is about to start; None if it has a new one."""
+    if _CHECKPOINT in settings:
+        return settings[_CHECKPOINT]
+    parent, name = writer._spark.conf.get(_CHECKPOINTS, None), settings.get(_QUERY_NAME)
+    return None if parent is None or name is None else f"{parent}/{name}"
+
+
+def _check_whole(checkpoint: str | None) -> None:
+    """Check that a power cut has not damaged a checkpoint on a local disk."""
+    path = None if checkpoint is None else local_path(checkpoint)
+    if path is not None and path.is_dir() and repair_checkpoint(path).files:
+        raise CorruptDataError(
+            "files of the checkpoint are damaged",
+            checkpoint=path,
+            hint=f"a power cut tore them: penstock repair {path}",
+        )
 
 
 def _tasks_in(plan: str) -> list[BucketTask[Any]]:
