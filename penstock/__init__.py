@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.procedures import abort, database, event
     from penstock.spark_ext.api.metrics import metrics
     from penstock.spark_ext.api.register import register
-    from penstock.spark_ext.api.transactions import transactions
+    from penstock.spark_ext.api.transactions import transactions, write_transactions
     from penstock.spark_ext.api.update_join import update_join
     from penstock.spark_ext.api.update_queue import update_queue
     from penstock.spark_ext.api.update_union import update_union
@@ -44,6 +44,7 @@ __all__ = [
     "update_queue",
     "update_union",
     "update_window",
+    "write_transactions",
 ]
 
 __getattr__ = lazily(
@@ -67,6 +68,7 @@ __getattr__ = lazily(
         "update_queue": "penstock.spark_ext.api.update_queue",
         "update_union": "penstock.spark_ext.api.update_union",
         "update_window": "penstock.spark_ext.api.update_window",
+        "write_transactions": "penstock.spark_ext.api.transactions",
     },
 )
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
-from penstock.procedures.plain.rounds import PlainRounds
+from penstock.procedures.plain.tables import PlainTables
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.rows import from_python
+from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.workflow import Workflow
 from tests.procedures import define
 
@@ -209,11 +210,11 @@ ROUNDS = _events(st.just(value=False)) | _events(st.booleans())
 """Events with the number of their round: one each, or atomic batches."""
 
 
-def state_bytes(state: TableSet | PlainRounds, database: Database) -> dict[str, bytes]:
+def state_bytes(state: TableSet | PlainTables, database: Database) -> dict[str, bytes]:
     """Return each table's rows, by their keys, as bytes."""
     made = {}
     for name, spec in database.catalog.stored.items():
-        if isinstance(state, PlainRounds):
+        if isinstance(state, PlainTables):
             if name not in state.tables:
                 continue
             rows = [row for row in state.tables[name].rows.values() if row is not None]
@@ -221,14 +222,18 @@ def state_bytes(state: TableSet | PlainRounds, database: Database) -> dict[str, 
             batch = pa.RecordBatch.from_arrays(arrays, schema=spec.schema)
         else:
             batch = state[name].table()
-        order = [(key, "ascending") for key in spec.key]
-        batch = pa.Table.from_batches([batch]).sort_by(order).combine_chunks()
-        rebuilt = pa.table([pa.array(c.to_pylist(), c.type) for c in batch.columns], schema=spec.schema)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, spec.schema) as writer:
-            writer.write_table(rebuilt)
-        made[name] = sink.getvalue().to_pybytes()
+        made[name] = table_bytes(pa.Table.from_batches([batch]), spec)
     return made
+
+
+def table_bytes(rows: pa.Table, spec: TableSpec) -> bytes:
+    """Return the rows of a table, by their keys, as bytes."""
+    rows = rows.select(list(spec.names)).sort_by([(key, "ascending") for key in spec.key]).combine_chunks()
+    rebuilt = pa.table([pa.array(c.to_pylist(), c.type) for c in rows.cast(spec.schema).columns], spec.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, spec.schema) as writer:
+        writer.write_table(rebuilt)
+    return sink.getvalue().to_pybytes()
 
 
 @dataclass

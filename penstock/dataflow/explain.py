@@ -66,8 +66,18 @@ def render(plan: PhysicalPlan) -> RenderableType:
 
 def _procedures(plan: PhysicalPlan) -> dict[str, str]:
     """Return the explanations of procedures, by the names of their operators."""
-    nodes = [node for node in topological(plan.logical) if isinstance(node, Transactions)]
-    return {node.name: node.procedure.explain() for node in nodes}
+    nodes = [node for node in topological(plan.root) if isinstance(node, Transactions)]
+    return {node.name: f"{node.procedure.explain()}\n  input: {_input(node)}" for node in nodes}
+
+
+def _input(node: Transactions) -> str:
+    """Say how rows come to the transactions of their bucket."""
+    above = node.inputs[0]
+    if not (isinstance(above, Materialize) or (isinstance(above, Source) and above.kind == "p-stream")):
+        return "rows pass through Spark"
+    if node.buckets == 1:
+        return "the bucket's task reads the p-stream"
+    return "the p-stream's readers pack rows for their buckets"
 
 
 def _tree(root: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> Tree:

@@ -12,6 +12,7 @@ from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.operator_options import TransactionOptions
 from penstock.procedures.analysis.columns import program_for, transaction_schema
+from penstock.procedures.analysis.routing import routing_attribute
 from penstock.procedures.compiler.program import event_schema
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.workflow import Workflow
@@ -75,6 +76,14 @@ class Transactions(Node):
     def event(self) -> pa.Schema:
         """The attributes of the procedure's event."""
         return event_schema(program_for(self.procedure, self.inputs[0].schema).event)
+
+    @property
+    def buckets(self) -> int | None:
+        """The number of buckets; None if it is that of shuffle partitions."""
+        if self.options.buckets is None:
+            program = program_for(self.procedure, self.inputs[0].schema)
+            return 1 if routing_attribute(program) is None else None
+        return self.options.buckets
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Return the event's attributes, the time, and the columns to keep."""

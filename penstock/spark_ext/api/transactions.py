@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from penstock.operators.update_stream.operator_options import TransactionOptions
+from penstock.operators.update_stream.operator_options import (
+    TransactionArguments,
+    TransactionOptions,
+)
 from penstock.procedures.analysis.columns import program_for, transaction_schema
 from penstock.procedures.analysis.routing import check_routing, routing_attribute
 from penstock.procedures.engine import event_schema
@@ -18,13 +23,15 @@ from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.workflow import Workflow
 from penstock.spark_ext.border.initial_rows import Given, InitialRows
 from penstock.spark_ext.border.parcels import PARCELS
-from penstock.spark_ext.border.transaction_packing import TransactionPacker
-from penstock.spark_ext.border.types import spark_schema
+from penstock.spark_ext.border.transaction_packing import Route, TransactionPacker
+from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
+from penstock.spark_ext.sources.transaction_scan import parcels_of_p_stream
 from penstock.spark_ext.worker.stateful import Stateful, arrow_schema, check_streaming, with_safe_names
 from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
-__all__ = ["run_transactions", "transactions"]
+__all__ = ["plan_transactions", "transactions", "write_transactions"]
 
 
 def transactions(
@@ -100,10 +107,116 @@ def transactions(
         retain_versions=retain_versions,
     )
     kept = (keep,) if isinstance(keep, str) else tuple(keep)
-    return run_transactions(df, procedure, time, kept, options, name, initial)
+    return plan_transactions(df, procedure, time, kept, options, name, initial).results()
 
 
-def run_transactions(
+def write_transactions(
+    df: DataFrame,
+    procedure: Procedure | Workflow,
+    path: str | os.PathLike[str],
+    *,
+    time: str | None = None,
+    keep: str | Iterable[str] = (),
+    initial: Given | None = None,
+    name: str = "transactions",
+    sink: Mapping[str, Any] | None = None,
+    **options: Unpack[TransactionArguments],
+) -> DataStreamWriter:
+    """Run a transaction for each row of a stream; write results and rejections into a p-stream.
+
+    As `transactions`, but the tasks of the buckets write the results themselves, so that they do not pass
+    through Spark.
+
+    Parameters
+    ----------
+    df, procedure, time, keep, initial, name, **options
+        See `transactions`.
+    path : str or path
+        The location of the p-stream, which is created if it does not exist.
+    sink : mapping, optional
+        Options of the data source ``pstream`` for writing, such as ``goal``, which is ``"fast"`` by default.
+
+    Returns
+    -------
+    DataStreamWriter
+        Give it a checkpoint and a trigger, and start it.
+
+    Raises
+    ------
+    InvalidUsageError
+        As `transactions`, or if the results do not fit the p-stream, or an option is wrong.
+
+    Examples
+    --------
+    >>> writer = penstock.write_transactions(transfers, transfer, "/data/results",
+    ...     state_location="/var/lib/penstock")  # doctest: +SKIP
+    >>> writer.option("checkpointLocation", "/data/checkpoint").start()  # doctest: +SKIP
+    """
+    kept = (keep,) if isinstance(keep, str) else tuple(keep)
+    made = plan_transactions(df, procedure, time, kept, TransactionOptions(**options), name, initial)
+    given = {key: str(value) for key, value in (sink or {}).items()} | {"path": os.fspath(path)}
+    writer = made.descriptors(given).writeStream.format("pstream")
+    return writer.options(**given).option("descriptors", "true")
+
+
+@dataclass(frozen=True)
+class PlannedTransactions:
+    """Transactions in a query. Made on the driver.
+
+    Parameters
+    ----------
+    place : Stateful
+        Their place.
+    parcels : DataFrame
+        The input.
+    operator : TransactionOperator
+        The operator to run for each bucket.
+    schema : StructType
+        The columns of results.
+    rows : pyarrow.Schema
+        Their Arrow schema.
+    route : Route
+        How rows come to their bucket; a part of the operator's name in Spark's plans.
+    """
+
+    place: Stateful
+    parcels: DataFrame
+    operator: TransactionOperator
+    schema: StructType
+    rows: pa.Schema
+    route: Route
+
+    def results(self) -> DataFrame:
+        """Return the results."""
+        return self.place.run(
+            self.parcels, self.operator, self.schema, self.rows, waits=False, route=self.route.value
+        )
+
+    def descriptors(self, sink: Mapping[str, str]) -> DataFrame:
+        """Return descriptors of results that tasks write into a p-stream.
+
+        Parameters
+        ----------
+        sink : mapping of str to str
+            Options of the data source ``pstream``, with the path.
+
+        Raises
+        ------
+        InvalidUsageError
+            If an option is wrong, or the results do not fit the p-stream.
+        """
+        return self.place.run(
+            self.parcels,
+            self.operator,
+            DESCRIPTORS,
+            as_arrow_of_spark(DESCRIPTORS),
+            waits=False,
+            into=OperatorRows.into(sink, self.schema),
+            route=self.route.value,
+        )
+
+
+def plan_transactions(
     df: DataFrame,
     procedure: Procedure | Workflow,
     time: str | None,
@@ -111,8 +224,8 @@ def run_transactions(
     options: TransactionOptions,
     name: str,
     initial: Given | None = None,
-) -> DataFrame:
-    """Return the results of transactions; see `transactions`."""
+) -> PlannedTransactions:
+    """Plan transactions in a query; see `transactions`."""
     check_streaming(df)
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     given = arrow_schema(df.schema, large=large)
@@ -144,5 +257,13 @@ def run_transactions(
     own = spark_schema(pa.schema([field for field in made if field.name not in keep]))
     output = StructType([df.schema[field.name] if field.name in keep else own[field.name] for field in made])
     packer = TransactionPacker(given, needed, time, route, place.buckets, wakes=rows is not None)
-    parcels = with_safe_names(df).mapInArrow(packer, PARCELS)
-    return place.run(parcels, operator, output, arrow_schema(output, large=large), waits=False)
+    rows_schema = arrow_schema(output, large=large)
+    from_stream = parcels_of_p_stream(df, packer)
+    if from_stream is None:
+        parcels = with_safe_names(df).mapInArrow(packer, PARCELS)
+        return PlannedTransactions(place, parcels, operator, output, rows_schema, Route.SPARK)
+    parcels, reader = from_stream
+    if place.buckets > 1:
+        return PlannedTransactions(place, parcels, operator, output, rows_schema, Route.READERS)
+    operator = replace(operator, reader=reader)
+    return PlannedTransactions(place, parcels, operator, output, rows_schema, Route.BUCKET)

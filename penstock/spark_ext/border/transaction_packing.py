@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,21 @@ from penstock.spark_ext.border.packing import parcel_row
 from penstock.spark_ext.border.parcels import to_parcels
 from penstock.state_store.keys.key_words import KeyCodec
 
-__all__ = ["TransactionPacker", "bucket_of_values", "in_order"]
+__all__ = ["Route", "TransactionPacker", "bucket_of_values", "in_order", "place_rows"]
 
 _POSITION = f"{RESERVED_PREFIX}position"
 _TIME = f"{RESERVED_PREFIX}time"
 _PART_BITS = 40
 _CHUNK_BYTES = 64 << 20
 _BATCH = "streaming.sql.batchId"
+
+
+class Route(Enum):
+    """How rows come to the task of their bucket."""
+
+    SPARK = "through_spark"
+    READERS = "packed_by_readers"
+    BUCKET = "read_in_bucket"
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ class TransactionPacker:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            held.append(self._place(cast_to_schema(batch, self.schema), position))
+            held.append(place_rows(cast_to_schema(batch, self.schema), self.needed, self.time, position))
             position += batch.num_rows
             size_bytes += batch.nbytes
             if size_bytes >= _CHUNK_BYTES:
@@ -75,27 +84,6 @@ class TransactionPacker:
                 held, size_bytes = [], 0
         if held:
             yield from self._parcels(held)
-
-    def _place(self, batch: pa.RecordBatch, position: int) -> pa.RecordBatch:
-        arrays = [batch.column(name) for name in self.needed]
-        places = pa.array(np.arange(position, position + batch.num_rows, dtype=np.int64))
-        if self.time is None:
-            return pa.RecordBatch.from_arrays([*arrays, places], [*self.needed, _POSITION])
-        times = batch.column(self.time)
-        if times.null_count:
-            raise InvalidUsageError(
-                "a transaction has no time",
-                column=self.time,
-                rows=times.null_count,
-                hint="filter them out first",
-            )
-        if pa.types.is_date(times.type):
-            times = times.view(pa.int32())
-        elif pa.types.is_timestamp(times.type):
-            times = times.view(pa.int64())
-        return pa.RecordBatch.from_arrays(
-            [*arrays, times.cast(pa.int64()), places], [*self.needed, _TIME, _POSITION]
-        )
 
     def _parcels(self, held: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = concat(list(held))
@@ -113,6 +101,35 @@ class TransactionPacker:
             if begin < end:
                 for parcel in to_parcels([rows.slice(begin, end - begin)]):
                     yield parcel_row(label, 0, parcel)
+
+
+def place_rows(
+    batch: pa.RecordBatch, needed: Sequence[str], time: str | None, position: int
+) -> pa.RecordBatch:
+    """Return the needed columns, and what orders rows: their time, if they have one, and their position.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a row has no time.
+    """
+    arrays = [batch.column(name) for name in needed]
+    places = pa.array(np.arange(position, position + batch.num_rows, dtype=np.int64))
+    if time is None:
+        return pa.RecordBatch.from_arrays([*arrays, places], [*needed, _POSITION])
+    times = batch.column(time)
+    if times.null_count:
+        raise InvalidUsageError(
+            "a transaction has no time",
+            column=time,
+            rows=times.null_count,
+            hint="filter them out first",
+        )
+    if pa.types.is_date(times.type):
+        times = times.view(pa.int32())
+    elif pa.types.is_timestamp(times.type):
+        times = times.view(pa.int64())
+    return pa.RecordBatch.from_arrays([*arrays, times.cast(pa.int64()), places], [*needed, _TIME, _POSITION])
 
 
 def in_order(parcels: Sequence[pa.RecordBatch], needed: int) -> pa.RecordBatch:

@@ -38,7 +38,7 @@ from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.scan.spec import Scan
 from penstock.operators.update_stream.operator_options import StateOptions
 from penstock.spark_ext.api.failure import spark_message
-from penstock.spark_ext.api.transactions import run_transactions
+from penstock.spark_ext.api.transactions import PlannedTransactions, plan_transactions
 from penstock.spark_ext.api.update_join import run_join
 from penstock.spark_ext.api.update_queue import run_queue
 from penstock.spark_ext.api.update_union import run_union
@@ -57,7 +57,6 @@ from penstock.spark_ext.graph.windows import (
     plan_count_windows,
     window_accumulator,
 )
-from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import OperatorRows
 from penstock.spark_ext.sources.parquet_reader import parquet_files, read_parquet
 from penstock.spark_ext.sources.pushed import Columns, Pushed
@@ -173,8 +172,8 @@ class Frames:
     def into(self, node: Node, options: Mapping[str, str]) -> Written:
         """Return the input of a p-stream's sink for a node's output.
 
-        If the last operator makes windows, and all later steps can run without Spark, the operator writes the
-        results itself, and the sink gets descriptors.
+        An operator of transactions at the end writes its results itself, and the sink gets descriptors; so
+        does one that makes windows, if all later steps can run without Spark.
 
         Parameters
         ----------
@@ -190,6 +189,10 @@ class Frames:
         """
         before = len(self._readings)
         at, steps = split_steps(node)
+        if isinstance(at, Transactions) and not steps:
+            made = self._transactions(at)
+            rows, read = made.descriptors(options), tuple(self._readings[before:])
+            return Written(rows, made.schema, read, direct=True)
         if not isinstance(at, Assemble):
             rows, readings = self.of(node)
             return Written(rows, rows.schema, readings, direct=False)
@@ -200,8 +203,7 @@ class Frames:
         finish = windows.plan.finish([step_text(step) for step in steps]) if self._ansi else None
         if finish is None or not same_types(finish.schemas(), seen):
             return Written(rows, rows.schema, readings, direct=False)
-        chosen = any(name.lower() == "goal" for name in options)
-        into = OperatorRows.into(WriteOptions.parse(options), rows.schema, chosen=chosen)
+        into = OperatorRows.into(options, rows.schema)
         return Written(windows.written(place, finish, into), rows.schema, readings, direct=True)
 
     def state_of(self, end: Node) -> StatePlace | None:
@@ -248,6 +250,8 @@ class Frames:
             case Assemble() | Aggregate() if _makes_windows(node):
                 place = self._place(node)
                 return self._plan_windows(node, place.buckets).results(place)
+            case Transactions():
+                return self._transactions(node).results()
             case Aggregate():
                 return self._by_window(node)
             case WindowJoin():
@@ -260,8 +264,6 @@ class Frames:
                 return apply_step(node, rows)
             case UpdateQueue():
                 return self._queue(node, rows)
-            case Transactions():
-                return self._transactions(node, rows)
             case Window() | Sink():
                 return rows
         raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
@@ -293,10 +295,11 @@ class Frames:
     def _queue(self, node: UpdateQueue, rows: DataFrame) -> DataFrame:
         return run_queue(rows, node.update_key, node.time, self._locate(node.options), _plain(node.name))
 
-    def _transactions(self, node: Transactions, rows: DataFrame) -> DataFrame:
+    def _transactions(self, node: Transactions) -> PlannedTransactions:
         initial = {name: self._given_table(name) for name in node.initial}
         options, name = self._locate(node.options), _plain(node.name)
-        return run_transactions(rows, node.procedure, node.time, node.keep, options, name, initial)
+        rows = self._of(node.inputs[0])
+        return plan_transactions(rows, node.procedure, node.time, node.keep, options, name, initial)
 
     def _unite(self, node: UpdateUnion) -> DataFrame:
         rows = [self._of(above) for above in node.inputs]
@@ -350,11 +353,9 @@ class Frames:
         rows, seen = apply_steps(steps, windows.results(place))
         texts = [step_text(step) for step in steps]
         fold = window_accumulator(node, windows.plan, rows, texts, seen) if self._ansi else None
-        return (
-            aggregate_windows(node, rows)
-            if fold is None
-            else finish_aggregate(node, windows.folded(place, fold), fold)
-        )
+        if fold is None:
+            return aggregate_windows(node, rows)
+        return finish_aggregate(node, windows.folded(place, fold), fold)
 
     def _read_pushed(self, node: PushedScan) -> DataFrame:
         """Return a reader's output, computed by Spark if the reader's results would differ."""
@@ -429,8 +430,8 @@ class Frames:
         number = self._readers[location]
         reader = self._name if number == 1 else f"{self._name}-{number}"
         self._readings.append(Reading(base.name, location, reader))
-        options = {"reader": reader}
-        options |= {"columns": json.dumps(names)} if scan is None else {"scan": scan.to_json()}
+        what_to_read = {"columns": json.dumps(names)} if scan is None else {"scan": scan.to_json()}
+        options = {"reader": reader, **what_to_read}
         if buckets is not None:
             options["buckets"] = str(buckets)
         if lookup is not None:

@@ -16,7 +16,18 @@ from penstock.operators.scan.spec import Scan
 
 __all__ = ["ReadOptions", "WriteOptions"]
 
-_READ = ("buckets", "columns", "lookup", "maxBytes", "maxRows", "partitions", "reader", "scan", "start")
+_READ = (
+    "buckets",
+    "columns",
+    "lookup",
+    "maxBytes",
+    "maxRows",
+    "partitions",
+    "reader",
+    "scan",
+    "start",
+    "transactions",
+)
 _WRITE = ("batch", "descriptors", "directIo", "goal", "unitRows", "writer")
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
@@ -117,6 +128,8 @@ class ReadOptions:
         The number of buckets for parcels of a scan's fragments.
     lookup : str or None
         The text of a `Lookup` for the fragments, before they become parcels.
+    transactions : str or None
+        What transactions take of the rows, as JSON; see `TransactionScan`.
     """
 
     path: str
@@ -129,6 +142,7 @@ class ReadOptions:
     scan: Scan | None
     buckets: int | None
     lookup: str | None
+    transactions: str | None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> ReadOptions:
@@ -158,6 +172,7 @@ class ReadOptions:
             scan=scan,
             buckets=_count(given, "buckets"),
             lookup=given.get("lookup"),
+            transactions=given.get("transactions"),
         )
 
     def start_in(self, stream: PStream) -> int | str:

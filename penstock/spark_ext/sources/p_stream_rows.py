@@ -8,7 +8,7 @@ way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -114,25 +114,24 @@ class OperatorRows:
     writer: str | None
 
     @classmethod
-    def into(cls, options: WriteOptions, schema: StructType, *, chosen: bool) -> OperatorRows:
-        """Return the writer of rows of a schema, with a sink's options.
+    def into(cls, given: Mapping[str, str], schema: StructType) -> OperatorRows:
+        """Return the writer of rows of a schema.
 
         Parameters
         ----------
-        options : WriteOptions
-            The sink's options.
+        given : mapping of str to str
+            The sink's options. By default the goal is ``"fast"``, because operators write results themselves
+            only if there are too many to pass through Spark.
         schema : StructType
             The rows' columns.
-        chosen : bool
-            Whether the user chose the goal. Otherwise it is ``"fast"``, because operators write results
-            themselves only if there are too many to pass through Spark.
 
         Raises
         ------
         InvalidUsageError
-            If the rows do not fit the p-stream.
+            If an option is wrong, or the rows do not fit the p-stream.
         """
-        if not chosen:
+        options = WriteOptions.parse(given)
+        if not any(name.lower() == "goal" for name in given):
             options = replace(options, goal="fast")
         return cls(SegmentRows(options, open_stream(options, schema)), options.writer)
 

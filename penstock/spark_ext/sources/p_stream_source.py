@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -36,7 +36,12 @@ from penstock.spark_ext.sources.p_stream_options import ReadOptions, WriteOption
 from penstock.spark_ext.sources.p_stream_sink import BatchWriter, StreamWriter
 from penstock.spark_ext.sources.pushed import Columns, Pushed, split_large
 
+if TYPE_CHECKING:
+    from penstock.spark_ext.sources.transaction_scan import TransactionScan
+
 __all__ = ["PStreamDataSource", "ReleaseRule", "p_stream_source"]
+
+_Scan: TypeAlias = "Columns | Pushed | TransactionScan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ class PStreamDataSource(DataSource):
         parcels.
     lookup
         With buckets: the text of the fragments' `Lookup`; a graph sets it.
+    transactions
+        What transactions take of the rows; `penstock.transactions` sets it.
     maxRows, maxBytes
         The most rows and stored bytes of a micro-batch, but at least one p-unit.
     partitions
@@ -159,14 +166,20 @@ def p_stream_source(parallelism: int) -> type[PStreamDataSource]:
     return type("PStreamDataSource", (PStreamDataSource,), {"parallelism": parallelism})
 
 
-def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | None) -> Columns | Pushed:
+def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | None) -> _Scan:
+    if options.transactions:
+        from penstock.spark_ext.sources.transaction_scan import TransactionScan
+
+        return TransactionScan.of(stored, options.transactions)
     if options.scan:
         return Pushed.of(stored, options.scan, options.buckets, options.lookup)
     return Columns.of(stored, columns)
 
 
-def _plan_scan(options: ReadOptions, stream: PStream, schema: StructType) -> Columns | Pushed:
+def _plan_scan(options: ReadOptions, stream: PStream, schema: StructType) -> _Scan:
     """Return the plan of the readers, whose rows have the columns of `schema`."""
+    if options.transactions:
+        return _scan_of(options, stream.schema, None)
     if options.scan:
         # The scanner takes long to load and made this schema in `PStreamDataSource.schema`.
         return Pushed(options.scan, stream.schema, schema, options.buckets, options.lookup)
@@ -179,9 +192,10 @@ def _plan_scan(options: ReadOptions, stream: PStream, schema: StructType) -> Col
 class _Pieces(InputPartition):
     """The place of one task's rows."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    def __init__(self, pieces: Sequence[Piece], part: int) -> None:
         super().__init__(None)
         self.pieces = tuple(pieces)
+        self.part = part
 
 
 def balance(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
@@ -193,15 +207,13 @@ def balance(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
         rows = piece.stop - piece.first
         groups[(2 * before + rows) * parts // (2 * total)].append(piece)
         before += rows
-    return [_Pieces(group) for group in groups if group]
+    return [_Pieces(group, part) for part, group in enumerate(groups) if group]
 
 
 class _Plan:
     """Base of both readers. Only the parts for reading go to the workers."""
 
-    def __init__(
-        self, options: ReadOptions, partitions: int, stream: PStream, scan: Columns | Pushed
-    ) -> None:
+    def __init__(self, options: ReadOptions, partitions: int, stream: PStream, scan: _Scan) -> None:
         self.options = options
         self.partitions = partitions
         self.scan = scan
@@ -228,6 +240,10 @@ class _Plan:
         """Return a task's rows, at most a p-unit at a time."""
         # Spark makes a partition of its own where a batch has none.
         pieces = partition.pieces if isinstance(partition, _Pieces) else ()
+        if not isinstance(self.scan, Columns | Pushed):
+            part = partition.part if isinstance(partition, _Pieces) else 0
+            yield from self.scan.run(self._segments, self._schema, pieces, part)
+            return
         for rows in self.scan.run(read_blocks(self._segments, pieces, self._schema)):
             yield from split_large(rows)
 

@@ -40,10 +40,13 @@ _planned: dict[str, BucketTask[Any]] = {}
 _numbers = count(1)
 
 
-def plan_task(task: BucketTask[Any]) -> str:
-    """Remember an operator for the checks at its start; return its name in Spark's plans, unique here."""
+def plan_task(task: BucketTask[Any], route: str = "") -> str:
+    """Remember an operator for the checks at its start; return its name in Spark's plans, unique here.
+
+    The name has the operator's `route`, for those who read the plan.
+    """
     check_starts()
-    name = f"{task.name}_{next(_numbers)}"
+    name = "_".join(part for part in (task.name, route, str(next(_numbers))) if part)
     _planned[name] = task
     return name
 

@@ -122,6 +122,7 @@ class Stateful:
         waits: bool,
         own_workers: bool = False,
         into: OperatorRows | None = None,
+        route: str = "",
     ) -> DataFrame:
         """Return the output of an operator.
 
@@ -143,6 +144,8 @@ class Stateful:
             the one with its state. Separate workers take more than a second to start.
         into : OperatorRows, optional
             Writes the operator's results; then its output is descriptors instead of rows.
+        route : str
+            How rows come to the operator; a part of its name in Spark's plans.
         """
         skip_size_of_each_row(parcels.sparkSession)
         task = BucketTask(
@@ -151,7 +154,9 @@ class Stateful:
         timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
         if waits:
             parcels = with_wake(parcels)
-        function = _BucketFunction(plan_task(task), task, waits, _rows_of_a_batch(parcels.sparkSession), into)
+        function = _BucketFunction(
+            plan_task(task, route), task, waits, _rows_of_a_batch(parcels.sparkSession), into
+        )
         with _workers_of_their_own(parcels.sparkSession) if own_workers else nullcontext():
             results = parcels.groupBy("bucket").applyInPandasWithState(
                 function, _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import REJECTED, TableSet, event_schema
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.border.initial_rows import InitialRows
-from penstock.spark_ext.border.transaction_packing import in_order
+from penstock.spark_ext.border.transaction_packing import in_order, place_rows
+from penstock.spark_ext.sources.transaction_scan import PieceReader
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 
 __all__ = ["TransactionOperator"]
@@ -42,6 +43,8 @@ class TransactionOperator:
         The digest of the program that the checkpoint was begun with.
     initial : InitialRows, optional
         The first rows of tables.
+    reader : PieceReader, optional
+        Reads the rows, if the parcels only have places in a p-stream.
     """
 
     program: Program | PlainProgram
@@ -51,6 +54,7 @@ class TransactionOperator:
     time: str | None
     identity: str
     initial: InitialRows | None = None
+    reader: PieceReader | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return the fixed settings; see `Operator.specification`."""
@@ -79,19 +83,34 @@ class TransactionOperator:
         if self.initial is not None and share.batch_id == 0 and state.is_new:
             for table, rows in self.initial.in_bucket(share.bucket):
                 state.load(table, rows)
-        if held:
-            begin = monotonic_s()
-            rows = in_order(held, len(self.needed))
+        begin = monotonic_s()
+        schema = event_schema(self.program.event)
+        for rows in self._ordered(held):
             first = state.transactions
-            schema = event_schema(self.program.event)
             made = state.run(self.program, cast_to_schema(rows.select(schema.names), schema))
             batches.append(self._results(share, first, rows, made))
-            metrics.rows_in = metrics.rows_out = made.num_rows
-            metrics.rejected = made.num_rows - made.column(made.schema.get_field_index(REJECTED)).null_count
-            metrics.committed = metrics.rows_in - metrics.rejected
-            metrics.duration_ms["run"] = 1000 * (monotonic_s() - begin)
+            metrics.rows_in += made.num_rows
+            metrics.committed += made.column(made.schema.get_field_index(REJECTED)).null_count
+        metrics.rows_out = metrics.rows_in
+        metrics.rejected = metrics.rows_in - metrics.committed
         metrics.keys = state.rows
+        if held:
+            metrics.duration_ms["run"] = 1000 * (monotonic_s() - begin)
         return batches, metrics
+
+    def _ordered(self, parcels: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the rows of parcels in their order."""
+        if self.reader is None:
+            if parcels:
+                yield in_order(parcels, len(self.needed))
+        elif self.time is None:
+            yield from self.reader.rows(parcels)
+        elif parcels:
+            held, position = [], 0
+            for rows in self.reader.rows(parcels):
+                held.append(place_rows(rows, self.needed, self.time, position))
+                position += rows.num_rows
+            yield in_order(held, len(self.needed))
 
     def _results(
         self, share: TaskShare, first: int, rows: pa.RecordBatch, made: pa.RecordBatch

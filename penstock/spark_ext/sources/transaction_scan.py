@@ -1,0 +1,166 @@
+"""Readers of a p-stream for transactions: no row crosses the JVM before its transaction has run.
+
+With one bucket a reader's task only passes on where its rows are, and the bucket's task reads them. With
+several buckets the reader packs rows into parcels for their buckets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from penstock.checkpointing.files import Files
+from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.border.packing import parcel_row
+from penstock.spark_ext.border.parcels import PARCELS, to_parcels
+from penstock.spark_ext.border.transaction_packing import TransactionPacker
+from penstock.spark_ext.border.types import as_arrow_of_spark, convert
+from penstock.spark_ext.sources.pushed import Columns
+from penstock.windows.map_ordered import map_ordered
+
+if TYPE_CHECKING:
+    from penstock.compression import TableBlock
+
+__all__ = ["PieceReader", "TransactionScan", "parcels_of_p_stream"]
+
+_POSITION = "position"
+_PART_BITS = 40
+_THREADS = 2
+"""The kernel runs in one thread; the next p-units are decoded beside it."""
+
+
+@dataclass(frozen=True)
+class TransactionScan:
+    """What a reader's task does for transactions. Made on the driver, used in workers.
+
+    Parameters
+    ----------
+    columns : Columns
+        The columns to read.
+    packer : TransactionPacker, optional
+        Packs rows; None if the bucket's task reads them.
+    """
+
+    columns: Columns
+    packer: TransactionPacker | None
+
+    @property
+    def spark(self) -> StructType:
+        """The columns of the output."""
+        return PARCELS
+
+    @classmethod
+    def of(cls, stored: pa.Schema, text: str) -> TransactionScan:
+        """Return the scan of the option ``transactions``."""
+        given: dict[str, Any] = json.loads(text)
+        columns = Columns(tuple(given["needed"]), StructType.fromJson(given["columns"]))
+        if given["buckets"] == 1:
+            return cls(columns, None)
+        packer = TransactionPacker(
+            as_arrow_of_spark(columns.spark),
+            columns.names,
+            given["time"],
+            given["route"],
+            given["buckets"],
+            wakes=given["wakes"],
+        )
+        return cls(columns, packer)
+
+    def run(
+        self, segments: Files, stored: pa.Schema, pieces: Sequence[Piece], part: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of a task, which is number `part` of its micro-batch."""
+        if self.packer is not None:
+            yield from self.packer(self.columns.run(read_blocks(segments, pieces, stored)))
+        elif pieces:
+            rows = [
+                {_POSITION: (part << _PART_BITS) + place, **asdict(piece)}
+                for place, piece in enumerate(pieces)
+            ]
+            for parcel in to_parcels([pa.RecordBatch.from_pylist(rows)]):
+                yield parcel_row(bucket_labels(1)[0], 0, parcel)
+
+
+@dataclass(frozen=True)
+class PieceReader:
+    """Reads the rows of pieces that readers passed on. Made on the driver, used in workers.
+
+    Parameters
+    ----------
+    segments : Files
+        The segments of the p-stream.
+    stored : pyarrow.Schema
+        Its columns.
+    columns : Columns
+        Those that are needed.
+    """
+
+    segments: Files
+    stored: pa.Schema
+    columns: Columns
+
+    def rows(self, parcels: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the rows of a micro-batch in the order of the p-stream, a p-unit at a time.
+
+        Raises
+        ------
+        CorruptDataError
+            If a p-unit is damaged or missing.
+        """
+        places = [row for parcel in parcels for row in parcel.to_pylist()]
+        places.sort(key=lambda row: int(row.pop(_POSITION)))
+        wanted = as_arrow_of_spark(self.columns.spark)
+
+        def decode(found: tuple[Piece, TableBlock]) -> pa.RecordBatch:
+            piece, block = found
+            return convert(block.read(self.columns.names, piece.first, piece.stop), wanted)
+
+        blocks = read_blocks(self.segments, [Piece(**row) for row in places], self.stored)
+        yield from map_ordered(decode, blocks, _THREADS)
+
+
+def parcels_of_p_stream(df: DataFrame, packer: TransactionPacker) -> tuple[DataFrame, PieceReader] | None:
+    """Return the parcels of a p-stream's rows, and who reads those that are not in them.
+
+    None if `df` is more than columns of a p-stream.
+    """
+    options = _options_of_p_stream(df)
+    if options is None or {"scan", "transactions"} & options.keys():
+        return None
+    stream = PStream(options["path"])
+    columns = Columns(packer.needed, StructType([df.schema[name] for name in packer.needed]))
+    given = {
+        "needed": packer.needed,
+        "columns": columns.spark.jsonValue(),
+        "time": packer.time,
+        "route": packer.route,
+        "buckets": packer.buckets,
+        "wakes": packer.wakes,
+    }
+    options |= {"transactions": json.dumps(given)}
+    options.pop("columns", None)
+    parcels = df.sparkSession.readStream.format("pstream").options(**options).load()
+    return parcels, PieceReader(stream.segments, stream.schema, columns)
+
+
+def _options_of_p_stream(df: DataFrame) -> dict[str, str] | None:
+    """Return the options with which a p-stream is read, None if `df` is anything but its columns."""
+    plan = df._jdf.queryExecution().analyzed()
+    while plan.getClass().getSimpleName() == "Project":
+        chosen = plan.projectList()
+        if any(
+            chosen.apply(place).getClass().getSimpleName() != "AttributeReference"
+            for place in range(chosen.size())
+        ):
+            return None
+        plan = plan.child()
+    if plan.getClass().getSimpleName() != "StreamingRelationV2" or plan.sourceName() != "pstream":
+        return None
+    return {name.lower(): text for name, text in dict(plan.extraOptions().asCaseSensitiveMap()).items()}
