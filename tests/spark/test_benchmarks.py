@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from benchmarks.harness import run_contender
+from benchmarks.paper.s_store import spark_redis
 
 pytestmark = pytest.mark.spark
 
@@ -28,3 +32,15 @@ def test_a_benchmark_runs_and_prints_a_row_for_each_contender(name: str, only: l
     assert result.returncode == 0, result.stderr
     for contender in only:
         assert any(contender in line.split() for line in result.stdout.splitlines()), result.stdout
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
+def test_spark_with_redis_accepts_the_votes_that_ours_accepts(tmp_path: Path) -> None:
+    pytest.importorskip("redis", reason="redis is not installed")
+    votes = tmp_path / "votes"
+    spark_redis.write_votes(votes, 2_000)
+    ours, theirs = (
+        run_contender("paper.s_store.spark_redis", name, str(votes), "--validated")["accepted"]
+        for name in ("penstock", "Spark, Redis")
+    )
+    assert 0 < ours == theirs < 2_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from benchmarks.harness import median
 from benchmarks.paper.s_store.clients import figure_6, figure_8
 from benchmarks.paper.s_store.in_process import figure_5, figure_7
+from benchmarks.paper.s_store.linear_road import figure_11
 from benchmarks.paper.s_store.scale import Point, Scale
+from benchmarks.paper.s_store.spark_redis import figure_10
 
-__all__ = ["FIGURES", "Figure", "merge", "tell"]
+__all__ = ["FIGURES", "Figure", "draw", "merge", "tell"]
 
 _COLOURS = ("#a23b3b", "#1c7c4a", "#3a7fbf", "#c8851b", "#7f7f7f")
 _MARKERS = ("o", "D", "s", "v", "^")
@@ -33,10 +36,12 @@ class Figure:
         The columns that say where a point is; the first is the horizontal axis, others make lines.
     unit : str
         The unit of the others.
-    ratio : tuple of str
+    ratio : tuple of str, optional
         The contender whose rate is divided, and the one by whose it is.
     log : bool
         Whether the vertical axis is logarithmic.
+    drawn : tuple of str
+        The columns that are drawn; by default all but places and ratio.
     """
 
     title: str
@@ -44,13 +49,14 @@ class Figure:
     run: Callable[[Scale], list[Point]]
     at: tuple[str, ...]
     unit: str
-    ratio: tuple[str, str]
+    ratio: tuple[str, str] | None = None
     log: bool = True
+    drawn: tuple[str, ...] = ()
 
     @property
     def divided(self) -> str:
         """The column of the ratio."""
-        return f"{self.ratio[0]} / {self.ratio[1]}"
+        return " / ".join(self.ratio or ())
 
 
 FIGURES: dict[str, Figure] = {
@@ -86,6 +92,25 @@ FIGURES: dict[str, Figure] = {
         "votes/s",
         ("workflow", "client drives"),
     ),
+    "10": Figure(
+        "votes with a leaderboard of the last 10 seconds, here and in Spark with Redis",
+        "S-Store and Storm are level; Spark is far behind with validated votes, and level without.",
+        figure_10,
+        ("validated",),
+        "votes/s",
+        ("penstock", "Spark, Redis"),
+        log=False,
+        drawn=("penstock", "Spark, Redis"),
+    ),
+    "11": Figure(
+        "Linear Road: latency by expressways on each core, with a threshold of 1 s",
+        "16 x-ways on one core, 11 on each of eight.",
+        figure_11,
+        ("x-ways a core", "cores"),
+        "s",
+        log=False,
+        drawn=("worst latency, s",),
+    ),
 }
 """The figures by number."""
 
@@ -95,12 +120,12 @@ def merge(figure: Figure, repeats: Sequence[list[Point]]) -> list[Point]:
     merged: list[Point] = []
     for points in zip(*repeats, strict=True):
         first = points[0]
-        above, below = figure.ratio
         values = {
             name: value if name in figure.at or isinstance(value, str) else median([p[name] for p in points])
             for name, value in first.items()
         }
-        if above in first and below in first:
+        if figure.ratio:
+            above, below = figure.ratio
             values[figure.divided] = median([p[above] / p[below] for p in points])
         merged.append(values)
     return merged
@@ -120,13 +145,15 @@ def tell(figure: Figure, points: Sequence[Point]) -> list[str]:
 def _cell(value: Any) -> str:
     if isinstance(value, str):
         return value
+    if math.isnan(value):
+        return "-"
     return f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:.3g}"
 
 
 def draw(figure: Figure, points: Sequence[Point], plt: Any) -> Any:
     """Return a plot of a figure."""
     by, *others = figure.at
-    contenders = [name for name in points[0] if name not in (*figure.at, figure.divided)]
+    contenders = figure.drawn or [name for name in points[0] if name not in (*figure.at, figure.divided)]
     lines = list(dict.fromkeys(tuple(point[name] for name in others) for point in points))
     plot, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
     # A text among numbers, as "all", is no place on an axis of numbers.

@@ -39,15 +39,15 @@ class Scale:
         Numbers of cores in figure 11.
     """
 
-    seconds: float = 1.0
+    seconds: float = 0.7
     batch: int = 10_000
     triggers: tuple[int, ...] = (0, 1, 2, 5, 10)
-    sizes: tuple[int, ...] = (10, 100, 1_000, 10_000)
+    sizes: tuple[int, ...] = (10, 100, 1_000)
     slides: tuple[int, ...] = (1, 10)
-    rates: tuple[float, ...] = (100, 500, 1_000, 3_000, 10_000, 100_000, 0)
+    rates: tuple[float, ...] = (100, 1_000, 3_000, 10_000, 100_000, 0)
     recovered: int = 2_000
-    votes: int = 2_000_000
-    xways: tuple[int, ...] = (16, 64, 256)
+    votes: int = 4_000_000
+    xways: tuple[int, ...] = (16, 64, 256, 512)
     minutes: int = 30
     reports_per_s: int = 283
     cores: tuple[int, ...] = (1, 2)
