@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
@@ -316,7 +316,12 @@ class Database:
             "procedures": [one.to_json() for one in self.procedures.values()],
         }
 
-    def open(self, location: str | os.PathLike[str] | None = None) -> OpenDatabase:
+    def open(
+        self,
+        location: str | os.PathLike[str] | None = None,
+        *,
+        recovery: Literal["weak", "strong"] = "weak",
+    ) -> OpenDatabase:
         """Open tables in this process's memory, for transactions one after the other.
 
         Parameters
@@ -324,6 +329,10 @@ class Database:
         location : str or path, optional
             A directory that keeps the database: every call is durable before it returns, and a later
             ``open`` has the same tables. By default tables are empty at first and lost at the end.
+        recovery : str
+            What the log has of a workflow: ``weak`` its events, so that one record makes a call durable;
+            ``strong`` each transaction with its input, each durable before the next one runs. Either way the
+            tables are the same.
 
         Raises
         ------
@@ -343,4 +352,4 @@ class Database:
         """
         from penstock.procedures.in_process.open_database import OpenDatabase
 
-        return OpenDatabase(self, location)
+        return OpenDatabase(self, location, recovery)

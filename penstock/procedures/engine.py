@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,9 +24,10 @@ from penstock.procedures.rows import TableRows, arrow_column, from_python, numpy
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import TextNumbers
 from penstock.procedures.workflows.rejections import rejections
-from penstock.procedures.workflows.streams import StreamRows
+from penstock.procedures.workflows.stream_rows import StreamRows
+from penstock.procedures.workflows.streams import StreamSpec
 
-__all__ = ["PREFETCH_INDEX_BYTES", "REJECTED", "TableSet", "event_schema", "result_schema"]
+__all__ = ["PREFETCH_INDEX_BYTES", "REJECTED", "Run", "TableSet", "event_schema", "result_schema"]
 
 _FIRST_UNDO = 1 << 8
 PREFETCH_INDEX_BYTES = 1 << 20
@@ -59,14 +60,14 @@ class TableSet:
 
     def __init__(self, specs: Iterable[TableSpec]) -> None:
         specs = tuple(specs)
-        self._texts = TextNumbers()
-        self._tables = {spec.name: TableRows(spec, self._texts) for spec in specs}
+        self.texts = TextNumbers()
+        self._tables = {spec.name: TableRows(spec, self.texts) for spec in specs}
         self._streams: dict[str, StreamRows] = {}
         self._indexes = {
             spec.name: [list(index.columns) for index in spec.indexes] for spec in specs if spec.indexes
         }
-        self._undo = _undo_log(_FIRST_UNDO)
-        self._control = np.zeros(2, np.int64)
+        self.undo = _undo_log(_FIRST_UNDO)
+        self.control = np.zeros(2, np.int64)
         self._most_texts = _LEAST_TEXTS
         self.transactions = 0
         self.is_new = True
@@ -80,6 +81,10 @@ class TableSet:
         """Say whether it has a table."""
         return name in self._tables
 
+    def stream(self, spec: StreamSpec) -> StreamRows:
+        """Return the rows of a stream."""
+        return self._streams.setdefault(spec.name, StreamRows(spec))
+
     @property
     def rows(self) -> int:
         """How many rows there are."""
@@ -89,7 +94,7 @@ class TableSet:
     def size_bytes(self) -> int:
         """The memory of the tables and streams."""
         tables = sum(one.size_bytes for one in self._tables.values())
-        return tables + sum(one.size_bytes for one in self._streams.values()) + self._texts.size_bytes
+        return tables + sum(one.size_bytes for one in self._streams.values()) + self.texts.size_bytes
 
     def close(self) -> None:
         """Nothing is held but memory."""
@@ -114,36 +119,17 @@ class TableSet:
         """
         if isinstance(program, PlainProgram):
             return self._run_plain(program, events, bounds)
-        count = events.num_rows
-        rounds = np.arange(count + 1) if bounds is None else bounds
-        runs = len(rounds) - 1
-        codes = np.zeros((runs, len(program.stages)) if program.stages else count, np.int64)
-        given = self._event_arrays(program, events)
-        results = [(np.zeros(count, one.dtype), np.ones(count, np.bool_)) for one in program.results]
-        texts = np.array([self._texts.number(text) for text in program.texts] or [0], np.int64)
-        flat = [array for pair in results for array in pair]
-        kernel, done = program.kernel, 0
-        streams = [self._streams.setdefault(spec.name, StreamRows(spec)) for spec in program.streams]
-        self._control[1] = self._events_ahead(program, events)
-        while True:
-            tables = [array for spec in program.tables for array in self._tables[spec.name].arrays]
-            tables += [array for stream in streams for array in stream.arrays]
-            if any(spec.indexes for spec in program.tables):
-                tables += self._texts.bytes
-            before = done
-            own = (rounds, codes) if program.stages else (codes,)
-            done = kernel(done, runs, *own, self._control, texts, *self._undo, *given, *flat, *tables)
-            if done == runs:
-                break
-            if not before <= done < runs:
-                raise InternalError("a kernel stopped nowhere", program=program.name)
-            self._make_room(program, int(self._control[0]))
-        self.transactions += runs
-        if bounds is not None:
-            codes = np.repeat(codes, np.diff(bounds), axis=0)
-        return self._results(program, codes, results)
+        run = self.begin(program, events, bounds)
+        run.advance(0, run.rounds)
+        return run.results()
 
-    def _events_ahead(self, program: Program, events: pa.RecordBatch) -> int:
+    def begin(
+        self, program: Program, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None = None
+    ) -> Run:
+        """Return a run of a compiled program, of which nothing has happened yet; see `run`."""
+        return Run(self, program, events, bounds)
+
+    def events_ahead(self, program: Program, events: pa.RecordBatch) -> int:
         """Return how many events ahead to prefetch: 0 if the tables fit into the cache."""
         size_bytes = sum(self._tables[spec.name].index_bytes for spec in program.tables)
         if not program.lookups or not events.num_rows or size_bytes < PREFETCH_INDEX_BYTES:
@@ -179,43 +165,30 @@ class TableSet:
         arrays = [from_python(values, field.type) for values, field in zip(columns, schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _event_arrays(self, program: Program, events: pa.RecordBatch) -> list[npt.NDArray[Any]]:
+    def event_arrays(self, program: Program, events: pa.RecordBatch) -> list[npt.NDArray[Any]]:
+        """Return events as kernels take them."""
         given: list[npt.NDArray[Any]] = []
         for column, values in zip(program.event, events.columns, strict=True):
             if not column.is_list:
-                made, mask = numpy_column(column, values, self._texts)
+                made, mask = numpy_column(column, values, self.texts)
                 given += [made, mask] if column.nullable else [made]
                 continue
             offsets = values.offsets.to_numpy().astype(np.int64)
-            made, nulls = numpy_column(column, values.values, self._texts)
+            made, nulls = numpy_column(column, values.values, self.texts)
             mask = values.is_null().to_numpy(zero_copy_only=False)
             given += [made, offsets, *([mask] if column.nullable else []), nulls]
         return [np.ascontiguousarray(array) for array in given]
 
-    def _make_room(self, program: Program, cause: int) -> None:
+    def make_room(self, program: Program, cause: int) -> None:
+        """Let grow what a kernel has found too small."""
         if cause == -1:
-            self._undo = _undo_log(2 * len(self._undo[0]))
+            self.undo = _undo_log(2 * len(self.undo[0]))
         elif cause < 0:
             self._tables[program.tables[-2 - cause].name].double_deleted()
         elif cause >= len(program.tables):
             self._streams[program.streams[cause - len(program.tables)].name].double()
         else:
             self._tables[program.tables[cause].name].double_rows()
-
-    def _results(
-        self,
-        program: Program,
-        codes: npt.NDArray[np.int64],
-        results: Sequence[tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]],
-    ) -> pa.RecordBatch:
-        why = rejections(program, codes)
-        if codes.ndim == 1:
-            results = [(values, mask | (codes > 0)) for values, mask in results]
-        arrays = [
-            arrow_column(column, values, mask, self._texts)
-            for column, (values, mask) in zip(program.results, results, strict=True)
-        ]
-        return pa.RecordBatch.from_arrays([*arrays, why], schema=result_schema(program))
 
     # Versions
 
@@ -274,13 +247,121 @@ class TableSet:
 
     def _forget_texts(self) -> None:
         """Forget texts that no row has, once there are twice as many as rows had the last time."""
-        if len(self._texts) <= self._most_texts:
+        if len(self.texts) <= self._most_texts:
             return
         used = [numbers for table in self._tables.values() for numbers in table.text_numbers()]
-        renumbered = self._texts.keep(used)
+        renumbered = self.texts.keep(used)
         for table in self._tables.values():
             table.renumber(renumbered)
-        self._most_texts = max(2 * len(self._texts), _LEAST_TEXTS)
+        self._most_texts = max(2 * len(self.texts), _LEAST_TEXTS)
+
+
+class Run:
+    """Events of a compiled program that run over tables, and their results.
+
+    `advance` runs whole rounds; `advance_transaction` runs one transaction of a workflow, with the rows of
+    streams that earlier ones emitted, and returns those that later ones take.
+
+    Parameters
+    ----------
+    state : TableSet
+        The tables.
+    program, events, bounds
+        See `TableSet.run`.
+    """
+
+    def __init__(
+        self,
+        state: TableSet,
+        program: Program,
+        events: pa.RecordBatch,
+        bounds: npt.NDArray[np.int64] | None,
+    ) -> None:
+        self._state = state
+        self._program = program
+        self._each = bounds is None
+        self._bounds = np.arange(events.num_rows + 1) if bounds is None else bounds
+        self.rounds = len(self._bounds) - 1
+        count = int(self._bounds[-1])
+        stages = len(program.stages)
+        self._codes = np.zeros((self.rounds, stages) if stages else count, np.int64)
+        self._events = state.event_arrays(program, events)
+        self._results = [(np.zeros(count, one.dtype), np.ones(count, np.bool_)) for one in program.results]
+        self._texts = np.array([state.texts.number(text) for text in program.texts] or [0], np.int64)
+        self._streams = [state.stream(spec) for spec in program.streams]
+        self._steps = np.zeros(2 + 2 * len(self._streams), np.int64)
+        self._steps[1] = stages
+        state.control[1] = state.events_ahead(program, events)
+
+    def advance(self, begin: int, end: int) -> None:
+        """Run all rounds from `begin` to `end`."""
+        self._run(begin, end, {})
+        self._state.transactions += end - begin
+
+    def advance_transaction(
+        self, at: int, transaction: int, given: Mapping[str, pa.RecordBatch]
+    ) -> dict[str, pa.RecordBatch]:
+        """Run one transaction of a round.
+
+        Parameters
+        ----------
+        at : int
+            The round.
+        transaction : int
+            The transaction, in the order of the program.
+        given : mapping
+            The rows that streams have, by their names.
+        """
+        program = self._program
+        members = program.transactions[transaction]
+        self._steps[:2] = members.start, members.stop
+        for place, spec in enumerate(program.streams, 2):
+            self._steps[place] = given[spec.name].num_rows if spec.name in given else 0
+        self._run(at, at + 1, given)
+        self._state.transactions += members.start == 0
+        later = set(program.takes[members.stop :])
+        counts = self._steps[2 + len(self._streams) :]
+        return {
+            spec.name: stream.rows(int(count), self._state.texts)
+            for spec, stream, count in zip(program.streams, self._streams, counts, strict=True)
+            if count and spec.name in later
+        }
+
+    def _run(self, begin: int, end: int, given: Mapping[str, pa.RecordBatch]) -> None:
+        program, state = self._program, self._state
+        results = [array for pair in self._results for array in pair]
+        own = (self._bounds, self._steps, self._codes) if program.stages else (self._codes,)
+        while True:
+            for spec, stream in zip(program.streams, self._streams, strict=True):
+                if spec.name in given:
+                    stream.load(given[spec.name], state.texts)
+            tables = [array for spec in program.tables for array in state[spec.name].arrays]
+            tables += [array for stream in self._streams for array in stream.arrays]
+            if any(spec.indexes for spec in program.tables):
+                tables += state.texts.bytes
+            before = begin
+            begin = program.kernel(
+                begin, end, *own, state.control, self._texts, *state.undo, *self._events, *results, *tables
+            )
+            if begin == end:
+                return
+            if not before <= begin < end:
+                raise InternalError("a kernel stopped nowhere", program=program.name)
+            state.make_room(program, int(state.control[0]))
+
+    def results(self) -> pa.RecordBatch:
+        """Return the results of each event, once all rounds have run."""
+        program, codes, results = self._program, self._codes, self._results
+        if program.stages and not self._each:
+            codes = np.repeat(codes, np.diff(self._bounds), axis=0)
+        why = rejections(program, codes)
+        if codes.ndim == 1:
+            results = [(values, mask | (codes > 0)) for values, mask in results]
+        arrays = [
+            arrow_column(column, values, mask, self._state.texts)
+            for column, (values, mask) in zip(program.results, results, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays([*arrays, why], schema=result_schema(program))
 
 
 def _block(unit: PUnit, name: str, schema: pa.Schema) -> pa.RecordBatch | None:

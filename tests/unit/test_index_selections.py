@@ -222,7 +222,7 @@ def test_an_index_of_many_texts_outlives_forgotten_ones() -> None:
             keep = [i for i in range(20) if i % 5]
             gone = {name: [values[i] for i in keep] for name, values in events.items()}
             db.run("tried", pa.table({**gone, "n": [0] * len(keep)}))
-        assert len(db._state._texts) < 60
+        assert len(db._state.texts) < 60
         left = db.table("orders")["symbol"].to_pylist()
         assert sorted(left) == sorted(f"text {i}" for i in range(60) if i % 5 == 0)
         text = 'def order(e, orders, done):\n    n = 0\n    for r in orders.by("kind")["x"]:\n'

@@ -246,7 +246,7 @@ def test_deleted_rows_and_texts_leave_the_size_bounded() -> None:
             assert found["rejected"].null_count == 20_000
             assert len(db._state["items"]) == 0
             sizes.append(db._state["items"].size_bytes)
-            assert len(db._state._texts) <= 1 << 17
+            assert len(db._state.texts) <= 1 << 17
         assert sizes == sizes[:1] * 10
         assert sizes[0] < 10_000
 
@@ -295,7 +295,7 @@ def test_forgotten_texts_do_not_pile_up() -> None:
         state.run(procedure.program(), events_of(procedure, rows))
         state.delta()
     assert state["items"].table().column(2).to_pylist() == ["text 149999"]
-    assert len(state._texts) <= 1 << 17
+    assert len(state.texts) <= 1 << 17
 
 
 def test_a_program_has_a_digest_of_its_text_constants_and_tables() -> None:

@@ -126,6 +126,10 @@ class Program:
         The streams between its procedures.
     stages : tuple of str
         The procedures of a workflow in the order in which they run; empty for a procedure.
+    takes : tuple of str or None
+        For each of them the stream that it takes; None for a border procedure.
+    transactions : tuple of range
+        Which of them are one transaction.
     lookups : tuple of str or None
         For each look-up whose key the event determines the list of which it takes all elements, if any.
     """
@@ -143,6 +147,8 @@ class Program:
     digest: str
     streams: tuple[StreamSpec, ...] = ()
     stages: tuple[str, ...] = ()
+    takes: tuple[str | None, ...] = ()
+    transactions: tuple[range, ...] = ()
     lookups: tuple[str | None, ...] = ()
 
     @cached_property
@@ -310,7 +316,6 @@ def made_program(
     *,
     logs: bool,
     digest: str,
-    stages: tuple[str, ...] = (),
 ) -> Program:
     """Return the program of a kernel."""
     layout = compiler.layout
@@ -327,7 +332,6 @@ def made_program(
         undo_log=logs,
         digest=digest,
         streams=tuple(layout.reached.streams.values()),
-        stages=stages,
     )
 
 

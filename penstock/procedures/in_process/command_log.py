@@ -2,11 +2,11 @@
 
 A database is a deterministic function of its calls in their order (S-Store §2). So the log holds calls, not
 changes: a call is run, appended and synced before it returns. `<location>/log` is a p-stream with a row for
-each call; `<location>/tables` holds versions of the tables, each with the offset in the log up to which it
-holds. Invariants:
+each call, or, with strong recovery, for each transaction of a workflow; `<location>/tables` holds versions of
+the tables, each with the offset in the log up to which it holds. Invariants:
 
-1. A version is committed after the calls that it holds. So every version that can be read is a state of the
-   log, whichever process wrote it, and the one with the greatest offset is the newest.
+1. A version is committed between rounds, after the calls that it holds. So every version that can be read is
+   a state of the log, whichever process wrote it, and the one with the greatest offset is the newest.
 2. Calls are released only behind a version that holds them.
 3. A process that opens the log fences the one before: that can append no call.
 """
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ __all__ = ["Call", "CommandLog"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a database.
+    """A call of a database, or one transaction of a workflow.
 
     Attributes
     ----------
@@ -46,23 +46,32 @@ class Call:
         What is called.
     program : str
         The digest of its program.
-    events : pyarrow.RecordBatch
-        Its events.
+    events : pyarrow.RecordBatch, optional
+        Its events. Those of a transaction are one atomic batch; one of interior procedures has none.
     bounds : ndarray, optional
         Where its atomic batches begin; see `TableSet.run`.
+    transaction : int, optional
+        The number of the transaction; None if it is a whole call.
+    streams : mapping
+        The rows that the transaction takes of streams, by their names.
     """
 
     called: str
     program: str
-    events: pa.RecordBatch
+    events: pa.RecordBatch | None
     bounds: npt.NDArray[np.int64] | None = None
+    transaction: int | None = None
+    streams: Mapping[str, pa.RecordBatch] = field(default_factory=dict)
 
 
 _SCHEMA = pa.schema([
     pa.field("called", pa.string(), nullable=False),
     pa.field("program", pa.string(), nullable=False),
-    pa.field("events", pa.binary(), nullable=False),
+    pa.field("events", pa.binary()),
     pa.field("bounds", pa.list_(pa.int64())),
+    pa.field("transaction", pa.int32()),
+    pa.field("streams", pa.list_(pa.string())),
+    pa.field("rows", pa.list_(pa.binary())),
 ])  # fmt: skip
 _READER = "tables"
 _BYTES_FOR_CHECKPOINT = 64 << 20
@@ -147,10 +156,11 @@ class CommandLog:
         if begin < self._end:
             for batch in self._stream.read(begin, self._end):
                 for row in batch.to_pylist():
-                    with pa.ipc.open_stream(pa.py_buffer(row["events"])) as reader:
-                        events = reader.read_next_batch()
+                    events = None if row["events"] is None else _batch(row["events"])
                     bounds = None if row["bounds"] is None else np.array(row["bounds"], np.int64)
-                    yield Call(row["called"], row["program"], events, bounds)
+                    rows = map(_batch, row["rows"] or ())
+                    streams = dict(zip(row["streams"] or (), rows, strict=True))
+                    yield Call(row["called"], row["program"], events, bounds, row["transaction"], streams)
 
     def append(self, call: Call) -> None:
         """Make a call durable.
@@ -162,18 +172,20 @@ class CommandLog:
         UnavailableError
             If the file system refuses.
         """
-        events = _bytes(call.events)
-        row = {
+        row: dict[str, Any] = {
             "called": call.called,
             "program": call.program,
-            "events": events,
+            "events": None if call.events is None else _bytes(call.events),
             "bounds": None if call.bounds is None else call.bounds.tolist(),
+            "transaction": call.transaction,
+            "streams": list(call.streams),
+            "rows": [_bytes(one) for one in call.streams.values()],
         }
         self._writer.append(pa.Table.from_pylist([row], _SCHEMA))
         self._writer.flush()
         self._end += 1
         self._calls += 1
-        self._bytes += len(events)
+        self._bytes += sum(len(one) for one in (row["events"], *row["rows"]) if one is not None)
 
     @property
     def checkpoint_is_due(self) -> bool:
@@ -193,6 +205,11 @@ class CommandLog:
     def close(self) -> None:
         """End; nothing is pending."""
         self._writer.abort()
+
+
+def _batch(data: bytes) -> pa.RecordBatch:
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        return reader.read_next_batch()
 
 
 def _bytes(batch: pa.RecordBatch) -> bytes:

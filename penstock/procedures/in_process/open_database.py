@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import TableSet, event_schema, result_schema
 from penstock.procedures.in_process.command_log import Call, CommandLog
+from penstock.procedures.in_process.strong_recovery import StrongRecovery
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.batches import batch_bounds
 
@@ -38,15 +39,23 @@ class OpenDatabase:
     ----------
     database : Database
         Its tables and procedures; procedures may be added while it is open.
-    location : str or path, optional
+    location, recovery
         See `Database.open`.
     """
 
-    def __init__(self, database: Database, location: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        location: str | os.PathLike[str] | None = None,
+        recovery: Literal["weak", "strong"] = "weak",
+    ) -> None:
+        if recovery not in ("weak", "strong"):
+            raise InvalidUsageError("there is no such recovery", recovery=recovery, hint="use weak or strong")
         self._database = database
         self._programs: dict[tuple[str, pa.Schema], Program | PlainProgram] = {}
         self._closed = self._broken = False
         self._log: CommandLog | None = None
+        self._strong: StrongRecovery | None = None
         tables = database.catalog.stored.values()
         if location is None:
             self._state = TableSet(tables)
@@ -54,8 +63,11 @@ class OpenDatabase:
         self._log = CommandLog(location, database.name, tables)
         try:
             self._state, calls = self._log.restore()
+            strong = StrongRecovery(self._state, self._log)
             for call in calls:
-                self._repeat(call)
+                self._repeat(call, strong)
+            strong.end()
+            self._strong = strong if recovery == "strong" else None
         except BaseException:
             self._log.close()
             raise
@@ -90,8 +102,11 @@ class OpenDatabase:
             with self._abandoned():
                 self._log.checkpoint(self._state)
 
-    def _repeat(self, call: Call) -> None:
-        """Run a call of the log again."""
+    def _repeat(self, call: Call, strong: StrongRecovery) -> None:
+        """Run a call or a transaction of the log again."""
+        if call.events is None:
+            strong.repeat(call)
+            return
         table = call.called.removeprefix(_LOAD)
         if table != call.called:
             self._state.load(table, call.events)
@@ -105,7 +120,12 @@ class OpenDatabase:
                 now=program.digest,
                 hint="open it once with the procedure as it was, and close it: then no calls are repeated",
             )
-        self._state.run(program, call.events, call.bounds)
+        if call.transaction is None:
+            self._state.run(program, call.events, call.bounds)
+            return
+        if call.transaction == 0 and isinstance(program, Program):
+            strong.begin(program, call.events)
+        strong.repeat(call)
 
     def _perform(self, call: Call, change: Callable[[], T], *harmless: type[Exception]) -> T:
         """Change the tables and make the call durable. Errors that are `harmless` change nothing."""
@@ -116,9 +136,12 @@ class OpenDatabase:
             return made
         with self._abandoned():
             self._log.append(call)
-            if self._log.checkpoint_is_due:
-                self._log.checkpoint(self._state)
+            self._checkpoint_if_due()
         return made
+
+    def _checkpoint_if_due(self) -> None:
+        if self._log is not None and self._log.checkpoint_is_due:
+            self._log.checkpoint(self._state)
 
     @contextlib.contextmanager
     def _abandoned(self, *harmless: type[Exception]) -> Iterator[None]:
@@ -195,11 +218,32 @@ class OpenDatabase:
         made = []
         bounds = None if batch is None else self._bounds(program, events, batch)
         for rows in batches_of(events, event_schema(program.event), of=procedure):
+            if self._strong is not None and program.stages:
+                made.append(self._run_strong(self._strong, program, rows, bounds))
+                continue
             change = partial(self._state.run, program, rows, bounds)
             # Python's own procedures change the tables once they have run.
             harmless = Exception if isinstance(program, PlainProgram) else InvalidUsageError
             made.append(self._perform(Call(procedure, program.digest, rows, bounds), change, harmless))
         return pa.Table.from_batches(made, result_schema(program))
+
+    def _run_strong(
+        self,
+        strong: StrongRecovery,
+        program: Program | PlainProgram,
+        rows: pa.RecordBatch,
+        bounds: npt.NDArray[np.int64] | None,
+    ) -> pa.RecordBatch:
+        if isinstance(program, PlainProgram):
+            raise InvalidUsageError(
+                "a workflow with plain=True has no strong recovery",
+                workflow=program.name,
+                hint='open the database with recovery="weak"',
+            )
+        with self._abandoned():
+            made = strong.run(program, rows, bounds)
+            self._checkpoint_if_due()
+            return made
 
     def _program(self, procedure: str, events: pa.Schema) -> Program | PlainProgram:
         # Finding the program anew takes longer than running a transaction.

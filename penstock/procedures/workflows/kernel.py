@@ -7,11 +7,15 @@ next one. A lack of room undoes the round, which runs again in more room.
 
 Round g has the events ``bounds[g]`` to ``bounds[g + 1]``. Results of an interior procedure are those of the
 last one.
+
+A call runs the procedures from ``steps[0]`` to ``steps[1]``, usually all. ``steps[2]`` and the following
+numbers say how many rows each stream has at first, those behind them how many at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.procedures.compiler.layout import Layout, StreamCode
 from penstock.procedures.compiler.output import ROOM, Output
@@ -65,8 +69,13 @@ def compile_workflow(
     compiler = settled(stages[0].text, one_pass)
     lines, logs = compiler.out.finish()
     body = _kernel(compiler.layout, compiler.out, stages, lines[1:], logs=logs)
-    names = tuple(one.text.name for one in stages)
-    return made_program(name, compiler, body, logs=logs, digest=digest, stages=names)
+    made = made_program(name, compiler, body, logs=logs, digest=digest)
+    return replace(
+        made,
+        stages=tuple(one.text.name for one in stages),
+        takes=tuple(one.stream for one in stages),
+        transactions=tuple(transactions_of(stages)),
+    )
 
 
 class _Rounds:
@@ -120,17 +129,19 @@ def _kernel(
     layout: Layout, out: Output, stages: Sequence[Stage], body: list[str], *, logs: bool
 ) -> list[str]:
     streams = list(layout.streams.values())
+    given = {one.used: f"steps[{place}]" for place, one in enumerate(streams, 2)}
+    left = {one.used: f"steps[{place}]" for place, one in enumerate(streams, 2 + len(streams))}
     undo = undo_lines(layout, out.undo_ops, "mark") if logs else []
     return [
         "@kernel",
-        f"def run(begin, end, bounds, {', '.join(layout.arguments)}):",
+        f"def run(begin, end, bounds, steps, {', '.join(layout.arguments)}):",
         "    for g in range(begin, end):",
         "        u = 0",
         "        mark = 0",
-        *(f"        {name} = 0" for one in streams for name in (one.used, one.mark)),
+        *(f"        {one.mark} = {one.used} = {given[one.used]}" for one in streams),
         "        code = 0",
-        "        stage = 0",
-        f"        while stage < {len(stages)}:",
+        "        stage = steps[0]",
+        "        while stage < steps[1]:",
         "            code = 0",
         *(f"        {line}" for line in body),
         "            if code == 0:",
@@ -145,6 +156,7 @@ def _kernel(
         *(f"            {line}" for line in _rejected(streams, stages)),
         f"        if code == {ROOM}:",
         "            return g",
+        *(f"        {place} = {used}" for used, place in left.items()),
         *(f"        {line}" for line in (free_lines(layout, out.undo_ops) if logs else [])),
         "    return end",
     ]

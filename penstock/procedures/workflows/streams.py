@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.ddl import parse_schema, schema_text
 from penstock.errors import InvalidUsageError
 from penstock.procedures.schema import Column, columns_of
 
-__all__ = ["StreamRows", "StreamSpec"]
-
-_FIRST_ROWS = 1 << 6
+__all__ = ["StreamSpec"]
 
 
 @dataclass(frozen=True)
@@ -60,40 +56,3 @@ class StreamSpec:
     def to_json(self) -> dict[str, Any]:
         """Return its declaration, for digests."""
         return {"name": self.name, "columns": schema_text(self.schema)}
-
-
-class StreamRows:
-    """The rows of a stream in memory, in the order in which they were emitted.
-
-    A kernel empties it at the end of each round, once all procedures of the workflow have taken what is for
-    them, so that no version has rows of a stream.
-
-    Parameters
-    ----------
-    spec : StreamSpec
-        The stream.
-    """
-
-    def __init__(self, spec: StreamSpec) -> None:
-        self._spec = spec
-        self._size = _FIRST_ROWS
-        self.arrays: list[npt.NDArray[Any]] = []
-        """The arrays in the order in which kernels take them."""
-        self._make()
-
-    @property
-    def size_bytes(self) -> int:
-        """The memory of the arrays."""
-        return sum(array.nbytes for array in self.arrays)
-
-    def double(self) -> None:
-        """Make room for more rows of one round; those that there are get lost."""
-        self._size *= 2
-        self._make()
-
-    def _make(self) -> None:
-        self.arrays = []
-        for column in self._spec.columns:
-            self.arrays.append(np.zeros(self._size, column.dtype))
-            if column.nullable:
-                self.arrays.append(np.zeros(self._size, np.bool_))

@@ -1,0 +1,101 @@
+"""Strong recovery of workflows: each transaction is in the log (S-Store §3.2.5).
+
+A round is run transaction by transaction. Each is logged with what it takes, its events and the rows of its
+streams, and is durable before the next one begins. A repeated transaction takes what the log has, and what it
+emits activates nothing. Only where the log ends within a round, the rest of this round runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import InternalError
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.engine import Run, TableSet
+from penstock.procedures.in_process.command_log import Call, CommandLog
+
+__all__ = ["StrongRecovery"]
+
+Streams = Mapping[str, pa.RecordBatch]
+
+
+@dataclass
+class _Round:
+    """A round of which the first transactions have run, and what they have emitted."""
+
+    run: Run
+    at: int
+    program: Program
+    events: pa.RecordBatch
+    next: int = 0
+    streams: Streams = field(default_factory=dict)
+
+    def advance(self, transaction: int, streams: Streams) -> None:
+        """Run a transaction, given the rows of streams."""
+        self.streams = self.run.advance_transaction(self.at, transaction, streams)
+        self.next = transaction + 1
+
+
+class StrongRecovery:
+    """Runs workflows transaction by transaction, and repeats transactions of the log.
+
+    Parameters
+    ----------
+    state : TableSet
+        The tables.
+    log : CommandLog
+        Makes transactions durable.
+    """
+
+    def __init__(self, state: TableSet, log: CommandLog) -> None:
+        self._state = state
+        self._log = log
+        self._open: _Round | None = None
+
+    def run(
+        self,
+        program: Program,
+        events: pa.RecordBatch,
+        bounds: npt.NDArray[np.int64] | None,
+    ) -> pa.RecordBatch:
+        """Run a round for each atomic batch; see `TableSet.run`."""
+        run = self._state.begin(program, events, bounds)
+        places = np.arange(events.num_rows + 1) if bounds is None else bounds
+        for at in range(run.rounds):
+            begin, end = map(int, places[at : at + 2])
+            self._finish(_Round(run, at, program, events.slice(begin, end - begin)))
+        return run.results()
+
+    def _finish(self, one: _Round) -> None:
+        """Run what is left of a round."""
+        program = one.program
+        for transaction in range(one.next, len(program.transactions)):
+            takes = [program.takes[member] for member in program.transactions[transaction]]
+            taken = {name: rows for name, rows in one.streams.items() if name in takes}
+            if None not in takes and not taken:
+                continue
+            one.advance(transaction, one.streams)
+            events = one.events if None in takes else None
+            self._log.append(Call(program.name, program.digest, events, None, transaction, taken))
+
+    def begin(self, program: Program, events: pa.RecordBatch) -> None:
+        """Begin a round of the log, whose transactions follow."""
+        bounds = np.array([0, events.num_rows])
+        self._open = _Round(self._state.begin(program, events, bounds), 0, program, events)
+
+    def repeat(self, call: Call) -> None:
+        """Run a transaction of the log again."""
+        if self._open is None or call.transaction is None:
+            raise InternalError("the log begins within a round", called=call.called)
+        self._open.advance(call.transaction, {**self._open.streams, **call.streams})
+
+    def end(self) -> None:
+        """Run the rest of a round of which the log has only the first transactions."""
+        one, self._open = self._open, None
+        if one is not None:
+            self._finish(one)

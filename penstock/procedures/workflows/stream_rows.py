@@ -1,0 +1,73 @@
+"""The rows of a stream in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.procedures.rows import arrow_column, numpy_column
+from penstock.procedures.texts import TextNumbers
+from penstock.procedures.workflows.streams import StreamSpec
+
+__all__ = ["StreamRows"]
+
+_FIRST_ROWS = 1 << 6
+
+
+class StreamRows:
+    """The rows of a stream in memory, in the order in which they were emitted.
+
+    A round begins and ends with an empty one, so that no version has rows of a stream.
+
+    Parameters
+    ----------
+    spec : StreamSpec
+        The stream.
+    """
+
+    def __init__(self, spec: StreamSpec) -> None:
+        self._spec = spec
+        self._size = _FIRST_ROWS
+        self.arrays: list[npt.NDArray[Any]] = []
+        """The arrays in the order in which kernels take them."""
+        self._make()
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory of the arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def double(self) -> None:
+        """Make room for more rows of one round; those that there are get lost."""
+        self._size *= 2
+        self._make()
+
+    def load(self, rows: pa.RecordBatch, texts: TextNumbers) -> None:
+        """Put rows at its begin."""
+        while self._size < rows.num_rows:
+            self.double()
+        arrays = iter(self.arrays)
+        for column, values in zip(self._spec.columns, rows.columns, strict=True):
+            made, mask = numpy_column(column, values, texts)
+            next(arrays)[: len(made)] = made
+            if column.nullable:
+                next(arrays)[: len(mask)] = mask
+
+    def rows(self, count: int, texts: TextNumbers) -> pa.RecordBatch:
+        """Return the first rows."""
+        arrays, made = iter(self.arrays), []
+        for column in self._spec.columns:
+            values = next(arrays)[:count].copy()
+            mask = next(arrays)[:count].copy() if column.nullable else None
+            made.append(arrow_column(column, values, mask, texts))
+        return pa.RecordBatch.from_arrays(made, schema=self._spec.schema)
+
+    def _make(self) -> None:
+        self.arrays = []
+        for column in self._spec.columns:
+            self.arrays.append(np.zeros(self._size, column.dtype))
+            if column.nullable:
+                self.arrays.append(np.zeros(self._size, np.bool_))
