@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -44,6 +45,7 @@ TRANSACTIONS_SPEED = (
     *("program", "keys", "kernel", "not prefetching", "with Arrow", "dicts", "first run, s"),
     "tables, MiB",
 )
+PROGRAMS = ("GS", "SL", "OB", "TP")
 QUERIES = {
     "CM1": "sum by category, 60 s by 1 s",
     "CM2": "average by job, 60 s by 1 s",
@@ -150,6 +152,46 @@ def recovery() -> str:
     )
 
 
+def s_store() -> str:
+    """Return the figures of S-Store for which there are results, in the paper's order."""
+    found = sorted(
+        RESULTS.glob("s_store_fig*.txt"), key=lambda path: (len(path.stem.rstrip("ab")), path.stem)
+    )
+    parts = []
+    for path in found:
+        number = path.stem.removeprefix("s_store_fig")
+        title, paper, *rest = path.read_text().strip().splitlines()
+        header, *rows = map(cells, rest[rest.index("", 1) + 1 :])
+        ruler = ["---:"] * len(header)
+        marked = ["| " + " | ".join(row) + " |" for row in (header, ruler, *rows)]
+        parts += [
+            f"### Figure {number}",
+            textwrap.fill(f"{title.split(': ', 1)[1].capitalize()} {paper} ([file](../benchmarks/results/"
+            f"{path.name}))", 120, break_on_hyphens=False, break_long_words=False),
+            f"![S-Store, figure {number}](figures/s-store-{number}.svg)",
+            "\n".join(marked),
+        ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def peers() -> str:
+    """Return what transactions a second the peers of transactions make, a column for each program."""
+    sections: dict[str, dict[str, dict[str, str]]] = {}
+    keys = ""
+    for line in lines("transactions_peers"):
+        if found := re.match(r"(\d+) keys", line):
+            keys = found.group(1)
+        elif line.startswith(PROGRAMS):
+            program, contender, _, rate, *_ = cells(line)
+            sections.setdefault(keys, {}).setdefault(contender, {})[program] = rate
+    rows = [
+        [f"{int(keys):,}", contender, *(rates.get(program, "") for program in PROGRAMS)]
+        for keys, contenders in sections.items()
+        for contender, rates in contenders.items()
+    ]
+    return table(["keys", "contender", *PROGRAMS], rows)
+
+
 def command(name: str) -> str:
     """Return the first command of a file of results."""
     text = (RESULTS / f"{name}.txt").read_text()
@@ -218,6 +260,21 @@ a second ([file](../benchmarks/results/transactions_speed.txt)). `kernel` prefet
 `dicts` is plain Python.
 
 {text_table("transactions_speed", "program", TRANSACTIONS_SPEED)}
+
+The same programs, event by event, in other systems on the same machine, transactions a second
+([file](../benchmarks/results/transactions_peers.txt), with memory and how each is run). Results and tables
+are equal. A contender that is far slower runs fewer of the same events.
+
+{peers()}
+
+## Figures of S-Store
+
+The experiments of (S-Store §4) with Penstock on both sides: what its triggers, windows and workflows save,
+against the same procedures without them. `python -m benchmarks.paper.s_store NUMBER` measures and draws one.
+A client that drives is a process of its own, and calls the database over a socket; both sides are equally
+durable. Rates are medians of several runs, a ratio is the median of those of the runs.
+
+{s_store()}
 
 ## Compression
 

@@ -11,6 +11,7 @@ from benchmarks.harness import median
 from benchmarks.paper.s_store.clients import figure_6, figure_8
 from benchmarks.paper.s_store.in_process import figure_5, figure_7
 from benchmarks.paper.s_store.linear_road import figure_11
+from benchmarks.paper.s_store.recovery import figure_9a, figure_9b
 from benchmarks.paper.s_store.scale import Point, Scale
 from benchmarks.paper.s_store.spark_redis import figure_10
 
@@ -91,6 +92,24 @@ FIGURES: dict[str, Figure] = {
         ("offered", "durable"),
         "votes/s",
         ("workflow", "client drives"),
+    ),
+    "9a": Figure(
+        "workflows that are durable one by one, with weak and strong recovery",
+        "Weak recovery has up to four times the throughput of strong, which falls with each trigger.",
+        figure_9a,
+        ("triggers",),
+        "workflows/s",
+        ("weak", "strong"),
+        log=False,
+    ),
+    "9b": Figure(
+        "time to recover from a log, with weak and strong recovery",
+        "The time of weak recovery is nearly constant, that of strong recovery grows with each trigger.",
+        figure_9b,
+        ("triggers",),
+        "s",
+        ("strong", "weak"),
+        log=False,
     ),
     "10": Figure(
         "votes with a leaderboard of the last 10 seconds, here and in Spark with Redis",

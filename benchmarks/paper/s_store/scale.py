@@ -45,7 +45,7 @@ class Scale:
     sizes: tuple[int, ...] = (10, 100, 1_000)
     slides: tuple[int, ...] = (1, 10)
     rates: tuple[float, ...] = (100, 1_000, 3_000, 10_000, 100_000, 0)
-    recovered: int = 2_000
+    recovered: int = 300
     votes: int = 4_000_000
     xways: tuple[int, ...] = (16, 64, 256, 512)
     minutes: int = 30
