@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -27,6 +28,10 @@ def _opened(made: Database, place: Path, recovery: Recovery, triggers: int) -> O
     return db
 
 
+def _call(db: OpenDatabase, number: int) -> None:
+    db.call("flow", value=number)
+
+
 def figure_9a(scale: Scale) -> list[Point]:
     """Workflows a second, each durable by itself, by the number of triggers."""
     points: list[Point] = []
@@ -36,9 +41,7 @@ def figure_9a(scale: Scale) -> list[Point]:
         for recovery in get_args(Recovery):
             with scratch("s-store") as place, _opened(made, Path(place) / "db", recovery, triggers) as db:
                 db.call("flow", value=1)
-                point[recovery] = until_over(
-                    scale.seconds, lambda number, db=db: db.call("flow", value=number)
-                )  # type: ignore[misc]
+                point[recovery] = until_over(scale.seconds, partial(_call, db))
         points.append(point)
     return points
 
@@ -49,7 +52,7 @@ def crash(place: Path, recovery: Recovery, triggers: int, count: int) -> None:
     def run() -> None:
         db = _opened(workflow(triggers), place, recovery, triggers)
         for number in range(count):
-            db.call("flow", value=number)
+            _call(db, number)
         os._exit(0)
 
     process = multiprocessing.get_context("fork").Process(target=run)
