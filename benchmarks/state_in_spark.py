@@ -111,7 +111,7 @@ class KeepsRows:
             "version": handle.pointer.version,
             "commit_ms": 1000 * (time.perf_counter() - before_commit),
             "load_ms": 1000 * (loaded - begin),
-            "bytes": handle.written_since(found.handle),
+            "bytes": handle.bytes_since(found.handle),
         }
         with Path(self.log).open("a") as log:
             log.write(json.dumps(facts) + "\n")

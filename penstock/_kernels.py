@@ -25,7 +25,7 @@ import numba
 from penstock._clock import new_id
 from penstock._durable import replace
 
-__all__ = ["generated", "kernel"]
+__all__ = ["kernel", "load_generated"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,7 +85,7 @@ def kernel(function: F) -> F:
     return compiled
 
 
-def generated(name: str, source: str) -> ModuleType:
+def load_generated(name: str, source: str) -> ModuleType:
     """Return a module of generated kernels; numba caches them by its file, which is kept beside the cache.
 
     Parameters

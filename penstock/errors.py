@@ -71,7 +71,7 @@ class InvalidUsageError(PenstockError, ValueError):
 class CorruptDataError(PenstockError):
     """Stored data is damaged or missing: restore it. The context names the file."""
 
-    def in_file(self, file: object) -> CorruptDataError:
+    def name_file(self, file: object) -> CorruptDataError:
         """Return the same error with the file's name, where it has none yet."""
         if "file" in self.context:
             return self

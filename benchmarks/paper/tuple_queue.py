@@ -14,7 +14,7 @@ from penstock.operators.update_stream.stream import Integers
 from penstock.windows.update import transitions, zones
 from penstock.windows.update.queue import WindowQueue
 from penstock.windows.update.results import ServedWindows
-from penstock.windows.update.transitions import IDLE, _end, _is_avail, _needed_from, _pop_ready
+from penstock.windows.update.transitions import IDLE, _end, _first_needed, _is_avail, _pop_ready
 from penstock.windows.update.zones import (
     CLOSED,
     COMMITTED,
@@ -75,7 +75,7 @@ def _free_served(k: int, state: State) -> None:
     """Free the key's tuples that were served and that no later window needs."""
     key_rows, _, _, _, slots, _ = state
     dequeue_side = slots[key_rows[k, DF], PANE] if key_rows[k, DF] >= 0 else FOREVER
-    free_head(k, min(dequeue_side, _needed_from(k, state)), state)
+    free_head(k, min(dequeue_side, _first_needed(k, state)), state)
 
 
 @kernel

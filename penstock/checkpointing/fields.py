@@ -52,7 +52,7 @@ class Fields:
             field=self._place_of(key),
             expected=expected,
         )
-        return error if self._file is None else error.in_file(self._file)
+        return error if self._file is None else error.name_file(self._file)
 
     def _place_of(self, key: str | int) -> str:
         if isinstance(key, int):

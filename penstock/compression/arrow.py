@@ -27,7 +27,7 @@ from penstock.compression.texts.token_encoder import encode_tokens
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 
 __all__ = [
-    "coded",
+    "encode_as_dictionary",
     "forms_of",
     "from_streams",
     "offsets_and_bytes",
@@ -243,7 +243,7 @@ def take_rows(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
     return pa.Array.from_buffers(array.type, len(rows), [None, *map(pa.py_buffer, texts)])
 
 
-def coded(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
+def encode_as_dictionary(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
     """Return the texts of some rows as a dictionary array; None if they repeat too little.
 
     At least half of the first 4,096 must be repeats, and each distinct text must occur four times on average.

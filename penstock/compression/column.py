@@ -139,7 +139,7 @@ def encode(
             return block
         chooser = Chooser()
     block, fits = _encode(array, chooser.plan(column, array, kind), kind)
-    chooser.coded(column, fits=fits)
+    chooser.record_block(column, fits=fits)
     return block
 
 
@@ -364,7 +364,7 @@ class _Named:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, CorruptDataError) and "file" not in error.context:
-            raise error.in_file(self._file) from error
+            raise error.name_file(self._file) from error
 
 
 def decode(data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> pa.Array[Any]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["check_codes", "coded_as", "is_coded_text", "is_text"]
+__all__ = ["adopt_coding", "check_codes", "is_coded_text", "is_text"]
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -27,7 +27,7 @@ def is_coded_text(given: pa.DataType, kind: pa.DataType) -> bool:
     return bool(pa.types.is_dictionary(given) and is_text(kind) and given.value_type.equals(kind))
 
 
-def coded_as(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
+def adopt_coding(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
     """Return a schema whose text fields are dictionary-encoded if the field of that name in `given` is."""
     types = {field.name: field.type for field in given}
     fields = [

@@ -91,7 +91,7 @@ def _general(path: FieldPath) -> FieldPath:
     return (*path[:2], "*", *path[3:]) if named and len(path) > 2 else path
 
 
-def _missing(path: FieldPath) -> str | None:
+def _explain_missing(path: FieldPath) -> str | None:
     kinds = _UNIONS.get(str(path[-2])) if path[-1] == "type" and len(path) > 1 else None
     if kinds is not None:
         return f"write one of {', '.join(kinds)}"
@@ -148,21 +148,21 @@ def explain_error(error: ErrorDetails, data: dict[str, Any], root: type[BaseMode
     if kind == "penstock":
         return [(path, context["fact"], context["hint"])]
     if kind == "missing":
-        return [(path, "is required", _missing(path))]
+        return [(path, "is required", _explain_missing(path))]
     if kind == "extra_forbidden":
         allowed = _fields(path[:-1], data, root)
         listed = f"the fields here are {', '.join(allowed)}"
         return [(path, "unknown field", did_you_mean(path[-1], allowed, listed))]
     if kind == "union_tag_not_found":
         path = (*path, "type")
-        return [(path, "is required", _missing(path))]
+        return [(path, "is required", _explain_missing(path))]
     if kind == "union_tag_invalid":
         return [((*path, "type"), *choice(got["type"], list(_UNIONS[str(path[-1])])))]
     if kind == "literal_error":
         allowed = [a or b.lower() for a, b in re.findall(r"'([^']*)'|(True|False)", context["expected"])]
         return [(path, *choice(got, allowed))]
     if kind == "too_short":
-        return [(path, "is empty", _missing(path))]
+        return [(path, "is empty", _explain_missing(path))]
     if kind == "greater_than_equal":
         return [(path, f"{show(got)} is too small", f"it must be at least {context['ge']:g}")]
     if kind == "string_too_short":

@@ -219,7 +219,7 @@ def _narrow(columns: tuple[str, ...], where: str | None, select: dict[str, Expre
 
 
 def _fragment(node: Aggregate, window: Window) -> Assemble | None:
-    lookup, above = _behind_lookup(window.inputs[0])
+    lookup, above = _split_lookup(window.inputs[0])
     base, scan = _split_reduction(above)
     if isinstance(window, RowWindow) or scan is None or (window.time_unit == "s" and window.pane_ms % 1000):
         return None
@@ -232,7 +232,7 @@ def _fragment(node: Aggregate, window: Window) -> Assemble | None:
     if lookup is not None:
         group_by += tuple(name for name in lookup.on if name not in group_by)
     taken = (*group_by, *(() if lookup is None else lookup.columns.names))
-    split = decompose(texts, window.time, taken).counted(taken)
+    split = decompose(texts, window.time, taken).add_count(taken)
     needed = {*group_by, window.time}
     for partial in split.partials:
         needed |= set() if partial.expression == "*" else set(Expression.parse(partial.expression).columns)
@@ -259,7 +259,7 @@ def _suits(scan: Scan, files: Source) -> bool:
     )
 
 
-def _behind_lookup(node: Node) -> tuple[StreamTableJoin | None, Node]:
+def _split_lookup(node: Node) -> tuple[StreamTableJoin | None, Node]:
     """Return a lookup above a node and its input, if only plain column projections are between."""
     below = node
     while isinstance(below, Select) and all(one == column(name) for name, one in below.columns):

@@ -106,7 +106,7 @@ def _launch_jvm(options: Mapping[str, str]) -> None:
     thread.start()
     conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
     try:
-        gateway = _in_other_thread(lambda: launch_gateway(conf, {"stderr": writing}))
+        gateway = _run_in_thread(lambda: launch_gateway(conf, {"stderr": writing}))
     except PySparkRuntimeError as error:
         os.close(writing)
         thread.join(_DRAIN_S)
@@ -119,7 +119,7 @@ def _launch_jvm(options: Mapping[str, str]) -> None:
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
 
 
-def _in_other_thread(call: Callable[[], _T]) -> _T:
+def _run_in_thread(call: Callable[[], _T]) -> _T:
     """Run `call` in another thread and return its result; a signal ends the wait at once, quietly.
 
     PySpark waits for a new JVM's answer in a file, whose directory it deletes when the wait is interrupted.
@@ -227,7 +227,7 @@ def open_session(
         if SparkContext._gateway is None:
             _launch_jvm(options)
     conf = SparkConf().setAppName(name).setAll(list(options.items()))
-    _in_other_thread(lambda: SparkContext.getOrCreate(conf))
+    _run_in_thread(lambda: SparkContext.getOrCreate(conf))
     spark = SparkSession.builder.appName(name).config(map=dict(options)).getOrCreate()
     given = spark.sparkContext.getConf()
     for setting, value in _DEFAULTS.items():

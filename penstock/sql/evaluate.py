@@ -30,11 +30,11 @@ __all__ = [
     "can_fail",
     "constant",
     "evaluate",
-    "evaluated_type",
     "filter_rows",
     "needs_ansi",
     "project",
     "type_of",
+    "type_of_expression",
 ]
 
 
@@ -79,14 +79,14 @@ def constant(node: Tree) -> pa.Scalar[Any] | None:
 
 def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
     """Return the type of an expression that gives Spark's results; None if Spark has to evaluate it."""
-    found = evaluated_type(expression, schema)
+    found = type_of_expression(expression, schema)
     plain = schema.remove_metadata()
     if found is None or may_shorten(expression.tree, lambda node: infer_type(node, plain)[:2]):
         return None
     return found
 
 
-def evaluated_type(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
+def type_of_expression(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
     """Return the type of an expression over a schema; None if it is not supported.
 
     Unlike `type_of`, it includes expressions from which Spark's optimizer may drop a part that can fail.

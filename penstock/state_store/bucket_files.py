@@ -110,7 +110,7 @@ class BucketFiles:
         try:
             state.restore(counted())
         except CorruptDataError as error:
-            raise error.in_file(self.files.path_of(links[at].pointer.file_name)) from error
+            raise error.name_file(self.files.path_of(links[at].pointer.file_name)) from error
 
     def _state_unit(self, source: Link | PUnit) -> PUnit:
         unit = source if isinstance(source, PUnit) else self._read(source.pointer)[0]

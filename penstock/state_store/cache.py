@@ -49,7 +49,7 @@ class Found(Generic[S]):
 
 
 @contextmanager
-def _closed_on_error(state: CachedState) -> Iterator[None]:
+def _close_on_error(state: CachedState) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -93,13 +93,13 @@ class StateCache(Generic[S]):
             state, held = entry
             if held.pointer == pointer:
                 return Found(state, held, hits=1)
-            with _closed_on_error(state):
+            with _close_on_error(state):
                 handle = store.catch_up(pointer, state, held)
             if handle is not None:
                 return Found(state, handle, catch_ups=1)
             state.close()
         state = new()
-        with _closed_on_error(state):
+        with _close_on_error(state):
             return Found(state, store.load(pointer, state), loads=1)
 
     def put(self, store: BucketStore, state: S, handle: Handle) -> None:

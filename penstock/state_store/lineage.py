@@ -127,7 +127,7 @@ class Handle:
         """Bytes of all files of the chain."""
         return sum(link.size_bytes for link in self.links)
 
-    def written_since(self, before: Handle) -> int:
+    def bytes_since(self, before: Handle) -> int:
         """Return the bytes written by the commit from `before` to this version, including a new base."""
         known = {link.pointer.file_name for link in before.links}
         return sum(link.size_bytes for link in self.links if link.pointer.file_name not in known)

@@ -55,7 +55,7 @@ class CodecTests:
         """Decode what was encoded, through bytes; at least one stream has to fit."""
         fitted = 0
         for values in hard_streams():
-            node = _encoded(codec, values)
+            node = _encode(codec, values)
             if node is None:
                 continue
             fitted += 1
@@ -67,7 +67,7 @@ class CodecTests:
     def test_a_part_is_decoded(self, codec: Codec) -> None:
         """Decode ranges, also empty ones and ones across sub-blocks."""
         for values in hard_streams():
-            node = _encoded(codec, values)
+            node = _encode(codec, values)
             if node is None:
                 continue
             size = values.size
@@ -78,7 +78,7 @@ class CodecTests:
         """Decode nodes of which a byte is changed: an error, or as many values as before."""
         generator = np.random.default_rng(2)
         for values in hard_streams():
-            node = _encoded(codec, values)
+            node = _encode(codec, values)
             if node is None or values.size > SUB_BLOCK:
                 continue
             content = _bytes_of(node)
@@ -91,7 +91,7 @@ class CodecTests:
                 assert found.size == values.size
 
 
-def _encoded(codec: Codec, values: Ints) -> Node | None:
+def _encode(codec: Codec, values: Ints) -> Node | None:
     """Return the node of a stream, through bytes; None if the codec cannot hold it."""
     try:
         node = codec.encode(seal(values))

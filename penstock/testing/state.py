@@ -41,7 +41,7 @@ class StateTests:
         state, follower = new(), new()
         for step in range(_STEPS):
             self.change(state, step)
-            follower.restore([_through_bytes(state.delta())])
+            follower.restore([_round_trip(state.delta())])
             assert self.content(follower) == self.content(state)
 
     def test_all_deltas_at_once_restore_a_state(self, new: Callable[[], State]) -> None:
@@ -49,7 +49,7 @@ class StateTests:
         state, units = new(), list[PUnit]()
         for step in range(_STEPS):
             self.change(state, step)
-            units.append(_through_bytes(state.delta()))
+            units.append(_round_trip(state.delta()))
         follower = new()
         follower.restore(iter(units))
         for both in (state, follower):
@@ -66,7 +66,7 @@ class StateTests:
         self.change(state, _STEPS)
         state.delta()
         follower = new()
-        follower.restore(map(_through_bytes, units))
+        follower.restore(map(_round_trip, units))
         assert self.content(follower) == before
 
     def test_a_delta_follows_a_snapshot(self, new: Callable[[], State]) -> None:
@@ -77,7 +77,7 @@ class StateTests:
         units: Iterable[PUnit] = list(state.snapshot())
         self.change(state, 1)
         follower = new()
-        follower.restore([*map(_through_bytes, units), _through_bytes(state.delta())])
+        follower.restore([*map(_round_trip, units), _round_trip(state.delta())])
         assert self.content(follower) == self.content(state)
 
     def test_a_store_keeps_every_version(self, new: Callable[[], State], tmp_path: Path) -> None:
@@ -92,5 +92,5 @@ class StateTests:
             assert self.content(other) == self.content(state)
 
 
-def _through_bytes(unit: PUnit) -> PUnit:
+def _round_trip(unit: PUnit) -> PUnit:
     return decode(bytes(encode(unit)), "memory")

@@ -25,7 +25,7 @@ def _rows(*rows: tuple[Any, ...], schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
 
 
-def _numbered(numbers: range, text: str = "") -> pa.RecordBatch:
+def _number_rows(numbers: range, text: str = "") -> pa.RecordBatch:
     return _rows(*[(i, f"{text}{i}", i / 2) for i in numbers])
 
 
@@ -48,7 +48,7 @@ class TableTests:
     def test_a_key_that_is_not_there_has_null_values(self, new: NewTable) -> None:
         """Get keys that are there, that are not, and one twice."""
         table = new()
-        rows, found = table.get(_numbered(range(2)))
+        rows, found = table.get(_number_rows(range(2)))
         assert rows.to_pylist() == [{"t": None, "n": None}] * 2
         table.put(_rows((7, "x", 1.0), (1, None, None)))
         rows, found = table.get(_rows((0, "", 0.0), (7, "", 0.0), (1, "", 0.0), (7, "", 0.0)).select(["k"]))
@@ -97,12 +97,12 @@ class TableTests:
     def test_rows_are_those_of_the_call(self, new: NewTable) -> None:
         """Consume the rows in another thread while the table changes and is closed."""
         table = new()
-        table.put(_numbered(range(20_000), "old "))
+        table.put(_number_rows(range(20_000), "old "))
         batches, taken = table.rows(), list[pa.RecordBatch]()
         thread = threading.Thread(target=lambda: taken.extend(batches))
         thread.start()
         for i in range(5):
-            table.put(_numbered(range(0, 20_000, i + 2), f"new and longer {i} "))
+            table.put(_number_rows(range(0, 20_000, i + 2), f"new and longer {i} "))
         table.close()
         thread.join()
         found = {row["k"]: row["t"] for batch in taken for row in batch.to_pylist()}
@@ -111,7 +111,7 @@ class TableTests:
     def test_the_key_comes_first(self, new: NewTable) -> None:
         """Put columns in another order than the schema's."""
         table = new(SCHEMA, ("n",))
-        table.put(_numbered(range(3)).select(["n", "t", "k"]))
+        table.put(_number_rows(range(3)).select(["n", "t", "k"]))
         (batch,) = table.rows()
         assert batch.schema.names == ["n", "k", "t"]
         assert sorted(batch["k"].to_pylist()) == [0, 1, 2]

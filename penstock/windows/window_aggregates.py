@@ -194,7 +194,7 @@ class WindowAccumulator:
         """Return one row per window and group."""
         return self._aggregate(parts, self.fragments.partials)
 
-    def added(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    def combine(self, batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Combine the results of several buckets into one row per window and group."""
         pane_us, deviations = 1000 * self.finish.pane_ms, deviation_sources(self.fragments.partials)
         parts = [

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.compression import Block, Chooser, decode, encode
-from penstock.compression.arrow import coded as coded_in
+from penstock.compression.arrow import encode_as_dictionary
 from penstock.compression.kernels.text import distinct_texts
 from penstock.compression.layouts import Layout
 from penstock.errors import InvalidUsageError
@@ -25,7 +25,7 @@ KINDS = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
 SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
 
 
-def coded(texts: list[str | None], kind: pa.DataType, index: pa.DataType, spare: list[str]) -> Any:
+def dictionary_of(texts: list[str | None], kind: pa.DataType, index: pa.DataType, spare: list[str]) -> Any:
     """Return texts as a dictionary, in which others are, too."""
     distinct = pa.array([*dict.fromkeys(text for text in texts if text is not None), *spare], pa.string())
     numbers = [None if text is None else distinct.to_pylist().index(text) for text in texts]
@@ -47,7 +47,7 @@ def all_of(stream: PStream) -> pa.Table:
 def test_a_dictionary_is_coded_as_its_texts_are(
     texts: list[str | None], kind: pa.DataType, index: pa.DataType, spare: list[str], codec: str, cut: int
 ) -> None:
-    array = coded(texts, kind, index, spare)[cut:]
+    array = dictionary_of(texts, kind, index, spare)[cut:]
     chooser = Chooser()
     for _ in range(2):  # as it was decided, and as it was decided before
         block = decode(encode(array, codec, chooser=chooser, kind=kind))
@@ -56,7 +56,7 @@ def test_a_dictionary_is_coded_as_its_texts_are(
 
 
 def test_texts_that_are_numbered_keep_their_numbers() -> None:
-    array = coded(["b", "a", "b", None] * 5, pa.string(), pa.int32(), ["never"])
+    array = dictionary_of(["b", "a", "b", None] * 5, pa.string(), pa.int32(), ["never"])
     block = Block(encode(array, "dictionary>ns", kind=pa.string()))
     assert block.layout is Layout.TEXT_DICTIONARY
     assert block.read(keep_dictionary=True).dictionary.to_pylist() == ["b", "a", ""], "numbered anew"
@@ -80,7 +80,7 @@ def test_texts_that_none_has_are_neither_stored_nor_change_how_others_are_coded(
     plain, dictionaries = Chooser(), Chooser()
     for part in range(5):
         texts = [names[part]] * 900 + [names[part + 1]] * 100
-        array = coded([*texts], pa.string(), pa.int32(), names)
+        array = dictionary_of([*texts], pa.string(), pa.int32(), names)
         one = encode(pa.array(texts), chooser=plain, column="c")
         other = encode(array, chooser=dictionaries, column="c", kind=pa.string())
         assert len(other) <= len(one) + 8
@@ -157,7 +157,9 @@ def test_a_writer_takes_texts_as_dictionaries(
         with PStreamWriter(place, SCHEMA, unit_rows=unit_rows, interval=interval, threads=1) as writer:
             for texts, index in parts:
                 column = (
-                    pa.array(texts, pa.string()) if index is None else coded(texts, pa.string(), index, [])
+                    pa.array(texts, pa.string())
+                    if index is None
+                    else dictionary_of(texts, pa.string(), index, [])
                 )
                 writer.append(pa.table({"text": column, "n": pa.array(range(len(texts)), pa.int64())}))
         read = all_of(PStream(place))
@@ -168,7 +170,7 @@ def test_a_writer_takes_texts_as_dictionaries(
 
 def test_chunks_may_have_dictionaries_that_cannot_become_one(tmp_path: Any) -> None:
     texts = [[f"{part} {n}" for n in range(100)] * 5 for part in range(3)]
-    column = pa.chunked_array([coded([*some], pa.string(), pa.int8(), []) for some in texts])
+    column = pa.chunked_array([dictionary_of([*some], pa.string(), pa.int8(), []) for some in texts])
     with PStreamWriter(tmp_path, SCHEMA) as writer:
         writer.append(pa.table({"text": column, "n": pa.array(range(1500), pa.int64())}))
     assert all_of(PStream(tmp_path))["text"].to_pylist() == [*chain(*texts)]
@@ -178,14 +180,14 @@ def test_chunks_may_have_dictionaries_that_cannot_become_one(tmp_path: Any) -> N
 def test_a_writer_refuses_other_dictionaries_and_nulls_where_none_may_be(tmp_path: Any) -> None:
     schema = pa.schema([pa.field("text", pa.string(), nullable=False)])
     with PStreamWriter(tmp_path, schema) as writer:
-        writer.append(pa.table({"text": coded(["a"], pa.string(), pa.int8(), [])}))
+        writer.append(pa.table({"text": dictionary_of(["a"], pa.string(), pa.int8(), [])}))
         wrong = pa.DictionaryArray.from_arrays(pa.array([7], pa.int8()), ["a"], safe=False)
         with pytest.raises(InvalidUsageError, match="an index of a dictionary array has no value"):
             writer.append(pa.table({"text": wrong}))
         with pytest.raises(InvalidUsageError, match="the columns differ from those"):
-            writer.append(pa.table({"text": coded(["a"], pa.binary(), pa.int8(), [])}))
+            writer.append(pa.table({"text": dictionary_of(["a"], pa.binary(), pa.int8(), [])}))
         hidden = pa.DictionaryArray.from_arrays([0, 1], pa.array(["a", None]))
-        for nulls in (coded(["a", None], pa.string(), pa.int8(), []), hidden):
+        for nulls in (dictionary_of(["a", None], pa.string(), pa.int8(), []), hidden):
             with pytest.raises(InvalidUsageError, match="not nullable has nulls"):
                 writer.append(pa.table({"text": nulls}))
     assert all_of(PStream(tmp_path))["text"].to_pylist() == ["a"]
@@ -208,7 +210,7 @@ def test_texts_in_some_rows_are_numbered_as_a_dictionary_of_them(
     assume(rows.size)
     wanted = [texts[row] for row in rows]
     distinct = list(dict.fromkeys(wanted))
-    made = coded_in(array, rows)
+    made = encode_as_dictionary(array, rows)
     if len(distinct) > max(1, len(wanted) // 4) or len(distinct) * 2 > len(wanted):
         assert made is None
     else:

@@ -26,7 +26,7 @@ from penstock.windows.spec import WindowSpec
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 
-SPLIT = decompose({"spread": "stddev(n)"}, "t").counted()
+SPLIT = decompose({"spread": "stddev(n)"}, "t").add_count()
 FRAGMENTS = Fragments(1, "t", "ms", (), SPLIT.partials)
 ASSEMBLY = Assembly.of(SPLIT)
 FAR = st.sampled_from([0.0, 1e9, -1e15, 1.7e18])

@@ -27,7 +27,7 @@ from penstock.windows.append import sorted_runs as merging_module
 from penstock.windows.append import stacks as stacks_module
 from penstock.windows.append.find import find_windows
 from penstock.windows.append.limits import PaneLimits
-from penstock.windows.append.pane_partials import PanePartials, sorted_by
+from penstock.windows.append.pane_partials import PanePartials, sort_order
 from penstock.windows.append.sorted_runs import GroupRanges, concat_by_group, merge_sorted
 from penstock.windows.append.time_panes import TimePanes
 from penstock.windows.emitters import PassThrough
@@ -185,7 +185,7 @@ FREE_SPANS = st.sampled_from([0, 8, 1024])
 @given(values=st.lists(st.integers(-50, 50) | st.integers(-(1 << 40), 1 << 40)), free_span=FREE_SPANS)
 def test_sorting_is_stable_whether_values_are_counted_or_compared(values: list[int], free_span: int) -> None:
     order = np.random.default_rng(1).permutation(len(values))
-    found = sorted_by(np.array(values, np.int64), order, free_span=free_span)
+    found = sort_order(np.array(values, np.int64), order, free_span=free_span)
     assert found.tolist() == sorted(order.tolist(), key=values.__getitem__)
 
 

@@ -36,7 +36,7 @@ ROWS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2), VALUES), min_si
 CUTS = st.lists(st.integers(1, 50), max_size=4)
 SPLIT = decompose(
     {"total": "sum(n)", "mean": "avg(n)", "n": "count(n)", "spread": "stddev(n)"}, "t", ("k",)
-).counted(("k",))
+).add_count(("k",))
 FRAGMENTS = Fragments(1, "t", "ms", ("k",), SPLIT.partials)
 Rows = list[tuple[int, int, int | None]]
 

@@ -167,7 +167,7 @@ def test_a_fold_is_that_of_all_windows(groups: tuple[str, ...], wide: int, bucke
     parts = [made.collect([made(closed(part)) for part in parts_of(rows, cuts)]) for rows, cuts in buckets]
     for (rows, _), batches in zip(buckets, parts, strict=True):
         assert read_back(batches, groups) == aggregated(rows, groups)
-    whole = made.added(batch for batches in parts for batch in batches)
+    whole = made.combine(batch for batches in parts for batch in batches)
     everything = [row for rows, _ in buckets for row in rows]
     assert read_back(whole, groups) == aggregated(everything, groups)
 

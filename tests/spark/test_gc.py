@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 import penstock
 from penstock.checkpointing.files import open_files
 from penstock.cli import app
-from penstock.jobs.inspect.committed import committed_in
+from penstock.jobs.inspect.committed import read_committed
 from penstock.state_store.location import find_operators
 from tests.spark.queries import Place, fresh_workers, quotes
 
@@ -108,7 +108,7 @@ def test_with_the_checkpoint_only_its_query_is_looked_at(spark: SparkSession, tm
     assert {bucket["query"] for bucket in inspected(place, "--checkpoint", other.checkpoint)} == {
         bucket["query"] for bucket in buckets
     } - {query}
-    operators, pointers = committed_in(str(place.checkpoint), find_operators(open_files(place.state)))
+    operators, pointers = read_committed(str(place.checkpoint), find_operators(open_files(place.state)))
     assert [operator.query for operator in operators] == [query]
     assert {(location, pointer.file_id) for location, pointer in pointers.items()} == {
         (bucket["location"], bucket["proven"]["file_id"]) for bucket in mine if bucket["proven"]

@@ -16,7 +16,7 @@ from penstock.operators.scan import lookup as module
 from penstock.operators.scan.lookup import Lookup, can_be_looked_up
 from penstock.operators.scan.spec import PANE, Fragments, Partial, Scan
 from penstock.spark_ext.border.parcels import PARCELS, from_parcel
-from penstock.spark_ext.border.window_packing import facts_of, looked_up
+from penstock.spark_ext.border.window_packing import facts_of, look_up
 from penstock.spark_ext.sources.pushed import Pushed
 from penstock.windows.layout import ENTRY_PANE
 
@@ -102,7 +102,7 @@ def test_fragments_of_one_group_become_one(kind: Any, groups: Any, wanted: list[
         {PANE: [0, 0, 0, 0, 10, 10], "ad": ["a", "b", "c", "d", "a", "z"], "n": [1, 2, 4, 8, 16, 32]}
     )
     strangers = batch.slice(5)
-    found = looked_up(fragments, Lookup(ADS, ["ad"], groups), [strangers, batch, batch.slice(0, 0)])
+    found = look_up(fragments, Lookup(ADS, ["ad"], groups), [strangers, batch, batch.slice(0, 0)])
     rows = [tuple(row[name] for name in (PANE, *groups, "n")) for one in found for row in one.to_pylist()]
     assert sorted(rows, key=str) == sorted(wanted, key=str)
 

@@ -112,7 +112,7 @@ def test_a_signal_does_not_interrupt_who_waits_for_the_jvm() -> None:
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt), StopSignals(raises=True):
-        session._in_other_thread(launch_gateway)
+        session._run_in_thread(launch_gateway)
     assert not ended.is_set(), "the call has ended before the other thread has"
     goes_on.set()
     assert ended.wait(30)

@@ -28,7 +28,7 @@ ROWS = pa.schema([("t", pa.int64()), ("k", pa.string()), ("x", pa.float64())])
 
 
 def plan_of(aggregates: dict[str, str], groups: tuple[str, ...], size_ms: int) -> WindowPlan:
-    split = decompose(aggregates, "t", groups).counted(groups)
+    split = decompose(aggregates, "t", groups).add_count(groups)
     fragments = Fragments(2000, "t", "s", groups, split.partials)
     schema = row_fragmenter(ROWS, fragments).schema
     return TimeWindowPlan(

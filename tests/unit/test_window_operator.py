@@ -37,7 +37,7 @@ def plan_of(weight: object) -> WindowPlan:
     aggregates = {"n": "count(*)"} | ({WEIGHT: f"last({weight})"} if isinstance(weight, str) else {})
     split = decompose(aggregates, "t", ("k",))
     assert split is not None
-    split = split.counted(("k",))
+    split = split.add_count(("k",))
     fragments = Fragments(4000, "t", "s", ("k",), split.partials)
     schema = row_fragmenter(ROWS, fragments).schema
     return TimeWindowPlan(fragments, split, schema, StructType(), 0, local=False, size_ms=4000, slide_ms=4000)

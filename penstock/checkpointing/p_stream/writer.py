@@ -20,7 +20,7 @@ from penstock.checkpointing.p_stream.description import check_name, check_schema
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWriter
 from penstock.checkpointing.p_stream.stream import PStream
 from penstock.checkpointing.p_stream.threads import Threads
-from penstock.compression.kinds import check_codes, coded_as, is_coded_text
+from penstock.compression.kinds import adopt_coding, check_codes, is_coded_text
 from penstock.ddl import schema_text
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us
@@ -259,7 +259,7 @@ class PStreamWriter:
 
     def _check_table(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
         rows = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
-        check_schema(rows.schema, coded_as(self.schema, rows.schema), self._stream.files.location)
+        check_schema(rows.schema, adopt_coding(self.schema, rows.schema), self._stream.files.location)
         columns = [_cast_coded(rows.column(field.name), field) for field in self.schema]
         for field, column in zip(self.schema, columns, strict=True):
             if not field.nullable and column.null_count:

@@ -132,7 +132,7 @@ class Chooser:
         """Return the seconds between decisions about a column, so that decisions keep to their share."""
         return max(self.interval_s, sum(known.took_s for known in self.columns.values()) / DECIDING_SHARE)
 
-    def coded(self, column: str, *, fits: bool) -> None:
+    def record_block(self, column: str, *, fits: bool) -> None:
         """Record that a block of `column` was encoded, and whether all its streams fitted the plan."""
         known = self.columns[column]
         known.blocks += 1

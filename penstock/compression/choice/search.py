@@ -85,7 +85,7 @@ def rank(
     values = seal(values)
     stats = stream_stats(values, floats=floats)
     candidates = _candidates(stats, goal, floats=floats, bound=bound, depth=depth)
-    for cascade in _for_text(stats, goal) if text else candidates:
+    for cascade in _text_candidates(stats, goal) if text else candidates:
         if least_cost(values.size, values.nbytes, cascade[-1], goal) >= least:
             continue
         try:
@@ -176,7 +176,7 @@ def can_code(values: Ints, cascade: Cascade) -> bool:
     return True
 
 
-def _for_text(stats: ColumnStats, goal: Goal) -> Iterator[Cascade]:
+def _text_candidates(stats: ColumnStats, goal: Goal) -> Iterator[Cascade]:
     """Yield the candidates for the bytes of texts."""
     if stats.runs == 1:
         yield ("constant",)
@@ -184,7 +184,7 @@ def _for_text(stats: ColumnStats, goal: Goal) -> Iterator[Cascade]:
     yield from (DEFAULT, ("lz4",), ("zstd",), ("fsst",), ("zstd_9",))
     if goal.write_mb_s <= _SLOW_CODECS_BELOW_MB_S:
         yield ("dictionary",)
-        if Pcodec.installed():
+        if Pcodec.is_installed():
             yield ("pcodec",)
 
 
@@ -225,7 +225,7 @@ def _candidates(
     if depth < _MAX_TRANSFORMS:
         yield ("zstd_9",)
     if goal.write_mb_s <= _SLOW_CODECS_BELOW_MB_S:
-        if Pcodec.installed():
+        if Pcodec.is_installed():
             yield ("pcodec",)
         if depth < _MAX_TRANSFORMS:
             yield from (("delta",), ("base_delta",))

@@ -130,7 +130,7 @@ class Pcodec(Framed):
     name = "pcodec"
 
     @staticmethod
-    def installed() -> bool:
+    def is_installed() -> bool:
         """Say whether the library can be used."""
         return importlib.util.find_spec("pcodec") is not None
 

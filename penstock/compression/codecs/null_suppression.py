@@ -12,7 +12,7 @@ from penstock.compression.kernels.bits import SUB_BLOCK, Ints, Packed, Step, sea
 from penstock.compression.node import TYPES, Node, width_code
 from penstock.errors import CorruptDataError
 
-__all__ = ["NullSuppression", "WordNullSuppression", "packed_of"]
+__all__ = ["NullSuppression", "WordNullSuppression", "slice_packed"]
 
 
 class NullSuppression(Codec):
@@ -65,7 +65,7 @@ class NullSuppression(Codec):
         """Return the values, unpacking only the sub-blocks that hold them."""
         first, last = start // SUB_BLOCK, -(-stop // SUB_BLOCK)
         out = np.empty(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)
-        bits.unpack(packed_of(node, first, last), out)
+        bits.unpack(slice_packed(node, first, last), out)
         return out[start - first * SUB_BLOCK : stop - first * SUB_BLOCK]
 
 
@@ -74,7 +74,7 @@ def _order(step: Step) -> int:
     return {Step.NONE: 0, Step.BASE_DELTA: 0, Step.DELTA_OF_DELTA: 2}.get(step, 1)
 
 
-def packed_of(node: Node, first: int, last: int) -> Packed:
+def slice_packed(node: Node, first: int, last: int) -> Packed:
     """Return sub-blocks `first` to `last` of a `NullSuppression` node, checked and still packed.
 
     Raises

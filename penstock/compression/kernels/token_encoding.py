@@ -111,7 +111,7 @@ def _find(source: Bytes, at: int, end: int, wanted: int) -> Any:
 
 
 @kernel
-def _masked(word: Any, size: int) -> Any:
+def _mask(word: Any, size: int) -> Any:
     """Return the first `size` bytes of a word, padded with zeros. Branch-free."""
     half = np.uint64(4 * (8 - min(max(size, 0), 8)))
     return word & ((_ALL >> half) >> half)
@@ -156,7 +156,7 @@ def _same(source: Bytes, at: int, known: Bytes, begin: int, size: int) -> bool:
     done = 0
     while done < size:
         difference = word_at(source, at + done) ^ word_at(known, begin + done)
-        if _masked(difference, size - done):
+        if _mask(difference, size - done):
             return False
         done += 8
     return True
@@ -299,8 +299,8 @@ def code_rows(
                     mask = nodes[own, SLOTS]
                     code = np.int64(-1)
                     if mask:
-                        low = np.int64(_masked(word_at(source, start), size))
-                        high = np.int64(_masked(word_at(source, start + 8), size - 8))
+                        low = np.int64(_mask(word_at(source, start), size))
+                        high = np.int64(_mask(word_at(source, start + 8), size - 8))
                         mixed = (
                             np.uint64(low) ^ (np.uint64(high) * _OTHER_MULTIPLIER) ^ np.uint64(size)
                         ) * _MULTIPLIER

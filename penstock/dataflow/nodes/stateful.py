@@ -44,7 +44,7 @@ def _check_results(node: Node, key: tuple[str, ...]) -> None:
         raise node.wrong("an update stream would lose its key", "keep it in output_schema", column=lost[0])
 
 
-def _needed(node: UpdateQueue | UpdateUnion, required: frozenset[str]) -> tuple[frozenset[str], ...]:
+def _needed_columns(node: UpdateQueue | UpdateUnion, required: frozenset[str]) -> tuple[frozenset[str], ...]:
     """Return the columns that a queue needs; a user function may need every column."""
     there = frozenset(node.inputs[0].schema.names)
     if node.options.apply is None:
@@ -92,7 +92,7 @@ class UpdateQueue(Node):
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Add key and time; a user function may need every column."""
-        return _needed(self, required)
+        return _needed_columns(self, required)
 
     @property
     def needs_newest_only(self) -> bool:
@@ -157,7 +157,7 @@ class UpdateUnion(Union):
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Add key and time; a user function may need every column."""
-        return _needed(self, required)
+        return _needed_columns(self, required)
 
     def describe(self) -> str:
         """Return key, time and the preferred input."""

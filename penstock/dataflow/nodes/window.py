@@ -12,7 +12,7 @@ from penstock.dataflow.nodes.base import Node, distinct, duration, known
 from penstock.dataflow.nodes.service import check_weights
 from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
-from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketched
+from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketch_argument
 from penstock.operators.scan.spec import PANE, WEIGHT, Partial, TimeUnit
 from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.sql.expression import Expression, column
@@ -235,12 +235,12 @@ class Aggregate(Node):
         if partial.kind in ("count", "first", "last"):
             return
         if partial.kind == "sketch":
-            kind = expression_type(sketched(partial), schema)
+            kind = expression_type(sketch_argument(partial), schema)
             if _has_map(kind):
                 raise self.wrong(
                     "values that contain maps cannot be counted",
                     "count to_json(x) instead; Spark cannot hash a map",
-                    expression=sketched(partial).text,
+                    expression=sketch_argument(partial).text,
                     type=kind,
                 )
             return

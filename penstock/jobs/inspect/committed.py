@@ -10,10 +10,12 @@ from penstock.spark_ext.state_reader.committed import committed_pointers, query_
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.location import Operator
 
-__all__ = ["committed_in"]
+__all__ = ["read_committed"]
 
 
-def committed_in(checkpoint: str, operators: Sequence[Operator]) -> tuple[list[Operator], dict[str, Pointer]]:
+def read_committed(
+    checkpoint: str, operators: Sequence[Operator]
+) -> tuple[list[Operator], dict[str, Pointer]]:
     """Return the `operators` of the checkpoint's query, and their buckets' pointers.
 
     Called once, on the driver. Uses the active session, or starts and stops one.

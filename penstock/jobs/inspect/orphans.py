@@ -83,16 +83,16 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
     files, report = open_files(path), Report()
     if is_p_stream(files):
         _refuse(gone, [])
-        _in_p_stream(path, report)
+        _search_p_stream(path, report)
     elif (document := (directory := GraphDirectory(path)).newest("graph")) is not None:
-        _in_graph(directory, document, gone, report)
+        _search_graph(directory, document, gone, report)
     else:
         entries = files.list()
         if {"metadata", "offsets"} <= {facts.name for facts in entries}:
             operators, checkpoint = _operators_in_checkpoint(files, entries), checkpoint or path
         else:
             operators = find_operators(files)
-        _in_state(operators, checkpoint, gone, retain_versions, report)
+        _search_state(operators, checkpoint, gone, retain_versions, report)
     return report
 
 
@@ -142,7 +142,7 @@ def _refuse(gone: Collection[str], there: Collection[str], running: Collection[s
             )
 
 
-def _in_p_stream(location: str, report: Report) -> None:
+def _search_p_stream(location: str, report: Report) -> None:
     found = survey_p_stream(PStream(location))
     garbage = [(one.files, FileFacts(one.name, one.size_bytes)) for one in found.garbage]
     report.add(found.location, "no commit names them or ever will", garbage)
@@ -152,7 +152,7 @@ def _in_p_stream(location: str, report: Report) -> None:
         report.kept.append(f"{found.location}: {pending}: a writer may still commit them")
 
 
-def _in_graph(
+def _search_graph(
     directory: GraphDirectory, document: dict[str, object], gone: Collection[str], report: Report
 ) -> None:
     queries = document.get("queries")
@@ -174,10 +174,10 @@ def _in_graph(
     own = directory.files.child("p-streams")
     for facts in own.list():
         if facts.is_directory and is_p_stream(own.child(facts.name)):
-            _in_p_stream(directory.place("p-streams", facts.name), report)
+            _search_p_stream(directory.place("p-streams", facts.name), report)
 
 
-def _in_state(
+def _search_state(
     operators: list[Operator],
     checkpoint: str | None,
     gone: Collection[str],
@@ -187,9 +187,9 @@ def _in_state(
     chosen: list[Operator] = []
     committed: dict[str, Pointer] = {}
     if checkpoint is not None:
-        from penstock.jobs.inspect.committed import committed_in
+        from penstock.jobs.inspect.committed import read_committed
 
-        chosen, committed = committed_in(checkpoint, operators)
+        chosen, committed = read_committed(checkpoint, operators)
         # A power cut may undo the commit, and then the orphan would be needed again.
         make_durable(checkpoint)
     _refuse(gone, {operator.query for operator in operators}, {operator.query for operator in chosen})

@@ -28,9 +28,9 @@ def survey_buckets(
     operators = find_operators(open_files(path))
     committed: dict[str, Pointer] = {}
     if checkpoint is not None:
-        from penstock.jobs.inspect.committed import committed_in
+        from penstock.jobs.inspect.committed import read_committed
 
-        operators, committed = committed_in(checkpoint, operators)
+        operators, committed = read_committed(checkpoint, operators)
         # A power cut may undo the commit, and then the garbage would be needed again.
         make_durable(checkpoint)
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:

@@ -17,7 +17,7 @@ from penstock.operators.scan.spec import PANE, Partial, PartialKind
 from penstock.sql.expression import Expression, column, edit, is_aggregate
 from penstock.sql.tree import Tree
 
-__all__ = ["Decomposition", "aggregates_of", "decompose", "deviation", "pane_ms", "sketched"]
+__all__ = ["Decomposition", "aggregates_of", "decompose", "deviation", "pane_ms", "sketch_argument"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Decomposition:
         """The partial that counts all rows, if there is one."""
         return next((one.name for one in self.partials if (one.kind, one.expression) == ("count", "*")), None)
 
-    def counted(self, taken: Iterable[str] = ()) -> Decomposition:
+    def add_count(self, taken: Iterable[str] = ()) -> Decomposition:
         """Return the decomposition with a row-count partial, added under a free name if missing."""
         if self.rows is not None:
             return self
@@ -239,7 +239,7 @@ class _Partials:
         return self._column("sketch", text, log2_size_of(deviation))
 
 
-def sketched(partial: Partial) -> Expression:
+def sketch_argument(partial: Partial) -> Expression:
     """Return the expression that a ``sketch`` hashes."""
     case = Expression.parse(partial.expression)
     hashed = case.tree.parts[1]

@@ -23,7 +23,7 @@ _EXACT = 1 << 53
 
 
 @kernel
-def _apart(value: Any, center: Any) -> Any:
+def _distance(value: Any, center: Any) -> Any:
     """Return the distance of two 64-bit integers as a float; it may exceed 64 bits."""
     distance = value - center
     if ((value ^ center) & (value ^ distance)) < 0:
@@ -63,7 +63,7 @@ def add_integers(slots: Any, values: Any, cells: Any, centers: Any) -> None:
         slot, value = slots[i], values[i]
         if cells[slot, 1] == 0.0:
             centers[slot, 0] = value
-        distance = _apart(value, centers[slot, 0])
+        distance = _distance(value, centers[slot, 0])
         cells[slot, 1] += 1.0
         cells[slot, 2] += distance
         cells[slot, 3] += distance * distance
@@ -92,14 +92,14 @@ def add_entries(
             continue
         if cells[slot, 1] == 0.0:
             centers[slot], cells[slot, 0] = wholes[i], rests[i]
-        distance = _apart(wholes[i], centers[slot]) + (rests[i] - cells[slot, 0])
+        distance = _distance(wholes[i], centers[slot]) + (rests[i] - cells[slot, 0])
         cells[slot, 1] += count
         cells[slot, 2] += count * distance
         cells[slot, 3] += deviations[i] + count * distance * distance
 
 
 @kernel
-def _finished(count: Any, distances: Any, squares: Any) -> Any:
+def _finish(count: Any, distances: Any, squares: Any) -> Any:
     """Return M2; keep NaN, and return infinity if squares of finite distances overflow."""
     if count == 0.0 or (np.isinf(squares) and np.isfinite(distances)):
         return squares
@@ -111,7 +111,7 @@ def _finished(count: Any, distances: Any, squares: Any) -> Any:
 def finish(cells: Any, out: Any) -> None:
     """Compute M2 of each slot."""
     for i in range(cells.shape[0]):
-        out[i] = _finished(cells[i, 1], cells[i, 2], cells[i, 3])
+        out[i] = _finish(cells[i, 1], cells[i, 2], cells[i, 3])
 
 
 @kernel
@@ -140,7 +140,7 @@ def slide(
             for j in range(hi - 1, lo - 1, -1):
                 if counts[j] > 0:
                     center = j if center < 0 else center
-                    far = _apart(wholes[j], wholes[center]) + (rests[j] - rests[center])
+                    far = _distance(wholes[j], wholes[center]) + (rests[j] - rests[center])
                     some = np.float64(counts[j])
                     count += some
                     distances += some * far
@@ -151,13 +151,13 @@ def slide(
         while end < hi:
             if counts[end] > 0:
                 center = end if center < 0 else center
-                far = _apart(wholes[end], wholes[center]) + (rests[end] - rests[center])
+                far = _distance(wholes[end], wholes[center]) + (rests[end] - rests[center])
                 some = np.float64(counts[end])
                 count += some
                 distances += some * far
                 squares += deviations[end] + some * far * far
             end += 1
         if lo < middle:
-            out[i] = _finished(count + suffix[lo, 0], distances + suffix[lo, 1], squares + suffix[lo, 2])
+            out[i] = _finish(count + suffix[lo, 0], distances + suffix[lo, 1], squares + suffix[lo, 2])
         else:
-            out[i] = _finished(count, distances, squares)
+            out[i] = _finish(count, distances, squares)

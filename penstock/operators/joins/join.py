@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
-from penstock.operators.joins.join_kernels import NOBODY, START, link, next_pairs, too_old, unlink_useless
+from penstock.operators.joins.join_kernels import NOBODY, START, link, mark_old, next_pairs, unlink_useless
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.update_stream.arrivals import Arrivals
@@ -221,7 +221,7 @@ class UpdateJoin:
         self._make_room()
         newest = int(times.max())
         self.newest = newest if self.newest is None else max(self.newest, newest)
-        late = too_old(ids, times, self._matched[0], self._matched[1], self._within)
+        late = mark_old(ids, times, self._matched[0], self._matched[1], self._within)
         if watermark is not None:
             late |= times < watermark
         # Inserting in time order makes lists grow at their heads; stable, so the first of equal times wins.

@@ -14,7 +14,7 @@ from penstock._kernels import kernel
 from penstock.operators.update_stream.stream import Integers
 from penstock.units import NEVER
 
-__all__ = ["NOBODY", "START", "link", "next_pairs", "too_old", "unlink_useless"]
+__all__ = ["NOBODY", "START", "link", "mark_old", "next_pairs", "unlink_useless"]
 
 NOBODY = -1
 """The end of a list."""
@@ -23,7 +23,7 @@ START = -2
 
 
 @kernel
-def too_old(ids: Integers, times: Integers, left_at: Integers, right_at: Integers, within: Any) -> Any:
+def mark_old(ids: Integers, times: Integers, left_at: Integers, right_at: Integers, within: Any) -> Any:
     """Mark tuples that are more than `within` older than the newest match of their key."""
     out = np.zeros(ids.shape[0], np.bool_)
     for i in range(ids.shape[0]):

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import UpdateStream
-from penstock.sql.evaluate import evaluate, evaluated_type
+from penstock.sql.evaluate import evaluate, type_of_expression
 from penstock.sql.expression import Expression
 
 __all__ = ["JoinedStream"]
@@ -89,7 +89,7 @@ class JoinedStream:
         if condition.aggregate:
             raise InvalidUsageError("a join's condition has an aggregate", expression=condition.text)
         condition = condition.resolve(self.schema.names)
-        kind = evaluated_type(condition, self.schema)
+        kind = type_of_expression(condition, self.schema)
         if kind is None:
             raise InvalidUsageError(
                 "the condition of a join cannot be evaluated outside of Spark",

@@ -131,7 +131,7 @@ class UpdateQueue(KeyedQueue):
             return Enqueued()
         if not len(self):
             self.accounts.served_at_us = now_us
-        arrivals = self._in_order(conflate(self.stream, arrivals))
+        arrivals = self._sort_arrivals(conflate(self.stream, arrivals))
         arrived = self.accounts.arrive(arrivals, now_us)
         keys = self.stream.keys(arrivals.rows)
         ids, records = self.number(keys), self._records
@@ -329,7 +329,7 @@ class UpdateQueue(KeyedQueue):
         given_way = np.where(fresh | again, arrivals.tied + again, 0)
         return accepted, fresh & ~(again & behind), given_way
 
-    def _in_order(self, arrivals: Arrivals) -> Arrivals:
+    def _sort_arrivals(self, arrivals: Arrivals) -> Arrivals:
         """Sort `arrivals` into the order in which the scheduler takes their keys."""
         if self.policy is Policy.FIFO:
             position = arrivals.last

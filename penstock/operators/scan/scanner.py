@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.checkpointing.p_stream import Piece
 from penstock.compression import TableBlock
-from penstock.compression.kinds import coded_as
+from penstock.compression.kinds import adopt_coding
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.fragments import Fragmenter, merge_stretches
 from penstock.operators.scan.newest_per_key import Latest
@@ -210,7 +210,7 @@ class Scanner:
         if self._latest is not None:
             self._latest.add(_plain(rows))
             return None
-        schema = coded_as(self.schema, rows.schema) if dictionaries else self.schema
+        schema = adopt_coding(self.schema, rows.schema) if dictionaries else self.schema
         return rows if rows.schema.equals(schema) else rows.cast(schema)
 
     def _mask(self, rows: pa.Table) -> _Mask:

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock._kernels import kernel
-from penstock.compression.arrow import coded, take_rows
+from penstock.compression.arrow import encode_as_dictionary, take_rows
 from penstock.compression.kernels.bits import Bytes, Ints
 from penstock.compression.kinds import is_text
 
@@ -49,7 +49,11 @@ def select_rows(table: pa.Table, mask: pa.Array[Any], *, dictionaries: bool = Fa
     columns = []
     for column in table.columns:
         array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        texts = coded(array, rows) if dictionaries and is_text(array.type) and not array.null_count else None
+        texts = (
+            encode_as_dictionary(array, rows)
+            if dictionaries and is_text(array.type) and not array.null_count
+            else None
+        )
         columns.append(take_rows(array, rows) if texts is None else texts)
     fields = [field.with_type(one.type) for field, one in zip(table.schema, columns, strict=True)]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, table.schema.metadata))

@@ -154,9 +154,9 @@ class Program:
     @cached_property
     def kernel(self) -> Callable[..., int]:
         """The compiled kernel: from arrays and the bounds of events to the first event that has not run."""
-        from penstock._kernels import generated
+        from penstock._kernels import load_generated
 
-        module = generated(hashlib.sha256(self.source.encode()).hexdigest()[:32], self.source)
+        module = load_generated(hashlib.sha256(self.source.encode()).hexdigest()[:32], self.source)
         run: Callable[..., int] = module.run
         return run
 

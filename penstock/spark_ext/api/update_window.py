@@ -196,7 +196,7 @@ def plan_windows(
         )
     keys = key_columns(key)
     at, unit = _time(df, time, unit)
-    split = decompose(aggs, time, keys).counted(keys)
+    split = decompose(aggs, time, keys).add_count(keys)
     rows, partials = _rows(df, keys, at, split)
     schema = arrow_schema(rows.schema, large=False)
     common: dict[str, Any] = {

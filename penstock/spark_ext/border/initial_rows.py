@@ -72,18 +72,18 @@ class InitialRows:
             made = pa.Table.from_batches(batches_of(read, spec.schema, of=name), spec.schema)
             if made.group_by(list(spec.key)).aggregate([]).num_rows < made.num_rows:
                 raise InvalidUsageError("two rows have one key", table=name, key=", ".join(spec.key))
-            for bucket, own in _parted(made, spec, buckets, route):
+            for bucket, own in _partition(made, spec, buckets, route):
                 parcels[bucket][name] = list(to_parcels(own.to_batches()))
         return InitialRows(spark.sparkContext.broadcast(parcels))
 
-    def in_bucket(self, bucket: int) -> Iterable[tuple[str, pa.RecordBatch]]:
+    def read_bucket(self, bucket: int) -> Iterable[tuple[str, pa.RecordBatch]]:
         """Return the rows of a bucket, by table. Called in a worker."""
         for name, parcels in self.parcels.value[bucket].items():
             for parcel in parcels:
                 yield name, from_parcel(parcel)
 
 
-def _parted(
+def _partition(
     rows: pa.Table, spec: TableSpec, buckets: int, route: pa.DataType | None
 ) -> Iterable[tuple[int, pa.Table]]:
     """Yield the rows of each bucket."""

@@ -71,7 +71,7 @@ class _Choice:
     combine: bool | None = None
     uses_left: int = 0
 
-    def remembered(self) -> bool | None:
+    def recall(self) -> bool | None:
         """Return the answer of a recent batch, None if it is time to measure."""
         if self.uses_left == 0:
             return None
@@ -164,7 +164,7 @@ class Packer:
 
     def _conflate(self, usable: Iterator[pa.RecordBatch], part: int, choice: _Choice) -> Iterator[Arrivals]:
         """Conflate arrivals while that pays off, and collect the rest in chunks."""
-        combine = self.combine if self.combine is not None else choice.remembered()
+        combine = self.combine if self.combine is not None else choice.recall()
         position = 0
         if combine is not False:
             conflation = Conflation(self.stream, part)

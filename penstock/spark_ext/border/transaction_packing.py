@@ -20,7 +20,7 @@ from penstock.spark_ext.border.packing import parcel_row
 from penstock.spark_ext.border.parcels import to_parcels
 from penstock.state_store.keys.key_words import KeyCodec
 
-__all__ = ["Route", "TransactionPacker", "bucket_of_values", "in_order", "place_rows"]
+__all__ = ["Route", "TransactionPacker", "bucket_of_values", "sort_rows", "place_rows"]
 
 _POSITION = f"{RESERVED_PREFIX}position"
 _TIME = f"{RESERVED_PREFIX}time"
@@ -132,7 +132,7 @@ def place_rows(
     return pa.RecordBatch.from_arrays([*arrays, times.cast(pa.int64()), places], [*needed, _TIME, _POSITION])
 
 
-def in_order(parcels: Sequence[pa.RecordBatch], needed: int) -> pa.RecordBatch:
+def sort_rows(parcels: Sequence[pa.RecordBatch], needed: int) -> pa.RecordBatch:
     """Return the rows of one or more parcels by time and then by arrival, without their positions.
 
     Parameters

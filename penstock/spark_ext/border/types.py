@@ -75,7 +75,7 @@ def _stored_field(field: StructField) -> pa.Field:
     try:
         return as_arrow_of_spark(StructType([field])).field(0)
     except (PySparkTypeError, UnsupportedOperationException):
-        raise _unsupported(field.name, field.dataType.simpleString()) from None
+        raise _unsupported_error(field.name, field.dataType.simpleString()) from None
 
 
 def as_arrow_of_spark(schema: StructType) -> pa.Schema:
@@ -118,7 +118,7 @@ def _plain(kind: pa.DataType, column: str) -> pa.DataType:
         return pa.binary()
     if types.is_decimal(kind):
         if kind.precision > _MOST_DIGITS or not 0 <= kind.scale <= kind.precision:
-            raise _unsupported(column, str(kind))
+            raise _unsupported_error(column, str(kind))
         return pa.decimal128(kind.precision, kind.scale)
     if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return _plain(kind.value_type, column)
@@ -127,12 +127,12 @@ def _plain(kind: pa.DataType, column: str) -> pa.DataType:
     if types.is_struct(kind):
         names = [field.name for field in kind]
         if len(set(names)) < len(names):
-            raise _unsupported(column, str(kind))
+            raise _unsupported_error(column, str(kind))
         return pa.struct([_plain_field(field, column) for field in kind])
     if _is_list(kind):
         return pa.list_(_plain_field(kind.value_field, column))
     if not _is_of_spark(kind):
-        raise _unsupported(column, str(kind))
+        raise _unsupported_error(column, str(kind))
     return kind
 
 
@@ -154,7 +154,7 @@ def _is_of_spark(kind: pa.DataType) -> bool:
     )
 
 
-def _unsupported(column: str, kind: str) -> InvalidUsageError:
+def _unsupported_error(column: str, kind: str) -> InvalidUsageError:
     return InvalidUsageError(
         "a column's type has no counterpart between Spark and Arrow",
         column=column,

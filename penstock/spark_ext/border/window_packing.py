@@ -27,11 +27,11 @@ from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.packing import parcel_row
 from penstock.spark_ext.border.parcels import to_parcels
 from penstock.state_store.keys.key_index import KeyIndex
-from penstock.windows.append.pane_partials import sorted_by
+from penstock.windows.append.pane_partials import sort_order
 from penstock.windows.groups import GroupCodec, GroupSampling
 from penstock.windows.layout import ENTRY_PANE
 
-__all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "looked_up", "row_fragmenter", "without_time"]
+__all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "look_up", "row_fragmenter", "without_time"]
 
 MOST_FRAGMENTS = 1 << 20
 """A task emits its fragments when it has this many."""
@@ -150,10 +150,10 @@ class EntryPacker:
         else:
             ranks = numbers = codec.encode(groups, entries.num_rows).bucket(self.buckets)
         sizes = np.bincount(numbers, minlength=self.buckets)
-        return sorted_by(ranks, np.arange(len(ranks))), np.append(0, np.cumsum(sizes))
+        return sort_order(ranks, np.arange(len(ranks))), np.append(0, np.cumsum(sizes))
 
 
-def looked_up(
+def look_up(
     fragments: Fragments, lookup: Lookup, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Look up fragments in a table; merge fragments of one pane and group if possible.

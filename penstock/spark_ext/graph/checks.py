@@ -31,7 +31,7 @@ from penstock.errors import InvalidUsageError
 from penstock.sql.evaluate import needs_ansi
 from penstock.sql.expression import Expression
 
-__all__ = ["check_runnable", "holds_back", "needing_ansi", "with_state"]
+__all__ = ["check_runnable", "find_ansi_expressions", "holds_back", "with_state"]
 
 
 def check_runnable(root: Node) -> None:
@@ -66,7 +66,7 @@ def holds_back(end: Node) -> bool:
 
 
 def _refuse(node: Node, nodes: list[Node]) -> None:
-    alone = _alone(node)
+    alone = _describe_exclusive(node)
     if alone is not None and _times_made(node, nodes) > 1:
         raise InvalidUsageError(
             f"{alone} has several readers, and would run once for each",
@@ -101,7 +101,7 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
         raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
 
 
-def _alone(node: Node) -> str | None:
+def _describe_exclusive(node: Node) -> str | None:
     """Describe an operator that may have only one reader; None for others."""
     if isinstance(node, Transactions):
         return "an operator of transactions"
@@ -167,7 +167,7 @@ def with_state(end: Node) -> list[Node]:
     return found
 
 
-def needing_ansi(node: PushedScan) -> Iterator[Expression]:
+def find_ansi_expressions(node: PushedScan) -> Iterator[Expression]:
     """Yield a reader's expressions that Spark may compute differently outside ANSI mode."""
     scan, read = node.scan, node.inputs[0].schema
     texts = [] if scan.where is None else [scan.where]

@@ -43,12 +43,12 @@ from penstock.spark_ext.api.update_join import run_join
 from penstock.spark_ext.api.update_queue import run_queue
 from penstock.spark_ext.api.update_union import run_union
 from penstock.spark_ext.border.types import same_types, spark_schema
-from penstock.spark_ext.graph.checks import needing_ansi, with_state
+from penstock.spark_ext.graph.checks import find_ansi_expressions, with_state
 from penstock.spark_ext.graph.inputs import check_frame, check_one_row_each
 from penstock.spark_ext.graph.lookup_tables import join_table, lookup_in
 from penstock.spark_ext.graph.state import StatePlace
 from penstock.spark_ext.graph.steps import apply_step, apply_steps, select_item, split_steps, step_text
-from penstock.spark_ext.graph.window_join import Side, joined_windows
+from penstock.spark_ext.graph.window_join import Side, join_windows
 from penstock.spark_ext.graph.windows import (
     aggregate_windows,
     finish_aggregate,
@@ -253,7 +253,7 @@ class Frames:
             case Transactions():
                 return self._transactions(node).results()
             case Aggregate():
-                return self._by_window(node)
+                return self._aggregate_by_window(node)
             case WindowJoin():
                 return self._window_join(node)
             case Union():
@@ -343,7 +343,7 @@ class Frames:
                 return plan_assembly(node, self._scan(above.inputs[0], buckets, lookup))
         return plan_assembly(node, pack_rows(node, self._of(above), buckets))
 
-    def _by_window(self, node: Aggregate) -> DataFrame:
+    def _aggregate_by_window(self, node: Aggregate) -> DataFrame:
         """Return windows aggregated by window, in the buckets that make them if possible."""
         at, steps = split_steps(node.inputs[0])
         if not _makes_windows(at):
@@ -376,7 +376,7 @@ class Frames:
         InvalidUsageError
             If they differ, and Spark cannot compute them instead.
         """
-        other = None if self._ansi else next(needing_ansi(node), None)
+        other = None if self._ansi else next(find_ansi_expressions(node), None)
         if other is not None and (node.scan.fragments or node.scan.latest_by):
             raise InvalidUsageError(
                 "this expression needs ANSI mode",
@@ -403,7 +403,7 @@ class Frames:
             if id(at) not in made:
                 made[id(at)] = self._plan_windows(at, place.buckets)
             sides.append(Side(made[id(at)], tuple(reversed(steps))))
-        return joined_windows(node, sides, place)
+        return join_windows(node, sides, place)
 
     def _read(
         self,

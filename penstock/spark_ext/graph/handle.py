@@ -259,7 +259,7 @@ class RunningGraph:
         return told
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Turn Spark's errors of a lost driver into `UnavailableError`."""
         try:
             yield
@@ -333,7 +333,7 @@ class RunningGraph:
         UnavailableError
             If Spark's driver has ended.
         """
-        with self._lock, self._asking():
+        with self._lock, self._translate_errors():
             queries: dict[str, Any] = {
                 name: {"active": False, "message": "Waits for the queries before it", "micro_batch": None}
                 for name in self._names
@@ -358,7 +358,7 @@ class RunningGraph:
         UnavailableError
             If Spark's driver has ended.
         """
-        with self._asking():
+        with self._translate_errors():
             return metrics(self)
 
     def progress(self) -> GraphProgress:
@@ -371,7 +371,7 @@ class RunningGraph:
         UnavailableError
             If the file system refuses, or Spark's driver has ended.
         """
-        with self._lock, self._asking():
+        with self._lock, self._translate_errors():
             if not self._ended.is_set():
                 self._look()
             queries = {name: QueryTotals() for name in self._names}
@@ -410,7 +410,7 @@ class RunningGraph:
             except (PySparkException, Py4JError, ConnectionError):
                 self._ended.wait(_STOP_S)  # the watcher tells
             self._raise()
-        with self._lock, self._asking():
+        with self._lock, self._translate_errors():
             self._look()
         self._raise()
 
@@ -424,7 +424,7 @@ class RunningGraph:
         UnavailableError
             If Spark's driver has ended.
         """
-        with self._lock, self._asking():
+        with self._lock, self._translate_errors():
             if self._ended.is_set():
                 return
             self._waiting.clear()

@@ -265,7 +265,7 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
         return
     pairs = zip_longest(old["shape"], new, fillvalue="nothing")
     was, now = next((one, other) for one, other in pairs if one != other)
-    if (changed := _changed_columns(was, now)) is not None:
+    if (changed := _columns_error(was, now)) is not None:
         raise changed
     raise InvalidUsageError(
         "the checkpoint belongs to another graph, or to another plan of this graph",
@@ -277,7 +277,7 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
     )
 
 
-def _changed_columns(was: str, now: str) -> InvalidUsageError | None:
+def _columns_error(was: str, now: str) -> InvalidUsageError | None:
     """Return the error for an operator that differs in its columns only; None if more differs."""
     if "nothing" in (was, now):
         return None

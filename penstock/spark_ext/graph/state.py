@@ -24,7 +24,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_reader.committed import pointers_of, specification_of
 from penstock.spark_ext.state_reader.spark_state import Held, read_pointer_files
-from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE, missing_state
+from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE, missing_state_error
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.location import find_operators
 
@@ -116,7 +116,7 @@ def find_state(
         if described:
             found = _of(held, files, buckets)
         elif len(held) == 1 and any(held.values()):
-            raise missing_state(files.path_of(SPECIFICATION_FILE))
+            raise missing_state_error(files.path_of(SPECIFICATION_FILE))
         else:
             found = {}
         handles = list(pool.map(lambda one: _find(files, *one), found.items()))

@@ -43,15 +43,15 @@ from penstock.spark_ext.worker.window_operator import ParcelInputs
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
     PlannedWindows,
+    cast_to_field,
     has_own_workers,
     spark_windows,
-    typed,
     wraps_around,
 )
 from penstock.windows.layout import WindowLayout
 from penstock.windows.shared_watermark import SeveralPanes
 
-__all__ = ["Side", "SidesOperator", "joined_windows"]
+__all__ = ["Side", "SidesOperator", "join_windows"]
 
 _ROW_SIDE = f"{RESERVED_PREFIX}side"
 _STRUCTS = (f"{_ROW_SIDE}_0", f"{_ROW_SIDE}_1")
@@ -147,7 +147,7 @@ class SidesOperator:
         return pa.RecordBatch.from_arrays(columns, schema=self.output)
 
 
-def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> DataFrame:
+def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> DataFrame:
     """Return the windows of two sides that end together.
 
     Parameters
@@ -166,7 +166,7 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
     for number, side in enumerate(sides):
         for step in side.steps:
             if isinstance(step, Where):
-                there = _where(there, number, step)
+                there = _filter_side(there, number, step)
             elif isinstance(step, Select):
                 columns = [sf.expr(one.text).alias(name) for name, one in step.columns]
                 there = _with(there, number, columns)
@@ -189,7 +189,7 @@ def joined_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> 
     )
     made = matched.select(
         *(
-            typed(window if field.name == WINDOW else sf.col(quote(field.name)), field)
+            cast_to_field(window if field.name == WINDOW else sf.col(quote(field.name)), field)
             for field in spark_schema(node.schema)
         )
     )
@@ -245,7 +245,7 @@ def _with(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
     return _open(rows, side).select(*names)
 
 
-def _where(rows: DataFrame, side: int, step: Where) -> DataFrame:
+def _filter_side(rows: DataFrame, side: int, step: Where) -> DataFrame:
     """Filter the rows of one side by a condition."""
     kept = (sf.col(_ROW_SIDE) != side) | sf.expr(step.predicate.text)
     return _open(rows, side).where(kept).select(*rows.columns)

@@ -23,14 +23,14 @@ from penstock.spark_ext.api.update_window import plan_windows
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.types import as_arrow_of_spark, same_types, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker, add_rows, row_fragmenter
-from penstock.spark_ext.sources.pushed import behind_lookup
+from penstock.spark_ext.sources.pushed import look_up_fragments
 from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
     PlannedWindows,
     WindowPlan,
-    of_values,
-    typed,
+    cast_to_field,
+    partials_of_values,
     value_names,
     wraps_around,
 )
@@ -111,7 +111,7 @@ def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
     # Nulls form a separate group, even if the table's column is declared without nulls.
     fields = [above.schema.field(name).with_nullable(True) for name in names]
     schema = as_arrow_of_spark(spark_schema(pa.schema(fields)))
-    return behind_lookup(fragments, schema, groups), schema
+    return look_up_fragments(fragments, schema, groups), schema
 
 
 def _pushed_scan(node: Assemble) -> PushedScan:
@@ -246,9 +246,9 @@ class ByWindow:
     @classmethod
     def of(cls, node: Aggregate, *, wraps: bool) -> ByWindow:
         """Return the steps of an aggregate."""
-        split = node.decomposition.counted(node.group_by)
+        split = node.decomposition.add_count(node.group_by)
         groups = tuple(name for name in node.group_by if name != WINDOW)
-        names, partials = value_names(split.partials), of_values(split.partials)
+        names, partials = value_names(split.partials), partials_of_values(split.partials)
         projection = {name: quote(name) for name in groups} | {name: text for text, name in names.items()}
         fragments = Fragments(1, START_COLUMN, "us", (_SIZE, *groups), partials)
         return cls(projection, fragments, Assembly.of(split, wraps=wraps))
@@ -287,7 +287,7 @@ class ByWindow:
         window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
         columns = {name: sf.col(quote(name)) for name in self.fragments.group_by} | {WINDOW: window}
         columns |= {name: sf.expr(text) for name, text in self.assembly.aggregates.items()}
-        return [typed(columns[field.name], field) for field in spark_schema(node.schema)]
+        return [cast_to_field(columns[field.name], field) for field in spark_schema(node.schema)]
 
 
 _SIZE = f"{RESERVED_PREFIX}size"
@@ -320,5 +320,5 @@ class _Merge:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for each start and group."""
-        for folded in self.fold.added(cast_to_schema(batch, self.fold.made) for batch in batches):
+        for folded in self.fold.combine(cast_to_schema(batch, self.fold.made) for batch in batches):
             yield cast_to_schema(self.by_window.finished(folded), self.made)

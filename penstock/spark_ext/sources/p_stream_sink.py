@@ -41,7 +41,7 @@ class _Written(WriterCommitMessage):
     segments: tuple[Segment, ...]
 
 
-def _in_order(messages: Sequence[WriterCommitMessage | None]) -> list[_Written]:
+def _sort_segments(messages: Sequence[WriterCommitMessage | None]) -> list[_Written]:
     """Return the tasks' segments in the order of partitions."""
     written = [message for message in messages if isinstance(message, _Written)]
     if len({(message.writer, message.query, message.batch) for message in written}) > 1:
@@ -110,7 +110,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Make a micro-batch visible, unless it is visible already."""
-        written = _in_order(messages)
+        written = _sort_segments(messages)
         if not any(message.segments for message in written):
             return
         writer, query = written[0].writer, written[0].query
@@ -206,7 +206,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _end(self, messages: list[WriterCommitMessage | None]) -> None:
         stream = PStream(self._options.path)
-        segments = chain.from_iterable(message.segments for message in _in_order(messages))
+        segments = chain.from_iterable(message.segments for message in _sort_segments(messages))
         if self._options.batch is not None:
             # It may be a micro-batch's, whose plan is not durable yet.
             make_durable(None)

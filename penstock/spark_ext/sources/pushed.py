@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.compression import TableBlock
     from penstock.operators.scan.scanner import Scanner
 
-__all__ = ["Columns", "Pushed", "behind_lookup", "split_large"]
+__all__ = ["Columns", "Pushed", "look_up_fragments", "split_large"]
 
 _BATCH_BYTES = 32 << 20
 """The bytes per batch that crosses to the JVM."""
@@ -154,7 +154,7 @@ class Pushed:
     ) -> Iterator[pa.RecordBatch]:
         from penstock.operators.aggregates.wide import schema_like
         from penstock.operators.scan.lookup import Lookup
-        from penstock.spark_ext.border.window_packing import EntryPacker, looked_up
+        from penstock.spark_ext.border.window_packing import EntryPacker, look_up
 
         made, schema = self.scan.fragments, scanner.schema
         if made is None:
@@ -162,9 +162,9 @@ class Pushed:
         if self.lookup is not None:
             lookup = Lookup.from_text(self.lookup)
             crossing = as_arrow_of_spark(spark_schema(schema))
-            made, schema = behind_lookup(made, crossing, lookup.group_by), lookup.schema(crossing)
+            made, schema = look_up_fragments(made, crossing, lookup.group_by), lookup.schema(crossing)
             typed = (convert(batch, schema_like(crossing, batch.schema)) for batch in fragments)
-            fragments = looked_up(made, lookup, typed)
+            fragments = look_up(made, lookup, typed)
         packer = EntryPacker.of(made, schema, buckets)
         yield from packer.pack(fragments, lambda: scanner.without_time)
 
@@ -185,7 +185,7 @@ def _compared_columns(scan: Scan) -> Iterator[str]:
         yield from keys
 
 
-def behind_lookup(fragments: Fragments, schema: pa.Schema, group_by: tuple[str, ...]) -> Fragments:
+def look_up_fragments(fragments: Fragments, schema: pa.Schema, group_by: tuple[str, ...]) -> Fragments:
     """Return the definition of fragments after a look-up.
 
     Parameters

@@ -82,7 +82,7 @@ class QueueView:
             place = np.arange(unit.meta["first"], unit.meta["first"] + block.num_rows)
             return [pa.array(place), *block.columns]
         cells, rows = unit.blocks["cells"], unit.blocks["rows"]
-        names = ("emitted", *_stored_beside(self.stream, self.policy))
+        names = ("emitted", *_extra_columns(self.stream, self.policy))
         stored = {name: cells.column(f"{RESERVED_PREFIX}{name}").to_numpy() for name in names}
         place = np.full(cells.num_rows, -1, np.int64)
         place[rows.column(f"{RESERVED_PREFIX}cell").to_numpy()] = np.arange(rows.num_rows)
@@ -129,12 +129,12 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
             Ours(newest, columns[stream.time].dataType),
             Ours("waiting", BooleanType()),
             *(columns[name] for name in stream.payload),
-            *(Ours(name, _STORED[name]) for name in ("arrived_us", "rank", *_stored_beside(stream, policy))),
+            *(Ours(name, _STORED[name]) for name in ("arrived_us", "rank", *_extra_columns(stream, policy))),
         ])  # fmt: skip
     return QueueView(stream, policy, semantics, weight == 1, chosen == _APPENDED, schema)
 
 
-def _stored_beside(stream: UpdateStream, policy: Policy) -> list[str]:
+def _extra_columns(stream: UpdateStream, policy: Policy) -> list[str]:
     """Return the columns that an update queue stores for each key, named as in `UpdateQueue`."""
     names = ["seen_us", "interval_us"] if policy is Policy.LINECUTTING else []
     return [*names, "dequeued_us", "delivered_us"] if stream.arrival else names

@@ -42,7 +42,7 @@ __all__ = [
     "Operator",
     "Parcel",
     "TaskShare",
-    "missing_state",
+    "missing_state_error",
     "specification_in",
 ]
 
@@ -225,7 +225,7 @@ class BucketTask(Generic[S]):
             loaded = monotonic_s()
             task_share = TaskShare(bucket, self.buckets, batch_id, self.parallel)
             if self.operator.follows_clock:
-                batches, metrics = self._on_record(store, found, parcels, task_share, clock)
+                batches, metrics = self._run_recorded(store, found, parcels, task_share, clock)
             else:
                 batches, metrics = self.operator.run(found.state, parcels, task_share, clock)
             served = monotonic_s()
@@ -240,7 +240,7 @@ class BucketTask(Generic[S]):
         _CACHE.put(store, found.state, handle)
         metrics.duration_ms["load"] = 1000 * (loaded - begin)
         metrics.duration_ms["commit"] = 1000 * (monotonic_s() - served)
-        metrics.state_bytes_written = handle.written_since(found.handle)
+        metrics.state_bytes_written = handle.bytes_since(found.handle)
         metrics.hits, metrics.catch_ups, metrics.loads = found.hits, found.catch_ups, found.loads
         return handle.pointer, batches, metrics
 
@@ -253,7 +253,7 @@ class BucketTask(Generic[S]):
             return (batch_id + bucket) % self.sweep_batches == 0
         return bucket == 0 and batch_id % self.sweep_batches == 0
 
-    def _on_record(
+    def _run_recorded(
         self,
         store: BucketStore,
         found: Found[S],
@@ -297,7 +297,7 @@ class BucketTask(Generic[S]):
                 files.publish(SPECIFICATION_FILE, encode(PUnit("operator", described)))
             theirs = specification_in(files)
         if theirs is None:
-            raise missing_state(path)
+            raise missing_state_error(path)
         self.check_same(theirs, path)
         _CHECKED.add(mark)
 
@@ -321,7 +321,7 @@ class BucketTask(Generic[S]):
                 )
 
 
-def missing_state(path: str) -> CorruptDataError:
+def missing_state_error(path: str) -> CorruptDataError:
     """Return the error for a checkpoint with pointers whose operator's description is missing."""
     return CorruptDataError(
         "the state of this checkpoint is missing",

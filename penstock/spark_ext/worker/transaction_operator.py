@@ -16,7 +16,7 @@ from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import REJECTED, TableSet, event_schema
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.border.initial_rows import InitialRows
-from penstock.spark_ext.border.transaction_packing import in_order, place_rows
+from penstock.spark_ext.border.transaction_packing import sort_rows, place_rows
 from penstock.spark_ext.sources.transaction_scan import PieceReader
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 
@@ -81,7 +81,7 @@ class TransactionOperator:
         metrics = BatchMetrics()
         batches: list[pa.RecordBatch] = []
         if self.initial is not None and share.batch_id == 0 and state.is_new:
-            for table, rows in self.initial.in_bucket(share.bucket):
+            for table, rows in self.initial.read_bucket(share.bucket):
                 state.load(table, rows)
         begin = monotonic_s()
         schema = event_schema(self.program.event)
@@ -102,7 +102,7 @@ class TransactionOperator:
         """Return the rows of parcels in their order."""
         if self.reader is None:
             if parcels:
-                yield in_order(parcels, len(self.needed))
+                yield sort_rows(parcels, len(self.needed))
         elif self.time is None:
             yield from self.reader.rows(parcels)
         elif parcels:
@@ -110,7 +110,7 @@ class TransactionOperator:
             for rows in self.reader.rows(parcels):
                 held.append(place_rows(rows, self.needed, self.time, position))
                 position += rows.num_rows
-            yield in_order(held, len(self.needed))
+            yield sort_rows(held, len(self.needed))
 
     def _results(
         self, share: TaskShare, first: int, rows: pa.RecordBatch, made: pa.RecordBatch

@@ -37,10 +37,10 @@ __all__ = [
     "WINDOW",
     "PlannedWindows",
     "WindowPlan",
+    "cast_to_field",
     "has_own_workers",
-    "of_values",
+    "partials_of_values",
     "spark_windows",
-    "typed",
     "value_columns",
     "value_names",
     "wraps_around",
@@ -227,7 +227,7 @@ class WindowPlan(ABC):
         made[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
         for name, text in self.assembly.aggregates.items():
             made[name] = sf.expr(text)
-        return [typed(made[field.name], field) for field in self.output]
+        return [cast_to_field(made[field.name], field) for field in self.output]
 
     @abstractmethod
     def _bounds(self) -> tuple[Column, Column]:
@@ -276,7 +276,7 @@ def wraps_around(spark: SparkSession) -> bool:
     return spark.conf.get("spark.sql.ansi.enabled") != "true"
 
 
-def typed(made: Column, field: StructField) -> Column:
+def cast_to_field(made: Column, field: StructField) -> Column:
     """Return a column with a field's name and type, by default Spark's own type."""
     return (made if isinstance(field.dataType, NullType) else made.cast(field.dataType)).alias(field.name)
 
@@ -284,10 +284,10 @@ def typed(made: Column, field: StructField) -> Column:
 def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ...]]:
     """Return the inputs of partials as columns, and the partials of these columns."""
     names = value_names(split.partials)
-    return [sf.expr(text).alias(name) for text, name in names.items()], of_values(split.partials)
+    return [sf.expr(text).alias(name) for text, name in names.items()], partials_of_values(split.partials)
 
 
-def of_values(partials: Sequence[Partial]) -> tuple[Partial, ...]:
+def partials_of_values(partials: Sequence[Partial]) -> tuple[Partial, ...]:
     """Return partials of the columns that `value_names` names."""
     names = value_names(partials)
     return tuple(replace(one, expression=names.get(one.expression, one.expression)) for one in partials)

@@ -324,7 +324,7 @@ class RocksdbTable:
             return pa.RecordBatch.from_struct_array(empty)
         return pa.RecordBatch.from_arrays(self._values.decode(data, starts[order]), schema=schema)
 
-    def _decoded_keys(self, entries: list[bytes]) -> list[pa.Array[Any]]:
+    def _decode_keys(self, entries: list[bytes]) -> list[pa.Array[Any]]:
         data, starts = _concatenate(entries)
         words: Words = data.view(np.uint64)
         return self._layout.codec.decode(words.byteswap() if self._big_endian else words, starts // 8)
@@ -344,7 +344,7 @@ class RocksdbTable:
                 size += sum(map(len, some_keys)) + sum(map(len, some_values))
             if count and not keys:
                 return
-            columns = [*self._decoded_keys(keys), *self._decode(values, slice(None)).columns]
+            columns = [*self._decode_keys(keys), *self._decode(values, slice(None)).columns]
             yield pa.RecordBatch.from_arrays(columns, schema=self._layout.row_schema)
 
 

@@ -250,7 +250,7 @@ class _Column(ABC):
                 valid = ~null if found is None else found & ~null
         return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
-    def _copied_null(self) -> npt.NDArray[np.bool_] | None:
+    def _copy_null(self) -> npt.NDArray[np.bool_] | None:
         return None if self._null is None else self._null.copy()
 
 
@@ -290,7 +290,7 @@ class _FixedColumn(_Column):
 
     def copy(self) -> _FixedColumn:
         other = _FixedColumn(self.type)
-        other._capacity, other._null = self._capacity, self._copied_null()
+        other._capacity, other._null = self._capacity, self._copy_null()
         other._values = self._values.copy()
         return other
 
@@ -385,7 +385,7 @@ class _HeapColumn(_Column):
 
     def copy(self) -> _HeapColumn:
         other = _HeapColumn(self.type, self._min_garbage_bytes)
-        other._capacity, other._null = self._capacity, self._copied_null()
+        other._capacity, other._null = self._capacity, self._copy_null()
         other._starts, other._sizes = self._starts.copy(), self._sizes.copy()
         other._heap = self._heap[: self._end].copy()
         other._end, other._used = self._end, self._used

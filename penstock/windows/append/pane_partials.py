@@ -15,7 +15,7 @@ from penstock.operators.update_stream.stream import Integers
 from penstock.windows.append import sliding_kernels
 from penstock.windows.layout import WindowLayout
 
-__all__ = ["FREE_SPAN", "PanePartials", "WindowRanges", "empty", "is_narrow", "sorted_by"]
+__all__ = ["FREE_SPAN", "PanePartials", "WindowRanges", "empty", "is_narrow", "sort_order"]
 
 FREE_SPAN = 1024
 _MAX_SPAN_PER_ROW = 4
@@ -66,8 +66,8 @@ class PanePartials:
             return self
         order = np.arange(len(self))
         if (self.panes[1:] < self.panes[:-1]).any():
-            order = sorted_by(self.panes, order)
-        return self.take(sorted_by(self.ids, order))
+            order = sort_order(self.panes, order)
+        return self.take(sort_order(self.ids, order))
 
     @classmethod
     def none(cls, layout: WindowLayout) -> PanePartials:
@@ -122,7 +122,7 @@ def is_narrow(span: int, rows: int, free_span: int = FREE_SPAN) -> bool:
     return span <= _MAX_SPAN_PER_ROW * rows + free_span
 
 
-def sorted_by(values: Integers, order: Integers, *, free_span: int = FREE_SPAN) -> Integers:
+def sort_order(values: Integers, order: Integers, *, free_span: int = FREE_SPAN) -> Integers:
     """Sort rows by value; equal values keep their given order. A narrow range of values is counted."""
     if not len(values):
         return order

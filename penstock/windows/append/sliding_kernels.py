@@ -120,7 +120,7 @@ def lay_out(values: Any, low: Any, high: Any, at: Any, out: Any) -> None:
 
 
 @kernel
-def _over(pane: int, slide: int) -> int:
+def _divide(pane: int, slide: int) -> int:
     """Return ``pane // slide``; skip the slow division in the common case."""
     return pane if slide == 1 else pane // slide
 
@@ -136,8 +136,8 @@ def count_windows(ids: Any, panes: Any, size: int, slide: int, first: int, last:
             end += 1
         k = first
         for j in range(i, end):
-            a = max(_over(panes[j] - size, slide) + 1, k)
-            b = min(_over(panes[j], slide), last)
+            a = max(_divide(panes[j] - size, slide) + 1, k)
+            b = min(_divide(panes[j], slide), last)
             if b >= a:
                 count += b - a + 1
                 k = b + 1
@@ -188,8 +188,8 @@ def find_windows(
         k, begin = first, count
         lo, hi = i, i
         for j in range(i, end):
-            a = max(_over(panes[j] - size, slide) + 1, k)
-            b = min(_over(panes[j], slide), last)
+            a = max(_divide(panes[j] - size, slide) + 1, k)
+            b = min(_divide(panes[j], slide), last)
             while a <= b:
                 start = a * slide
                 while panes[lo] < start:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from penstock.operators.aggregates.wide import unify_types
 from penstock.operators.update_stream.stream import Integers
 from penstock.windows.append import sliding_kernels
-from penstock.windows.append.pane_partials import FREE_SPAN, PanePartials, is_narrow, sorted_by
+from penstock.windows.append.pane_partials import FREE_SPAN, PanePartials, is_narrow, sort_order
 from penstock.windows.append.sliding import slide
 from penstock.windows.layout import WindowLayout
 
@@ -138,7 +138,7 @@ def merge_sorted(parts: Iterable[PanePartials], *, free_span: int = FREE_SPAN) -
         if is_narrow(groups * len(there), rows, free_span):
             return concat_by_group([GroupRanges.of(part) for part in there])
         whole = PanePartials.concat(there)
-        return whole.take(sorted_by(whole.ids, np.arange(rows), free_span=free_span))
+        return whole.take(sort_order(whole.ids, np.arange(rows), free_span=free_span))
     whole = PanePartials.concat(there)
     if len(there) > 2:
         return whole.sort()

@@ -13,7 +13,7 @@ from penstock.checkpointing import PUnit
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.units import NEVER
 from penstock.windows.append.limits import PaneLimits
-from penstock.windows.append.pane_partials import PanePartials, WindowRanges, sorted_by
+from penstock.windows.append.pane_partials import PanePartials, WindowRanges, sort_order
 from penstock.windows.append.panes import DEFAULT_LIMITS, Panes
 from penstock.windows.append.sorted_runs import merge_sorted
 from penstock.windows.append.stacks import Stacks
@@ -79,7 +79,7 @@ class TimePanes(Panes):
         return partials.panes < (NEVER if self.watermark is None else self.watermark)
 
     def _order_final(self, partials: PanePartials) -> PanePartials:
-        return partials.take(sorted_by(partials.panes, np.arange(len(partials))))
+        return partials.take(sort_order(partials.panes, np.arange(len(partials))))
 
     def _needed(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
         return partials.panes >= (NEVER if self._oldest is None else self._oldest)

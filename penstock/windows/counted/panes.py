@@ -25,7 +25,7 @@ from penstock.operators.scan.spec import Fragments
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import grow
 from penstock.windows.append.limits import PaneLimits
-from penstock.windows.append.pane_partials import PanePartials, WindowRanges, empty, sorted_by
+from penstock.windows.append.pane_partials import PanePartials, WindowRanges, empty, sort_order
 from penstock.windows.append.panes import DEFAULT_LIMITS, Panes
 from penstock.windows.layout import ENTRY_PANE, RowLayout
 
@@ -114,7 +114,7 @@ class CountPanes(Panes):
         rows = rows.take(pa.array(np.argsort(times, kind="stable")))
         groups = [rows.column(name) for name in self._rows.groups.names]
         ids = self._index.find_or_add(self._codec.encode(groups, rows.num_rows))
-        order = sorted_by(ids, np.arange(len(ids)))
+        order = sort_order(ids, np.arange(len(ids)))
         ids = ids[order]
         self._make_room()
         begins = np.flatnonzero(np.diff(ids, prepend=-1))

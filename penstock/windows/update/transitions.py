@@ -168,7 +168,7 @@ def _wait(k: int, window: int, now_us: int, events: Integers, state: State) -> N
 
 
 @kernel
-def _needed_from(k: int, state: State) -> int:
+def _first_needed(k: int, state: State) -> int:
     """Return the first pane that the enqueue side needs."""
     key_rows, _, registers, _, _, _ = state
     if key_rows[k, CANDIDATE] != NEVER:
@@ -182,7 +182,7 @@ def _needed_from(k: int, state: State) -> int:
 def _trim(k: int, state: State) -> None:
     """Free the tuples that neither side of the buffer needs."""
     key_rows, _, registers, _, _, _ = state
-    enqueue_side = _needed_from(k, state)
+    enqueue_side = _first_needed(k, state)
     if key_rows[k, COMMITTED] == NEVER:
         free_head(k, enqueue_side, state)
     else:
@@ -370,7 +370,7 @@ def put_back(ids: Integers, replace: bool, state: State) -> None:
             free_tail(k, NEVER, state)
         _trim(k, state)
         last, committed = key_rows[k, ET], key_rows[k, COMMITTED]
-        if last >= 0 and committed != NEVER and slots[last, PANE] < _needed_from(k, state):
+        if last >= 0 and committed != NEVER and slots[last, PANE] < _first_needed(k, state):
             free_tail(k, _end(committed, state), state)
         _set_due(k, state)
 
