@@ -111,7 +111,7 @@ KERNELS = {
         *("_head", "_mix", "_same", "_compare", "_assign_codes", "_count"),
     },
     "token_encoding": {
-        *("_run", "_find", "_kind_of", "_masked", "_eight_digits", "_digits_of", "_number_at", "_same"),
+        *("_run", "_find", "_kind_of", "_mask", "_eight_digits", "_digits_of", "_number_at", "_same"),
         *("_add_word", "code_rows"),
     },
     "token_decoding": {"_put_number", "join_words", "write_rows"},
@@ -312,7 +312,7 @@ def test_a_second_process_compiles_nothing() -> None:
         "_cheapest_width",
         "_cut_zeros",
         "_steps",
-        *("_run", "_find", "_kind_of", "_masked", "_eight_digits", "_digits_of", "_number_at", "_add_word"),
+        *("_run", "_find", "_kind_of", "_mask", "_eight_digits", "_digits_of", "_number_at", "_add_word"),
         "_put_number",
         "_head",
         "_mix",
