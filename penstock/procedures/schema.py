@@ -22,6 +22,7 @@ __all__ = [
     "Column",
     "IndexSpec",
     "Kind",
+    "RelationSpec",
     "TableSpec",
     "columns_of",
     "digits_of",
@@ -208,8 +209,8 @@ class IndexSpec:
 
 
 @dataclass(frozen=True)
-class TableSpec:
-    """A table as it is declared.
+class RelationSpec:
+    """A table, stream or window as it is declared.
 
     Parameters
     ----------
@@ -217,6 +218,30 @@ class TableSpec:
         Its name, an identifier of Python.
     columns : tuple of Column
         Its columns.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(one.name for one in self.columns)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns as Arrow has them."""
+        return pa.schema([pa.field(one.name, one.type, one.nullable) for one in self.columns])
+
+
+@dataclass(frozen=True)
+class TableSpec(RelationSpec):
+    """A table as it is declared.
+
+    Parameters
+    ----------
+    name, columns
+        See `RelationSpec`.
     key : tuple of str
         The columns of the primary key, which are not null.
     partition_by : str, optional
@@ -225,8 +250,6 @@ class TableSpec:
         Its indexes; they are derived from its rows, and stored nowhere.
     """
 
-    name: str
-    columns: tuple[Column, ...]
     key: tuple[str, ...]
     partition_by: str | None
     indexes: tuple[IndexSpec, ...] = ()
@@ -272,16 +295,6 @@ class TableSpec:
     def column(self, name: str) -> Column:
         """Return a column by its name, which the table has."""
         return next(one for one in self.columns if one.name == name)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return tuple(one.name for one in self.columns)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns as Arrow has them."""
-        return pa.schema([pa.field(one.name, one.type, one.nullable) for one in self.columns])
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` takes; without indexes, which may change while a checkpoint lives."""

@@ -49,13 +49,16 @@ class Tree:
     def sorted(self) -> list[int]:
         return sorted(self.rows, key=lambda slot: (*self.rows[slot], slot))
 
-    def walked(self) -> list[int]:
+    def walked(self, *, back: bool = False) -> list[int]:
         found = []
-        at = trees.tree_first(self.nodes, self.facts, 0)
+        at = trees.tree_end(self.nodes, self.facts, 0, back)
         while at >= 0:
             found.append(int(at))
-            at = trees.tree_next(self.nodes, self.facts, 0, at, *self.order)
+            at = self.seek(self.nodes[at, : -trees.LINKS], last=back, inclusive=False)
         return found
+
+    def seek(self, bound: Any, *, last: bool, inclusive: bool) -> int:
+        return int(trees.seek(self.nodes, self.facts, 0, bound, last, inclusive, *self.order))
 
 
 @given(CHANGES)
@@ -64,12 +67,7 @@ def test_a_tree_walks_in_order_after_any_changes(changes: list[tuple[int, int, i
     for change in changes:
         tree.change(*change)
     assert tree.walked() == tree.sorted
-    back = []
-    at = trees.tree_last(tree.nodes, tree.facts, 0)
-    while at >= 0:
-        back.append(int(at))
-        at = trees.tree_previous(tree.nodes, tree.facts, 0, at, *tree.order)
-    assert back == tree.sorted[::-1]
+    assert tree.walked(back=True) == tree.sorted[::-1]
 
 
 @given(CHANGES, st.integers(-4, 4), st.integers(0, len(_VALUES) - 1))
@@ -84,13 +82,12 @@ def test_a_tree_finds_the_rows_at_a_bound(
         ((number, _VALUES[text].encode()), (number, tree.numbers[text])),
     ):
         width = len(bound)
-        behind = [slot for slot in tree.sorted if tree.rows[slot][:width] >= bound]
-        before = [slot for slot in tree.sorted if tree.rows[slot][:width] < bound]
-        upto = [slot for slot in tree.sorted if tree.rows[slot][:width] <= bound]
-        first = trees.seek_first(tree.nodes, tree.facts, 0, word, *tree.order)
-        assert first == (behind[0] if behind else -1)
-        last = [trees.seek_last(tree.nodes, tree.facts, 0, word, one, *tree.order) for one in (False, True)]
-        assert last == [rows[-1] if rows else -1 for rows in (before, upto)]
+        for inclusive in (False, True):
+            equal = [slot for slot in tree.sorted if inclusive and tree.rows[slot][:width] == bound]
+            behind = [*equal, *(slot for slot in tree.sorted if tree.rows[slot][:width] > bound), -1]
+            before = [-1, *(slot for slot in tree.sorted if tree.rows[slot][:width] < bound), *equal]
+            assert tree.seek(word, last=False, inclusive=inclusive) == behind[0]
+            assert tree.seek(word, last=True, inclusive=inclusive) == before[-1]
 
 
 @given(CHANGES)

@@ -159,8 +159,7 @@ KERNELS = {
     },
     "trees": {
         *("float_word", "_priority", "_compare", "_compare_texts", "compare_bound", "build_tree"),
-        *("insert_node", "remove_node", "insert_all", "remove_all", "tree_first", "tree_last"),
-        *("tree_next", "tree_previous", "seek_first", "seek_last"),
+        *("insert_node", "remove_node", "insert_all", "remove_all", "tree_end", "seek"),
     },
 }
 REFERENCES = {

@@ -12,8 +12,7 @@ from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.scope import Facts
 from penstock.procedures.compiler.values import AccessMode, ListOf, Nothing, Row, Value, zero
 from penstock.procedures.compiler.writes import Writes
-from penstock.procedures.schema import Kind
-from penstock.procedures.workflows.streams import StreamSpec
+from penstock.procedures.schema import Kind, RelationSpec
 from penstock.procedures.workflows.windows import WindowSpec
 
 __all__ = ["Emissions"]
@@ -100,7 +99,7 @@ class Emissions(Writes):
             made[column.name] = Value(column.kind, code, null, origins.get(column.name))
         return made
 
-    def _columns(self, node: ast.Call, spec: StreamSpec | WindowSpec) -> dict[str, Value]:
+    def _columns(self, node: ast.Call, spec: RelationSpec) -> dict[str, Value]:
         """Compile values for all columns, as these hold them."""
         given = self.given(node, spec.name, spec.names)
         made: dict[str, Value] = {}

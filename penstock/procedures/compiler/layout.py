@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from penstock.procedures.schema import Column, TableSpec
+from penstock.procedures.schema import Column, RelationSpec, TableSpec
 from penstock.procedures.workflows.reached import Reached
-from penstock.procedures.workflows.streams import StreamSpec
 
 __all__ = [
     "FACTS",
@@ -39,28 +39,26 @@ TEXT_BYTES = ("text_offsets", "text_bytes")
 
 
 @dataclass(frozen=True)
-class TableCode:
-    """A table in generated code.
+class RelationCode:
+    """A table or a stream in generated code.
 
     Parameters
     ----------
-    spec : TableSpec
-        The table.
+    spec : RelationSpec
+        The table or stream.
     number : int
-        Its place among those of the program.
+        Its place among the tables or streams of the program.
     """
 
-    spec: TableSpec
+    letter: ClassVar[str]
+    """What the names of its variables begin with, before the number."""
+
+    spec: RelationSpec
     number: int
 
-    @property
-    def prefix(self) -> str:
-        """What the names of its arrays begin with."""
-        return f"t{self.number}"
-
     def array(self, name: str) -> str:
-        """Return the name of an array."""
-        return f"{self.prefix}_{name}"
+        """Return the name of an array, or of another variable."""
+        return f"{self.letter}{self.number}_{name}"
 
     def column(self, name: str) -> str:
         """Return the array of a column."""
@@ -70,10 +68,6 @@ class TableCode:
         """Return the array that says where a column is null."""
         return self.array(f"n{self.spec.names.index(name)}")
 
-    def fact(self, place: int) -> str:
-        """Return one of the numbers."""
-        return f"{self.array('facts')}[{place}]"
-
     @property
     def arrays(self) -> list[str]:
         """The names of all arrays, in the order of the kernel's arguments."""
@@ -82,8 +76,26 @@ class TableCode:
             names.append(self.column(column.name))
             if column.nullable:
                 names.append(self.null(column.name))
-        names += [self.array(one) for one in ("entries", "live", "dirty", "free", "gone", "facts")]
-        return names + [self.array(f"i{number}") for number, _ in enumerate(self.spec.indexes)]
+        return names
+
+
+@dataclass(frozen=True)
+class TableCode(RelationCode):
+    """A table in generated code."""
+
+    letter = "t"
+    spec: TableSpec
+
+    def fact(self, place: int) -> str:
+        """Return one of the numbers."""
+        return f"{self.array('facts')}[{place}]"
+
+    @property
+    def arrays(self) -> list[str]:
+        """See `RelationCode.arrays`."""
+        own = [self.array(one) for one in ("entries", "live", "dirty", "free", "gone", "facts")]
+        indexes = [self.array(f"i{number}") for number, _ in enumerate(self.spec.indexes)]
+        return [*super().arrays, *own, *indexes]
 
     def find(self, key: Sequence[str]) -> str:
         """Return a look-up of a key."""
@@ -102,47 +114,20 @@ class TableCode:
 
 
 @dataclass(frozen=True)
-class StreamCode:
-    """A stream in generated code.
+class StreamCode(RelationCode):
+    """A stream in generated code."""
 
-    Parameters
-    ----------
-    spec : StreamSpec
-        The stream.
-    number : int
-        Its place among those of the program.
-    """
-
-    spec: StreamSpec
-    number: int
+    letter = "s"
 
     @property
     def used(self) -> str:
         """The variable that has the number of its rows."""
-        return f"s{self.number}_used"
+        return self.array("used")
 
     @property
     def mark(self) -> str:
         """The variable that has this number as it was where the transaction began."""
-        return f"s{self.number}_mark"
-
-    def column(self, name: str) -> str:
-        """Return the array of a column."""
-        return f"s{self.number}_c{self.spec.names.index(name)}"
-
-    def null(self, name: str) -> str:
-        """Return the array that says where a column is null."""
-        return f"s{self.number}_n{self.spec.names.index(name)}"
-
-    @property
-    def arrays(self) -> list[str]:
-        """The names of all arrays, in the order of the kernel's arguments."""
-        names = []
-        for column in self.spec.columns:
-            names.append(self.column(column.name))
-            if column.nullable:
-                names.append(self.null(column.name))
-        return names
+        return self.array("mark")
 
 
 @dataclass

@@ -84,12 +84,8 @@ _TREES = """from penstock.procedures.indexes.trees import (
     float_word,
     insert_node,
     remove_node,
-    seek_first,
-    seek_last,
-    tree_first,
-    tree_last,
-    tree_next,
-    tree_previous,
+    seek,
+    tree_end,
 )
 """
 

@@ -44,34 +44,36 @@ class Selection:
     high: str | None
     row: Row
 
-    def _call(self, function: str, *more: str) -> str:
-        return f"{function}({tree_arguments(self.table, place_of(self.index, self.table), *more)})"
+    @property
+    def _arguments(self) -> list[str]:
+        return tree_arguments(self.table, place_of(self.index, self.table)).split(", ")
 
     def _bound(self, word: str | None) -> str:
         words = [*self.equal, *([word] if word is not None else [])]
         return f"({', '.join(words)},)"
 
+    def _seek(self, bound: str, *, last: bool, inclusive: bool) -> str:
+        tree = tree_arguments(self.table, place_of(self.index, self.table), bound, str(last), str(inclusive))
+        return f"seek({tree})"
+
     def begin(self, *, descending: bool) -> str:
         """Return the code of the first row's slot, which may be beyond the end."""
-        if descending:
-            if self.high is not None:
-                return self._call("seek_last", self._bound(self.high), "False")
-            if self.equal:
-                return self._call("seek_last", self._bound(None), "True")
-        elif self.low is not None or self.equal:
-            return self._call("seek_first", self._bound(self.low))
-        number = place_of(self.index, self.table)
-        arguments = tree_arguments(self.table, number).split(", ")[:3]
-        return f"{'tree_last' if descending else 'tree_first'}({', '.join(arguments)})"
+        word = self.high if descending else self.low
+        if word is None and not self.equal:
+            nodes, facts, root, *_ = self._arguments
+            return f"tree_end({nodes}, {facts}, {root}, {descending})"
+        # The lower bound is part of a range, the upper one is not, but rows that equal it are.
+        inclusive = not descending or word is None
+        return self._seek(self._bound(word), last=descending, inclusive=inclusive)
 
     def step(self, slot: str, *, descending: bool) -> str:
         """Return the code of the next row's slot."""
-        return self._call("tree_previous" if descending else "tree_next", slot)
+        bound = f"{self._arguments[0]}[{slot}, :{len(self.index.words)}]"
+        return self._seek(bound, last=descending, inclusive=False)
 
     def beyond(self, slot: str, *, descending: bool) -> str | None:
         """Return the condition that a row is beyond the end; None if none is."""
-        number = place_of(self.index, self.table)
-        nodes, _, _, *rest = tree_arguments(self.table, number).split(", ")
+        nodes, _, _, *rest = self._arguments
         bound, sign = (self.low, "<") if descending else (self.high, ">=")
         if bound is None:
             if not self.equal:

@@ -30,12 +30,8 @@ __all__ = [
     "insert_node",
     "remove_all",
     "remove_node",
-    "seek_first",
-    "seek_last",
-    "tree_first",
-    "tree_last",
-    "tree_next",
-    "tree_previous",
+    "seek",
+    "tree_end",
 ]
 
 Nodes = npt.NDArray[np.int64]
@@ -78,18 +74,6 @@ def _compare_texts(a: int, b: int, offsets: Nodes, data: Bytes) -> int:
 
 
 @kernel
-def _compare(nodes: Nodes, a: int, b: int, mask: int, offsets: Nodes, data: Bytes) -> int:
-    """Compare two rows; below 0 if the first one comes first."""
-    for c in range(nodes.shape[1] - LINKS):
-        x, y = nodes[a, c], nodes[b, c]
-        if x != y:
-            if (mask >> c) & 1:
-                return _compare_texts(x, y, offsets, data)
-            return -1 if x < y else 1
-    return 0
-
-
-@kernel
 def compare_bound(nodes: Nodes, slot: int, bound: Any, mask: int, offsets: Nodes, data: Bytes) -> int:
     """Compare the first words of a row with those of a bound; below 0 if the row comes first."""
     for c in range(len(bound)):
@@ -99,6 +83,12 @@ def compare_bound(nodes: Nodes, slot: int, bound: Any, mask: int, offsets: Nodes
                 return _compare_texts(x, y, offsets, data)
             return -1 if x < y else 1
     return 0
+
+
+@kernel
+def _compare(nodes: Nodes, a: int, b: int, mask: int, offsets: Nodes, data: Bytes) -> int:
+    """Compare two rows; below 0 if the first one comes first."""
+    return compare_bound(nodes, a, nodes[b, : nodes.shape[1] - LINKS], mask, offsets, data)
 
 
 @kernel
@@ -214,96 +204,41 @@ def build_tree(nodes: Nodes, facts: Nodes, root: int, slots: Nodes) -> None:
 
 
 @kernel
-def tree_first(nodes: Nodes, facts: Nodes, root: int) -> Any:
-    """Return the first row's slot, -1 if there is none."""
-    left = nodes.shape[1] - LINKS
+def tree_end(nodes: Nodes, facts: Nodes, root: int, last: bool) -> Any:
+    """Return the first or the last row's slot, -1 if there is none."""
+    side = nodes.shape[1] - LINKS + last
     at = facts[root] - 1
-    while at >= 0 and nodes[at, left] != 0:
-        at = nodes[at, left] - 1
+    while at >= 0 and nodes[at, side] != 0:
+        at = nodes[at, side] - 1
     return at
 
 
 @kernel
-def tree_last(nodes: Nodes, facts: Nodes, root: int) -> Any:
-    """Return the last row's slot, -1 if there is none."""
-    right = nodes.shape[1] - LINKS + 1
-    at = facts[root] - 1
-    while at >= 0 and nodes[at, right] != 0:
-        at = nodes[at, right] - 1
-    return at
-
-
-@kernel
-def tree_next(
-    nodes: Nodes, facts: Nodes, root: int, slot: int, mask: int, offsets: Nodes, data: Bytes
-) -> Any:
-    """Return the first row behind another one, which may have been removed; -1 if there is none."""
-    left = nodes.shape[1] - LINKS
-    found = np.int64(-1)
-    at = facts[root] - 1
-    while at >= 0:
-        if _compare(nodes, at, slot, mask, offsets, data) > 0:
-            found = at
-            at = nodes[at, left] - 1
-        else:
-            at = nodes[at, left + 1] - 1
-    return found
-
-
-@kernel
-def tree_previous(
-    nodes: Nodes, facts: Nodes, root: int, slot: int, mask: int, offsets: Nodes, data: Bytes
-) -> Any:
-    """Return the last row before another one, which may have been removed; -1 if there is none."""
-    left = nodes.shape[1] - LINKS
-    found = np.int64(-1)
-    at = facts[root] - 1
-    while at >= 0:
-        if _compare(nodes, at, slot, mask, offsets, data) < 0:
-            found = at
-            at = nodes[at, left + 1] - 1
-        else:
-            at = nodes[at, left] - 1
-    return found
-
-
-@kernel
-def seek_first(
-    nodes: Nodes, facts: Nodes, root: int, bound: Any, mask: int, offsets: Nodes, data: Bytes
-) -> Any:
-    """Return the first row that is not before a bound, -1 if there is none."""
-    left = nodes.shape[1] - LINKS
-    found = np.int64(-1)
-    at = facts[root] - 1
-    while at >= 0:
-        if compare_bound(nodes, at, bound, mask, offsets, data) >= 0:
-            found = at
-            at = nodes[at, left] - 1
-        else:
-            at = nodes[at, left + 1] - 1
-    return found
-
-
-@kernel
-def seek_last(
+def seek(
     nodes: Nodes,
     facts: Nodes,
     root: int,
     bound: Any,
+    last: bool,
     inclusive: bool,
     mask: int,
     offsets: Nodes,
     data: Bytes,
 ) -> Any:
-    """Return the last row before a bound, or at it if that is `inclusive`; -1 if there is none."""
+    """Return the first row behind a bound, or with `last` the last row before it; -1 if there is none.
+
+    With `inclusive` it may be at the bound. The bound may be the words of a row that has been removed.
+    """
     left = nodes.shape[1] - LINKS
     found = np.int64(-1)
     at = facts[root] - 1
     while at >= 0:
         order = compare_bound(nodes, at, bound, mask, offsets, data)
-        if order < 0 or (inclusive and order == 0):
+        if last:
+            order = -order
+        if order > 0 or (inclusive and order == 0):
             found = at
-            at = nodes[at, left + 1] - 1
+            at = nodes[at, left + last] - 1
         else:
-            at = nodes[at, left] - 1
+            at = nodes[at, left + 1 - last] - 1
     return found

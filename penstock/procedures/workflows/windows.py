@@ -29,7 +29,7 @@ from penstock.ddl import parse_schema, schema_text
 from penstock.errors import InvalidUsageError
 from penstock.procedures import language
 from penstock.procedures.compiler.reading import ProcedureText
-from penstock.procedures.schema import Column, Kind, TableSpec, columns_of
+from penstock.procedures.schema import Column, Kind, RelationSpec, TableSpec, columns_of
 from penstock.units import parse_duration_us
 
 __all__ = ["PLACE", "WindowSpec"]
@@ -87,23 +87,19 @@ def {name}_insert(_e, {tables}):
 
 
 @dataclass(frozen=True)
-class WindowSpec:
+class WindowSpec(RelationSpec):
     """A window as it is declared.
 
     Parameters
     ----------
-    name : str
-        Its name, an identifier of Python.
-    columns : tuple of Column
-        Its columns.
+    name, columns
+        See `RelationSpec`.
     size, slide : int
         In rows, or in units of the column of time.
     time : str, optional
         The column of time; None for a window of rows.
     """
 
-    name: str
-    columns: tuple[Column, ...]
     size: int
     slide: int
     time: str | None
@@ -152,11 +148,6 @@ class WindowSpec:
                 slide=self.slide,
             )
         return self
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the columns."""
-        return tuple(one.name for one in self.columns)
 
     @property
     def rows(self) -> TableSpec:
