@@ -20,7 +20,7 @@ from penstock.spark_ext.border.packing import parcel_row
 from penstock.spark_ext.border.parcels import to_parcels
 from penstock.state_store.keys.key_words import KeyCodec
 
-__all__ = ["Route", "TransactionPacker", "bucket_of_values", "sort_rows", "place_rows"]
+__all__ = ["Route", "TransactionPacker", "bucket_of_values", "place_rows", "sort_rows"]
 
 _POSITION = f"{RESERVED_PREFIX}position"
 _TIME = f"{RESERVED_PREFIX}time"

@@ -16,7 +16,7 @@ from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import REJECTED, TableSet, event_schema
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.border.initial_rows import InitialRows
-from penstock.spark_ext.border.transaction_packing import sort_rows, place_rows
+from penstock.spark_ext.border.transaction_packing import place_rows, sort_rows
 from penstock.spark_ext.sources.transaction_scan import PieceReader
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 
