@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _private(directory: Path) -> bool:
-    """Say whether `directory` exists or can be made, is writable, and belongs to this user alone."""
+    """Return whether `directory` exists or can be made, is writable, and belongs to this user alone."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = directory.stat()

@@ -70,7 +70,7 @@ class Fields:
         return value
 
     def has(self, key: str) -> bool:
-        """Say whether a field is present and not null."""
+        """Return whether a field is present and not null."""
         return self._values.get(key) is not None
 
     def number(self, key: str | int, least: int = NEVER, most: int = FOREVER) -> int:

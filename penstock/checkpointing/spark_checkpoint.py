@@ -131,7 +131,7 @@ class _Log:
         self.names.setdefault(number, {})[name] = whole
 
     def has(self, number: int) -> bool:
-        """Say whether any file of a number is whole; one is enough for a version of state."""
+        """Return whether any file of a number is whole; one is enough for a version of state."""
         return any(self.names.get(number, {}).values())
 
     @property
@@ -266,7 +266,7 @@ class _Checkpoint:
         return self._from(-1, committed=-1)
 
     def _is_planned(self, batch: int) -> bool:
-        """Say whether the files of a micro-batch's plan are whole, including the logs of its file sources."""
+        """Return whether a micro-batch's plan is whole, including the logs of its file sources."""
         if not self.offsets.has(batch):
             return False
         found = self._found_by(batch)
@@ -359,7 +359,7 @@ def _sums_of(name: str) -> str:
 
 
 def _is_whole(files: Files, name: str, *, text: bool = False) -> bool:
-    """Say whether a file is undamaged, by its checksums; a text file without them, by its text."""
+    """Return whether a file is undamaged, by its checksums; a text file without them, by its text."""
     content = bytes(files.read(name))
     if not content:
         return False
@@ -375,7 +375,7 @@ def _is_whole(files: Files, name: str, *, text: bool = False) -> bool:
 
 
 def _ends_well(content: bytes) -> bool:
-    """Say whether the last line of a log is whole: JSON, or ``-`` for a source without an offset."""
+    """Return whether the last line of a log is whole: JSON, or ``-`` for a source without an offset."""
     line = content.rpartition(b"\n")[2]
     try:
         json.loads(line)

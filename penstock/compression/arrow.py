@@ -331,7 +331,7 @@ def _text_array(kind: pa.DataType, rows: int, validity: Any, offsets: Ints, data
 
 
 def _is_utf8(array: pa.Array[Any], data: Ints | Bytes) -> bool:
-    """Say whether text of a string type is valid UTF-8; `data` are its bytes."""
+    """Return whether text of a string type is valid UTF-8; `data` are its bytes."""
     # ASCII is valid UTF-8, and quicker to check.
     utf8 = array.type in (pa.string(), pa.large_string())
     if not utf8 or not data.size or data.view(np.int8).min() >= 0:
@@ -364,7 +364,7 @@ def _to_ipc(array: pa.Array[Any]) -> Ints:
 
 
 def _is_compressed(message: pa.ipc.Message) -> bool:
-    """Say whether a message's parts are compressed, and so may take any amount of memory.
+    """Return whether a message's parts are compressed, and so may take any amount of memory.
 
     Its metadata, which Arrow has verified, are FlatBuffers tables: field 2 of Message is the header, field 1
     of DictionaryBatch a RecordBatch, and field 3 of RecordBatch the compression.

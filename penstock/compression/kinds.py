@@ -12,7 +12,7 @@ __all__ = ["adopt_coding", "check_codes", "is_coded_text", "is_text"]
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Say whether a type is text or binary."""
+    """Return whether a type is text or binary."""
     types = pa.types
     return bool(
         types.is_string(kind)
@@ -23,7 +23,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_coded_text(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Say whether a type is dictionary-encoded text of a kind."""
+    """Return whether a type is dictionary-encoded text of a kind."""
     return bool(pa.types.is_dictionary(given) and is_text(kind) and given.value_type.equals(kind))
 
 

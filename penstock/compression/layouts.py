@@ -97,7 +97,7 @@ def get_type(data: bytes) -> pa.DataType:
 
 
 def is_float(kind: pa.DataType) -> bool:
-    """Say whether a type is a floating-point number of 4 or 8 bytes."""
+    """Return whether a type is a floating-point number of 4 or 8 bytes."""
     return bool(pa.types.is_float32(kind) or pa.types.is_float64(kind))
 
 

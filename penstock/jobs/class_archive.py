@@ -70,7 +70,7 @@ def option(archive: Path) -> str:
 
 
 def archive_options() -> dict[str, str]:
-    """Return the setting with which Spark's JVM starts from the archive, if there is one."""
+    """Return the JVM setting that uses the class archive, if there is an archive."""
     archive = class_archive()
     return {JAVA_OPTIONS: option(archive)} if archive is not None and archive.exists() else {}
 

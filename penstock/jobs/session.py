@@ -64,12 +64,12 @@ _DRAIN_S: Final = 2.0
 
 
 def _configured_elsewhere() -> bool:
-    """Say whether spark-submit or the user's own Spark installation configures the run."""
+    """Return whether spark-submit or the user's own Spark installation configures the run."""
     return any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"))
 
 
 def is_local(spark: SparkSession) -> bool:
-    """Say whether the session's workers run on this machine, in its working directory."""
+    """Return whether the session's workers run on this machine, in its working directory."""
     return str(spark.sparkContext.master).startswith("local")
 
 
@@ -175,7 +175,7 @@ _JVM_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS
 
 
 def _chooses_collector(settings: Mapping[str, str]) -> bool:
-    """Say whether the user chooses the JVM's garbage collector; it accepts only one."""
+    """Return whether the user chooses the JVM's garbage collector; it accepts only one."""
     said = [settings.get("spark.driver.extraJavaOptions", "")]
     said += [settings.get("spark.driver.defaultJavaOptions", "")]
     said += [os.environ.get(name, "") for name in _JVM_OPTION_VARIABLES]

@@ -17,19 +17,19 @@ _HALF = 1 << 31
 
 @use_overflow_flag("sadd")
 def add_overflows(a: int, b: int) -> bool:
-    """Say whether a + b is beyond 64 bits."""
+    """Return whether a + b is beyond 64 bits."""
     return (b > 0 and a > MOST - b) or (b < 0 and a < LEAST - b)
 
 
 @use_overflow_flag("ssub")
 def subtract_overflows(a: int, b: int) -> bool:
-    """Say whether a - b is beyond 64 bits."""
+    """Return whether a - b is beyond 64 bits."""
     return (b < 0 and a > MOST + b) or (b > 0 and a < LEAST + b)
 
 
 @use_overflow_flag("smul")
 def multiply_overflows(a: int, b: int) -> bool:
-    """Say whether a * b is beyond 64 bits."""
+    """Return whether a * b is beyond 64 bits."""
     if -_HALF <= a < _HALF and -_HALF <= b < _HALF:
         return False
     if a == 0 or b == 0:

@@ -34,7 +34,7 @@ PREFETCH_INDEX_BYTES = 1 << 20
 """Indexes from this size on do not stay in the cache, and prefetching pays."""
 _LOOKUPS_AHEAD = 32
 _LEAST_TEXTS = 1 << 16
-"""Below so many texts none is forgotten."""
+"""The number of texts up to which none is forgotten."""
 
 
 class TableSet:
@@ -78,7 +78,7 @@ class TableSet:
         return self._tables[name]
 
     def __contains__(self, name: str) -> bool:
-        """Say whether it has a table."""
+        """Return whether it has a table."""
         return name in self._tables
 
     def stream(self, spec: StreamSpec) -> StreamRows:
@@ -126,7 +126,7 @@ class TableSet:
     def begin(
         self, program: Program, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None = None
     ) -> Run:
-        """Return a run of a compiled program, of which nothing has happened yet; see `run`."""
+        """Return a run of a compiled program that has not started; see `run`."""
         return Run(self, program, events, bounds)
 
     def events_ahead(self, program: Program, events: pa.RecordBatch) -> int:

@@ -2,8 +2,8 @@
 
 An entry is two words side by side, so that a look-up mostly takes one line of the cache: the key's word, and
 its row's slot plus one, 0 where the entry is free. A key of one column is its own word; one of several has a
-hash as its word, and the columns are compared. There are no deleted entries: what follows one is moved up.
-At most half of the entries are used.
+hash as its word, and the columns are compared. Deleting an entry moves up the
+ones after it, so no mark stays. At most half of the entries are used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LEAST_BITS = 6
 
 
 def new_index(rows: int) -> tuple[Entries, int]:
-    """Return an index without entries with room for so many rows, and the shift that its look-ups take."""
+    """Return an empty index with room for `rows` rows, and the shift of its hash."""
     bits = max((2 * rows - 1).bit_length(), _LEAST_BITS)
     return np.zeros(2 << bits, np.int64), 64 - bits
 
@@ -123,7 +123,7 @@ def prefetch_entry(entries: Entries, shift: int, word: int) -> None:
 
 @kernel
 def peek(entries: Entries, shift: int, word: int) -> int:
-    """Return the slot of a row whose key has a word, -1 if there is none; another key may have it, too."""
+    """Return the slot of a row whose key has a word, -1 if there is none. Keys may share a word."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
     while True:
@@ -135,7 +135,7 @@ def peek(entries: Entries, shift: int, word: int) -> int:
 
 @kernel
 def put_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
-    """Add an entry, for which there is room and none of its key."""
+    """Add an entry. The index has room and no entry of its key."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
     while entries[2 * at + 1] != 0:
@@ -146,14 +146,14 @@ def put_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
 
 @kernel
 def remove_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
-    """Remove the entry of a slot, which is there."""
+    """Remove the entry of a slot that is in the index."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
     while entries[2 * at + 1] != slot + 1:
         at = (at + 1) & mask
     after = (at + 1) & mask
     while entries[2 * after + 1] != 0:
-        # An entry moves up unless its own place is behind the gap.
+        # An entry moves up unless its first place is after the gap.
         first = _first(entries[2 * after], shift)
         if ((after - first) & mask) >= ((after - at) & mask):
             entries[2 * at] = entries[2 * after]
@@ -165,14 +165,14 @@ def remove_entry(entries: Entries, shift: int, word: int, slot: int) -> None:
 
 @kernel
 def add_entries(entries: Entries, shift: int, words: Entries, slots: Entries) -> None:
-    """Add entries, for which there is room and no two of one key."""
+    """Add entries of distinct keys. The index has room for them."""
     for i in range(words.shape[0]):
         put_entry(entries, shift, words[i], slots[i])
 
 
 @kernel
 def remove_entries(entries: Entries, shift: int, words: Entries, slots: Entries) -> None:
-    """Remove the entries of slots, which are there."""
+    """Remove the entries of slots that are in the index."""
     for i in range(words.shape[0]):
         remove_entry(entries, shift, words[i], slots[i])
 
@@ -220,7 +220,7 @@ def _find_all_3(
 
 
 def words_of(key: list[Entries]) -> Entries:
-    """Return the words of keys, which are given by column."""
+    """Return the words of keys, given as one array for each column."""
     if len(key) == 1:
         return key[0]
     words = np.empty(len(key[0]), np.int64)

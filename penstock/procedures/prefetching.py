@@ -2,8 +2,8 @@
 
 A look-up is determined if each column of its key is an attribute of the event or an element of a list of it,
 as in (TStream §II-B, F2). In tables that are larger than the cache, a look-up waits twice: for the index
-entry and for the row. The kernel asks for the entry two distances before its event runs, and for the row one
-distance before. Asking changes nothing, so rows may come and go in between.
+entry and for the row. The kernel prefetches the entry two distances before its event runs, and the row
+one distance before. A prefetch changes nothing, so rows may come and go in between.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.procedures import language
 from penstock.procedures.compiler.layout import SHIFT, Layout, TableCode
 from penstock.procedures.compiler.reading import ProcedureText
 
-__all__ = ["Lookup", "determined_lookups", "prefetch_lines"]
+__all__ = ["Lookup", "find_lookups", "prefetch_lines"]
 
 _MOST_COLUMNS = 4
 _INDENT = "    "
@@ -33,14 +33,14 @@ class Lookup:
     table : str
         The table.
     key : tuple of str
-        For each column of the key the attribute of the event.
+        The attribute of the event for each column of the key.
     """
 
     table: str
     key: tuple[str, ...]
 
 
-def determined_lookups(text: ProcedureText, layout: Layout) -> tuple[list[Lookup], dict[str, list[str]]]:
+def find_lookups(text: ProcedureText, layout: Layout) -> tuple[list[Lookup], dict[str, list[str]]]:
     """Return the determined look-ups of a program, and the columns that it uses of each table."""
     found: dict[Lookup, None] = {}
     used: dict[str, dict[str, None]] = {name: {} for name in layout.tables}
@@ -65,9 +65,9 @@ def _search(
         lookup = _lookup(node, text, sources, elements, layout)
         if lookup is not None:
             found[lookup] = None
-        called = _called(node, text)
+        called = _callee(node, text)
         if called is not None and isinstance(node, ast.Call):
-            _search(called, _passed(node.args[0], text, sources), layout, found, used)
+            _search(called, _trace_arguments(node.args[0], text, sources), layout, found, used)
 
 
 def _elements(text: ProcedureText, sources: Sources, layout: Layout) -> Iterator[tuple[str, str]]:
@@ -89,7 +89,7 @@ def _attribute(node: ast.expr, text: ProcedureText, sources: Sources) -> str | N
 def _lookup(
     node: ast.AST, text: ProcedureText, sources: Sources, elements: Mapping[str, str], layout: Layout
 ) -> Lookup | None:
-    table, key = _looked_up(node, text)
+    table, key = _split_lookup(node, text)
     if table is None or table not in layout.tables or key is None:
         return None
     parts = key.elts if isinstance(key, ast.Tuple) else [key]
@@ -108,7 +108,7 @@ def _lookup(
     return Lookup(table, tuple(known))
 
 
-def _looked_up(node: ast.AST, text: ProcedureText) -> tuple[str | None, ast.expr | None]:
+def _split_lookup(node: ast.AST, text: ProcedureText) -> tuple[str | None, ast.expr | None]:
     """Return the table and the key of an expression that looks a row up."""
     table: ast.expr | None = None
     key: ast.expr | None = None
@@ -123,14 +123,14 @@ def _looked_up(node: ast.AST, text: ProcedureText) -> tuple[str | None, ast.expr
     return None, None
 
 
-def _called(node: ast.AST, text: ProcedureText) -> ProcedureText | None:
+def _callee(node: ast.AST, text: ProcedureText) -> ProcedureText | None:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
         return None
     called = getattr(text.names.get(node.func.id), "text", None)
     return called if isinstance(called, ProcedureText) else None
 
 
-def _passed(node: ast.expr, text: ProcedureText, sources: Sources) -> Sources:
+def _trace_arguments(node: ast.expr, text: ProcedureText, sources: Sources) -> Sources:
     """Return the sources of the event that a procedure passes on."""
     if isinstance(node, ast.Name):
         return sources if node.id == text.event else {}

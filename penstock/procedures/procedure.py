@@ -111,7 +111,7 @@ class Procedure:
         Parameters
         ----------
         event : pyarrow.Schema, optional
-            The columns that there are; those that the procedure declares, or else all, are its event's.
+            The columns of the input. The event has those that the procedure declares, or else all.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The rows of a table in memory: columns, an index, and what has changed since the last version."""
+"""The rows of a table in memory: columns, indexes, and the changes since the last version."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNIT_ROWS = 1 << 17
 def numpy_column(
     column: Column, values: pa.Array[Any], texts: TextNumbers
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Return a column as kernels have it, and where it is null."""
+    """Return a column as an array for kernels, and the mask of its nulls."""
     mask = values.is_null().to_numpy(zero_copy_only=False)
     if column.kind.is_interned:
         return texts.numbers(values), mask
@@ -54,7 +54,7 @@ def numpy_column(
 def arrow_column(
     column: Column, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None, texts: TextNumbers
 ) -> pa.Array[Any]:
-    """Return what `numpy_column` made, as Arrow has it."""
+    """Convert the output of `numpy_column` back to Arrow."""
     if column.kind.is_interned:
         return texts.column(values, column.type, mask)
     made = pa.array(values, mask=mask)
@@ -66,7 +66,7 @@ def arrow_column(
 
 
 def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """Return values of Python, with times as integers, as Arrow has them."""
+    """Convert Python values to Arrow; times are integers."""
     held = pa.int64() if pa.types.is_timestamp(kind) else pa.int32() if pa.types.is_date(kind) else kind
     made = pa.array(values, held)
     return made if held == kind else made.view(kind)
@@ -129,13 +129,13 @@ class TableRows:
     # Room
 
     def make_room(self, more: int) -> None:
-        """Grow until there is room for so many rows, and for so many keys that are deleted."""
+        """Grow until there is room for `more` rows and `more` deleted keys."""
         self._grow_gone(int(self._facts[GONE]) + more)
         if self._facts[FREE] + len(self._live) - self._facts[USED] < more:
             self._grow(max(2 * len(self._live), int(self._facts[USED]) + more))
 
     def double_rows(self) -> None:
-        """Grow for a transaction that had no room, however much there is now that it was undone."""
+        """Double the room for rows. A transaction that had no room was undone and runs again."""
         self._grow(2 * len(self._live))
 
     def double_deleted(self) -> None:
@@ -143,7 +143,7 @@ class TableRows:
         self._grow_gone(2 * len(self._gone))
 
     def forget_deleted(self) -> None:
-        """Forget the keys that were deleted, which no delta will have."""
+        """Forget the deleted keys: no delta follows."""
         self._facts[GONE] = 0
         if len(self._gone) > _LEAST_GONE:
             self._gone = np.zeros((_LEAST_GONE, len(self.spec.key)), np.int64)
@@ -163,7 +163,7 @@ class TableRows:
         self._index()
 
     def _index(self) -> None:
-        """Build the index anew, with room for as many rows as the columns have."""
+        """Rebuild the index, with room for as many rows as the columns have."""
         self._entries, self._facts[SHIFT] = new_index(len(self._live))
         slots = np.flatnonzero(self._live)
         key = [column[slots].astype(np.int64) for column in self._key_columns]
@@ -190,7 +190,7 @@ class TableRows:
         return pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema)
 
     def upsert(self, rows: pa.RecordBatch, *, dirty: bool, new: bool = False) -> None:
-        """Put rows in place of those of their keys; with `new` there must be none.
+        """Insert or replace rows by key; with `new`, only insert.
 
         Raises
         ------
@@ -229,7 +229,7 @@ class TableRows:
         return np.concatenate([self._free[first : first + again], np.arange(begin, begin + count - again)])
 
     def _delete(self, rows: pa.RecordBatch, *, note: bool) -> None:
-        """Delete the rows of keys; with `note` the next delta has them."""
+        """Delete rows by key; with `note`, record the keys for the next delta."""
         key = [
             numpy_column(column, values, self._texts)[0].astype(np.int64)
             for column, values in zip(self.spec.key_columns, rows.columns, strict=True)
@@ -250,7 +250,7 @@ class TableRows:
             self._gone[noted : noted + len(slots)] = np.stack([part[there] for part in key], axis=1)
             self._facts[GONE] += len(slots)
 
-    # Rows as Python has them, for procedures that it runs
+    # Rows as Python objects, for procedures that Python runs
 
     def fetch(self, key: tuple[Any, ...]) -> dict[str, Any] | None:
         """Return the row of a key; None if there is none."""
@@ -276,7 +276,7 @@ class TableRows:
         return python_rows(self.table())
 
     def replace(self, changed: Mapping[tuple[Any, ...], dict[str, Any] | None]) -> None:
-        """Put rows in place of those of their keys; None deletes one."""
+        """Insert, replace or (with None) delete rows by key."""
         fields = list(self._key_schema)
         gone = [key for key, row in changed.items() if row is None]
         columns = list(zip(*gone, strict=True)) or [() for _ in fields]
@@ -289,7 +289,7 @@ class TableRows:
     # Versions
 
     def delta(self) -> dict[str, pa.RecordBatch]:
-        """Return what changed since the last call, and forget that it did."""
+        """Return the changes since the last call, and reset them."""
         upserts = self._rows(np.flatnonzero(self._dirty & self._live))
         count = int(self._facts[GONE])
         gone = np.unique(self._gone[:count], axis=0) if count else self._gone[:0]
@@ -326,7 +326,7 @@ class TableRows:
                 self.upsert(upserts, dirty=False)
 
     def _fill(self, rows: pa.RecordBatch) -> None:
-        """Take the rows of an empty table, at once."""
+        """Fill an empty table."""
         self.make_room(rows.num_rows)
         for place, (column, values) in enumerate(zip(self.spec.columns, rows.columns, strict=True)):
             made, mask = numpy_column(column, values, self._texts)
@@ -352,7 +352,7 @@ class TableRows:
         return found
 
     def renumber(self, renumbered: Numbers) -> None:
-        """Give the texts their new numbers; no deleted keys may be noted."""
+        """Replace the numbers of texts; there may be no deleted keys."""
         changed = False
         for column, values in zip(self.spec.columns, self._columns, strict=True):
             if column.kind.is_interned:

@@ -1,4 +1,4 @@
-"""Tables and events as procedures see them: columns, and how NumPy holds them."""
+"""The schemas of tables and events: columns, their kinds, and their NumPy types."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ class Kind(StrEnum):
 
     @staticmethod
     def decimal(scale: int) -> Kind:
-        """Return the kind of decimals with so many digits behind the point."""
+        """Return the kind of decimals with a scale."""
         return Kind(f"decimal({scale})")
 
     @property
     def scale(self) -> int | None:
-        """The digits behind the point of a decimal; None for other kinds."""
+        """The scale of a decimal; None for other kinds."""
         return int(self[len("decimal(") : -1]) if self.startswith("decimal(") else None
 
     @property
     def is_interned(self) -> bool:
-        """Whether numbers stand for values, which an interning dictionary gives them."""
+        """Whether values are interned: kernels see numbers instead."""
         return self in ("text", "binary")
 
     @property
     def is_number(self) -> bool:
-        """Whether there is arithmetic on it."""
+        """Whether it supports arithmetic."""
         return self in ("integer", "float") or self.scale is not None
 
 
@@ -102,8 +102,8 @@ class Column:
     type : pyarrow.DataType
         Its type.
     kind : Kind
-        What it is in a procedure; of a list, what its elements are. A timestamp is its microseconds since
-        1970, a date its days, a decimal its digits as an integer.
+        The kind of its values, or of its elements if it is a list. A timestamp is microseconds since 1970,
+        a date is days, a decimal is its digits as an integer.
     nullable : bool
         Whether it may be null.
     is_list : bool
@@ -118,7 +118,7 @@ class Column:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """How NumPy holds its values: texts and bytes as numbers of an interning dictionary."""
+        """The NumPy type of its values. Texts and bytes are numbers of an interning dictionary."""
         return _numpy_of(self.type.value_type if self.is_list else self.type)[1]
 
 
@@ -132,7 +132,7 @@ def _numpy_of(kind: pa.DataType) -> tuple[Kind, np.dtype[Any]]:
 
 
 def digits_of(value: Decimal) -> tuple[int, int]:
-    """Return the digits of a decimal as an integer, and how many of them are behind the point."""
+    """Return the digits of a decimal as an integer, and its scale."""
     exponent = int(value.as_tuple().exponent)
     scale = max(-exponent, 0)
     return int(value.scaleb(scale, _EXACT)), scale
@@ -153,7 +153,7 @@ def columns_of(schema: pa.Schema, *, of: str, lists: bool) -> tuple[Column, ...]
     Raises
     ------
     InvalidUsageError
-        If a type or a name has no place in a procedure.
+        If a type or name is unsupported in procedures.
     """
     made = []
     for field in schema:
@@ -181,7 +181,7 @@ def columns_of(schema: pa.Schema, *, of: str, lists: bool) -> tuple[Column, ...]
 
 
 def is_usable_name(name: str) -> bool:
-    """Say whether a procedure may use a name."""
+    """Return whether a procedure may use a name."""
     return name.isidentifier() and not keyword.iskeyword(name)
 
 
@@ -230,7 +230,7 @@ class RelationSpec:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns as Arrow has them."""
+        """The Arrow schema of the columns."""
         return pa.schema([pa.field(one.name, one.type, one.nullable) for one in self.columns])
 
 

@@ -1,4 +1,4 @@
-"""Texts and bytes as numbers: equal ones have one number, so kernels compare, copy and look up words."""
+"""Texts and bytes as numbers. Equal texts have the same number, so kernels handle only integers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TextNumbers:
         return len(self._texts)
 
     def number(self, text: str | bytes) -> int:
-        """Return the number of a text, which gets one if it has none."""
+        """Return the number of a text; add the text if it is new."""
         number = self._numbers.setdefault(text, len(self._texts))
         if number == len(self._texts):
             self._texts.append(text)
@@ -49,7 +49,7 @@ class TextNumbers:
     def column(
         self, numbers: Numbers, kind: pa.DataType, mask: npt.NDArray[np.bool_] | None
     ) -> pa.Array[Any]:
-        """Return texts by their numbers, null where the mask says so."""
+        """Return texts by their numbers; `mask` marks nulls."""
         inside = numbers if mask is None else numbers[~mask]
         if not len(inside):
             return pa.nulls(len(numbers), kind)
@@ -63,7 +63,7 @@ class TextNumbers:
 
     @property
     def bytes(self) -> tuple[Numbers, npt.NDArray[np.uint8]]:
-        """The bytes of all texts, as offsets and data, by which kernels compare texts by order."""
+        """The bytes of all texts, as offsets and data. Kernels use them to order texts."""
         new = [_bytes(text) for text in self._texts[self._stored :]]
         if new:
             ends = self._offsets[self._stored] + np.cumsum([len(one) for one in new])
@@ -74,7 +74,7 @@ class TextNumbers:
         return self._offsets, self._data
 
     def ranks(self, numbers: Numbers) -> Numbers:
-        """Return numbers in the order of the texts that have these numbers."""
+        """Return the rank of each number's text."""
         used, places = np.unique(numbers, return_inverse=True)
         texts = [_bytes(self._texts[number]) for number in used]
         ranks = np.empty(len(used), np.int64)
@@ -95,7 +95,7 @@ class TextNumbers:
 
 
 def _with(array: npt.NDArray[Any], begin: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array with values from a place on, and room for as many again if it had to grow."""
+    """Write values into an array from `begin` on; return a larger array if they do not fit."""
     end = begin + len(values)
     if end > len(array):
         larger = np.zeros(2 * end, array.dtype)

@@ -66,7 +66,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A begun snapshot, as the headers of its version and of later ones name it."""
+    """A snapshot that was begun; the headers of its version and of later versions name it."""
 
     pointer: Pointer
     """Its own file; all its parts have the same number."""
@@ -78,7 +78,7 @@ class Snapshot:
     """The parts that this process writes; None if another process writes or wrote them."""
 
     def is_lost(self, version: Version) -> bool:
-        """Say whether it is lost when `version` is committed: another process did not finish it in time."""
+        """Return whether another process failed to finish it before `version` is committed."""
         return self.parts is None and version > self.last
 
     def to_json(self) -> list[object]:

@@ -31,7 +31,7 @@ class SnapshotRule:
     max_commits: int = 16
 
     def is_due(self, held: Handle, more_bytes: int) -> bool:
-        """Say whether the deltas outgrow the base with one more delta of about `more_bytes`."""
+        """Return whether the deltas outgrow the base with one more delta of about `more_bytes`."""
         sizes = [*(link.size_bytes for link in held.links), more_bytes]
         base, deltas = sizes[: held.base], sizes[held.base :]
         limit = max(self.deltas_per_base * sum(base), self.min_delta_bytes)

@@ -131,7 +131,7 @@ class Files(Protocol):
 
 
 def is_name(name: str) -> bool:
-    """Say whether a name is valid for a file or directory, and stays inside its parent."""
+    """Return whether a name is valid for a file or directory, and stays inside its parent."""
     return name not in {"", ".", ".."} and not any(character in name for character in "/\\\0")
 
 

@@ -76,7 +76,7 @@ def _connect(uri: str) -> tuple[Any, str]:
 
 
 def is_registered(uri: str) -> bool:
-    """Say whether pyarrow takes a URI of an uncommon scheme, for which a factory may be registered."""
+    """Return whether pyarrow has a registered factory for the scheme of a URI."""
     try:
         _connect(uri)
     except pa.ArrowInvalid:

@@ -24,9 +24,9 @@ class CleanupRule:
     min_log_entries: int = 64
 
     def allows_trim(self, size_bytes: int, commits: int) -> bool:
-        """Say whether released commits of this size and number are worth a deletion."""
+        """Return whether released commits of this size and number are worth a deletion."""
         return size_bytes >= self.min_trim_bytes or commits >= self.min_trim_commits
 
     def allows_compaction(self, entries: int, commits: int) -> bool:
-        """Say whether a start may replace this many entries of a log that keeps this many commits."""
+        """Return whether a start may replace this many entries of a log that keeps this many commits."""
         return entries >= max(self.min_log_entries, commits // 4)

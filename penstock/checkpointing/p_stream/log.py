@@ -114,7 +114,7 @@ class CommitLog:
             self._apply(entry)
 
     def _is_there(self, number: int) -> bool:
-        """Say whether an entry still exists. Entry 0 counts as deleted with the first start."""
+        """Return whether an entry still exists. Entry 0 counts as deleted with the first start."""
         if number == 0:
             return not self._numbers("start")
         try:
@@ -210,7 +210,7 @@ class CommitLog:
     # ------------------------------------------------------------------------------------- writing
 
     def _append(self, decide: Callable[[], Entry | None], holds: Callable[[], bool]) -> bool:
-        """Add the entry that `decide` returns, given all others; say whether it returned one.
+        """Add the entry that `decide` returns, given all others; return whether it returned one.
 
         Parameters
         ----------
@@ -352,7 +352,7 @@ class CommitLog:
         return self.readers[reader]
 
     def unsubscribe(self, reader: str) -> bool:
-        """Remove a reader; say whether it was subscribed.
+        """Remove a reader; return whether it was subscribed.
 
         Raises
         ------
@@ -365,7 +365,7 @@ class CommitLog:
         )
 
     def release(self, start_of: Callable[[], int]) -> bool:
-        """Advance the stream's first row; say whether it moved.
+        """Advance the stream's first row; return whether it moved.
 
         Parameters
         ----------

@@ -265,7 +265,7 @@ class PStream:
         return self._progress(reader)
 
     def unsubscribe(self, reader: str) -> bool:
-        """Remove a reader, so that no rows are kept for it; say whether it was subscribed.
+        """Remove a reader, so that no rows are kept for it; return whether it was subscribed.
 
         Raises
         ------
@@ -409,7 +409,7 @@ class PStream:
 
 
 def _is_settled(segment: str, writers: Mapping[str, WriterState]) -> bool:
-    """Say whether the batch of a segment is in the log, so that no later commit can name it."""
+    """Return whether the batch of a segment is in the log, so that no later commit can name it."""
     known = writer_of(segment)
     if known is None:
         return False

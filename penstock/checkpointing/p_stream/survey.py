@@ -131,7 +131,7 @@ class Survey:
 
 
 def is_p_stream(files: Files) -> bool:
-    """Say whether a directory is a p-stream.
+    """Return whether a directory is a p-stream.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
 
 
 def _is_settled(stream: PStream, fact: FileFacts) -> bool:
-    """Say whether the batch of a segment is in the log, so that no later commit can name it."""
+    """Return whether the batch of a segment is in the log, so that no later commit can name it."""
     unfinished = _UNFINISHED.fullmatch(fact.name)
     known = writer_of(unfinished["name"] if unfinished else fact.name)
     state = stream.log.writers.get(known[0]) if known else None

@@ -131,7 +131,7 @@ class Pcodec(Framed):
 
     @staticmethod
     def is_installed() -> bool:
-        """Say whether the library can be used."""
+        """Return whether the library can be used."""
         return importlib.util.find_spec("pcodec") is not None
 
     def pack(self, values: Ints) -> bytes:

@@ -59,7 +59,7 @@ def _write(values: Any, counts: Any, bits: Any, out: Any, sizes: Ints) -> int:
 
 @kernel
 def _read(words: Any, counts: Any, bits: Any, out: Any) -> bool:
-    """Read sub-blocks; say whether the words end where `out` ends."""
+    """Read sub-blocks; return whether the words end where `out` ends."""
     at, word_at = 0, 0
     while at < out.shape[0]:
         end = min(at - at % 1024 + 1024, out.shape[0])

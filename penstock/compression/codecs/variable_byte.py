@@ -37,7 +37,7 @@ def _write(values: Any, out: Bytes, sizes: Ints) -> int:
 
 @kernel
 def _read(data: Bytes, out: Any) -> bool:
-    """Read as many values as `out` holds; say whether they end where the data ends."""
+    """Read as many values as `out` holds; return whether they end where the data ends."""
     at = 0
     end = data.shape[0]
     for i in range(out.shape[0]):

@@ -414,7 +414,7 @@ def unpack(packed: Packed, out: Ints) -> None:
 
 @kernel
 def _add_up(widths: Any, count: int, widest: int, ends: Any) -> bool:
-    """Write the offsets of sub-blocks of these widths, and the last end; say whether all widths are valid."""
+    """Write the offsets of sub-blocks and the last end; return whether all widths are valid."""
     at = 0
     for b in range(widths.shape[0]):
         width: Any = np.int64(widths[b])

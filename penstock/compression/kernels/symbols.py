@@ -301,7 +301,7 @@ def code_symbols(
 def write_symbols(
     codes: Bytes, ends: Ints, symbols: Any, sizes: Any, frame: int, out: Bytes, total: int
 ) -> bool:
-    """Decode symbols; say whether each frame has its expected size.
+    """Decode symbols; return whether each frame has its expected size.
 
     Parameters
     ----------

@@ -136,7 +136,7 @@ def _mix(mixed: Any, word: Any) -> Any:
 
 @kernel
 def _same(source: Bytes, one: int, other: int, size: int) -> bool:
-    """Say whether two longer texts with equal first 8 bytes are equal in the rest. The last words overlap."""
+    """Return whether two longer texts with equal first 8 bytes are equal. The last words overlap."""
     for at in range(8, size - 8, 8):
         if word_at(source, one + at) != word_at(source, other + at):
             return False

@@ -152,7 +152,7 @@ def _number_at(source: Bytes, at: int, size: int, least: int) -> Any:
 
 @kernel
 def _same(source: Bytes, at: int, known: Bytes, begin: int, size: int) -> bool:
-    """Say whether `size` bytes are equal; both have padding behind them."""
+    """Return whether `size` bytes are equal; both have padding behind them."""
     done = 0
     while done < size:
         difference = word_at(source, at + done) ^ word_at(known, begin + done)

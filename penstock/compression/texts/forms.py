@@ -143,7 +143,7 @@ class _Learner:
         return Forms(self._split, top.after, self._bits / 8.0 / max(sum(map(len, self._texts)), 1))
 
     def _keep_piece(self, some: list[_Row], rows: list[_Row]) -> bool:
-        """Say whether some rows get their own piece; if not, add their bytes to the estimated size."""
+        """Return whether some rows get their own piece; if not, add their bytes to the estimated size."""
         enough = len(some) >= min(self._least_rows, len(rows)) and self._pieces < _MOST_PIECES
         if not enough:
             self._bits += sum(8.0 * len(text) for text, _ in some)
@@ -240,7 +240,7 @@ class _Learner:
         self._learn_literals(after, [(row, self._separators_at(row)) for row in rows])
 
     def _suits_dictionary(self, words: list[bytes]) -> bool:
-        """Say whether words are few enough for a dictionary."""
+        """Return whether words are few enough for a dictionary."""
         return len(set(words)) <= max(2, len(words) // _MIN_REPETITIONS)
 
     def _word(self, words: list[bytes], until: int) -> Piece:

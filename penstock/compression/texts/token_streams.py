@@ -42,7 +42,7 @@ STREAMS = (
 
 
 def fits(streams: tuple[Ints, ...]) -> bool:
-    """Say whether at most a fourth of the texts' bytes are others."""
+    """Return whether at most a fourth of the texts' bytes are others."""
     return 4 * streams[8].size <= int(streams[4][0])
 
 

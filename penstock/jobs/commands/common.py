@@ -118,7 +118,7 @@ def amount(files: int, size_bytes: int) -> str:
 
 
 def unwrap(command: Callable[..., Any] | None) -> str:
-    """Return a command's docstring with a line for each paragraph, which typer wraps as the terminal is wide.
+    """Return a command's docstring with one line for each paragraph; typer wraps it to the terminal's width.
 
     A paragraph that begins with a backspace keeps its lines.
     """

@@ -247,7 +247,7 @@ class CsvRecords(Records):
         return ends + 1
 
     def cut(self, content: bytes) -> int:
-        """Return up to where lines are whole."""
+        """Return the number of bytes up to the end of the last whole line."""
         return super().cut(content) if self._dialect.multiline else content.rfind(_NEWLINE) + 1
 
     def _rows(self, content: bytes, schema: pa.Schema | None) -> pa.Table:
@@ -328,7 +328,7 @@ class JsonRecords(Records):
         return np.flatnonzero(np.frombuffer(content, np.uint8) == _NEWLINE[0]) + 1
 
     def cut(self, content: bytes) -> int:
-        """Return up to where lines are whole."""
+        """Return the number of bytes up to the end of the last whole line."""
         return content.rfind(_NEWLINE) + 1
 
     def _rows(self, content: bytes, schema: pa.Schema | None) -> pa.Table:

@@ -154,7 +154,7 @@ def follow(
 
 
 def _is_available_now(query: StreamingQuery) -> bool:
-    """Say whether a query's trigger is ``availableNow``, which only its JVM object knows."""
+    """Return whether a query's trigger is ``availableNow``, which only its JVM object knows."""
     return str(query._jsq.streamingQuery().trigger().toString()) == "AvailableNowTrigger"
 
 

@@ -13,7 +13,7 @@ __all__ = ["Latest"]
 
 
 class Latest:
-    """Keep the newest row of each key; of equal times the last one.
+    """Keep the newest row of each key; the last one if times are equal.
 
     All rows with a null in key or time are kept, so that the following queue can reject or count them.
 

@@ -43,7 +43,7 @@ def _keep_newest(
     least_source: Integers,
     ties: Integers,
 ) -> None:
-    """Take in the next rows; `arrival` or `source` is empty if the stream has none.
+    """Add rows; `arrival` or `source` is empty if the stream has no such column.
 
     Ids are dense in order of first appearance, so the first row of a key has the next id, from `known` on.
     """

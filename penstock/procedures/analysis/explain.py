@@ -71,7 +71,7 @@ def _operation(one: Operation) -> list[str]:
     if one.function:
         lines.append(f"  {one.function}{_from(one.reads)}")
     if one.conditions:
-        lines.append(f"  if {' and '.join(map(_grouped, one.conditions))}{_from(one.condition_reads)}")
+        lines.append(f"  if {' and '.join(map(_parenthesize, one.conditions))}{_from(one.condition_reads)}")
     return lines
 
 
@@ -80,7 +80,7 @@ def _from(rows: Iterable[str]) -> str:
     return f"  <- {names}" if names else ""
 
 
-def _grouped(condition: str) -> str:
+def _parenthesize(condition: str) -> str:
     return f"({condition})" if any(f" {word} " in condition for word in ("and", "or", "if")) else condition
 
 

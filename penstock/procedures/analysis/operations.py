@@ -1,7 +1,7 @@
 """The operations of a procedure: READ, WRITE and READ_MODIFY with conditions and functions (TStream §II-B).
 
-Found in the text alone, by following what each variable and each condition depends on. The result is for
-people: `Access` is what the compiler relies on.
+They are found in the text alone: each variable and condition is traced to what it depends on. The result
+is for people to read; the compiler uses `Access`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Operation:
 Refs = frozenset[str]
 _NO_REFS: Refs = frozenset()
 _LONG = frozenset({ast.Call, ast.IfExp, ast.BoolOp})
-"""What makes a value too long to stand in place of its variable."""
+"""A value longer than this is shown as its variable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class _Finder:
     def _if(self, node: ast.If) -> _Condition | bool:
         refs = self.refs(node.test)
         holds = _Condition(self.shown(node.test), refs)
-        fails = _Condition(self.shown(_negated(node.test)), refs)
+        fails = _Condition(self.shown(_negate(node.test)), refs)
         before = dict(self.frame.names)
         reached = self._branch(holds, node.body)
         after, self.frame.names = self.frame.names, before
@@ -285,15 +285,15 @@ class _Finder:
         if isinstance(node, ast.Subscript) and self._table(node.value) is not None:
             return frozenset({self._key(node.value, node.slice)})
         if isinstance(node, ast.Compare):
-            return self._compared(node)
+            return self._trace_comparison(node)
         if (selected := self._selection(node)) is not None:
             self.note(OperationMode.READ, selected)
             return frozenset({selected}) | self.key_refs[selected]
         if isinstance(node, ast.Call):
-            return self._called(node)
+            return self._trace_call(node)
         return _NO_REFS.union(*map(self.refs, ast.iter_child_nodes(node)))
 
-    def _compared(self, node: ast.Compare) -> Refs:
+    def _trace_comparison(self, node: ast.Compare) -> Refs:
         found = self.refs(node.left)
         left = node.left
         for operator, right in zip(node.ops, node.comparators, strict=True):
@@ -306,7 +306,7 @@ class _Finder:
             left = right
         return found
 
-    def _called(self, node: ast.Call) -> Refs:
+    def _trace_call(self, node: ast.Call) -> Refs:
         function = node.func
         if isinstance(function, ast.Attribute) and self._table(function.value) is not None:
             if function.attr == "get" and node.args:
@@ -314,17 +314,17 @@ class _Finder:
                 self.note(OperationMode.READ, row)
                 return frozenset({row})
             if function.attr == "insert":
-                return self._inserted(node, function.value)
+                return self._trace_insert(node, function.value)
         if isinstance(function, ast.Attribute) and self._selection(function.value) is not None:
             return self.refs(function.value).union(*map(self.refs, node.args))
         if isinstance(function, ast.Name):
             text = procedure_text(self.frame.text.names.get(function.id))
             if text is not None and node.args:
-                return self._inlined(text, node.args[0])
+                return self._trace_inline(text, node.args[0])
         parts = [self.refs(one) for one in (*node.args, *(one.value for one in node.keywords))]
         return _NO_REFS.union(*parts)
 
-    def _inserted(self, node: ast.Call, table: ast.expr) -> Refs:
+    def _trace_insert(self, node: ast.Call, table: ast.expr) -> Refs:
         given = {str(one.arg): one.value for one in node.keywords}
         refs = _NO_REFS.union(*(self.refs(value) for value in given.values()))
         columns = self.keys.get(str(self._table(table)), ())
@@ -334,7 +334,7 @@ class _Finder:
         self.note(OperationMode.INSERT, row, ", ".join(rest), refs)
         return frozenset({row})
 
-    def _inlined(self, text: ProcedureText, event: ast.expr) -> Refs:
+    def _trace_inline(self, text: ProcedureText, event: ast.expr) -> Refs:
         if any(one.text is text for one in self.frames):
             return _NO_REFS
         known = self.frame.event
@@ -437,7 +437,7 @@ _OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
 """Comparisons by order have none: with NaN neither holds."""
 
 
-def _negated(node: ast.expr) -> ast.expr:
+def _negate(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPPOSITE:
         return ast.Compare(node.left, [_OPPOSITE[type(node.ops[0])]()], node.comparators)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):

@@ -81,7 +81,7 @@ def operate(out: Output, sign: str, a: Value, b: Value) -> Value:
 
 
 def _decimals(out: Output, sign: str, a: Value, b: Value) -> Value:
-    """Return the result of an operator of decimals, or of a decimal and an integer, which is exact."""
+    """Return the exact result of an operator on decimals, or on a decimal and an integer."""
     if sign not in "+-*":
         raise OperationError(f"{sign} is not for decimals", "convert with int(...) or float(...)")
     if sign == "*":
@@ -107,7 +107,7 @@ def not_finite(value: float) -> str:
 
 
 def align(out: Output, a: Value, b: Value) -> tuple[Value, Value]:
-    """Return decimals and integers with the same digits behind the point; other values as they are."""
+    """Return decimals and integers at a common scale; return other values unchanged."""
     scales = (a.kind.scale, b.kind.scale)
     if scales == (None, None):
         return a, b
@@ -118,7 +118,7 @@ def align(out: Output, a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def as_decimal(out: Output, a: Value, scale: int) -> Value:
-    """Return an integer or a decimal with so many digits behind the point, of which it has no more."""
+    """Return an integer or decimal as a decimal of a scale that is no smaller than its own."""
     missing = scale - (a.kind.scale or 0)
     kind = Kind.decimal(scale)
     if missing == 0:

@@ -22,7 +22,7 @@ from penstock.procedures.compiler.scope import Facts, Scope
 from penstock.procedures.compiler.statements import Statements, procedure_text
 from penstock.procedures.compiler.values import Access, ListOf, Value
 from penstock.procedures.indexes.code import add_lines, remove_lines
-from penstock.procedures.prefetching import determined_lookups, prefetch_lines
+from penstock.procedures.prefetching import find_lookups, prefetch_lines
 from penstock.procedures.schema import Column, Kind, TableSpec
 from penstock.procedures.workflows.reached import Reached
 from penstock.procedures.workflows.stages import Stage
@@ -201,7 +201,7 @@ class PlainProgram:
 
 
 def event_schema(event: Iterable[Column]) -> pa.Schema:
-    """Return the columns of an event as Arrow has them."""
+    """Return the Arrow schema of an event."""
     return pa.schema([pa.field(one.name, one.type, one.nullable) for one in event])
 
 
@@ -272,7 +272,7 @@ def compile_program(
     compiler = settled(text, one_pass)
     lines, logs = compiler.out.finish()
     layout = compiler.layout
-    lookups, used = determined_lookups(text, layout)
+    lookups, used = find_lookups(text, layout)
     body = _kernel(layout, compiler, lines[1:], prefetch_lines(layout, lookups, used), logs=logs)
     lists = {column.name for column in event if column.is_list}
     return replace(

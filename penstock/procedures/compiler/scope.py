@@ -91,7 +91,7 @@ class Scope:
         return "code != 0" if self.is_top else f"code != 0 or c{self.number} != 0"
 
     def assigned_once(self, name: str) -> bool:
-        """Say whether a name is assigned in one place only, outside of loops."""
+        """Return whether a name is assigned in one place only, outside of loops."""
         places = [
             node
             for node in ast.walk(self.text.tree)

@@ -64,7 +64,7 @@ class Writes(Expressions):
         self.out.line(f"{table.array('dirty')}[{row.slot}] = True")
 
     def _check_order(self, node: ast.AST, table: str, column: str | None) -> None:
-        """Refuse to change what a loop around goes by: a column, or, with None, which rows there are."""
+        """Refuse to change a column that orders an open loop, or with None to insert into its table."""
         for name, index in self.open_selections:
             if name == table and (column is None or column in index.columns):
                 raise self.wrong(

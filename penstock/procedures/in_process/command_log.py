@@ -43,7 +43,7 @@ class Call:
     Attributes
     ----------
     called : str
-        What is called.
+        The name of the procedure or workflow, or ``load`` and a table.
     program : str
         The digest of its program.
     events : pyarrow.RecordBatch, optional
@@ -135,7 +135,7 @@ class CommandLog:
                 )
 
     def restore(self) -> tuple[TableSet, Iterator[Call]]:
-        """Return the newest version of the tables, and the calls since, which have to run again."""
+        """Return the newest version of the tables, and the calls since, to run again."""
         state = TableSet(self._tables)
         found = survey_bucket(self._store.files)
         if found.damage:
@@ -189,7 +189,7 @@ class CommandLog:
 
     @property
     def checkpoint_is_due(self) -> bool:
-        """Whether running the calls since the last checkpoint again would take long."""
+        """Whether repeating the calls since the last checkpoint would take long."""
         return self._bytes > _BYTES_FOR_CHECKPOINT or self._calls > _CALLS_FOR_CHECKPOINT
 
     def checkpoint(self, state: TableSet) -> None:

@@ -29,7 +29,7 @@ __all__ = ["OpenDatabase", "batches_of"]
 T = TypeVar("T")
 
 _LOAD = "load "
-"""What a call of `OpenDatabase.load` has before the table's name in the log."""
+"""The prefix of a table's name in the log, for calls of `OpenDatabase.load`."""
 
 
 class OpenDatabase:
@@ -158,7 +158,7 @@ class OpenDatabase:
             raise
 
     def load(self, table: str, rows: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> None:
-        """Insert rows into a table, which has none of their keys.
+        """Insert rows with new keys into a table.
 
         Raises
         ------
@@ -182,7 +182,7 @@ class OpenDatabase:
             self._perform(Call(_LOAD + table, "", batch), change, InvalidUsageError)
 
     def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
-        """Run one transaction, or a round of a workflow; return its results, and why it was rejected or None.
+        """Run one transaction, or a round of a workflow; return its results and ``rejected``.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The code that keeps the indexes of a table while a kernel changes its rows."""
+"""Generated code that updates the indexes of a table when a kernel changes its rows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["add_lines", "nodes_of", "place_of", "remove_lines", "tree_arguments"
 
 
 def place_of(index: IndexSpec, table: TableCode) -> int:
-    """Return the place of an index among those of its table."""
+    """Return the number of an index in its table."""
     return table.spec.indexes.index(index)
 
 
 def nodes_of(table: TableCode, number: int) -> str:
-    """Return the name of the array with the nodes of an index."""
+    """Return the name of an index's array of nodes."""
     return table.array(f"i{number}")
 
 
@@ -31,7 +31,7 @@ def word(column: Column, code: str) -> str:
 
 
 def _indexes(table: TableCode, column: str | None) -> list[tuple[int, IndexSpec]]:
-    """Return the indexes that have a column, or all."""
+    """Return the indexes on a column, or all indexes."""
     return [
         (number, index)
         for number, index in enumerate(table.spec.indexes)
@@ -40,7 +40,7 @@ def _indexes(table: TableCode, column: str | None) -> list[tuple[int, IndexSpec]
 
 
 def remove_lines(table: TableCode, slot: str, column: str | None = None) -> list[str]:
-    """Return code that takes a row out of the indexes that have a column, or of all."""
+    """Return code that removes a row from the indexes on a column, or from all indexes."""
     lines = []
     for number, _ in _indexes(table, column):
         nodes = nodes_of(table, number)
@@ -52,7 +52,7 @@ def remove_lines(table: TableCode, slot: str, column: str | None = None) -> list
 
 
 def add_lines(table: TableCode, slot: str, column: str | None = None) -> list[str]:
-    """Return code that puts a row into the indexes that have a column, or into all."""
+    """Return code that adds a row to the indexes on a column, or to all indexes."""
     lines = []
     for number, index in _indexes(table, column):
         made = [

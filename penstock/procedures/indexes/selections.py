@@ -57,12 +57,12 @@ class Selection:
         return f"seek({tree})"
 
     def begin(self, *, descending: bool) -> str:
-        """Return the code of the first row's slot, which may be beyond the end."""
+        """Return the code of the first row's slot, which may be after the end of the range."""
         word = self.high if descending else self.low
         if word is None and not self.equal:
             nodes, facts, root, *_ = self._arguments
             return f"tree_end({nodes}, {facts}, {root}, {descending})"
-        # The lower bound is part of a range, the upper one is not, but rows that equal it are.
+        # A range includes its lower bound but not its upper bound. Rows with equal words are all included.
         inclusive = not descending or word is None
         return self._seek(self._bound(word), last=descending, inclusive=inclusive)
 
@@ -72,7 +72,7 @@ class Selection:
         return self._seek(bound, last=descending, inclusive=False)
 
     def beyond(self, slot: str, *, descending: bool) -> str | None:
-        """Return the condition that a row is beyond the end; None if none is."""
+        """Return the condition that a row is after the end of the range; None if it has no end."""
         nodes, _, _, *rest = self._arguments
         bound, sign = (self.low, "<") if descending else (self.high, ">=")
         if bound is None:
@@ -83,7 +83,7 @@ class Selection:
 
 
 def selection_parts(node: ast.expr) -> tuple[ast.expr, ast.Call, ast.expr | None] | None:
-    """Return the table, the call of ``by`` and the range of an expression, if it is a selection."""
+    """Split a selection into the table, the call of ``by`` and the range; None for other expressions."""
     at = node.value if isinstance(node, ast.Subscript) else node
     if not isinstance(at, ast.Call) or not isinstance(at.func, ast.Attribute) or at.func.attr != "by":
         return None
@@ -91,7 +91,7 @@ def selection_parts(node: ast.expr) -> tuple[ast.expr, ast.Call, ast.expr | None
 
 
 def loop_parts(node: ast.expr) -> tuple[ast.expr, bool, ast.expr | None]:
-    """Return what a loop runs over, whether from the end, and how many rows."""
+    """Split the iterable of a loop into the selection, whether it is reversed, and the number of rows."""
     if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords:
         function = node.func
         if isinstance(function, ast.Name) and function.id == "reversed":
@@ -112,10 +112,10 @@ class Selections(Writes):
 
     @abstractmethod
     def store_row(self, target: ast.Name, row: Row) -> None:
-        """Let a variable be a row."""
+        """Assign a row to a variable."""
 
-    def _selected(self, node: ast.expr) -> tuple[TableCode, IndexSpec] | None:
-        """Return the table and the index of a selection, if an expression is one."""
+    def _find_index(self, node: ast.expr) -> tuple[TableCode, IndexSpec] | None:
+        """Return the table and index of a selection; None for other expressions."""
         parts = selection_parts(node)
         table = None if parts is None else self.table(parts[0])
         if parts is None or table is None:
@@ -133,8 +133,8 @@ class Selections(Writes):
         return table, index
 
     def selection(self, node: ast.expr) -> Selection | None:
-        """Compile a selection, if an expression is one."""
-        found = self._selected(node)
+        """Compile a selection; return None for other expressions."""
+        found = self._find_index(node)
         if found is None:
             return None
         table, index = found
@@ -190,12 +190,12 @@ class Selections(Writes):
             selection = self.selection(node.args[0])
             if selection is not None:
                 return self._count(selection)
-        if self._selected(node) is not None:
+        if self._find_index(node) is not None:
             raise self._no_selection(node)
         return super()._call(node)
 
     def _subscript(self, node: ast.Subscript) -> Row | Value:
-        if self._selected(node) is not None:
+        if self._find_index(node) is not None:
             raise self._no_selection(node)
         return super()._subscript(node)
 
@@ -227,7 +227,7 @@ class Selections(Writes):
         return Value(Kind.INTEGER, count)
 
     def _advance(self, selection: Selection, slot: str, *, descending: bool) -> None:
-        """Write the step to the next row, which ends the loop behind the last one."""
+        """Write the step to the next row; it ends the loop after the last row."""
         begin, step = (
             selection.begin(descending=descending),
             selection.step(slot, descending=descending),
@@ -242,7 +242,7 @@ class Selections(Writes):
     def selection_loop(self, node: ast.For) -> bool:
         """Compile a loop over a selection; return False if it is none."""
         call, descending, count = loop_parts(node.iter)
-        found = self._selected(call)
+        found = self._find_index(call)
         if found is None:
             return False
         table, index = found

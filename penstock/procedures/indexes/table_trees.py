@@ -1,4 +1,4 @@
-"""The trees of a table's indexes, as the table changes outside of kernels."""
+"""The trees of a table's indexes, for changes outside of kernels."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class TableTrees:
     texts : TextNumbers
         The numbers of texts.
     facts : numpy.ndarray
-        The facts of the table, which have the roots' places from `root` on.
+        The facts of the table; those from `root` on are the roots.
     root : int
         The place of the first root.
     rows : int
-        For how many rows there is room.
+        The capacity.
     """
 
     def __init__(self, spec: TableSpec, texts: TextNumbers, facts: Numbers, root: int, rows: int) -> None:
@@ -48,14 +48,14 @@ class TableTrees:
         ]
 
     def grow(self, rows: int) -> None:
-        """Make room for so many rows."""
+        """Make room for `rows` rows."""
         for number, old in enumerate(self.nodes):
             larger = np.zeros((rows, old.shape[1]), np.int64)
             larger[: len(old)] = old
             self.nodes[number] = larger
 
     def remove(self, slots: Numbers) -> None:
-        """Remove rows, as far as they are there."""
+        """Remove rows; those that are not in an index are skipped."""
         for number, index in enumerate(self._indexes):
             remove_all(
                 self.nodes[number],
@@ -67,7 +67,7 @@ class TableTrees:
             )
 
     def add(self, slots: Numbers, columns: Columns, nulls: Nulls) -> None:
-        """Add rows, which are not there."""
+        """Add rows that are in no index yet."""
         for number, index in enumerate(self._indexes):
             inside = self._set_words(number, slots, columns, nulls)
             insert_all(
@@ -80,7 +80,7 @@ class TableTrees:
             )
 
     def build(self, slots: Numbers, columns: Columns, nulls: Nulls) -> None:
-        """Add rows to empty trees, at once."""
+        """Build the trees of an empty table from its first rows."""
         for number, index in enumerate(self._indexes):
             inside = self._set_words(number, slots, columns, nulls)
             words = self.nodes[number][inside, : len(index.words)].T
@@ -104,7 +104,7 @@ class TableTrees:
         return slots[~outside]
 
     def renumber(self, renumbered: Numbers) -> None:
-        """Give texts their new numbers, which leaves the order of rows as it is."""
+        """Replace the numbers of texts; the order of rows does not change."""
         for nodes, index in zip(self.nodes, self._indexes, strict=True):
             for place, one in enumerate(index.words):
                 if one.kind.is_interned:

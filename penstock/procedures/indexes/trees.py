@@ -95,7 +95,7 @@ def _compare(nodes: Nodes, a: int, b: int, mask: int, offsets: Nodes, data: Byte
 def insert_node(
     nodes: Nodes, facts: Nodes, root: int, slot: int, mask: int, offsets: Nodes, data: Bytes
 ) -> None:
-    """Add a row, whose words are set."""
+    """Add a row whose words are set."""
     left = nodes.shape[1] - LINKS
     right = left + 1
     nodes[slot, left + 2] = 1
@@ -110,7 +110,7 @@ def insert_node(
         facts[root] = slot + 1
     else:
         nodes[parent, side] = slot + 1
-    # What was there is split into what comes before the row and what comes behind it.
+    # Split the subtree into the rows before the new row and the rows after it.
     before, before_side, behind, behind_side = slot, left, slot, right
     while at >= 0:
         if _compare(nodes, at, slot, mask, offsets, data) < 0:
@@ -129,7 +129,7 @@ def insert_node(
 def remove_node(
     nodes: Nodes, facts: Nodes, root: int, slot: int, mask: int, offsets: Nodes, data: Bytes
 ) -> None:
-    """Remove a row, which is in the tree with the words that it has."""
+    """Remove a row of the tree; its words have not changed since it was added."""
     left = nodes.shape[1] - LINKS
     right = left + 1
     nodes[slot, left + 2] = 0
@@ -164,7 +164,7 @@ def remove_node(
 def insert_all(
     nodes: Nodes, facts: Nodes, root: int, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
 ) -> None:
-    """Add rows, whose words are set."""
+    """Add rows whose words are set."""
     for i in range(slots.shape[0]):
         insert_node(nodes, facts, root, slots[i], mask, offsets, data)
 
@@ -173,7 +173,7 @@ def insert_all(
 def remove_all(
     nodes: Nodes, facts: Nodes, root: int, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
 ) -> None:
-    """Remove those rows that are in the tree."""
+    """Remove rows; those that are not in the tree are skipped."""
     there = nodes.shape[1] - 1
     for i in range(slots.shape[0]):
         if nodes[slots[i], there] != 0:
@@ -182,7 +182,7 @@ def remove_all(
 
 @kernel
 def build_tree(nodes: Nodes, facts: Nodes, root: int, slots: Nodes) -> None:
-    """Make the tree of rows that are given in their order."""
+    """Build the tree of sorted rows."""
     left = nodes.shape[1] - LINKS
     right = left + 1
     path = np.empty(slots.shape[0], np.int64)  # the rightmost nodes, the root first
@@ -225,9 +225,9 @@ def seek(
     offsets: Nodes,
     data: Bytes,
 ) -> Any:
-    """Return the first row behind a bound, or with `last` the last row before it; -1 if there is none.
+    """Return the first row after a bound, or with `last` the last row before it; -1 if there is none.
 
-    With `inclusive` it may be at the bound. The bound may be the words of a row that has been removed.
+    With `inclusive`, a row that equals the bound counts, too. The bound may be the words of a removed row.
     """
     left = nodes.shape[1] - LINKS
     found = np.int64(-1)

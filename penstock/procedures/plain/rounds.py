@@ -1,4 +1,4 @@
-"""Workflows as Python runs them: what compiled ones are tested against, and the way out."""
+"""Workflows run by Python: the oracle of compiled workflows, and the mode ``plain=True``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.reading import ProcedureText
-from penstock.procedures.plain.tables import PlainTables, fit, python_rows, returned
+from penstock.procedures.plain.tables import PlainTables, fit, fit_results, python_rows
 from penstock.procedures.plain.words import RejectedError
 from penstock.procedures.schema import Column
 from penstock.procedures.workflows.reached import Reached
@@ -26,7 +26,7 @@ Scan = Callable[[], Iterable[dict[str, Any]]]
 Fire = Callable[[str, dict[str, Any]], None]
 
 
-def _fitted(of: str, columns: Sequence[Column], values: dict[str, Any]) -> dict[str, Any]:
+def _fit_row(of: str, columns: Sequence[Column], values: dict[str, Any]) -> dict[str, Any]:
     if strange := values.keys() - {one.name for one in columns}:
         raise InvalidUsageError("there are no such columns", of=of, columns=sorted(strange))
     return {one.name: fit(one, values.get(one.name)) for one in columns}
@@ -41,13 +41,13 @@ class _Stream:
         self._fire = fire
 
     def emit(self, /, **values: Any) -> None:
-        row = _fitted(self.spec.name, self.spec.columns, values)
+        row = _fit_row(self.spec.name, self.spec.columns, values)
         self.rows.append(row)
         self._fire(self.spec.name, row)
 
 
 class _WindowRow:
-    """A row of a window, which does not change, and is read until the next insert."""
+    """A row of a window. It is read-only, and valid until the next insert."""
 
     __slots__ = ("_inserts", "_values", "_window")
 
@@ -71,7 +71,7 @@ class _WindowRow:
 
 
 class _Window:
-    """A window as its owner sees it, over the tables that keep it."""
+    """A window over the tables that store it, for the procedure that owns it."""
 
     def __init__(self, spec: WindowSpec, rounds: PlainRounds) -> None:
         self._spec = spec
@@ -81,7 +81,7 @@ class _Window:
         """How many rows were inserted."""
 
     def insert(self, /, **values: Any) -> bool:
-        row = _fitted(self._spec.name, self._spec.columns, values)
+        row = _fit_row(self._spec.name, self._spec.columns, values)
         self.inserts += 1
         return bool(self._rounds.call(self._rounds.reached.insertions[self._spec.name], row))
 
@@ -102,7 +102,7 @@ class _Window:
 
 
 class PlainRounds(PlainTables):
-    """Tables, streams and windows in Python's own objects, and workflows that run over them.
+    """Tables, streams and windows as Python objects, and workflows that run over them.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class PlainRounds(PlainTables):
             self.tables[name].on_insert = self._fire
 
     def parameter(self, name: str) -> Any:
-        """Return what a procedure has under a name."""
+        """Return the table, stream or window that a parameter names."""
         return next(one[name] for one in (self._streams, self._windows, self.tables) if name in one)
 
     def call(self, text: ProcedureText, event: Mapping[str, Any]) -> Any:
@@ -184,9 +184,9 @@ class PlainRounds(PlainTables):
         return [(*row, "; ".join(reasons) or None) for row in results]
 
     def _run_stage(self, stage: Stage, events: list[dict[str, Any]]) -> list[list[Any]]:
-        """Return the results of each event; what an interior procedure returns last is of the last one."""
+        """Return the results of each event; an interior procedure's last result is the last event's."""
         rows = events if stage.stream is None else list(self._streams[stage.stream].rows)
-        made = [returned(self.call(stage.text, row), stage.results) for row in rows]
+        made = [fit_results(self.call(stage.text, row), stage.results) for row in rows]
         if stage.stream is None:
             return made
         nothing: list[Any] = [None for _ in stage.results]

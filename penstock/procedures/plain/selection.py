@@ -1,4 +1,4 @@
-"""The rows of an index as Python finds them, by sorting: what kernels are tested against."""
+"""The rows of an index, found by sorting: the oracle of the kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.procedures.compiler.operations import NULL
 from penstock.procedures.plain.words import NO_BOUND, RejectedError
 from penstock.procedures.schema import Column, IndexSpec, Kind, TableSpec
 
-__all__ = ["PlainSelection", "chosen_index"]
+__all__ = ["PlainSelection", "find_index"]
 
 Row = dict[str, Any]
 
@@ -27,7 +27,7 @@ class Table(Protocol):
         """Return the row of a key."""
 
 
-def chosen_index(spec: TableSpec, columns: Sequence[str]) -> IndexSpec:
+def find_index(spec: TableSpec, columns: Sequence[str]) -> IndexSpec:
     """Return the index of a table that has these columns.
 
     Raises
@@ -42,16 +42,16 @@ def chosen_index(spec: TableSpec, columns: Sequence[str]) -> IndexSpec:
         "the table has no such index",
         table=spec.name,
         columns=tuple(columns),
-        hint=f"declare it: table(..., indexes=[{_shown(columns)}])",
+        hint=f"declare it: table(..., indexes=[{_show(columns)}])",
     )
 
 
-def _shown(columns: Sequence[str]) -> str:
+def _show(columns: Sequence[str]) -> str:
     return repr(columns[0]) if len(columns) == 1 else repr(tuple(columns))
 
 
 class PlainSelection:
-    """The rows of an index, all of them or a range. A loop sees them as they were when it began.
+    """The rows of an index, or of a range of it. A loop runs over the rows that were there when it began.
 
     Parameters
     ----------
@@ -60,9 +60,9 @@ class PlainSelection:
     index : IndexSpec
         The index.
     equal : tuple
-        What the first columns are.
+        The values of the first columns.
     low, high : object, optional
-        From where and to where the next column goes, without `high` itself; None is open.
+        The range of the next column, without `high` itself; None is open.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class PlainSelection:
             return next(rows, None)
         if count[0] is None:
             raise RejectedError(NULL)
-        return _limited(rows, count[0])
+        return _limit(rows, count[0])
 
 
-def _limited(rows: Iterator[Any], count: int) -> Iterator[Any]:
+def _limit(rows: Iterator[Any], count: int) -> Iterator[Any]:
     for _, row in zip(range(count), rows, strict=False):
         yield row
 
@@ -154,7 +154,7 @@ def _check_kind(column: Column, value: Any) -> None:
 
 
 def _word(column: Column, value: Any) -> Any:
-    """Return what orders a value as Spark does: texts by their bytes, NaN behind all floats."""
+    """Return a sort key that orders as Spark does: texts by their bytes, NaN after all floats."""
     if column.kind is Kind.TEXT:
         return value.encode("utf-8", "surrogatepass")
     if column.kind is Kind.FLOAT:

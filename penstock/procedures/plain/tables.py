@@ -1,7 +1,7 @@
-"""Procedures as Python runs them, over dicts: what compiled ones are tested against, and the way out.
+"""Procedures run by Python, over dicts: the oracle of compiled procedures, and the mode ``plain=True``.
 
-The text is that of the procedure. Only what Python does in another way is replaced:
-integers of 64 bits, nulls that are no values, and rejections in place of exceptions (`words`).
+The procedure's own text runs. Only operations that differ from Python's are replaced:
+integers have 64 bits, nulls are no values, and errors are rejections (`words`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from penstock.procedures import language
 from penstock.procedures.compiler.operations import COMPARISONS, NULL, OPERATORS, OVERFLOW
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.statements import procedure_text
-from penstock.procedures.plain.selection import PlainSelection, chosen_index
+from penstock.procedures.plain.selection import PlainSelection, find_index
 from penstock.procedures.plain.words import WORDS, RejectedError, reject, with_scale
 from penstock.procedures.schema import MAX_DIGITS, Column, Kind, TableSpec, digits_of
 
-__all__ = ["PlainTable", "PlainTables", "fit", "python_rows", "returned"]
+__all__ = ["PlainTable", "PlainTables", "fit", "fit_results", "python_rows"]
 
 Key = tuple[Any, ...]
 Fetch = Callable[[Key], dict[str, Any] | None]
@@ -79,11 +79,11 @@ class PlainTable:
     spec : TableSpec
         The table.
     journal : list
-        Takes the rows of all tables as they were before each change.
+        Receives the old row of each change of any table.
     fetch : callable, optional
-        Returns the row of a key that is not in the dict yet; by default there is none.
+        Returns the row of a key that is not in the dict; by default there is no such row.
     scan : callable, optional
-        Returns all rows, of which some may be in the dict; by default all are.
+        Returns all rows; some may be in the dict already. By default all rows are in the dict.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class PlainTable:
             for row in self._scan():
                 self.rows.setdefault(tuple(row[name] for name in self.spec.key), row)
             self._scan = None
-        return PlainSelection(self, chosen_index(self.spec, columns))
+        return PlainSelection(self, find_index(self.spec, columns))
 
     def insert(self, /, **values: Any) -> _Row:
         """Insert a row."""
@@ -202,7 +202,7 @@ class PlainTables:
         for values in python_rows(events):
             del self.journal[:]
             try:
-                row = returned(function(SimpleNamespace(**values), *parameters), results)
+                row = fit_results(function(SimpleNamespace(**values), *parameters), results)
             except RejectedError as rejection:
                 self.undo(0)
                 made.append((*(None for _ in results), rejection.args[0]))
@@ -211,17 +211,17 @@ class PlainTables:
         return made
 
     def parameter(self, name: str) -> Any:
-        """Return what a procedure has under a name."""
+        """Return the table that a parameter names."""
         return self.tables[name]
 
     def undo(self, begin: int) -> None:
-        """Take back what the journal has from a place on."""
+        """Undo the changes in the journal from position `begin` on."""
         for table, key, old in reversed(self.journal[begin:]):
             table.rows[key] = old
         del self.journal[begin:]
 
     def function(self, text: ProcedureText) -> Callable[..., Any]:
-        """Return the function that a text defines, with what it calls."""
+        """Return the function that a text defines, and compile the procedures that it calls."""
         if id(text) not in self._functions:
             names = dict(text.names) | WORDS
             for name, value in text.names.items():
@@ -239,7 +239,7 @@ class PlainTables:
 
 
 def python_rows(events: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return events as procedures see them: times as integers, null as None."""
+    """Return events as dicts: times are integers, nulls are None."""
     columns = []
     for values in events.columns:
         held = {pa.types.is_timestamp: pa.int64(), pa.types.is_date: pa.int32()}
@@ -252,7 +252,7 @@ def python_rows(events: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def fit(column: Column, value: Any) -> Any:
-    """Return a value as a column holds it."""
+    """Convert a value to a column's type."""
     if value is None:
         if not column.nullable:
             raise RejectedError(NULL)
@@ -277,8 +277,8 @@ def fit(column: Column, value: Any) -> Any:
     return value
 
 
-def returned(value: Any, results: tuple[Column, ...]) -> list[Any]:
-    """Return what a procedure returns as its results hold it."""
+def fit_results(value: Any, results: tuple[Column, ...]) -> list[Any]:
+    """Convert the value that a procedure returns to the types of its results."""
     if value is None and len(results) != 1:
         return [None for _ in results]
     parts = value if isinstance(value, tuple) else (value,)
@@ -288,7 +288,7 @@ def returned(value: Any, results: tuple[Column, ...]) -> list[Any]:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Puts the functions of `words` in place of what Python does in another way."""
+    """Replaces the operations that differ from Python's by the functions of `words`."""
 
     def __init__(self, text: ProcedureText) -> None:
         self._own = {text.event, *text.tables}

@@ -1,4 +1,4 @@
-"""What procedures do in another way than Python: integers of 64 bits, nulls, and rejections."""
+"""Operations that differ from Python's: integers of 64 bits, nulls, and rejections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.procedures.schema import digits_of
 __all__ = ["NO_BOUND", "WORDS", "RejectedError", "reject", "with_scale"]
 
 NO_BOUND = object()
-"""A bound of a range that is null."""
+"""A null bound of a range."""
 
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
@@ -24,18 +24,18 @@ class RejectedError(Exception):
     """Ends a transaction; its only argument says why."""
 
 
-def _given(*values: Any) -> None:
+def _check_nulls(*values: Any) -> None:
     if None in values:
         raise RejectedError(NULL)
 
 
 def reject(why: str) -> NoReturn:
-    """Do what ``abort`` does in a procedure."""
+    """Reject the transaction, as ``abort`` does."""
     raise RejectedError(why)
 
 
 def _operate(sign: str, a: Any, b: Any) -> Any:
-    _given(a, b)
+    _check_nulls(a, b)
     if sign in ("/", "//", "%") and b == 0:
         raise RejectedError(DIVISION_BY_ZERO)
     if Decimal in (type(a), type(b)):
@@ -63,13 +63,13 @@ def _decimals(sign: str, a: Any, b: Any) -> Any:
     if sign == "*":
         (first, scale), (second, more) = (digits_of(Decimal(one)) for one in (a, b))
         return _decimal(first * second, scale + more)
-    a, b = _aligned(a, b)
+    a, b = _align(a, b)
     (first, scale), (second, _) = digits_of(a), digits_of(b)
     return _decimal(first + second if sign == "+" else first - second, scale)
 
 
-def _aligned(a: Any, b: Any) -> tuple[Any, Any]:
-    """Return decimals with the same digits behind the point; other values as they are."""
+def _align(a: Any, b: Any) -> tuple[Any, Any]:
+    """Return decimals at a common scale; return other values unchanged."""
     if Decimal not in (type(a), type(b)) or None in (a, b):
         return a, b
     if not all(type(one) in (int, Decimal) for one in (a, b)):
@@ -79,7 +79,7 @@ def _aligned(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def with_scale(value: Any, scale: int) -> Decimal:
-    """Return an integer or a decimal with so many digits behind the point, of which it has no more."""
+    """Return an integer or decimal as a decimal of a scale that is no smaller than its own."""
     digits, there = digits_of(Decimal(value))
     if there > scale:
         raise InvalidUsageError("a decimal has more digits than its column", scale=scale)
@@ -87,7 +87,7 @@ def with_scale(value: Any, scale: int) -> Decimal:
 
 
 def _decimal(digits: int, scale: int) -> Decimal:
-    """Return a decimal of digits that fit into 64 bits."""
+    """Return the decimal of these digits and scale; reject digits beyond 64 bits."""
     sign = 1 if _whole(digits) < 0 else 0
     return Decimal((sign, tuple(map(int, str(abs(digits)))), -scale))
 
@@ -99,7 +99,7 @@ def _whole(value: Any) -> Any:
 
 
 def _negate(a: Any) -> Any:
-    _given(a)
+    _check_nulls(a)
     if isinstance(a, Decimal):
         digits, scale = digits_of(a)
         return _decimal(-digits, scale)
@@ -108,7 +108,7 @@ def _negate(a: Any) -> Any:
 
 
 def _truth(value: Any) -> bool:
-    _given(value)
+    _check_nulls(value)
     return bool(value)
 
 
@@ -116,8 +116,8 @@ def _compare(left: Any, *rest: Any) -> bool:
     for sign, other in zip(rest[::2], rest[1::2], strict=True):
         right = other()
         if sign not in ("==", "!=") or len(rest) > 2:
-            _given(left, right)
-        left, right = _aligned(left, right)
+            _check_nulls(left, right)
+        left, right = _align(left, right)
         if not {
             "==": lambda a, b: a == b,
             "!=": lambda a, b: a != b,
@@ -138,33 +138,33 @@ def _there(row: Any) -> Any:
 
 
 def _element(values: Any, at: Any) -> Any:
-    _given(values, at)
+    _check_nulls(values, at)
     if isinstance(values, list) and not -len(values) <= at < len(values):
         raise RejectedError("no element")
     return values[at]
 
 
 def _each(values: Any) -> Any:
-    _given(values)
+    _check_nulls(values)
     return values
 
 
 def _range(*bounds: Any) -> range:
-    _given(*bounds)
+    _check_nulls(*bounds)
     if bounds[2:] == (0,):
         raise RejectedError("a step of 0")
     return range(*bounds)
 
 
 def _int(value: Any) -> int:
-    _given(value)
+    _check_nulls(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise RejectedError(OVERFLOW)
     return int(_whole(int(value)))
 
 
 def _float(value: Any) -> float:
-    _given(value)
+    _check_nulls(value)
     if isinstance(value, Decimal):
         digits, scale = digits_of(value)
         return float(digits) / 10.0**scale
@@ -172,7 +172,7 @@ def _float(value: Any) -> float:
 
 
 def _abs(value: Any) -> Any:
-    _given(value)
+    _check_nulls(value)
     if isinstance(value, Decimal):
         digits, scale = digits_of(value)
         return _decimal(abs(digits), scale)
@@ -180,30 +180,30 @@ def _abs(value: Any) -> Any:
 
 
 def _least(*values: Any) -> Any:
-    _given(*values)
-    return _chosen(min, values)
+    _check_nulls(*values)
+    return _pick(min, values)
 
 
 def _greatest(*values: Any) -> Any:
-    _given(*values)
-    return _chosen(max, values)
+    _check_nulls(*values)
+    return _pick(max, values)
 
 
-def _chosen(choose: Any, values: Sequence[Any]) -> Any:
-    """Return the first or the last one of several, two at a time."""
+def _pick(choose: Any, values: Sequence[Any]) -> Any:
+    """Return the least or the greatest of several values, compared in pairs."""
     found = values[0]
     for one in values[1:]:
-        found = choose(_aligned(found, one))
+        found = choose(_align(found, one))
     return found
 
 
 def _len(values: Any) -> int:
-    _given(values)
+    _check_nulls(values)
     return len(values)
 
 
 def _bound(value: Any) -> Any:
-    """Tell a bound that is null from one that is left out."""
+    """Distinguish a null bound from an omitted one."""
     return NO_BOUND if value is None else value
 
 

@@ -153,7 +153,7 @@ def _kernel(
         *(f"            {line}" for line in undo),
         f"            if code == {ROOM}:",
         "                break",
-        *(f"            {line}" for line in _rejected(streams, stages)),
+        *(f"            {line}" for line in _rejection_lines(streams, stages)),
         f"        if code == {ROOM}:",
         "            return g",
         *(f"        {place} = {used}" for used, place in left.items()),
@@ -162,7 +162,7 @@ def _kernel(
     ]
 
 
-def _rejected(streams: Sequence[StreamCode], stages: Sequence[Stage]) -> list[str]:
+def _rejection_lines(streams: Sequence[StreamCode], stages: Sequence[Stage]) -> list[str]:
     """Return the code that ends a transaction which was undone."""
     lines = [f"{one.used} = {one.mark}" for one in streams]
     first = 0

@@ -121,7 +121,7 @@ class WindowSpec(RelationSpec):
                 "a window has columns, and none of this name", window=name, not_allowed=PLACE
             )
         if time is None:
-            return WindowSpec(name, columns, _whole(name, size), _whole(name, slide), None)._checked()
+            return WindowSpec(name, columns, _whole(name, size), _whole(name, slide), None)._check()
         known = {one.name: one for one in columns}
         if time not in known or known[time].kind is not Kind.INTEGER:
             raise InvalidUsageError(
@@ -130,9 +130,9 @@ class WindowSpec(RelationSpec):
         columns = tuple(replace(one, nullable=False) if one.name == time else one for one in columns)
         is_timestamp = pa.types.is_timestamp(known[time].type)
         lengths = [parse_duration_us(one) if is_timestamp else _whole(name, one) for one in (size, slide)]  # type: ignore[arg-type]
-        return WindowSpec(name, columns, lengths[0], lengths[1], time)._checked()
+        return WindowSpec(name, columns, lengths[0], lengths[1], time)._check()
 
-    def _checked(self) -> WindowSpec:
+    def _check(self) -> WindowSpec:
         if not 0 < self.slide <= self.size:
             raise InvalidUsageError(
                 "a window slides by at least one and at most its size",

@@ -60,7 +60,7 @@ class Workflow:
         groups = [one.procedures if isinstance(one, Nested) else (one,) for one in parts]
         self._check(groups)
         self._takers = {one.stream.name: one for group in groups for one in group if one.stream is not None}
-        self._procedures, self._transactions = self._ordered(groups)
+        self._procedures, self._transactions = self._order(groups)
         self._check_results()
         self._programs: dict[str, Program | PlainProgram] = {}
         if all(one.event is not None for one in self.border):
@@ -108,9 +108,7 @@ class Workflow:
         """Return the procedures of this workflow that take what one emits."""
         return [self._takers[name] for name in self._emits(one)]
 
-    def _ordered(
-        self, groups: Sequence[Sequence[Procedure]]
-    ) -> tuple[tuple[Procedure, ...], tuple[int, ...]]:
+    def _order(self, groups: Sequence[Sequence[Procedure]]) -> tuple[tuple[Procedure, ...], tuple[int, ...]]:
         """Return the procedures in their order, and the number of the transaction of each."""
         group_of = {one.name: number for number, group in enumerate(groups) for one in group}
         procedures = {one.name: one for group in groups for one in group}
@@ -172,17 +170,17 @@ class Workflow:
     @property
     def border(self) -> tuple[Procedure, ...]:
         """The procedures that take the event."""
-        return tuple(one for one in self._procedures if self._taken(one) is None)
+        return tuple(one for one in self._procedures if self._input_stream(one) is None)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Its procedures in the order in which they run, with what they take and their transactions."""
         return tuple(
-            Stage(one.text, self._taken(one), one.result_columns(), number)
+            Stage(one.text, self._input_stream(one), one.result_columns(), number)
             for one, number in zip(self._procedures, self._transactions, strict=True)
         )
 
-    def _taken(self, one: Procedure) -> str | None:
+    def _input_stream(self, one: Procedure) -> str | None:
         """Return the stream that an interior procedure takes."""
         if one.stream is None or not any(one in self._next(other) for other in self._procedures):
             return None
@@ -243,6 +241,6 @@ class Workflow:
 
     def _told(self, one: Procedure) -> str:
         emitted = self._emits(one)
-        taken = self._taken(one)
+        taken = self._input_stream(one)
         line = f"{one.name} takes {'the event' if taken is None else taken}"
         return line + (f", emits {', '.join(emitted)}" if emitted else "")

@@ -57,13 +57,13 @@ def _python_error(text: str) -> str | None:
 
 
 def is_without_answer(error: BaseException) -> bool:
-    """Say whether an error means that the driver's JVM did not answer, usually because it has ended."""
+    """Return whether an error means that the driver's JVM did not answer, usually because it has ended."""
     # If the connection breaks during a call, Py4J reports only that the call failed.
     return isinstance(error, ConnectionError | Py4JNetworkError) or type(error) is Py4JError
 
 
 def is_late_worker(error: BaseException) -> bool:
-    """Say whether an error means that a Python worker of Spark did not start in time."""
+    """Return whether an error means that a Python worker of Spark did not start in time."""
     text = str(error)
     return bool(_LATE_WORKER.search(text)) and not _PENSTOCK.search(text) and not _NO_WORKER.search(text)
 

@@ -100,12 +100,12 @@ def bad_records(progress: StreamingQueryProgress) -> int:
 
 
 def had_input(progress: StreamingQueryProgress) -> bool:
-    """Say whether any source had new rows for a batch. A batch without input only serves waiting keys."""
+    """Return whether any source had new rows for a batch. A batch without input only serves waiting keys."""
     return any(source.startOffset != source.endOffset for source in progress.sources)
 
 
 def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
-    """Say whether a query with the trigger available_now is done.
+    """Return whether a query with the trigger available_now is done.
 
     Spark does not end such a query if keys may be held back: this needs timeouts, and Spark runs batches
     without input as long as a query may have timeouts.

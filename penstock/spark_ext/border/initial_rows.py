@@ -1,4 +1,4 @@
-"""The first rows of tables: from DataFrames or Arrow tables to the buckets of transactions, once."""
+"""The first rows of tables: DataFrames or Arrow tables, loaded once into the buckets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Given: TypeAlias = Mapping[str, DataFrame | pa.Table | pa.RecordBatch]
 
 @dataclass(frozen=True)
 class InitialRows:
-    """The first rows of tables, which Spark holds for its tasks.
+    """The first rows of tables, broadcast to Spark's tasks.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class InitialRows:
         buckets: int,
         route: pa.DataType | None,
     ) -> InitialRows:
-        """Read rows, check them, and part them by bucket. Called on the driver.
+        """Read rows, check them, and split them by bucket. Called on the driver.
 
         Parameters
         ----------
@@ -55,12 +55,12 @@ class InitialRows:
         buckets : int
             The number of buckets.
         route : pyarrow.DataType, optional
-            The type of the attribute by which events go to buckets, if there are several.
+            The type of the attribute that chooses the bucket of an event, if there are several buckets.
 
         Raises
         ------
         InvalidUsageError
-            If a table is unknown, rows do not fit it, or two have one key.
+            If a table is unknown, rows do not fit it, or two rows have the same key.
         """
         specs = {spec.name: spec for spec in tables}
         parcels: list[dict[str, list[bytes]]] = [{} for _ in range(buckets)]

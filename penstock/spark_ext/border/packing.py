@@ -57,7 +57,7 @@ class PackingLimits:
     parcels: ParcelLimits = field(default_factory=ParcelLimits)
 
     def fill_chunk(self, rows: int, size_bytes: int) -> bool:
-        """Say whether rows are a whole chunk."""
+        """Return whether rows are a whole chunk."""
         return rows >= self.chunk_rows or size_bytes >= self.chunk_bytes
 
 
@@ -184,7 +184,7 @@ class Packer:
         yield from self._chunks(usable, position, part)
 
     def _pays(self, conflation: Conflation, choice: _Choice) -> bool:
-        """Say whether conflating leaves few enough of the first rows; remember the answer for many rows."""
+        """Return whether conflating leaves few enough of the first rows; keep the answer for many rows."""
         combine = len(conflation) <= self.most_left * conflation.rows_seen
         if conflation.rows_seen >= self.limits.remembered_rows:
             choice.remember(self.limits.remembered_partitions, combine=combine)

@@ -50,7 +50,7 @@ class TransactionPacker:
     time : str, optional
         The column that orders transactions; ties are in order of arrival.
     route : str, optional
-        The attribute by which rows go to buckets; None if there is one bucket.
+        The attribute that chooses the bucket of a row; None if there is one bucket.
     buckets : int
         Number of buckets.
     wakes : bool

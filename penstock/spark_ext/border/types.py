@@ -193,7 +193,7 @@ def check_same(given: StructType, known: StructType, location: str) -> None:
 
 
 def same_types(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> bool:
-    """Say whether columns have exactly Spark's types."""
+    """Return whether columns have exactly Spark's types."""
     if made is None:
         return False
     try:
@@ -205,7 +205,7 @@ def same_types(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> 
 
 
 def _is_same(one: DataType, other: DataType) -> bool:
-    """Say whether two types are equal up to nullability."""
+    """Return whether two types are equal up to nullability."""
     if isinstance(one, ArrayType) and isinstance(other, ArrayType):
         return _is_same(one.elementType, other.elementType)
     if isinstance(one, MapType) and isinstance(other, MapType):

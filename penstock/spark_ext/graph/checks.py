@@ -50,7 +50,7 @@ def check_runnable(root: Node) -> None:
 
 
 def holds_back(end: Node) -> bool:
-    """Say whether the query of a node's output may leave rows for later triggers.
+    """Return whether the query of a node's output may leave rows for later triggers.
 
     Such a query uses timeouts, so Spark never ends it by itself.
     """

@@ -369,7 +369,7 @@ class Frames:
         return rows.selectExpr(*made) if made else rows
 
     def _calculates_alike(self, node: PushedScan) -> bool:
-        """Say whether a reader computes the same results as Spark in this session.
+        """Return whether a reader computes the same results as Spark in this session.
 
         Raises
         ------

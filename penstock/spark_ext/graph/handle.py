@@ -380,7 +380,7 @@ class RunningGraph:
         return GraphProgress(queries, facts.streams, facts.markers, self.recovery)
 
     def await_termination(self, timeout: float | None = None) -> bool:
-        """Wait until the graph has ended or a time-out; say whether it has ended.
+        """Wait until the graph has ended or a time-out; return whether it has ended.
 
         Raises
         ------

@@ -121,7 +121,7 @@ def _text(
 
 
 def _is_small(rows: DataFrame, schema: pa.Schema, limits: LookupLimits) -> bool:
-    """Say whether a table has few rows and bytes, without collecting it."""
+    """Return whether a table has few rows and bytes, without collecting it."""
     texts = [sf.col(quote(one.name)) for one in schema if is_text(one.type)]
     fixed = sum(max(one.type.bit_width // 8, 1) for one in schema if not is_text(one.type))
     size = sum((sf.coalesce(sf.octet_length(text), sf.lit(0)) for text in texts), sf.lit(fixed))
@@ -130,7 +130,7 @@ def _is_small(rows: DataFrame, schema: pa.Schema, limits: LookupLimits) -> bool:
 
 
 def _is_constant(table: DataFrame) -> bool:
-    """Say whether Spark always reads the same table: from literal rows, or from known files."""
+    """Return whether Spark always reads the same table: from literal rows, or from known files."""
     plan = table._jdf.queryExecution().analyzed()
     jvm: Any = table.sparkSession._jvm
     patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern

@@ -143,7 +143,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options: WriteOptions) -> None:
-    """Refuse a micro-batch whose number the log has with other rows, from before Spark's log went back.
+    """Refuse a micro-batch if the log has other rows under its number: Spark's log was set back.
 
     Spark reruns only the newest micro-batch in the log, with the same plan.
 

@@ -202,7 +202,7 @@ def _open(file: str, columns: pa.Schema) -> ParquetFile:
 
 
 def _is_coded(file: ParquetFile, column: str) -> bool:
-    """Say whether a column is dictionary-encoded in a file; otherwise each value has its length beside it."""
+    """Return whether a column is dictionary-encoded in a file. If not, each value has a length prefix."""
     if not file.metadata.num_row_groups:
         return False
     group = file.metadata.row_group(0)

@@ -151,7 +151,7 @@ def parcels_of_p_stream(df: DataFrame, packer: TransactionPacker) -> tuple[DataF
 
 
 def _options_of_p_stream(df: DataFrame) -> dict[str, str] | None:
-    """Return the options with which a p-stream is read, None if `df` is anything but its columns."""
+    """Return the options of reading a p-stream; None unless `df` only selects its columns."""
     plan = df._jdf.queryExecution().analyzed()
     while plan.getClass().getSimpleName() == "Project":
         chosen = plan.projectList()

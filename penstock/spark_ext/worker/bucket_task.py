@@ -78,7 +78,7 @@ def _release(store: BucketStore, held: Handle) -> None:
 
 
 def specification_in(files: Files) -> Mapping[str, Any] | None:
-    """Return the specification with which an operator's state was made; None if there is no state."""
+    """Return the specification of an operator's stored state; None if there is no state."""
     try:
         content = files.read(SPECIFICATION_FILE)
     except FileNotFoundError:
@@ -245,7 +245,7 @@ class BucketTask(Generic[S]):
         return handle.pointer, batches, metrics
 
     def _sweeps(self, bucket: int, batch_id: int) -> bool:
-        """Say whether to sync and sweep now, because of clock records or Spark's log.
+        """Return whether to sync and sweep now, because of clock records or Spark's log.
 
         Spark deletes older files of its log before newer ones are durable, so some must be synced in time.
         """

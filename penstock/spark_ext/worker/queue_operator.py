@@ -147,7 +147,7 @@ def local_directory() -> Path | None:
 
 
 def follows_clock(policy: Policy, budget: Budget) -> bool:
-    """Say whether the tuples that a micro-batch serves depend on the clock."""
+    """Return whether the tuples that a micro-batch serves depend on the clock."""
     return budget.duration_us is not None or (policy is Policy.LINECUTTING and budget.rows is not None)
 
 

@@ -300,7 +300,7 @@ def value_names(partials: Iterable[Partial]) -> dict[str, str]:
 
 
 def has_own_workers(layout: WindowLayout) -> bool:
-    """Say whether windows overlap so much that a bucket's state is slow to reload."""
+    """Return whether windows overlap so much that a bucket's state is slow to reload."""
     return layout.spec.overlap >= _MIN_WINDOWS_FOR_OWN_WORKERS
 
 

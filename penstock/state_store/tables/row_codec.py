@@ -110,7 +110,7 @@ class RowCodec:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Say whether a type is text or binary."""
+    """Return whether a type is text or binary."""
     return (
         pa.types.is_string(kind)
         or pa.types.is_binary(kind)
