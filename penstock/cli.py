@@ -86,10 +86,11 @@ def run(
     """
     with errors(debug=debug):
         from penstock.conf.pipeline import load_document
-        from penstock.jobs.pipelines.places import check_places
+        from penstock.jobs.pipelines.places import check_inputs, check_places
 
         loaded, document = load_document(pipeline, overrides or [])
         check_places(loaded, document)
+        check_inputs(loaded, document)
         from penstock.jobs.pipelines.batches import batch_printer, summary_line
         from penstock.jobs.pipelines.run import run_to_end
 
@@ -242,7 +243,9 @@ def _title(example: str) -> str:
 
 @app.command()
 def examples(
-    name: Annotated[str | None, typer.Argument(help="The example to print.", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The example to print.", show_default=False)
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """List the packaged example pipelines, or print one to copy and change."""

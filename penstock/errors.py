@@ -39,7 +39,8 @@ class PenstockError(Exception):
         self.context = context
         pairs = "".join(f" {name}={value}" for name, value in context.items())
         text = f"{fact}:{pairs}" if pairs else fact
-        super().__init__(f"{text}. Hint: {hint}." if hint else f"{text}.")
+        end = "" if hint and hint.endswith("?") else "."
+        super().__init__(f"{text}. Hint: {hint}{end}" if hint else f"{text}.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by arguments, so that text, hint and context all arrive."""

@@ -168,10 +168,10 @@ def make_directory(path: Path) -> None:
         sync_directory(path.parent)
     except OSError as error:
         raise UnavailableError(
-            "cannot create a directory for state",
+            "cannot create a directory",
             path=path,
             reason=error.strerror,
-            hint="choose a state_location that this user may write",
+            hint="choose a location that this user may write",
         ) from error
 
 

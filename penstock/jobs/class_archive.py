@@ -7,7 +7,6 @@ checks that the file matches itself and its class path; if not, it warns and loa
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import shutil
@@ -19,6 +18,7 @@ from typing import Final
 
 from penstock._durable import replace
 from penstock.errors import UnavailableError
+from penstock.jobs.spark_home import cache_directory, file_facts, home_without_zip
 
 __all__ = ["JAVA_OPTIONS", "archive_options", "class_archive", "find_java", "make_class_archive", "option"]
 
@@ -49,19 +49,14 @@ def class_archive(directory: Path | None = None) -> Path | None:
     Path or None
         None without a folder, a Java or a PySpark.
     """
-    if directory is None:
-        home = os.environ.get("HOME")
-        cache = os.environ.get("XDG_CACHE_HOME") or (home and f"{home}/.cache")
-        if not cache:
-            return None
-        directory = Path(cache) / "penstock"
+    directory = directory or cache_directory()
     java = find_java()
     spark = importlib.util.find_spec("pyspark")
-    if java is None or spark is None or spark.origin is None:
+    if directory is None or java is None or spark is None or spark.origin is None:
         return None
-    # A new version at the same path has a new modification time.
-    facts = [(os.path.realpath(path), Path(path).stat().st_mtime_ns) for path in (java, spark.origin)]
-    return directory / f"classes-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}.jsa"
+    # The JVM checks its class path, which begins with the Spark home.
+    kind = "classes" if home_without_zip() is None else "linked-classes"
+    return directory / f"{kind}-{file_facts(java, spark.origin)}.jsa"
 
 
 def option(archive: Path) -> str:

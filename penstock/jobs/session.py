@@ -15,7 +15,12 @@ from typing import Final, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import AnalysisException, PySparkException, PySparkRuntimeError
+from pyspark.errors import (
+    AnalysisException,
+    PySparkException,
+    PySparkRuntimeError,
+    StreamingQueryException,
+)
 from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -23,7 +28,8 @@ from pyspark.sql import SparkSession
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.class_archive import JAVA_OPTIONS, archive_options, find_java
 from penstock.jobs.signals import StopSignals
-from penstock.spark_ext.api.failure import failure_of, is_late_worker, is_without_answer
+from penstock.jobs.spark_home import make_home, using_spark_home
+from penstock.spark_ext.api.failure import failure_of, is_late_worker, is_ours, is_without_answer
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
@@ -86,8 +92,15 @@ def _change(spark: SparkSession, name: str, value: str) -> None:
         ) from None
 
 
-def _launch_jvm(options: Mapping[str, str]) -> None:
+def _launch_jvm(options: Mapping[str, str], home: Path | None) -> None:
     """Start Spark's JVM, and forward its standard error without its banners.
+
+    Parameters
+    ----------
+    options : mapping of str to str
+        Settings of Spark.
+    home : Path, optional
+        The Spark home of the JVM; by default PySpark's own.
 
     Raises
     ------
@@ -106,7 +119,8 @@ def _launch_jvm(options: Mapping[str, str]) -> None:
     thread.start()
     conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
     try:
-        gateway = _run_in_thread(lambda: launch_gateway(conf, {"stderr": writing}))
+        with using_spark_home(home):
+            gateway = _run_in_thread(lambda: launch_gateway(conf, {"stderr": writing}))
     except PySparkRuntimeError as error:
         os.close(writing)
         thread.join(_DRAIN_S)
@@ -140,6 +154,12 @@ def _run_in_thread(call: Callable[[], _T]) -> _T:
         # A signal that comes right before a wait does not end it.
         wait([found], timeout=_POLL_S)
     return found.result()
+
+
+def _runs_this_python(options: Mapping[str, str]) -> bool:
+    """Say whether all Python processes of Spark are on this machine and of this interpreter."""
+    python = options.get("spark.pyspark.python", os.environ.get("PYSPARK_PYTHON"))
+    return options.get("spark.master", "local").startswith("local") and python == sys.executable
 
 
 def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, str]:
@@ -225,7 +245,7 @@ def open_session(
     else:
         options = {**_laptop_options(settings, log_level), **settings}
         if SparkContext._gateway is None:
-            _launch_jvm(options)
+            _launch_jvm(options, make_home() if _runs_this_python(options) else None)
     conf = SparkConf().setAppName(name).setAll(list(options.items()))
     _run_in_thread(lambda: SparkContext.getOrCreate(conf))
     spark = SparkSession.builder.appName(name).config(map=dict(options)).getOrCreate()
@@ -273,6 +293,8 @@ def session(
     UnavailableError
         If there is no Java, Spark's JVM does not start, or in the block a Python worker of Spark does not
         start in time.
+    PenstockError
+        In place of an error of Spark that leaves the block and wraps one of Penstock's.
 
     Examples
     --------
@@ -298,6 +320,9 @@ def session(
             if signals.received is not None and is_without_answer(error):
                 # A signal to all processes, as of systemd, ends the JVM too.
                 raise SystemExit(128 + signals.received) from None
-            if not is_late_worker(error):
+            if is_late_worker(error):
+                raise failure_of(error, "Spark cannot run Python") from error
+            if not is_ours(error):
                 raise
-            raise failure_of(error, "Spark cannot run Python") from error
+            ended = isinstance(error, StreamingQueryException)
+            raise failure_of(error, "a query failed" if ended else "Spark refuses a query") from None

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import penstock
-from penstock.errors import InvalidUsageError
+from penstock.errors import InvalidUsageError, UnavailableError
 from tests.spark.queries import SCHEMA, Place, failure, quotes, settings
 
 pytestmark = pytest.mark.spark
@@ -148,6 +148,13 @@ def test_an_aggregate_is_sql_or_a_column_that_means_the_same(spark: SparkSession
     for wrong in (sf.sum(sf.udf(lambda v: v, "double")("v")), len):
         with pytest.raises(InvalidUsageError, match=r"neither SQL text nor .* Hint: write Spark SQL"):
             windows(a=wrong)
+    for wrong in ("sum(vv)", sf.sum("vv")):
+        with pytest.raises(InvalidUsageError, match=r"^there is no column 'vv'.* Hint: did you mean 'v'\?$"):
+            windows(a=wrong)
+    with pytest.raises(InvalidUsageError, match=r"cannot aggregate .* expression=t\. Hint"):
+        windows(a="sum(t)")
+    with pytest.raises(InvalidUsageError, match=r"aggs is no mapping: got=list"):
+        penstock.update_window(df, "k", "t", "1 s", aggs=["sum(v)"], state_location=str(tmp_path))  # type: ignore[arg-type]
     with pytest.raises(InvalidUsageError, match=r"no such column: .* Hint: did you mean 'k'"):
         penstock.update_window(df, "kk", "t", "1 s", aggs={"n": "count(*)"}, state_location=str(tmp_path))
 
@@ -242,10 +249,12 @@ def test_a_state_location_that_cannot_be_written_is_named(
     (tmp_path / "file").write_text("")
     location = tmp_path / "file" / "state" if where == "below a file" else Path("/proc/penstock")
     df = penstock.update_queue(place.input.frame(spark), key="k", time="t", state_location=location)
-    error = failure(df, place)
-    assert "penstock.errors.UnavailableError: " in error
-    assert str(location.parent) in error
-    assert "Hint: choose a state_location that this user may write" in error
+    with pytest.raises(UnavailableError) as refused:
+        place.start(df)
+    assert str(location.parent) in str(refused.value)
+    assert "Hint: choose a location that this user may write" in str(refused.value)
+    assert not spark.streams.active
+    assert not place.checkpoint.exists(), "it is refused before Spark starts the query"
 
 
 @pytest.mark.parametrize("form", ["relative", "file:", "file://", "setting"])

@@ -402,8 +402,9 @@ def test_a_checkpoint_of_another_graph_is_refused(spark: SparkSession, tmp_path:
         penstock.graph("g").source("trades", QUOTES),
     ):
         given = options | {"sources": {_source_of(other): source.frame(spark)}}
-        with pytest.raises(InvalidUsageError, match="belongs to another graph"):
+        with pytest.raises(InvalidUsageError, match="belongs to another graph") as refused:
             penstock.start(other.sink("pstream"), spark, tmp_path / "checkpoint", **given)
+        assert "{" not in str(refused.value), "it tells operators, not their JSON"
     source.add(quotes(ROWS[30:]))
     changed = base.select("k", "t", v="v + pow(10, 2)").sink("noop")
     run(changed, spark, tmp_path, **options)

@@ -202,9 +202,36 @@ def test_what_is_wrong_with_a_start_is_told_in_our_words(
     ):
         start(writer("volume"))
     assert not spark.streams.active
+    with pytest.raises(
+        InvalidUsageError, match=r"there is no format 'parqet'. Hint: did you mean 'parquet'\?"
+    ):
+        start(writer("symbol", "unknown").format("parqet"))
+    with pytest.raises(InvalidUsageError, match="a directory cannot be made: directory=/proc/checkpoint"):
+        start(writer("symbol").option("checkpointLocation", "/proc/checkpoint"))
     caplog.clear()
     penstock.run(writer("symbol", "another").start())
     assert "holds only state of other checkpoints. If the query" in caplog.text
+    caplog.clear()
+    elsewhere = penstock.update_queue(rows, "symbol", "time", state_location=str(tmp_path / "elsewhere"))
+    writing = elsewhere.writeStream.format("noop").trigger(availableNow=True)
+    penstock.run(writing.option("checkpointLocation", str(tmp_path / "checkpoint")).start())
+    assert "finds no state of its checkpoint in" in caplog.text
+
+
+def test_run_says_what_it_takes(spark: SparkSession) -> None:
+    with pytest.raises(InvalidUsageError, match=r"this is no query: got=DataFrame\. Hint: pass a writer"):
+        penstock.run(spark.range(3))  # type: ignore[arg-type]
+
+
+def test_an_error_of_ours_leaves_a_session_without_sparks_words(spark: SparkSession) -> None:
+    with (
+        pytest.raises(
+            InvalidUsageError, match=r"^Spark refuses a query: cause=the market source has no"
+        ) as told,
+        penstock.session(spark=spark) as session,
+    ):
+        session.readStream.format("market").option("rowsPerSec", 5).load()
+    assert "\n" not in str(told.value)
 
 
 def start_with_an_option(writer: DataStreamWriter, checkpoint: Path) -> object:

@@ -71,7 +71,7 @@ def test_the_archive_of_classes_is_used_once_it_is_there(
         result = penstock("warm-up", *options)
         assert (result.exit_code, len(made)) == (0, runs), result.output
         assert ".jsa: 7 bytes" in result.stdout
-    (archive,) = (tmp_path / "penstock").iterdir()
+    (archive,) = (tmp_path / "penstock").glob("*classes-*")
     assert archive.stat().st_mode & 0o777 == 0o600
     assert (
         f"-XX:SharedArchiveFile={archive}"
@@ -273,3 +273,23 @@ def test_an_error_that_is_not_expected_is_not_hidden(monkeypatch: pytest.MonkeyP
 
     fake_run(monkeypatch, body)
     assert isinstance(penstock("run", "market").exception, RuntimeError)
+
+
+def test_a_repair_of_nothing_is_refused(tmp_path: Path) -> None:
+    result = penstock("repair", str(tmp_path / "none"))
+    assert (result.exit_code, result.stderr.splitlines()) == (
+        2,
+        [f"there is no such checkpoint: checkpoint={tmp_path / 'none'}."],
+    )
+    assert penstock("repair", str(tmp_path)).stdout == "no file is torn\n"
+
+
+def test_a_run_misses_its_input_before_spark_starts(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        f"source: {{type: files, format: json, path: {tmp_path}/none, schema: 'k STRING, t TIMESTAMP'}}\n"
+        "queue: {key: k, time: t}\nsink: {type: console}\n"
+    )
+    result = penstock("run", str(file))
+    assert result.exit_code == 2
+    assert result.stderr == f"{file}:1: source.path: there is no {tmp_path}/none.\n"

@@ -25,6 +25,10 @@ def test_errors_survive_pickling_with_their_context(kind: type[PenstockError], p
     assert back.context == {"file": Path("/a/b"), "rows": 3, "columns": ["x", "y"]}
 
 
+def test_a_hint_that_asks_ends_with_its_question_mark() -> None:
+    assert str(InvalidUsageError("it broke", hint="did you mean 'x'?")) == "it broke. Hint: did you mean 'x'?"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors_without_context_survive_too(kind: type[PenstockError]) -> None:
     back = copy.copy(pickle.loads(pickle.dumps(kind("it broke"))))

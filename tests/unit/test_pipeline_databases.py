@@ -139,6 +139,13 @@ def test_explain_shows_the_databases_of_a_python_file() -> None:
          "p.yaml:8: database.bucket: unknown field. Hint: did you mean 'buckets'?"),
         ("  procedure: spend\n", "",
          "p.yaml:3: database.procedure: is required. Hint: name the procedure that runs for each row."),
+        ("  buckets: 2", "  initial: {acounts: {format: csv, path: in, schema: id LONG}}",
+         "p.yaml:8: database.initial.acounts: there is no table 'acounts'. Hint: did you mean 'accounts'?"),
+        ("  buckets: 2", "  initial: {accounts: {format: csv, path: in, schema: 'id LONG, balanc LONG'}}",
+         "p.yaml:8: database.initial.accounts: a column is missing: column=balance."),
+        ("  buckets: 2",
+         "  initial: {accounts: {format: orc, path: a, schema: 'id INT, balance ARRAY<INT>'}}",
+         "p.yaml:8: database.initial.accounts: a column has another type than in its table: column=balance"),
         ("sink:", "queue: {key: id, time: ts}\nsink:",
          "p.yaml:12: queue: cannot be in one pipeline with database. "
          "Hint: write one pipeline for each, with files or a topic between."),
@@ -167,7 +174,7 @@ def test_an_error_of_the_compiler_has_its_place_in_the_python_file() -> None:
             "x = 1\ny = x / 0\n",
             "the file fails: file=other.py line=2 reason=ZeroDivisionError: division by zero",
         ),
-        ("def f(:\n", "the file fails: file=other.py .*SyntaxError"),
+        ("def f(:\n", "the file fails: file=other.py line=1 reason=SyntaxError"),
         ("import nothing_like_it\n", "the file fails: file=other.py line=1 reason=ModuleNotFoundError"),
     ],
 )

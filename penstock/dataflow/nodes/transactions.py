@@ -16,6 +16,7 @@ from penstock.procedures.analysis.routing import routing_attribute
 from penstock.procedures.compiler.program import event_schema
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.workflow import Workflow
+from penstock.sql.expression import did_you_mean
 
 __all__ = ["Transactions"]
 
@@ -63,7 +64,8 @@ class Transactions(Node):
         try:
             missing = [name for name in self.initial if name not in self.procedure.tables]
             if missing:
-                raise InvalidUsageError("there is no such table", table=missing[0])
+                hint = did_you_mean(missing[0], self.procedure.tables, "tables")
+                raise InvalidUsageError("there is no such table", table=missing[0], hint=hint)
             return transaction_schema(program_for(self.procedure, given), given, self.keep, self.time)
         except InvalidUsageError as error:
             raise self.wrong(error.fact, error.hint, **error.context) from error

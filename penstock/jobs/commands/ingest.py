@@ -93,7 +93,7 @@ def ingest(
 
     \b
     penstock ingest readings --from csv 'logs/*.csv' --follow
-    penstock ingest plugs --from csv plugs.tsv --no-header --schema "ts bigint, load double"
+    penstock ingest plugs --from csv plugs.csv --schema "ts bigint, load double"
     zcat clicks.gz | penstock ingest clicks --from stdin --format ndjson
     """  # noqa: D301 - the escape is the mark of lines that are not joined
     with errors(debug=debug):

@@ -91,7 +91,10 @@ def database(
 @inspect.command()
 def block(
     file: Annotated[
-        Path, typer.Argument(help="A file of state or of a p-stream, or one that BlockWriter wrote.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A file of state or of a p-stream, or one that BlockWriter wrote."
+        ),
     ],
     why: Annotated[
         bool, typer.Option("--why", help="Show the codecs that were considered, and their costs.")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.errors import InvalidUsageError
 from penstock.jobs.commands.common import DebugOption, errors
 
 __all__ = ["repair"]
@@ -32,12 +33,15 @@ def repair(
     micro-batch. If no file is torn, nothing changes. The query must not run meanwhile.
     """
     with errors(debug=debug):
-        from penstock.checkpointing.spark_checkpoint import repair_checkpoint
+        from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint
 
         found = repair_checkpoint(checkpoint, dry_run=dry_run)
         for file in found.files:
             typer.echo(file)
         if not found.files:
+            path = local_path(checkpoint)
+            if path is not None and not path.is_dir():
+                raise InvalidUsageError("there is no such checkpoint", checkpoint=checkpoint)
             typer.echo("no file is torn")
             return
         verb = "would delete" if dry_run else "deleted"

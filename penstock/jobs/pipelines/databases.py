@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
+
+import pyarrow as pa
 
 from penstock.conf.sections import DatabaseSection
 from penstock.conf.values import choice, did_you_mean
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.procedures import Database
 from penstock.procedures.procedure import Procedure
+from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.workflow import Workflow
 
-__all__ = ["databases_in", "procedure_of"]
+__all__ = ["check_rows", "databases_in", "procedure_of"]
 
 
 def databases_in(path: str | Path) -> dict[str, Database]:
@@ -44,7 +48,10 @@ def databases_in(path: str | Path) -> dict[str, Database]:
              if Path(one.filename) == file.absolute() or one.filename == str(file)), None,
         )  # fmt: skip
         raise InvalidUsageError(
-            "the file fails", file=path, line=line, reason=f"{type(error).__name__}: {error}"
+            "the file fails",
+            file=path,
+            line=line or getattr(error, "lineno", None),
+            reason=f"{type(error).__name__}: {error}",
         ) from error
     finally:
         del sys.modules[spec.name]
@@ -83,3 +90,29 @@ def procedure_of(section: DatabaseSection) -> Procedure | Workflow:
             hint=did_you_mean(section.procedure, list(procedures), known),
         )
     return procedures[section.procedure]
+
+
+def check_rows(columns: pa.Schema, tables: Mapping[str, TableSpec], name: str) -> None:
+    """Check that rows with these columns can be the first rows of a table.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such table, it lacks a column, or a type differs.
+    """
+    if name not in tables:
+        hint = did_you_mean(name, list(tables), f"the database has {', '.join(tables)}")
+        raise InvalidUsageError(f"there is no table {name!r}", hint=hint)
+    for field in tables[name].schema:
+        if field.name not in columns.names:
+            if not field.nullable:
+                raise InvalidUsageError("a column is missing", column=field.name)
+            continue
+        given = columns.field(field.name).type
+        try:
+            pa.array([], given).cast(field.type)
+        except pa.ArrowNotImplementedError:
+            raise InvalidUsageError(
+                "a column has another type than in its table",
+                column=field.name, type=str(given), declared=str(field.type),
+            ) from None  # fmt: skip

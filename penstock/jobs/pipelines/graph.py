@@ -26,7 +26,7 @@ from penstock.conf.pipeline import (
 from penstock.conf.sections import ByWindowSection, Section, WindowJoinSection, WindowSection
 from penstock.dataflow import Graph, PhysicalPlan, graph
 from penstock.errors import InternalError, InvalidUsageError
-from penstock.jobs.pipelines.databases import procedure_of
+from penstock.jobs.pipelines.databases import check_rows, procedure_of
 from penstock.jobs.pipelines.schemas import read_sample, schema_of
 from penstock.operators.update_stream.operator_options import (
     Apply,
@@ -206,8 +206,13 @@ class _Builder:
 
     def _transactions(self, made: Graph, database: DatabaseSection) -> Graph:
         with self._field("database"):
+            procedure = procedure_of(database)
+        for name, table in database.initial.items():
+            with self._field("database", "initial", name):
+                check_rows(schema_of(table), procedure.tables, name)
+        with self._field("database"):
             return made.transactions(
-                procedure_of(database), time=database.time, keep=database.keep,
+                procedure, time=database.time, keep=database.keep,
                 initial=tuple(database.initial), name="database",
                 **_given_fields(database, TransactionArguments.__annotations__), **self._location,
             )  # fmt: skip

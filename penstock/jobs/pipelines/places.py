@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
-from penstock.conf.pipeline import ParquetSink, Pipeline
+from penstock.conf.pipeline import FilesSource, ParquetSink, Pipeline
 
-__all__ = ["check_places"]
+__all__ = ["check_inputs", "check_places"]
 
 
 def check_places(pipeline: Pipeline, document: Document) -> None:
@@ -23,7 +23,7 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
     PipelineError
         If one cannot be written, with a line for each.
     """
-    if any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR")):
+    if _on_cluster():
         return
     query, sink = pipeline.query, pipeline.sink
     places: list[tuple[FieldPath, str | None, bool]] = [
@@ -41,6 +41,39 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
             problems.append(describe(document.place(path), path, wrong))
     if problems:
         raise PipelineError(problems)
+
+
+def check_inputs(pipeline: Pipeline, document: Document) -> None:
+    """Check that the local files and directories that a pipeline reads are there; see `check_places`.
+
+    Raises
+    ------
+    PipelineError
+        If one is missing, with a line for each.
+    """
+    if _on_cluster():
+        return
+    places: list[tuple[FieldPath, str]] = []
+    if isinstance(pipeline.source, FilesSource):
+        places.append((("source", "path"), pipeline.source.path))
+    if pipeline.lookup is not None:
+        places.append((("lookup", "table", "path"), pipeline.lookup.table.path))
+    if pipeline.database is not None:
+        tables = pipeline.database.initial.items()
+        places += [(("database", "initial", name, "path"), table.path) for name, table in tables]
+    problems = [
+        describe(document.place(path), path, f"there is no {location}")
+        for path, location in places
+        if "://" not in location
+        and not any(mark in location for mark in "*?[{,")
+        and not Path(location).exists()
+    ]
+    if problems:
+        raise PipelineError(problems)
+
+
+def _on_cluster() -> bool:
+    return any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"))
 
 
 def _wrong_with(path: Path, *, directory: bool) -> str | None:

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, load_pipeline
-from penstock.errors import PenstockError
+from penstock.errors import InvalidUsageError, PenstockError
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer, summary_line
 from penstock.jobs.pipelines.start import start, start_pipeline
 from penstock.jobs.session import open_session, session
@@ -231,6 +231,12 @@ def run(
     """
     if isinstance(query, DataStreamWriter):
         query = start(query)
+    if not isinstance(query, StreamingQuery | RunningGraph):
+        raise InvalidUsageError(
+            "this is no query",
+            got=type(query).__name__,
+            hint="pass a writer, such as df.writeStream.format('console'), or what its start() returns",
+        )
     with StopSignals() as signals, ExitStack() as printer:
         show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
         try:

@@ -93,7 +93,8 @@ def section(name: str) -> Iterator[None]:
     except InvalidUsageError as error:
         if _lacks_kafka(str(error)):
             raise _no_connector(name) from error
-        raise SectionError(f"{name}: {error.fact}", hint=error.hint, **error.context) from error
+        fact = error.fact.removeprefix(f"{name}: ")
+        raise SectionError(f"{name}: {fact}", hint=error.hint, **error.context) from error
     except (AnalysisException, IllegalArgumentException, ParseException) as error:
         text = str(error)
         if is_late_worker(error):

@@ -20,6 +20,7 @@ from penstock.procedures.in_process.command_log import Call, CommandLog
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.batches import batch_bounds
+from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database
@@ -167,17 +168,7 @@ class OpenDatabase:
         """
         self._check_open()
         spec = self._spec(table)
-        if not isinstance(rows, pa.Table | pa.RecordBatch):
-            if not isinstance(rows, Mapping):
-                raise InvalidUsageError(
-                    "rows of this type cannot be loaded",
-                    table=table,
-                    got=type(rows).__name__,
-                    hint="load a pyarrow.Table, a pyarrow.RecordBatch, or a dict of columns",
-                )
-            with _arrow_errors(table):
-                rows = pa.table({name: pa.array(values) for name, values in rows.items()})
-        for batch in batches_of(rows, spec.schema, of=table):
+        for batch in batches_of(_as_arrow(rows, of=table), spec.schema, of=table):
             change = partial(self._state.load, table, batch)
             self._perform(Call(_LOAD + table, "", batch), change, InvalidUsageError)
 
@@ -193,7 +184,13 @@ class OpenDatabase:
             event = pa.RecordBatch.from_struct_array(pa.array([attributes]))
         return self.run(procedure, event).to_pylist()[0]
 
-    def run(self, procedure: str, events: pa.Table | pa.RecordBatch, *, batch: str | None = None) -> pa.Table:
+    def run(
+        self,
+        procedure: str,
+        events: pa.Table | pa.RecordBatch | Mapping[str, Any],
+        *,
+        batch: str | None = None,
+    ) -> pa.Table:
         """Run a transaction, or a round of a workflow, for each row in their order; return a row for each.
 
         The last column, ``rejected``, says why a transaction was rejected; it is null if it was committed.
@@ -202,7 +199,7 @@ class OpenDatabase:
         ----------
         procedure : str
             The name of a procedure or workflow.
-        events : pyarrow.Table or pyarrow.RecordBatch
+        events : pyarrow.Table, pyarrow.RecordBatch or dict of columns
             The events.
         batch : str, optional
             The column that tells the atomic batches of a workflow: rows behind each other with an equal value
@@ -214,6 +211,7 @@ class OpenDatabase:
             If there is no such procedure, or a column does not fit.
         """
         self._check_open()
+        events = _as_arrow(events, of=procedure)
         program = self._program(procedure, events.schema)
         made = []
         bounds = None if batch is None else self._bounds(program, events, batch)
@@ -252,7 +250,11 @@ class OpenDatabase:
             database = self._database
             found = database.procedures.get(procedure) or database.workflows.get(procedure)
             if found is None:
-                raise InvalidUsageError("there is no such procedure", procedure=procedure)
+                raise InvalidUsageError(
+                    "there is no such procedure",
+                    procedure=procedure,
+                    hint=did_you_mean(procedure, [*database.procedures, *database.workflows], "procedures"),
+                )
             program = found.program(events)
             self._check_opened(*(spec.name for spec in program.tables))
             self._programs[procedure, events] = program
@@ -295,9 +297,24 @@ class OpenDatabase:
 
     def _spec(self, name: str) -> TableSpec:
         if name not in self._database.tables:
-            raise InvalidUsageError("there is no such table", table=name)
+            hint = did_you_mean(name, self._database.tables, "tables")
+            raise InvalidUsageError("there is no such table", table=name, hint=hint)
         self._check_opened(name)
         return self._database.tables[name]
+
+
+def _as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, of: str) -> pa.Table | pa.RecordBatch:
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        return rows
+    if not isinstance(rows, Mapping):
+        raise InvalidUsageError(
+            "rows of this type are not taken",
+            of=of,
+            got=type(rows).__name__,
+            hint="pass a pyarrow.Table, a pyarrow.RecordBatch, or a dict of columns",
+        )
+    with _arrow_errors(of):
+        return pa.table({name: pa.array(values) for name, values in rows.items()})
 
 
 @contextlib.contextmanager

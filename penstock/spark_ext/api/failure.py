@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import AnalysisException, IllegalArgumentException
 
 from penstock import errors
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
+from penstock.sql.expression import did_you_mean
 
-__all__ = ["failure_of", "is_late_worker", "is_without_answer", "kind_of", "root_cause", "spark_message"]
+__all__ = [
+    "failure_of",
+    "is_late_worker",
+    "is_ours",
+    "is_without_answer",
+    "kind_of",
+    "refusal_of",
+    "root_cause",
+    "spark_message",
+]
 
 _PENSTOCK = re.compile(
     r"penstock\.[\w.]*?\w+Error: (.+?)(?=\n\s*\n|\n\s+at |\nCaused by: |\s*SQLSTATE|\Z)", re.DOTALL
 )
 _TRACEBACK = "Traceback (most recent call last):\n"
 _PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
-_NO_SOURCE = "[DATA_SOURCE_NOT_FOUND]"
-"""The condition of a JVM error for an unknown format."""
+_NO_SOURCE = re.compile(r"\[DATA_SOURCE_NOT_FOUND\] Failed to find the data source: (.+?)\. Make sure")
+"""The condition of a JVM error for an unknown format, which it names."""
+_NO_DIRECTORY = re.compile(
+    r"java\.io\.IOException: (?:mkdir of|Mkdirs failed to create) (?:file:)?(.+?)(?: failed)?$", re.MULTILINE
+)
+_FORMATS = (
+    "console", "csv", "json", "kafka", "market", "memory", "noop", "orc", "parquet", "pstream", "rate", "text"
+)  # fmt: skip
 _NO_WORKER = re.compile(r"^Error from python worker:\n(.+?)\nPYTHONPATH was:", re.DOTALL | re.MULTILINE)
 _LATE_WORKER = re.compile(
     r"Python worker (?:failed )?to connect back|Python daemon failed to launch worker"
@@ -62,10 +80,15 @@ def is_without_answer(error: BaseException) -> bool:
     return isinstance(error, ConnectionError | Py4JNetworkError) or type(error) is Py4JError
 
 
+def is_ours(error: BaseException) -> bool:
+    """Say whether an error of Spark wraps an error of Penstock."""
+    return bool(_PENSTOCK.search(str(error)))
+
+
 def is_late_worker(error: BaseException) -> bool:
     """Return whether an error means that a Python worker of Spark did not start in time."""
     text = str(error)
-    return bool(_LATE_WORKER.search(text)) and not _PENSTOCK.search(text) and not _NO_WORKER.search(text)
+    return bool(_LATE_WORKER.search(text)) and not is_ours(error) and not _NO_WORKER.search(text)
 
 
 def root_cause(error: BaseException) -> str:
@@ -122,7 +145,7 @@ def kind_of(error: BaseException) -> type[PenstockError]:
         return type(error)
     if is_without_answer(error) or is_late_worker(error):
         return UnavailableError
-    if isinstance(error, AnalysisException | IllegalArgumentException) or _NO_SOURCE in str(error):
+    if isinstance(error, AnalysisException | IllegalArgumentException) or _NO_SOURCE.search(str(error)):
         return InvalidUsageError
     names = re.findall(r"penstock\.errors\.(\w+Error): ", str(error))
     found = getattr(errors, names[-1], PenstockError) if names else PenstockError
@@ -143,6 +166,36 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
     **context
         The context, such as ``query=``.
     """
+    text = str(error)
+    if unknown := _NO_SOURCE.search(text):
+        return InvalidUsageError(
+            f"{fact}: there is no format {unknown[1]!r}",
+            hint=did_you_mean(unknown[1], _FORMATS, "formats"),
+            **context,
+        )
+    if refused := _NO_DIRECTORY.search(text):
+        return InvalidUsageError(
+            f"{fact}: a directory cannot be made", directory=refused[1],
+            hint="choose one that this user may write", **context,
+        )  # fmt: skip
     if hint is None and is_late_worker(error):
         hint = _LATE_WORKER_HINT
     return kind_of(error)(fact, **context, cause=root_cause(error).removesuffix("."), hint=hint)
+
+
+def refusal_of(error: AnalysisException, columns: Iterable[str], **context: Any) -> InvalidUsageError:
+    """Return the Penstock error for a user's expression that Spark refuses.
+
+    Parameters
+    ----------
+    error : AnalysisException
+        Spark's error, whose text may name internal columns and hold a plan.
+    columns : iterable of str
+        The columns that the expression may use.
+    **context
+        The context, such as ``expression=``.
+    """
+    if str(error.getCondition()).startswith("UNRESOLVED_COLUMN"):
+        name = (error.getMessageParameters() or {}).get("objectName", "").replace("`", "")
+        return InvalidUsageError(f"there is no column {name!r}", hint=did_you_mean(name, columns), **context)
+    return InvalidUsageError(f"Spark refuses an expression: {spark_message(error)}", **context)

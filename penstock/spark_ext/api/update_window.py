@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -27,6 +27,7 @@ from penstock.operators.aggregates.decomposition import Decomposition, decompose
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.update_stream.options import check_column, milliseconds
+from penstock.spark_ext.api.failure import refusal_of
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.window_packing import RowPacker, row_fragmenter
@@ -49,6 +50,7 @@ from penstock.spark_ext.worker.window_plan import (
     PlannedWindows,
     WindowPlan,
     value_columns,
+    value_names,
     wraps_around,
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
@@ -163,6 +165,10 @@ def update_window(
         buckets=buckets, nulls=nulls, state_location=state_location, retain_versions=retain_versions,
     )  # fmt: skip
     place = Stateful.of(df.sparkSession, name, options)
+    if not isinstance(aggs, Mapping | None):
+        raise InvalidUsageError(
+            "aggs is no mapping", got=type(aggs).__name__, hint="write aggs={'load': 'avg(value)'}"
+        )
     texts = {name: _text_of(df, name, given) for name, given in (aggs or {}).items()}
     if isinstance(weight, str) and texts:
         check_column("weight", weight, df.columns)
@@ -210,7 +216,8 @@ def plan_windows(
     plan: WindowPlan
     if (in_rows := window_rows(size, slide)) is not None:
         arriving, fragments = arriving_rows(schema, TIME, keys), row_fragments(unit, keys, partials)
-        made = row_fragmenter(arriving, fragments).schema
+        with _users_expressions(split):
+            made = row_fragmenter(arriving, fragments).schema
         plan = CountWindowPlan(
             fragments=fragments, schema=made, size_rows=in_rows[0], slide_rows=in_rows[1],
             arriving=arriving, **common,
@@ -221,10 +228,22 @@ def plan_windows(
         slide_ms = size_ms if slide is None else milliseconds("slide", slide)
         panes = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials)
         fragments = panes.delayed(common["delay_ms"], TIME)
-        made = row_fragmenter(schema, fragments).schema
+        with _users_expressions(split):
+            made = row_fragmenter(schema, fragments).schema
         plan = TimeWindowPlan(fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, **common)
         packer = RowPacker(schema, fragments, plan.packer(buckets), options.nulls)
     return PlannedWindows(plan, rows.mapInArrow(packer, PARCELS), columns_of(rows.schema))
+
+
+@contextlib.contextmanager
+def _users_expressions(split: Decomposition) -> Iterator[None]:
+    """Name the user's expression in an error, instead of the internal column that holds its value."""
+    try:
+        yield
+    except InvalidUsageError as error:
+        written = {column: text for text, column in value_names(split.partials).items()}
+        named = {name: written.get(value, value) for name, value in error.context.items()}
+        raise InvalidUsageError(error.fact, hint=error.hint, **named) from None
 
 
 def _text_of(df: DataFrame, name: str, given: str | Column) -> str:
@@ -232,8 +251,11 @@ def _text_of(df: DataFrame, name: str, given: str | Column) -> str:
     if isinstance(given, str):
         return given
     if isinstance(given, Column):
-        with contextlib.suppress(AnalysisException, ParseException):
+        try:
             asked = df.groupBy().agg(given.alias("a"))
+        except AnalysisException as error:
+            raise refusal_of(error, df.columns, name=name) from None
+        with contextlib.suppress(AnalysisException, ParseException):
             made = asked._jdf.queryExecution().analyzed().aggregateExpressions().apply(0)
             text = str(made.child().sql())
             if asked.sameSemantics(df.groupBy().agg(sf.expr(text).alias("a"))):
@@ -275,7 +297,10 @@ def _rows(
     for name in keys:
         check_column("key", name, df.columns)
     values, partials = value_columns(split)
-    rows = df.select(at.alias(TIME), *(sf.col(quote(name)) for name in keys), *values)
+    try:
+        rows = df.select(at.alias(TIME), *(sf.col(quote(name)) for name in keys), *values)
+    except AnalysisException as error:
+        raise refusal_of(error, df.columns) from None
     distinct = [one.expression for one in partials if one.kind == "distinct"]
     refuse_collations(rows.schema, (*keys, *distinct))
     return rows, partials

@@ -69,6 +69,13 @@ class InitialRows:
                 raise InvalidUsageError("there is no such table", table=name, known=", ".join(specs))
             spec = specs[name]
             read = rows.toArrow() if isinstance(rows, DataFrame) else rows
+            if not isinstance(read, pa.Table | pa.RecordBatch):
+                raise InvalidUsageError(
+                    "first rows of this type are not taken",
+                    table=name,
+                    got=type(rows).__name__,
+                    hint="pass a DataFrame or a pyarrow.Table",
+                )
             made = pa.Table.from_batches(batches_of(read, spec.schema, of=name), spec.schema)
             if made.group_by(list(spec.key)).aggregate([]).num_rows < made.num_rows:
                 raise InvalidUsageError("two rows have one key", table=name, key=", ".join(spec.key))

@@ -267,6 +267,9 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
     was, now = next((one, other) for one, other in pairs if one != other)
     if (changed := _columns_error(was, now)) is not None:
         raise changed
+    differ = _description(was), _description(now)
+    if differ[0] != differ[1]:
+        was, now = differ
     raise InvalidUsageError(
         "the checkpoint belongs to another graph, or to another plan of this graph",
         hint="pass the graph, the statistics and the persist that it was first started with, or a new "
@@ -275,6 +278,14 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
         was=was,
         now=now,
     )
+
+
+def _description(operator: str) -> str:
+    """Return an operator's name and what it does, from its entry in a plan's shape."""
+    if operator == "nothing":
+        return operator
+    entry = json.loads(operator)
+    return ", ".join(str(entry[part]) for part in ("kind", "name", "does") if part in entry)
 
 
 def _columns_error(was: str, now: str) -> InvalidUsageError | None:

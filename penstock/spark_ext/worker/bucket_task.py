@@ -311,8 +311,9 @@ class BucketTask(Generic[S]):
         """
         for name, value in self.specification().items():
             if theirs.get(name) != value:
+                fact = "number of buckets" if name == "buckets" else name
                 raise InvalidUsageError(
-                    f"the checkpoint was made with another {name}",
+                    f"the checkpoint was made with another {fact}",
                     operator=self.name,
                     was=json.dumps(theirs.get(name)),
                     now=json.dumps(value),

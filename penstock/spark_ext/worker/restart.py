@@ -9,19 +9,22 @@ Spark would fail later, without a word about a repair.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from collections.abc import Callable, Iterator
 from inspect import signature
 from itertools import count
 from typing import Any
 
-from pyspark.errors import AnalysisException
+from py4j.protocol import Py4JJavaError
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from penstock._durable import make_directory
 from penstock.checkpointing.files import open_files
 from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
+from penstock.spark_ext.api.failure import failure_of
 from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
 
 __all__ = ["check_starts", "plan_task"]
@@ -100,26 +103,57 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
     @functools.wraps(start)
     def checked(writer: DataStreamWriter, *arguments: Any, **options: Any) -> StreamingQuery:
         settings = vars(writer).get(_SETTINGS, {}) | _settings_in(start, writer, arguments, options)
-        _check_whole(_checkpoint_of(writer, settings))
-        try:
-            query = start(writer, *arguments, **options)
-        except AnalysisException as error:
-            plan = str(writer._df._jdf.queryExecution().analyzed().toString())
-            if settings.get(_OUTPUT_MODE, _APPEND).lower() == _APPEND or not _tasks_in(plan):
-                raise
+        checkpoint = _checkpoint_of(writer, settings)
+        _check_whole(checkpoint)
+        tasks = _tasks_in(str(writer._df._jdf.queryExecution().analyzed().toString()))
+        if not tasks:
+            return start(writer, *arguments, **options)
+        if settings.get(_OUTPUT_MODE, _APPEND).lower() != _APPEND:
             raise InvalidUsageError(
                 "Penstock's operators support only the output mode append",
                 hint="leave outputMode out, or set it to 'append'",
-            ) from error
+            )
+        known = checkpoint is None or local_path(checkpoint) is not None
+        if known:
+            if str(writer._spark.sparkContext.master).startswith("local"):
+                for location in {task.state_location for task in tasks}:
+                    _check_writable(location)
+            name, has_commits = settings.get(_QUERY_NAME, checkpoint), _has_commits(checkpoint)
+            _log_notes(tasks, _id_in(checkpoint), name, has_commits=has_commits)
         try:
-            for note in _restart_notes(query):
-                _LOGGER.warning("%s [query=%s]", note, query.name or query.id)
+            query = start(writer, *arguments, **options)
+        except Py4JJavaError as error:  # an unknown sink, or a file system that refuses
+            raise failure_of(error, "the query cannot start") from None
+        try:
+            if not known:
+                _log_notes(tasks, str(query.id), query.name or query.id)
         except BaseException:
             query.stop()
             raise
         return query
 
     return checked
+
+
+def _has_commits(checkpoint: str | None) -> bool:
+    path = None if checkpoint is None else local_path(checkpoint)
+    return path is not None and any((path / "commits").glob("[0-9]*"))
+
+
+def _check_writable(location: str) -> None:
+    """Make the directory of the state, if it is on a local disk."""
+    path = local_path(location)
+    if path is not None:
+        make_directory(path)
+
+
+def _id_in(checkpoint: str | None) -> str | None:
+    """Return the id of the query to which a checkpoint on a local disk belongs; None if it is new."""
+    path = None if checkpoint is None else local_path(checkpoint)
+    try:
+        return None if path is None else str(json.loads((path / "metadata").read_text())["id"])
+    except FileNotFoundError:
+        return None
 
 
 def _checkpoint_of(writer: DataStreamWriter, settings: dict[str, str]) -> str | None:
@@ -145,12 +179,13 @@ def _tasks_in(plan: str) -> list[BucketTask[Any]]:
     return [task for name, task in _planned.items() if f" {name}(" in plan]
 
 
-def _restart_notes(query: StreamingQuery) -> Iterator[str]:
-    """Check the operators of a started query; yield notes for its user."""
-    own = str(query.id)  # kept in the checkpoint
-    for task in _tasks_in(str(query._jsq.streamingQuery().analyzedPlan().toString())):
+def _log_notes(
+    tasks: list[BucketTask[Any]], own: str | None, name: str | None, *, has_commits: bool = False
+) -> None:
+    """Check the operators of a query; log notes for its user."""
+    for task in tasks:
         try:
-            yield from _notes_of(task, own)
+            notes = list(_notes_of(task, own, has_commits=has_commits))
         except UnavailableError as error:
             raise UnavailableError(
                 "cannot read the state",
@@ -158,18 +193,26 @@ def _restart_notes(query: StreamingQuery) -> Iterator[str]:
                 reason=error.context.get("reason", error),
                 hint="choose a state_location that this user may write, and check that its service answers",
             ) from None
+        for note in notes:
+            _LOGGER.warning("%s [query=%s]", note, name)
 
 
-def _notes_of(task: BucketTask[Any], own: str) -> Iterator[str]:
-    """Check one operator of the query with the id `own`."""
+def _notes_of(task: BucketTask[Any], own: str | None, *, has_commits: bool) -> Iterator[str]:
+    """Check one operator of the query with the id `own`; None if it is new."""
     place = open_files(task.state_location)
-    files = place.child(own).child(task.name)
-    theirs = specification_in(files)
-    if theirs is not None:
-        task.check_same(theirs, files.location)
-        return
+    if own is not None:
+        files = place.child(own).child(task.name)
+        theirs = specification_in(files)
+        if theirs is not None:
+            task.check_same(theirs, files.location)
+            return
     queries = [facts.name for facts in place.list() if facts.is_directory]
-    if own not in queries and any(specification_in(place.child(one).child(task.name)) for one in queries):
+    if own is not None and own not in queries and has_commits:
+        yield (
+            f"{task.name} finds no state of its checkpoint in {task.state_location}. If an earlier start had "
+            "rows, it had another state_location: set it back"
+        )
+    elif own not in queries and any(specification_in(place.child(one).child(task.name)) for one in queries):
         yield (
             f"{task.name} starts without state: {task.state_location} holds only state of other checkpoints. "
             "If the query's checkpoint was deleted or moved by mistake, restore it"
