@@ -24,7 +24,7 @@ from tests.table3 import expected, found, same
 
 PATIENCE_S = 300.0
 FILE_S = 8
-_KINDS = ("all", "driver", "jvm", "worker")
+KINDS = ("all", "driver", "jvm", "worker")
 
 
 def readings(seed: int, seconds: int) -> pa.Table:
@@ -92,7 +92,7 @@ def run_with_kills(
         If a window is missing, came twice or is another, or the job ended by itself.
     """
     draw = random.Random(seed)
-    kinds = [kind for _ in range(-(-kills // len(_KINDS))) for kind in draw.sample(_KINDS, len(_KINDS))]
+    kinds = [kind for _ in range(-(-kills // len(KINDS))) for kind in draw.sample(KINDS, len(KINDS))]
     files = 3 * (kills + 1)
     table = workload.table(seed, FILE_S * files)
     bounds = sorted(draw.randrange(table.num_rows) for _ in range(files - 1))
@@ -116,7 +116,7 @@ def run_with_kills(
             random_moment(draw)
             assert job.poll() is None, why(job, directory)
             if kind != "all":
-                _kill_one(job, kind, draw)
+                kill_one(job, kind, draw)
                 random_moment(draw)
             assert kind != "worker" or job.poll() is None, why(job, directory)
             killed = kill_all(job)
@@ -135,7 +135,7 @@ def run_with_kills(
     verify_trace(directory, say)
 
 
-def _kill_one(job: subprocess.Popen[str], kind: str, draw: random.Random) -> None:
+def kill_one(job: subprocess.Popen[str], kind: str, draw: random.Random) -> None:
     """Kill a worker, the JVM, or the driver alone."""
     known: dict[str, Callable[[int], bool]] = {
         "driver": lambda one: one == job.pid,

@@ -1,0 +1,222 @@
+"""A driver that is killed: procedures and a workflow over p-streams, into p-streams.
+
+Usage: ``python transaction_job.py DIRECTORY``. `START` in the environment seeds what each start draws: the
+number of partitions, whether rows pass through Spark, and who writes the results; `POINTS` arms fail points
+in the processes that Spark starts. Prints ``started`` when all
+queries run for the first time; a query that fails, because a worker was killed, is started again. Once there
+is a file ``finished`` and all is read, it writes the tables into Parquet files, and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import penstock
+from penstock import abort
+from penstock.checkpointing.trace import trace
+from penstock.procedures.databases import Database
+from penstock.procedures.procedure import Procedure
+from penstock.procedures.programs import PROGRAMS
+from penstock.procedures.workflows.workflow import Workflow
+from tests.spark.conftest import lean_session
+
+START = "PENSTOCK_CRASH_START"
+POINTS = "PENSTOCK_CRASH_POINTS"
+MAX_ROWS = 1500
+NUMBER = "number"
+KEYS = 60
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What one query runs.
+
+    Attributes
+    ----------
+    target : Procedure or Workflow
+        The program.
+    database : Database
+        Its tables.
+    buckets : int
+        The number of buckets.
+    opening : pa.RecordBatch, optional
+        The first events.
+    workload : callable
+        From a number of events and a seed to events.
+    """
+
+    target: Procedure | Workflow
+    database: Database
+    buckets: int
+    opening: pa.RecordBatch | None
+    workload: Callable[[int, int], pa.RecordBatch]
+
+
+votes = penstock.database("votes")
+votes.table("voters", "phone bigint, votes bigint NOT NULL", key="phone")
+votes.table("totals", "id bigint, votes bigint NOT NULL, recent bigint NOT NULL", key="id")
+votes.table("slides", "id bigint, count bigint NOT NULL", key="id")
+counted = votes.stream("counted", "phone bigint, contestant bigint NOT NULL")
+trend = votes.window("trend", "contestant bigint NOT NULL", size=20, slide=5)
+
+
+@votes.trigger(trend)
+def recount(e: Any, trend: Any, slides: Any) -> None:
+    """Count what the window holds each time that it slides."""
+    if 0 not in slides:
+        slides.insert(id=0, count=0)
+    slides[0].count += len(trend)
+
+
+@votes.procedure(event="phone bigint, contestant bigint", returns="votes bigint")
+def validate(e: Any, voters: Any, counted: Any) -> Any:
+    """Take at most five votes of a phone."""
+    if e.phone not in voters:
+        voters.insert(phone=e.phone, votes=0)
+    voters[e.phone].votes += 1
+    if voters[e.phone].votes > 5:
+        abort("voted too often")
+    counted.emit(phone=e.phone, contestant=e.contestant)
+    return voters[e.phone].votes
+
+
+@votes.procedure(event=counted, returns="total bigint, recent bigint")
+def count(e: Any, totals: Any, voters: Any, trend: Any) -> Any:
+    """Count a vote, and those for the contestant in the window; each hundredth frees the phone."""
+    if e.contestant not in totals:
+        totals.insert(id=e.contestant, votes=0, recent=0)
+    total = totals[e.contestant]
+    total.votes += 1
+    trend.insert(contestant=e.contestant)
+    recent = 0
+    for vote in trend:
+        if vote.contestant == e.contestant:
+            recent += 1
+    total.recent = recent
+    if total.votes % 100 == 0:
+        voters[e.phone].votes = 0
+    if e.contestant == 7:
+        abort("out of the show")
+    return total.votes, recent
+
+
+spending = penstock.database("spending")
+spending.table("accounts", "account bigint, balance bigint NOT NULL", key="account", partition_by="account")
+
+
+@spending.procedure(event="account bigint, amount bigint", returns="left bigint")
+def spend(e: Any, accounts: Any) -> Any:
+    """Spend money, or put some in; accounts open themselves."""
+    if e.account not in accounts:
+        accounts.insert(account=e.account, balance=50)
+    accounts[e.account].balance -= e.amount
+    if accounts[e.account].balance < 0:
+        abort("short")
+    return accounts[e.account].balance
+
+
+def _integers(**ranges: range) -> Callable[[int, int], pa.RecordBatch]:
+    """Return a function that draws events."""
+
+    def drawn(rows: int, seed: int) -> pa.RecordBatch:
+        draw = random.Random(seed)
+        return pa.RecordBatch.from_pydict({name: draw.choices(one, k=rows) for name, one in ranges.items()})
+
+    return drawn
+
+
+_bank = PROGRAMS["bank"]
+FLOWS = {
+    "bank": Flow(
+        _bank.procedure,
+        _bank.database,
+        1,
+        _bank.opening(KEYS),
+        lambda rows, seed: _bank.workload(rows, KEYS, seed),
+    ),
+    "votes": Flow(
+        votes.workflow("vote", votes.nested(validate, count)),
+        votes,
+        1,
+        None,
+        _integers(phone=range(500), contestant=range(9)),
+    ),
+    "spending": Flow(spend, spending, 2, None, _integers(account=range(KEYS), amount=range(-40, 60))),
+}
+
+
+def start(spark: SparkSession, directory: Path, name: str, draw: random.Random) -> StreamingQuery:
+    """Start or restart a query."""
+    flow, place = FLOWS[name], directory / name
+    options: dict[str, Any] = {"reader": name, "maxRows": MAX_ROWS, "partitions": draw.randint(1, 3)}
+    events = spark.readStream.format("pstream").options(**options).load(str(place / "source"))
+    rows = draw.choice([events, events, events.where("true")])
+    sink = place / "sink"
+    given: dict[str, Any] = {"keep": NUMBER, "buckets": flow.buckets, "name": name}
+    given["state_location"] = place / "state"
+    if draw.random() < 0.7:
+        writer = penstock.write_transactions(rows, flow.target, sink, **given)
+    else:
+        results = penstock.transactions(rows, flow.target, **given)
+        writer = results.writeStream.format("pstream").option("path", str(sink))
+    return writer.option("checkpointLocation", str(place / "checkpoint")).start()
+
+
+def queries_of(directory: Path, name: str) -> dict[str, Any]:
+    """Return the input, output and state of a query, for its trace."""
+    place = directory / name
+    return {"reads": [[str(place / "source"), name]], "writes": str(place / "sink"), "state": name}
+
+
+def write_tables(spark: SparkSession, directory: Path) -> None:
+    """Write the tables of the last micro-batch."""
+    for flow_name, flow in FLOWS.items():
+        place = directory / flow_name
+        for name in flow.target.tables:
+            read = penstock.read_state(spark, place / "state", checkpoint=place / "checkpoint", table=name)
+            pq.write_table(read.toArrow(), place / f"{name}.parquet")
+
+
+def main() -> int:
+    """Run the job and return its exit code."""
+    directory, draw = Path(sys.argv[1]), random.Random(os.environ[START])
+    trace("graph", graph="transactions", queries={name: queries_of(directory, name) for name in FLOWS})
+    spark = lean_session(directory / "spark", master="local[2,2]", as_users=True)
+    spark.sparkContext.environment["PENSTOCK_FAILPOINTS"] = os.environ[POINTS]
+    penstock.register(spark)
+    running = {name: start(spark, directory, name, draw) for name in FLOWS}
+    print("started", flush=True)
+    ended: set[str] = set()
+    while len(ended) < len(FLOWS):
+        finished = (directory / "finished").exists()
+        for name in FLOWS.keys() - ended:
+            try:
+                if finished:
+                    running[name].processAllAvailable()
+                    ended.add(name)
+                # The file is made by another process, which tells nobody: it is looked for as often.
+                running[name].awaitTermination(0.02)  # type: ignore[arg-type]
+            except StreamingQueryException as error:
+                print(f"failed: {error}", file=sys.stderr, flush=True)
+                running[name].stop()
+                running[name] = start(spark, directory, name, draw)
+    for query in running.values():
+        query.stop()
+    write_tables(spark, directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

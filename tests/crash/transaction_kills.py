@@ -1,0 +1,168 @@
+"""Kill the driver, the JVM or a worker under transactions, and compare with the serial run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock._failpoints import SINK_POINTS, STATE_POINTS
+from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
+from penstock.checkpointing.trace import tracing
+from penstock.procedures.plain.rounds import PlainRounds
+from penstock.procedures.workflows.workflow import Workflow
+from tests.crash import transaction_job
+from tests.crash.harness import TRACE, kill_all, random_moment, started, why
+from tests.crash.p_stream_kills import verify_trace
+from tests.crash.transaction_job import FLOWS, NUMBER, Flow
+from tests.crash.window_kills import KINDS, PATIENCE_S, kill_one
+from tests.processes import until
+from tests.workflows import state_bytes, table_bytes
+
+_JOB = "transaction_job.py"
+_ROWS = 800
+_NOT_HERE = ("operator.after_enqueue", "operator.after_apply", "operator.before_release")
+"""Points of queues, and the one of a release, which comes after more versions than a start makes."""
+_POINTS_A_START = 3
+POINTS = tuple(point for point in (*STATE_POINTS, *SINK_POINTS) if point not in _NOT_HERE)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A start of the job: who comes to one of some fail points is killed, then a process at any moment."""
+
+    points: tuple[str, ...]
+    kind: str
+
+
+def starts_of(draw: random.Random, kills: int) -> Iterator[Start]:
+    """Draw starts with so many kills in all, each fail point and each kind of process as often."""
+    points: list[str] = []
+    kinds: list[str] = []
+    while kills:
+        if len(points) < _POINTS_A_START:
+            points += draw.sample(POINTS, len(POINTS))
+        kinds = kinds or draw.sample(KINDS, len(KINDS))
+        count = min(_POINTS_A_START, kills - 1)
+        yield Start(tuple(dict.fromkeys(points[:count])), kinds.pop())
+        kills -= 1 + len(dict.fromkeys(points[:count]))
+        del points[:count]
+
+
+@contextlib.contextmanager
+def traced(directory: Path) -> Iterator[None]:
+    """Add what this process does with the protocol to the trace of the job."""
+    file = (directory / TRACE).open("ab", buffering=0)
+
+    def write(event: dict[str, Any]) -> None:
+        file.write(json.dumps(event).encode() + b"\n")
+
+    with file, tracing(write):
+        yield
+
+
+def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> None:
+    """Kill `kills` times what `seed` draws, when it draws; compare results and tables.
+
+    Events come while the job runs and while it does not. A job whose worker is killed goes on for a while;
+    then, as after every kill, all that is left of it is killed, too.
+
+    Raises
+    ------
+    AssertionError
+        If a result or a row of a table is not that of the serial run, or the job ended by itself.
+    """
+    draw = random.Random(seed)
+    events: dict[str, list[pa.RecordBatch]] = {name: [] for name in FLOWS}
+
+    def committed() -> int:
+        return sum(len(list(directory.glob(f"{name}/checkpoint/commits/[0-9]*"))) for name in FLOWS)
+
+    def add() -> None:
+        for name, flow in FLOWS.items():
+            first = sum(one.num_rows for one in events[name])
+            drawn = flow.workload(_ROWS, seed + first)
+            if not first and flow.opening is not None:
+                drawn = pa.Table.from_batches([flow.opening, drawn]).combine_chunks().to_batches()[0]
+            numbers = pa.array(range(first, first + drawn.num_rows), pa.int64())
+            events[name].append(drawn.append_column(NUMBER, numbers))
+            to = directory / name / "source"
+            with (
+                traced(directory),
+                PStreamWriter(to, events[name][0].schema, threads=1, unit_rows=500) as writer,
+            ):
+                writer.append(pa.Table.from_batches(events[name][-1:]))
+
+    def environment(armed: str = "") -> dict[str, str]:
+        return {transaction_job.START: str(draw.randrange(10**6)), transaction_job.POINTS: armed}
+
+    add()
+    done = 0
+    for number, start in enumerate(starts_of(draw, kills)):
+        markers = {point: directory / f"died-{number}-{point}" for point in start.points}
+        armed = ";".join(f"{point}=kill@{marker}" for point, marker in markers.items())
+        with started(directory, _JOB, **environment(armed)) as job:
+            goal = committed() + draw.choice([0, 1, 2, 3])
+            add()
+
+            def reached(markers: dict[str, Path] = markers, goal: int = goal) -> bool:
+                return committed() >= goal and all(marker.exists() for marker in markers.values())
+
+            until(lambda job=job, reached=reached: reached() or job.poll() is not None, PATIENCE_S)  # type: ignore[misc]
+            assert reached(), f"no progress to {start}: {why(job, directory)}"
+            random_moment(draw)
+            assert job.poll() is None, why(job, directory)
+            if start.kind != "all":
+                kill_one(job, start.kind, draw)
+                random_moment(draw)
+            assert start.kind != "worker" or job.poll() is None, why(job, directory)
+            killed = kill_all(job)
+            # A driver whose JVM is gone may have ended with an error.
+            assert start.kind == "jvm" or job.returncode == -signal.SIGKILL
+        add()
+        done += 1 + len(start.points)
+        what = ", ".join((*start.points, start.kind))
+        say(f"kill {done} of {kills}: {what}, {len(killed)} processes after {committed()} micro-batches")
+    with started(directory, _JOB, **environment()) as job:
+        (directory / "finished").touch()
+        assert until(lambda: job.poll() is not None, PATIENCE_S), f"no end: {why(job, directory)}"
+        assert job.returncode == 0, why(job, directory)
+    for name, flow in FLOWS.items():
+        verify(directory / name, flow, events[name], say)
+    verify_trace(directory, say)
+
+
+def verify(place: Path, flow: Flow, events: list[pa.RecordBatch], say: Callable[[str], None] = print) -> None:
+    """Compare results and tables with those of the serial run."""
+    target, expected = flow.target, []
+    texts = [one.text for one in target.stages] if isinstance(target, Workflow) else [target.text]
+    plain = PlainRounds(target.catalog.reached(texts))
+    for batch in events:
+        if isinstance(target, Workflow):
+            expected += plain.run_workflow(target.stages, batch)
+        else:
+            expected += plain.run(target.text, batch, target.program().results)
+    sink = PStreamReader(place / "sink").read()
+    assert sorted(sink[NUMBER].to_pylist()) == list(range(len(expected))), (
+        "a transaction is lost, or came twice"
+    )
+    for bucket in range(flow.buckets):
+        own = sink.filter(pa.compute.equal(sink["bucket"], bucket)).sort_by("transaction")
+        assert own["transaction"].to_pylist() == list(range(own.num_rows))
+        assert own[NUMBER].to_pylist() == sorted(own[NUMBER].to_pylist()), "transactions are out of order"
+    sink = sink.sort_by(NUMBER).drop_columns(["bucket", "transaction", NUMBER])
+    found = [tuple(row.values()) for row in sink.to_pylist()]
+    assert found == expected, "a result is not that of the serial run"
+    wanted = state_bytes(plain, flow.database)
+    for name, spec in target.tables.items():
+        assert table_bytes(pq.read_table(place / f"{name}.parquet"), spec) == wanted[name], f"{name} differs"
+    rejected = sum(row[-1] is not None for row in expected)
+    say(f"{place.name}: {len(expected)} transactions, {rejected} of them rejected, as without kills")
