@@ -239,7 +239,7 @@ def start_with_an_option(writer: DataStreamWriter, checkpoint: Path) -> object:
 
 
 def start_with_options(writer: DataStreamWriter, checkpoint: Path) -> object:
-    return writer.options(CheckpointLocation=checkpoint.as_uri()).start()
+    return writer.options(CheckpointLocation=checkpoint.as_uri(), writer="an option").start()
 
 
 def start_with_an_argument(writer: DataStreamWriter, checkpoint: Path) -> object:

@@ -67,7 +67,7 @@ def _note_settings(setter: Callable[..., DataStreamWriter]) -> Callable[..., Dat
     """Return a setter that also notes the settings in the writer's `_SETTINGS`."""
 
     @functools.wraps(setter)
-    def noted(writer: DataStreamWriter, *arguments: Any, **options: Any) -> DataStreamWriter:
+    def noted(writer: DataStreamWriter, /, *arguments: Any, **options: Any) -> DataStreamWriter:
         known = vars(writer).setdefault(_SETTINGS, {})
         known.update(_settings_in(setter, writer, arguments, options))
         return setter(writer, *arguments, **options)
@@ -101,7 +101,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
     """
 
     @functools.wraps(start)
-    def checked(writer: DataStreamWriter, *arguments: Any, **options: Any) -> StreamingQuery:
+    def checked(writer: DataStreamWriter, /, *arguments: Any, **options: Any) -> StreamingQuery:
         settings = vars(writer).get(_SETTINGS, {}) | _settings_in(start, writer, arguments, options)
         checkpoint = _checkpoint_of(writer, settings)
         _check_whole(checkpoint)
