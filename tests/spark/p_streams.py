@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
-from tests.spark.queries import PATIENCE_S
+from tests.spark.queries import PATIENCE_S, offset_in
 
 SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
 
@@ -65,4 +64,4 @@ def batch_rows(query: StreamingQuery) -> list[int]:
 
 def last_offset(query: StreamingQuery) -> int:
     """Return the offset up to which a query has read."""
-    return int(json.loads(query.recentProgress[-1].sources[0].endOffset)["offset"])
+    return int(offset_in(query.recentProgress[-1].sources[0].endOffset)["offset"])

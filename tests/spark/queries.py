@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -22,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import penstock
 from penstock.errors import PenstockError
 from penstock.spark_ext.api.metrics import batch_metrics
+from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from tests import processes
 
 Row = tuple[Any, ...]
@@ -189,6 +192,17 @@ def wait(query: StreamingQuery, condition: Callable[[], bool], patience_s: float
         time.sleep(0.05)  # polls: conditions are of files and progress; listeners hear of it later
 
 
+needs_admission_control = pytest.mark.skipif(
+    not HAS_ADMISSION_CONTROL, reason="Spark plans micro-batches of Python sources without limits"
+)
+
+
+def offset_in(text: str | None) -> dict[str, Any]:
+    """Return an offset of a query's progress: JSON, or in Spark 4.0 the text of a Python dictionary."""
+    found: dict[str, Any] = ast.literal_eval((text or "{}").replace("null", "None"))
+    return found
+
+
 def wait_until_drained(running: StreamingQuery, place: Place) -> None:
     """Wait until `running` has read all input and nothing waits; raise what it fails with."""
     files = len(list(place.input.directory.glob("*.parquet")))
@@ -197,8 +211,8 @@ def wait_until_drained(running: StreamingQuery, place: Place) -> None:
         progress = running.lastProgress
         if progress is None:
             return False
-        end = progress.sources[0].endOffset
-        read_all = bool(end) and json.loads(end)["logOffset"] == files - 1
+        end = offset_in(progress.sources[0].endOffset)
+        read_all = bool(end) and end["logOffset"] == files - 1
         # A trigger after the last file, in which no bucket had anything to do.
         return read_all and progress.numInputRows == 0 and not batch_metrics(progress)
 

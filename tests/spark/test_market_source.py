@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from penstock import _clock
@@ -17,7 +16,11 @@ from penstock.errors import InvalidUsageError
 from penstock.market import Market
 from penstock.spark_ext.api.failure import root_cause
 from penstock.spark_ext.api.register import register
+from penstock.spark_ext.border.spark_versions import ReadAllAvailable, ReadMaxRows
 from penstock.spark_ext.sources.market import MarketDataSource
+from tests.spark.queries import needs_admission_control
+
+pytestmark = needs_admission_control
 
 _START_US = 1_700_000_000_000_000
 

@@ -31,7 +31,7 @@ from tests.spark.p_streams import (
     stream,
     table,
 )
-from tests.spark.queries import wait
+from tests.spark.queries import needs_admission_control, wait
 
 pytestmark = pytest.mark.spark
 
@@ -50,6 +50,7 @@ def refused(message: str) -> Iterator[None]:
         yield
 
 
+@needs_admission_control
 @pytest.mark.parametrize("torn", [1, 0])
 def test_a_checkpoint_that_is_older_than_what_was_written_is_refused(
     spark: SparkSession, tmp_path: Path, torn: int
@@ -108,6 +109,7 @@ def _has_read(query: StreamingQuery, offset: int) -> bool:
     return bool(query.recentProgress) and last_offset(query) >= offset
 
 
+@needs_admission_control
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -127,6 +129,7 @@ def test_micro_batches_keep_their_limits(
     assert numbers(tmp_path / "sink") == list(range(25))
 
 
+@needs_admission_control
 def test_bytes_of_a_micro_batch_are_those_that_are_stored(spark: SparkSession, tmp_path: Path) -> None:
     append(tmp_path / "source", 0, 40)
     sizes = [piece.size_bytes for piece in PStream(tmp_path / "source").pieces(0, 40)]
@@ -134,6 +137,7 @@ def test_bytes_of_a_micro_batch_are_those_that_are_stored(spark: SparkSession, t
     assert batch_rows(run(df, tmp_path / "sink", tmp_path / "checkpoint"))[0] == 20
 
 
+@needs_admission_control
 def test_available_now_ends_with_what_was_there_at_its_start(spark: SparkSession, tmp_path: Path) -> None:
     source, sink = tmp_path / "source", tmp_path / "sink"
     append(source, 0, 20)
@@ -279,6 +283,7 @@ def test_an_empty_stream_has_no_rows_yet(spark: SparkSession, tmp_path: Path) ->
     assert numbers(tmp_path / "sink") == list(range(5))
 
 
+@needs_admission_control
 def test_batches_without_rows_write_nothing(spark: SparkSession, tmp_path: Path) -> None:
     source, sink, checkpoint = tmp_path / "source", tmp_path / "sink", tmp_path / "checkpoint"
     append(source, 0, 5)

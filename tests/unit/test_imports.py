@@ -111,7 +111,7 @@ def test_who_plans_and_commits_for_spark_loads_no_compiler(tmp_path: Path) -> No
     program = """
 import sys
 from pathlib import Path
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from penstock.spark_ext.border.spark_versions import ReadAllAvailable
 from pyspark.sql.types import LongType, StructType
 from penstock.spark_ext.sources.p_stream_source import PStreamDataSource
 path, schema = Path(sys.argv[1], "p"), StructType().add("v", LongType())

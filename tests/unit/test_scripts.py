@@ -1,5 +1,6 @@
 """The scripts choose rightly, with a PATH of fakes: no network, no Java, nothing installed."""
 
+import re
 import shutil
 import stat
 import subprocess
@@ -323,6 +324,17 @@ def test_other_versions_get_an_environment_of_their_own(machine: Machine) -> Non
     assert str(machine.project / "constraints" / "lowest.txt") in installs(result)[0]
     assert (machine.project / ".venv-lowest").is_dir()
     assert machine.run("setup").log == []
+
+
+def test_another_spark_gets_an_environment_of_its_own(machine: Machine) -> None:
+    machine.run("setup")
+    result = machine.run("test", PENSTOCK_SPARK="4.0.5")
+    assert result.code == 0, result.err
+    others = machine.project / ".venv-spark-4.0.5.txt"
+    assert str(others) in installs(result)[0]
+    pinned = (machine.project / "constraints" / "pinned.txt").read_text()
+    assert others.read_text() == re.sub(r"(?m)^pyspark==.*$", "pyspark==4.0.5", pinned)
+    assert (machine.project / ".venv-spark-4.0.5").is_dir()
 
 
 def test_constraints_that_are_not_there_are_refused(machine: Machine) -> None:

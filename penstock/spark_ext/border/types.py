@@ -27,11 +27,12 @@ from itertools import starmap
 
 import pyarrow as pa
 from pyspark.errors import PySparkTypeError, UnsupportedOperationException
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import cast
+from penstock.spark_ext.border.spark_versions import as_arrow_schema
 
 __all__ = [
     "as_arrow_of_spark",
@@ -80,7 +81,7 @@ def _stored_field(field: StructField) -> pa.Field:
 
 def as_arrow_of_spark(schema: StructType) -> pa.Schema:
     """Return the Arrow schema that Spark expects for rows of `schema`."""
-    return to_arrow_schema(schema, error_on_duplicated_field_names_in_struct=True, timezone="UTC")
+    return as_arrow_schema(schema, unique=True)
 
 
 def spark_schema(schema: pa.Schema) -> StructType:

@@ -14,17 +14,18 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from penstock import _clock
 from penstock.errors import InvalidUsageError
 from penstock.market import NYSE_SKEW, NYSE_SYMBOLS, Market
+from penstock.spark_ext.border.spark_versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    require_admission_control,
+)
 
 __all__ = ["MarketDataSource"]
 
@@ -246,6 +247,8 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
                 hint="set rows or maxRowsPerTrigger",
                 field="realTime",
             )
+        if options.max_rows is not None:
+            require_admission_control("the market source's option maxRowsPerTrigger")
         self._options = options
         self._available_now = False
         self._target: int | None = None  # fixed by the first latestOffset of an AvailableNow run
@@ -310,7 +313,10 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         max_rows = self._options.max_rows
         return ReadAllAvailable() if max_rows is None else ReadMaxRows(max_rows)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def latestOffset(self, start: dict[str, Any] | None, limit: ReadLimit) -> dict[str, Any]:
+        if start is None and self._options.start_us is None:
+            require_admission_control("a restart of the market source without the option startTime")
+        start = self.initialOffset() if start is None else start
         self._check(start)
         self._start_us = start["startTime"]
         row = start["row"]

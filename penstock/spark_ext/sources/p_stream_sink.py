@@ -9,7 +9,7 @@ from itertools import chain
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock._clock import new_id
@@ -18,6 +18,7 @@ from penstock.checkpointing.p_stream import PStream, Segment
 from penstock.checkpointing.p_stream.log_record import WriterState
 from penstock.checkpointing.spark_checkpoint import make_durable, plan_of
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
+from penstock.spark_ext.border.spark_versions import DataSourceStreamArrowWriter
 from penstock.spark_ext.border.types import check_same
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, SegmentRows, open_stream, segments_in
@@ -83,6 +84,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if options.batch is not None:
             raise InvalidUsageError("the option batch is only for batch writes", option="batch")
         self._options = options
+        self.schema = schema
         self._rows: SegmentRows | None = None
         if options.descriptors:
             check_same(schema, DESCRIPTORS, options.path)

@@ -16,13 +16,6 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from penstock.checkpointing.files import Files
@@ -31,6 +24,14 @@ from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.trace import trace
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.spark_ext.border.spark_versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+    require_admission_control,
+)
 from penstock.spark_ext.border.types import check_same
 from penstock.spark_ext.sources.p_stream_options import ReadOptions, WriteOptions
 from penstock.spark_ext.sources.p_stream_sink import BatchWriter, StreamWriter
@@ -273,6 +274,9 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         self._plan = plan
         self._rule = rule
         self._options = plan.options
+        for name in ("max_rows", "max_bytes"):
+            if getattr(plan.options, name) is not None:
+                require_admission_control(f"the option {name.replace('_', '')}")
         self._target: int | None = None  # where an AvailableNow run ends
         self._is_known = False
         self._releases = Releases()
@@ -333,9 +337,11 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             return ReadMaxBytes(self._options.max_bytes)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        row = self._row(start)
-        self._begin(row)
+    def latestOffset(self, start: dict[str, Any] | None, limit: ReadLimit) -> dict[str, Any]:
+        row = 0
+        if start is not None:
+            row = self._row(start)
+            self._begin(row)
         stream = self._plan.stream
         if self._target is None:
             stream.refresh()

@@ -16,10 +16,10 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from penstock._clock import new_id
+from penstock.spark_ext.border.spark_versions import ReadLimit, SupportsTriggerAvailableNow
 
 __all__ = ["WakeSource", "with_wake"]
 
@@ -56,7 +56,7 @@ class _WakeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     def prepareForTriggerAvailableNow(self) -> None:
         """There is nothing to prepare: the offset does not change in a run."""
 
-    def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:
+    def latestOffset(self, start: dict[str, str] | None, limit: ReadLimit) -> dict[str, str]:
         return self._start
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:

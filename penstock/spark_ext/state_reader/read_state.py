@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import Files, open_files
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError, PenstockError
 from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.state_reader.committed import committed_pointers, query_of, specification_of
 from penstock.spark_ext.state_reader.join_view import join_view
 from penstock.spark_ext.state_reader.queue_view import queue_view
@@ -145,7 +145,7 @@ def read_state(
         file = place.files.path_of(SPECIFICATION_FILE)
         raise CorruptDataError("the file describes no operator", file=file) from error
     numbered = _with_place(view.schema)
-    arrow = to_arrow_schema(numbered, timezone="UTC", prefers_large_types=large)
+    arrow = as_arrow_schema(numbered, large=large)
     # Each number is a separate partition: one bucket a task.
     numbers = spark.range(0, len(chosen), 1, max(len(chosen), 1))
     return numbers.mapInArrow(_Reader(chosen, view, arrow), numbered).toDF(*view.schema.names)

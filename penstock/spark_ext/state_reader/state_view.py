@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, IntegerType, LongType, StructField, StructType
 
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, Integers
+from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.state_store.bucket_store import State
 from penstock.units import NEVER
 
@@ -152,7 +153,7 @@ class Stored:
 
     def arrow(self, columns: StructType) -> pa.Schema:
         """Return the types of columns as Spark hands them to Arrow."""
-        return to_arrow_schema(columns, timezone="UTC", prefers_large_types=self.large)
+        return as_arrow_schema(columns, large=self.large)
 
 
 def _column(text: str) -> StructField | None:

@@ -19,7 +19,6 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkTypeError, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import StructType
 
@@ -32,6 +31,7 @@ from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.parcels import SIDE, Unpacker, from_parcel, to_parcels
+from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.sources.wake import with_wake
 from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.worker.python_workers import prepare_workers
@@ -303,7 +303,7 @@ def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
     fields: list[Any] = []
     for column in schema:
         try:
-            one = to_arrow_schema(StructType([column]), timezone="UTC", prefers_large_types=large)
+            one = as_arrow_schema(StructType([column]), large=large)
         except (PySparkTypeError, UnsupportedOperationException) as error:
             raise InvalidUsageError(
                 "a column of this type cannot go through an update queue",

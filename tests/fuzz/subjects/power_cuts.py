@@ -20,7 +20,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from penstock import _durable
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
@@ -29,6 +28,7 @@ from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.spark_checkpoint import repair_checkpoint
 from penstock.operators.scheduling.serve import Query
 from penstock.operators.update_stream.operator_options import QueueOptions
+from penstock.spark_ext.border.spark_versions import ReadMaxRows
 from penstock.spark_ext.sources import p_stream_sink, p_stream_source
 from penstock.spark_ext.worker import bucket_task
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel

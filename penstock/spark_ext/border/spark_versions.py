@@ -1,0 +1,194 @@
+"""What differs between the versions of Spark that Penstock runs on, 4.0 to 4.3.
+
+======================================  ===========  =====================================================
+what                                    since Spark  before
+======================================  ===========  =====================================================
+admission control of Python sources     4.2          a micro-batch has all rows that are there; limits are
+                                                     refused, and ``availableNow`` runs one micro-batch
+stream writers that take Arrow batches  4.1          rows become Arrow batches in the worker
+``timezone=`` of `to_arrow_schema`      4.3          UTC is the default
+======================================  ===========  =====================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.pandas import types
+from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType
+
+from penstock.errors import InvalidUsageError
+
+__all__ = [
+    "HAS_ADMISSION_CONTROL",
+    "DataSourceStreamArrowWriter",
+    "ReadAllAvailable",
+    "ReadLimit",
+    "ReadMaxBytes",
+    "ReadMaxRows",
+    "SupportsTriggerAvailableNow",
+    "as_arrow_schema",
+    "require_admission_control",
+]
+
+_ROWS_OF_A_BATCH = 8192
+_HAS_TIME_ZONE = "timezone" in signature(types.to_arrow_schema).parameters
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    HAS_ADMISSION_CONTROL = True
+except ModuleNotFoundError:
+    HAS_ADMISSION_CONTROL = False
+
+if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
+
+    class ReadLimit:
+        """The most that a micro-batch reads."""
+
+    @dataclass(frozen=True)
+    class ReadAllAvailable(ReadLimit):
+        """No limit."""
+
+    @dataclass(frozen=True)
+    class ReadMaxRows(ReadLimit):
+        """A number of rows."""
+
+        max_rows: int
+
+    @dataclass(frozen=True)
+    class ReadMaxBytes(ReadLimit):
+        """A number of bytes."""
+
+        max_bytes: int
+
+    class SupportsTriggerAvailableNow(DataSourceStreamReader):
+        """Calls a subclass's ``latestOffset(start, limit)`` where Spark calls ``latestOffset()``.
+
+        `start` is None if Spark has told no offset yet: after a restart it tells the last one too late.
+        """
+
+        _start: dict[str, Any] | None = None
+
+        def __init_subclass__(cls) -> None:
+            limited, first, plan = cls.latestOffset, cls.initialOffset, cls.partitions
+
+            @wraps(first)
+            def initial(self: SupportsTriggerAvailableNow) -> dict[str, Any]:
+                self._start = first(self)
+                return self._start
+
+            @wraps(limited)
+            def latest(self: SupportsTriggerAvailableNow) -> dict[str, Any]:
+                return limited(self, self._start, ReadAllAvailable())
+
+            @wraps(plan)
+            def planned(self: SupportsTriggerAvailableNow, start: dict[str, Any], end: dict[str, Any]) -> Any:
+                self._start = end
+                return plan(self, start, end)
+
+            cls.initialOffset, cls.latestOffset, cls.partitions = initial, latest, planned
+
+
+def require_admission_control(what: str) -> None:
+    """Refuse an option that Spark cannot keep.
+
+    Raises
+    ------
+    InvalidUsageError
+        If this Spark has no admission control for Python sources.
+    """
+    if not HAS_ADMISSION_CONTROL:
+        raise InvalidUsageError(
+            f"{what} needs Spark 4.2 or newer", spark=pyspark.__version__, hint="leave the option out"
+        )
+
+
+def as_arrow_schema(schema: StructType, *, large: bool = False, unique: bool = False) -> pa.Schema:
+    """Return the Arrow schema in which Spark hands over rows; timestamps are in UTC.
+
+    Parameters
+    ----------
+    schema : StructType
+        The columns.
+    large : bool
+        Whether texts and binary values have offsets of 64 bits.
+    unique : bool
+        Whether a struct with two fields of one name is refused, with ``UnsupportedOperationException``.
+    """
+    zone: dict[str, Any] = {"timezone": "UTC"} if _HAS_TIME_ZONE else {}
+    return types.to_arrow_schema(
+        schema, error_on_duplicated_field_names_in_struct=unique, prefers_large_types=large, **zone
+    )
+
+
+class _RowWriter(DataSourceStreamWriter):
+    """Calls a subclass's ``write`` with Arrow batches where Spark hands over rows.
+
+    A subclass has the columns as its attribute ``schema``.
+    """
+
+    schema: StructType
+
+    def __init_subclass__(cls) -> None:
+        write: Callable[[Any, Iterator[pa.RecordBatch]], WriterCommitMessage] = cls.write
+
+        @wraps(write)
+        def write_rows(self: _RowWriter, rows: Iterator[Row]) -> WriterCommitMessage:
+            return write(self, _batches_of(rows, self.schema))
+
+        cls.write = write_rows  # type: ignore[method-assign, assignment]
+
+
+def _batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield rows as Arrow batches."""
+    arrow = as_arrow_schema(schema)
+    convert = [_converter(field.dataType) for field in schema]
+    while some := list(islice(rows, _ROWS_OF_A_BATCH)):
+        columns = (
+            map(to_arrow, values) for to_arrow, values in zip(convert, zip(*some, strict=True), strict=True)
+        )
+        arrays = [pa.array(list(values), field.type) for field, values in zip(arrow, columns, strict=True)]
+        yield pa.record_batch(arrays, schema=arrow)
+
+
+def _converter(kind: DataType) -> Callable[[Any], Any]:
+    """Return a function that makes a value of Spark's Python rows one that Arrow takes."""
+    match kind:
+        case StructType():
+            fields = [(field.name, _converter(field.dataType)) for field in kind]
+            return _unless_null(
+                lambda row: {name: to(value) for (name, to), value in zip(fields, row, strict=True)}
+            )
+        case ArrayType():
+            to_element = _converter(kind.elementType)
+            return _unless_null(lambda values: [to_element(value) for value in values])
+        case MapType():
+            to_key, to_value = _converter(kind.keyType), _converter(kind.valueType)
+            return _unless_null(lambda values: [(to_key(k), to_value(v)) for k, v in values.items()])
+    return kind.toInternal if kind.needConversion() else lambda value: value
+
+
+def _unless_null(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else convert(value)
+
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+else:
+    DataSourceStreamArrowWriter = getattr(datasource, "DataSourceStreamArrowWriter", _RowWriter)
