@@ -25,7 +25,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import penstock
 from penstock import abort
-from penstock.checkpointing.trace import trace
 from penstock.procedures.databases import Database
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.programs import PROGRAMS
@@ -174,12 +173,6 @@ def start(spark: SparkSession, directory: Path, name: str, draw: random.Random) 
     return writer.option("checkpointLocation", str(place / "checkpoint")).start()
 
 
-def queries_of(directory: Path, name: str) -> dict[str, Any]:
-    """Return the input, output and state of a query, for its trace."""
-    place = directory / name
-    return {"reads": [[str(place / "source"), name]], "writes": str(place / "sink"), "state": name}
-
-
 def write_tables(spark: SparkSession, directory: Path) -> None:
     """Write the tables of the last micro-batch."""
     for flow_name, flow in FLOWS.items():
@@ -192,7 +185,6 @@ def write_tables(spark: SparkSession, directory: Path) -> None:
 def main() -> int:
     """Run the job and return its exit code."""
     directory, draw = Path(sys.argv[1]), random.Random(os.environ[START])
-    trace("graph", graph="transactions", queries={name: queries_of(directory, name) for name in FLOWS})
     spark = lean_session(directory / "spark", master="local[2,2]", as_users=True)
     spark.sparkContext.environment["PENSTOCK_FAILPOINTS"] = os.environ[POINTS]
     penstock.register(spark)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import random
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock._failpoints import SINK_POINTS, STATE_POINTS
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
-from penstock.checkpointing.trace import tracing
 from penstock.procedures.plain.rounds import PlainRounds
 from penstock.procedures.workflows.workflow import Workflow
 from tests.crash import transaction_job
-from tests.crash.harness import TRACE, kill_all, random_moment, started, why
-from tests.crash.p_stream_kills import verify_trace
+from tests.crash.harness import kill_all, random_moment, started, why
 from tests.crash.transaction_job import FLOWS, NUMBER, Flow
 from tests.crash.window_kills import KINDS, PATIENCE_S, kill_one
 from tests.processes import until
@@ -57,18 +52,6 @@ def starts_of(draw: random.Random, kills: int) -> Iterator[Start]:
         del points[:count]
 
 
-@contextlib.contextmanager
-def traced(directory: Path) -> Iterator[None]:
-    """Add what this process does with the protocol to the trace of the job."""
-    file = (directory / TRACE).open("ab", buffering=0)
-
-    def write(event: dict[str, Any]) -> None:
-        file.write(json.dumps(event).encode() + b"\n")
-
-    with file, tracing(write):
-        yield
-
-
 def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> None:
     """Kill `kills` times what `seed` draws, when it draws; compare results and tables.
 
@@ -95,10 +78,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
             numbers = pa.array(range(first, first + drawn.num_rows), pa.int64())
             events[name].append(drawn.append_column(NUMBER, numbers))
             to = directory / name / "source"
-            with (
-                traced(directory),
-                PStreamWriter(to, events[name][0].schema, threads=1, unit_rows=500) as writer,
-            ):
+            with PStreamWriter(to, events[name][0].schema, threads=1, unit_rows=500) as writer:
                 writer.append(pa.Table.from_batches(events[name][-1:]))
 
     def environment(armed: str = "") -> dict[str, str]:
@@ -137,7 +117,6 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         assert job.returncode == 0, why(job, directory)
     for name, flow in FLOWS.items():
         verify(directory / name, flow, events[name], say)
-    verify_trace(directory, say)
 
 
 def verify(place: Path, flow: Flow, events: list[pa.RecordBatch], say: Callable[[str], None] = print) -> None:
