@@ -148,9 +148,9 @@ def test_an_aggregate_is_sql_or_a_column_that_means_the_same(spark: SparkSession
     for wrong in (sf.sum(sf.udf(lambda v: v, "double")("v")), len):
         with pytest.raises(InvalidUsageError, match=r"neither SQL text nor .* Hint: write Spark SQL"):
             windows(a=wrong)
-    for wrong in ("sum(vv)", sf.sum("vv")):
+    for unknown in ("sum(vv)", sf.sum("vv")):
         with pytest.raises(InvalidUsageError, match=r"^there is no column 'vv'.* Hint: did you mean 'v'\?$"):
-            windows(a=wrong)
+            windows(a=unknown)
     with pytest.raises(InvalidUsageError, match=r"cannot aggregate .* expression=t\. Hint"):
         windows(a="sum(t)")
     with pytest.raises(InvalidUsageError, match=r"aggs is no mapping: got=list"):
