@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli import app
-from penstock.errors import FencedError, InvalidUsageError, UnavailableError
+from penstock.errors import CorruptDataError, FencedError, InvalidUsageError, UnavailableError
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
@@ -227,6 +229,47 @@ def test_a_call_that_fails_is_not_repeated(tmp_path: Path) -> None:
         assert rows(again) == [
             dict(zip(FIRST, row, strict=True)) for row in zip(*FIRST.values(), strict=True)
         ]
+
+
+def _damages(data: bytes, draw: random.Random) -> Iterator[bytes]:
+    """Give a file cut at its begin, in its middle and at its end, then with a flipped bit."""
+    yield from (data[:size] for size in (0, len(data) // 2, len(data) - 1))
+    for place in draw.sample(range(len(data)), 4):
+        yield data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
+
+
+def test_a_damaged_file_is_named_with_the_place_or_not_needed(tmp_path: Path) -> None:
+    db = bank().open(tmp_path / "whole")
+    db.load("accounts", FIRST)
+    db.call("move", **moves(1, 1)[0])
+    db.checkpoint()
+    for move in moves(2, 2):
+        db.call("move", **move)
+    expected = rows(db)
+    assert db._log is not None
+    db._log.close()
+    draw = random.Random(5)
+    named = set()
+    for file in sorted(one for one in (tmp_path / "whole").rglob("*") if one.is_file()):
+        name = file.relative_to(tmp_path / "whole")
+        for number, data in enumerate(_damages(file.read_bytes(), draw)):
+            place = tmp_path / f"{file.name}-{number}"
+            shutil.copytree(tmp_path / "whole", place)
+            (place / name).chmod(0o600)
+            (place / name).write_bytes(data)
+            try:
+                opened = bank().open(place)
+            except CorruptDataError as error:
+                assert str(place / name) in str(error)
+                assert {"offset", "size_bytes", "format_version"} & error.context.keys(), error
+                named.add(name.parts[:-1])
+            else:
+                assert rows(opened) == expected
+                opened.close()
+            shutil.rmtree(place)
+    # Released calls and how far a reader has come are not needed.
+    parts = ("log",), ("log", "log"), ("log", "segments"), ("tables",), ("tables", "00000")
+    assert named == set(parts)
 
 
 def test_inspect_shows_a_database_in_a_directory(tmp_path: Path) -> None:

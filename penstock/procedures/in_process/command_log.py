@@ -17,6 +17,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -138,8 +139,10 @@ class CommandLog:
         """Return the newest version of the tables, and the calls since, to run again."""
         state = TableSet(self._tables)
         found = survey_bucket(self._store.files)
-        if found.damage:
-            raise CorruptDataError(found.damage[0].fact, file=found.damage[0].file)
+        for damage in found.damage:
+            # The survey does not keep the place in the file, which the error that it found has.
+            decode(self._store.files.read(PurePosixPath(damage.file).name), damage.file)
+            raise CorruptDataError(damage.fact, file=damage.file)
         offsets = {pointer: self._offset_of(self._store.look(pointer)[1]) for pointer in found.newest}
         begin = 0
         if offsets:

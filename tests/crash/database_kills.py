@@ -1,0 +1,186 @@
+"""Kill the process of a database at random, and see that nothing is lost and nothing comes twice.
+
+python -m tests.crash.database_kills [KILLS [SEED]]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.procedures.engine import TableSet
+from tests.crash.database_job import ACKNOWLEDGED, Armed, digest, events_of, state_digest, workload
+from tests.crash.harness import ROOT
+
+_LONGEST_RUN_S = 300.0
+_MOST_ROUNDS = 1 << 20
+
+
+class Expected:
+    """What an uninterrupted run of a workload leaves after each round."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._database, self._program = workload(seed)
+        self._state = TableSet(self._database.catalog.stored.values())
+        self._states = [state_digest(self._state, self._database)]
+        self._results = [""]
+
+    def _run_to(self, number: int) -> None:
+        while len(self._states) <= number:
+            events = events_of(self._seed, len(self._states), self._program)
+            results = self._state.run(self._program, events, np.array([0, events.num_rows]))
+            self._states.append(state_digest(self._state, self._database))
+            self._results.append(digest(results.to_pylist()))
+
+    def state(self, number: int) -> str:
+        """Return the digest of the state after so many rounds."""
+        self._run_to(number)
+        return self._states[number]
+
+    def results(self, number: int) -> str:
+        """Return the digest of the results of a round."""
+        self._run_to(number)
+        return self._results[number]
+
+
+class Jobs:
+    """Processes that go on, one after the other, where the last one was killed.
+
+    Parameters
+    ----------
+    directory : Path
+        Where the database is, and what they acknowledge.
+    seed : int
+        Tells the workload.
+    """
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.directory = directory
+        self._expected = Expected(seed)
+        self._attempt = 0
+        self._told = 0
+        self.rounds = 0
+        """The rounds that are acknowledged, or were found by a later process."""
+        self.loaded: set[int] = set()
+        self._log = (directory / "job.log").open("w")
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.database_job", str(directory), str(seed)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        self._answer("started")
+
+    def __enter__(self) -> Jobs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.kill()
+        self._server.communicate()
+        self._log.close()
+
+    def _answer(self, expected: str | None = None) -> str:
+        assert self._server.stdout is not None
+        said = self._server.stdout.readline().strip()
+        assert said and expected in (None, said), (said, self.why())
+        return said
+
+    def why(self) -> str:
+        """Return what the processes have said."""
+        return (self.directory / "job.log").read_text()[-3000:]
+
+    def run(
+        self,
+        *,
+        rounds: int = _MOST_ROUNDS,
+        kill_after_lines: int = 0,
+        kill_after_s: float = _LONGEST_RUN_S,
+        armed: Armed | None = None,
+    ) -> int:
+        """Run a process until it ends or is killed; check what it said, and return its exit code."""
+        self._attempt += 1
+        job: dict[str, Any] = {
+            "attempt": self._attempt, "rounds": rounds, "kill_after_lines": kill_after_lines,
+            "kill_after_s": kill_after_s, "armed": armed or {},
+        }  # fmt: skip
+        assert self._server.stdin is not None
+        self._server.stdin.write(json.dumps(job) + "\n")
+        self._server.stdin.flush()
+        code = int(self._answer())
+        assert code <= 0, self.why()
+        self._check()
+        return code
+
+    def _check(self) -> None:
+        """Check the lines that are new."""
+        place = self.directory / ACKNOWLEDGED
+        lines = place.read_text().splitlines() if place.exists() else []
+        for line in lines[self._told :]:
+            word, *rest = line.split(" ")
+            if word == "opened":
+                self._check_opened(int(rest[0]), rest[1], {int(one) for one in rest[2].split(",") if one})
+            elif word == "loaded":
+                self.loaded.add(int(rest[0]))
+            elif word == "ran":
+                self.rounds = int(rest[0])
+                assert rest[1] == self._expected.results(self.rounds), f"results of round {self.rounds}"
+        self._told = len(lines)
+
+    def _check_opened(self, rounds: int, state: str, loaded: set[int]) -> None:
+        # A call that did not return ran at most three rounds, or loaded a row before the next one.
+        assert self.rounds <= rounds <= self.rounds + 3, f"{self.rounds} rounds were done, {rounds} are there"
+        assert state == self._expected.state(rounds), f"the state after {rounds} rounds"
+        assert loaded >= self.loaded, f"loads are lost: {self.loaded - loaded}"
+        assert loaded - self.loaded <= {self.rounds + 1}, f"loads of nobody: {loaded - self.loaded}"
+        self.rounds, self.loaded = rounds, loaded
+
+
+def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> None:
+    """Kill `kills` processes at moments drawn from `seed`; check each start and the end.
+
+    Raises
+    ------
+    AssertionError
+        If something is lost or came twice, or a process failed.
+    """
+    draw = random.Random(seed)
+    with Jobs(directory, seed) as jobs:
+        killed = in_starts = 0
+        while killed < kills:
+            before = jobs.rounds, len(jobs.loaded)
+            # In its start, or after some calls; then at any moment of what it is in.
+            lines = draw.choice([0, 1, 2, 3, 5, 8])
+            moment = draw.uniform(0, 0.03 if lines else 0.3)
+            killed += jobs.run(kill_after_lines=lines, kill_after_s=moment) < 0
+            in_starts += before == (jobs.rounds, len(jobs.loaded))
+        assert jobs.run(rounds=5) == 0
+        assert jobs.run(rounds=0) == 0
+        say(
+            f"{killed} processes were killed, {in_starts} before their first call returned; "
+            f"{jobs.rounds} rounds and {len(jobs.loaded)} loads are there once"
+        )
+
+
+def main() -> None:
+    """Run for so many kills, with new workloads, and say how to do that again."""
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns() % 10**6
+    while kills > 0:
+        print(f"python -m tests.crash.database_kills {min(kills, 25)} {seed}", flush=True)
+        with tempfile.TemporaryDirectory() as place:
+            run_with_kills(Path(place), seed, min(kills, 25))
+        kills, seed = kills - 25, seed + 1
+
+
+if __name__ == "__main__":
+    main()
