@@ -21,13 +21,36 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import numba
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
 
 from penstock._clock import new_id
 from penstock._durable import replace
 
-__all__ = ["kernel", "load_generated"]
+__all__ = ["kernel", "load_generated", "program_kernel"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+_NOT_NEEDED = frozenset({
+    "AnnotateTypes",
+    "DeadBranchPrune",
+    "FindLiterallyCalls",
+    "GenericRewrites",
+    "IRLegalization",
+    "InlineClosureLikes",
+    "InlineInlinables",
+    "InlineOverloads",
+    "LiteralPropagationSubPipelinePass",
+    "LiteralUnroll",
+    "MakeFunctionToJitFunction",
+    "MixedContainerUnroller",
+    "NopythonRewrites",
+    "ParforPass",
+    "PreParforPass",
+    "RewriteDynamicRaises",
+    "RewriteSemanticConstants",
+    "WithLift",
+})  # fmt: skip
+"""Passes of numba, by their names, for what the kernel of a program never has: closures, array expressions,
+functions to inline by type, branches on absent arguments, ``with``, ``raise``. Not all versions have all."""
 
 
 def _private(directory: Path) -> bool:
@@ -82,6 +105,28 @@ def kernel(function: F) -> F:
     """Compile `function` without object mode, free of the GIL, cached on disk."""
     with _cache_home(_cache if _ARCHIVED else None):
         compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    return compiled
+
+
+class _LeanCompiler(CompilerBase):  # type: ignore[misc]
+    """Compiles what has only scalars, loops, branches, elements of arrays, and calls of kernels."""
+
+    def define_pipelines(self) -> list[Any]:
+        """Return numba's pipeline without passes that are not needed."""
+        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        passes.passes = [one for one in passes.passes if one[0].__name__ not in _NOT_NEEDED]
+        passes.finalize()
+        return [passes]
+
+
+def program_kernel(function: F) -> F:
+    """Compile the kernel of a program as `kernel` does, without the passes that it does not need.
+
+    A workflow has a thousand lines and more, and numba takes longest for its own passes over them.
+    """
+    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy", pipeline_class=_LeanCompiler)(
+        function
+    )
     return compiled
 
 

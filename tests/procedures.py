@@ -70,7 +70,9 @@ def interpreted(program: Program | PlainProgram) -> Callable[..., int]:
     """Return the kernel of a compiled program without the compiler."""
     assert isinstance(program, Program)
     space: dict[str, Any] = {}
-    source = program.source.replace("from penstock._kernels import kernel\n", "kernel = lambda f: f\n")
+    source = program.source.replace(
+        "from penstock._kernels import program_kernel as kernel\n", "kernel = lambda f: f\n"
+    )
     exec(compile(source, "<kernel>", "exec"), space)
 
     def run(*arguments: Any) -> int:
