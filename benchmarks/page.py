@@ -267,20 +267,24 @@ a second ([file](../benchmarks/results/transactions_speed.txt)). `kernel` prefet
 {text_table("transactions_speed", "program", TRANSACTIONS_SPEED)}
 
 The same programs, event by event, in other systems on the same machine, transactions a second
-([file](../benchmarks/results/transactions_peers.txt), with memory and how each is run). Results and tables
-are equal. A contender that is far slower runs fewer of the same events.
+([file](../benchmarks/results/transactions_peers.txt), with memory and how each is run). None syncs its
+writes: Penstock and dicts are in memory, PostgreSQL commits asynchronously. Results and tables are equal;
+those of two threads, whose order is not fixed, are not compared. A contender that is far slower runs fewer
+of the same events.
 
 {peers()}
 
 ## Figures of S-Store
 
-The experiments of (S-Store §4) with Penstock on both sides: what its triggers, windows and workflows save,
-against the same procedures without them. `python -m benchmarks.paper.s_store NUMBER` measures and draws one.
-A client is a process of its own, and calls the database over a socket. One that drives calls each procedure
-once it has the result of the one before. One of a workflow sends events without waiting, unless the column
-says so, and the server runs what has come as one call. Both sides are equally durable. In figure 11 a core
-keeps up while the worst latency is below the threshold. Figures 5 to 8 and 9a are medians of three runs, and
-their ratios medians of those of the runs, unless the command in the file says otherwise.
+The experiments of (S-Store §4). In figures 5 to 9 Penstock is on both sides, equally durable: what its
+triggers, windows and workflows save, against the same procedures without them. `python -m
+benchmarks.paper.s_store NUMBER` measures and draws one. A client is a process of its own, and calls the
+database over a socket. One that drives calls each procedure once it has the result of the one before. One of
+a workflow sends events without waiting, unless the column says so, and the server runs what has come as one
+call. So the ratios of figures 6 and 8 have also what batches save over round trips, and with them one sync
+for many calls; `workflow, client waits` is without that. In figure 11 a core keeps up while the worst latency
+is below the threshold. Figures are medians of as many runs as the command in the file says, and ratios
+medians of those of the runs.
 
 {s_store()}
 
