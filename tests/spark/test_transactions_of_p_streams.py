@@ -161,6 +161,25 @@ def test_readers_pack_rows_for_several_buckets(spark: SparkSession, tmp_path: Pa
     check_state(spark, place, database, plain)
 
 
+@pytest.mark.parametrize("buckets", [1, 2])
+def test_columns_of_another_case_pass_through_spark(
+    spark: SparkSession, tmp_path: Path, buckets: int
+) -> None:
+    place = Place(tmp_path)
+    database = penstock.database("accounts")
+    database.table("accounts", "account bigint, balance bigint", key="account", partition_by="account")
+    spend = database.procedure(event="account bigint, amount bigint", returns="left bigint")(define(SPEND))
+    append(place, pa.table({"Account": [1], "amount": [2]}))
+    events = source(spark, place).select("account", "amount")
+    opening = pa.table({"account": [1], "balance": [5]})
+    results = penstock.transactions(
+        events, spend, buckets=buckets, initial={"accounts": opening}, state_location=place.state
+    )
+    assert route(results) is Route.SPARK
+    place.run(results)
+    assert place.sequence("left", "rejected") == [(3, None)]
+
+
 def test_tasks_write_results_themselves_or_spark_does(spark: SparkSession, tmp_path: Path) -> None:
     place, program = Place(tmp_path), PROGRAMS["bank"]
     rows = []

@@ -129,12 +129,15 @@ class PieceReader:
 def parcels_of_p_stream(df: DataFrame, packer: TransactionPacker) -> tuple[DataFrame, PieceReader] | None:
     """Return the parcels of a p-stream's rows, and who reads those that are not in them.
 
-    None if `df` is more than columns of a p-stream.
+    None if `df` is more than columns of a p-stream under their own names.
     """
     options = _options_of_p_stream(df)
     if options is None or {"scan", "transactions"} & options.keys():
         return None
     stream = PStream(options["path"])
+    # Spark gives a column the name it is selected by, which may differ in case.
+    if not set(packer.needed) <= set(stream.schema.names):
+        return None
     columns = Columns(packer.needed, StructType([df.schema[name] for name in packer.needed]))
     given = {
         "needed": packer.needed,
