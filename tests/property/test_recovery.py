@@ -187,3 +187,13 @@ def test_a_recovery_that_is_not_there_is_refused(tmp_path: Any) -> None:
         pytest.raises(InvalidUsageError, match="a workflow with plain=True has no strong recovery"),
     ):
         db.call("flow", id=1, name="a")
+
+
+def test_a_plain_workflow_refuses_to_repeat_transactions(tmp_path: Any) -> None:
+    db = fork().open(tmp_path, recovery="strong")
+    db.call("flow", id=1, name="a")
+    with pytest.raises(InvalidUsageError, match="open the database once without plain=True"):
+        fork(plain=True).open(tmp_path)
+    fork().open(tmp_path).close()
+    with fork(plain=True).open(tmp_path) as again:
+        assert again.table("seen").num_rows == 2

@@ -190,6 +190,7 @@ def test_an_interrupt_between_a_call_and_its_log_ends_the_database(
         {"id": [1, 2], "balance": [1]},
         {"id": 1, "balance": 1},
         [{"id": 1, "balance": 1}],
+        pa.table([[1], [2], [1]], names=["id", "id", "balance"]),
     ],
 )
 def test_values_that_no_column_holds_are_refused(columns: Any) -> None:

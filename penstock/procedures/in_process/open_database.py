@@ -124,7 +124,13 @@ class OpenDatabase:
         if call.transaction is None:
             self._state.run(program, call.events, call.bounds)
             return
-        if call.transaction == 0 and isinstance(program, Program):
+        if isinstance(program, PlainProgram):
+            raise InvalidUsageError(
+                "a workflow with plain=True cannot repeat transactions of strong recovery",
+                workflow=program.name,
+                hint="open the database once without plain=True, and close it: then nothing is repeated",
+            )
+        if call.transaction == 0:
             strong.begin(program, call.events)
         strong.repeat(call)
 
@@ -329,6 +335,8 @@ def _arrow_errors(of: str) -> Iterator[None]:
 def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, of: str) -> list[pa.RecordBatch]:
     """Return rows as batches of a schema, by name; columns that it lacks are null."""
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    if twice := [name for name in schema.names if table.column_names.count(name) > 1]:
+        raise InvalidUsageError("a column is there twice", of=of, columns=twice)
     if strange := [name for name in schema.names if name not in table.column_names]:
         missing = [name for name in strange if not schema.field(name).nullable]
         if missing:
