@@ -30,7 +30,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 from penstock import _durable
 from penstock.checkpointing.files import Files, LocalFiles, open_files
@@ -51,11 +50,17 @@ _File = tuple[Files, str]
 
 
 def local_path(location: str) -> Path | None:
-    """Return the local path of a checkpoint location in Spark's form; None if it is not on a local disk."""
+    """Return the local path of a checkpoint location in Spark's form; None if it is not on a local disk.
+
+    Spark takes a URI as it stands: ``%20``, ``#`` and ``?`` are parts of names.
+    """
     scheme = _SCHEME.match(location)
     if scheme is None:
         return Path(location)
-    return Path(unquote(urlparse(location).path)) if scheme[1].lower() == "file" else None
+    if scheme[1].lower() != "file":
+        return None
+    path = location[len("file:") :]
+    return Path("/" + path[2:].partition("/")[2] if path.startswith("//") else path)
 
 
 def make_durable(location: str | None) -> None:
@@ -177,7 +182,8 @@ def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True)
     --------
     >>> penstock.repair_checkpoint("/checkpoints/loads", dry_run=False)  # doctest: +SKIP
     """
-    files = open_files(location)
+    text = os.fspath(location)
+    files = open_files((local_path(text) or text) if _SCHEME.match(text) else text)
     if isinstance(files, LocalFiles):
         batch, gone = _to_repair(files)
     else:

@@ -218,6 +218,27 @@ def test_what_is_wrong_with_a_start_is_told_in_our_words(
     assert "finds no state of its checkpoint in" in caplog.text
 
 
+def test_a_start_is_checked_at_the_uri_of_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    penstock.register(spark)
+    rows = spark.readStream.format("market").options(rows=100).load()
+
+    def writer(key: str, checkpoint: str) -> DataStreamWriter:
+        served = penstock.update_queue(rows, key, "time", state_location=str(tmp_path / "state"))
+        started = served.writeStream.format("noop").trigger(availableNow=True)
+        return started.option("checkpointLocation", f"file://{tmp_path}/{checkpoint}")
+
+    penstock.run(writer("symbol", "a%20b#c"))
+    with pytest.raises(InvalidUsageError, match="made with another key"):
+        writer("volume", "a%20b#c").start()
+    (tmp_path / "file").touch()
+    with pytest.raises(PenstockError):
+        writer("symbol", "file").start()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "metadata").write_text("{}")
+    with pytest.raises(PenstockError):
+        writer("symbol", "other").start()
+
+
 def test_run_says_what_it_takes(spark: SparkSession) -> None:
     with pytest.raises(InvalidUsageError, match=r"this is no query: got=DataFrame\. Hint: pass a writer"):
         penstock.run(spark.range(3))  # type: ignore[arg-type]

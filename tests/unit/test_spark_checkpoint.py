@@ -19,7 +19,13 @@ from typer.testing import CliRunner
 from penstock import _durable
 from penstock.checkpointing.p_stream import PStream, PStreamWriter, Segment, Unit
 from penstock.checkpointing.releases import Releases
-from penstock.checkpointing.spark_checkpoint import Repair, make_durable, plan_of, repair_checkpoint
+from penstock.checkpointing.spark_checkpoint import (
+    Repair,
+    local_path,
+    make_durable,
+    plan_of,
+    repair_checkpoint,
+)
 from penstock.cli import app
 from penstock.errors import CorruptDataError, PenstockError
 from penstock.spark_ext.sources import p_stream_sink
@@ -214,10 +220,20 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
+@pytest.mark.parametrize("name", ["a b", "a%20b", "a#b", "a?b"])
+def test_a_uri_names_the_directory_that_spark_makes(tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    (place / "offsets").mkdir(parents=True)
+    (place / "offsets" / ".0.tmp").touch()
+    for uri in (f"file:{place}", f"file://{place}"):
+        assert local_path(uri) == place
+        assert repair_checkpoint(uri).files == (str(place / "offsets" / ".0.tmp"),)
+
+
 def test_a_checkpoint_is_synced_where_it_lies(tmp_path: Path, synced: list[str]) -> None:
     place = tmp_path / "a b"
     place.mkdir()
-    for location in (str(place), f"file:{place}", f"file://{str(place).replace(' ', '%20')}"):
+    for location in (str(place), f"file:{place}", f"FILE://{place}"):
         make_durable(location)
     make_durable("s3a://bucket/checkpoint")
     make_durable("hdfs://name/checkpoint")

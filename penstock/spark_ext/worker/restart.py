@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock._durable import make_directory
-from penstock.checkpointing.files import open_files
+from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.spark_ext.api.failure import failure_of
@@ -142,17 +142,20 @@ def _has_commits(checkpoint: str | None) -> bool:
 
 def _check_writable(location: str) -> None:
     """Make the directory of the state, if it is on a local disk."""
-    path = local_path(location)
-    if path is not None:
-        make_directory(path)
+    files = open_files(location)
+    if isinstance(files, LocalFiles):
+        make_directory(files.directory)
 
 
 def _id_in(checkpoint: str | None) -> str | None:
-    """Return the id of the query to which a checkpoint on a local disk belongs; None if it is new."""
+    """Return the id of the query to which a checkpoint on a local disk belongs; None if it has none.
+
+    Of a checkpoint that is no directory, or has other metadata, Spark says what is wrong.
+    """
     path = None if checkpoint is None else local_path(checkpoint)
     try:
         return None if path is None else str(json.loads((path / "metadata").read_text())["id"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError):
         return None
 
 
