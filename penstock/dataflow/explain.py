@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.dataflow.nodes import Materialize, Node, Source, Transactions, topological
+from penstock.dataflow.nodes import Materialize, Node, PushedScan, Source, Transactions, topological
 from penstock.dataflow.place import stored_bytes
 from penstock.dataflow.statistics import Flow, flows
+from penstock.operators.scan.spec import Scan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,6 +74,8 @@ def _procedures(plan: PhysicalPlan) -> dict[str, str]:
 def _input(node: Transactions) -> str:
     """Say how rows come to the transactions of their bucket."""
     above = node.inputs[0]
+    if isinstance(above, PushedScan) and above.scan == Scan(above.scan.columns):
+        above = above.inputs[0]
     if not (isinstance(above, Materialize) or (isinstance(above, Source) and above.kind == "p-stream")):
         return "rows pass through Spark"
     if node.buckets == 1:

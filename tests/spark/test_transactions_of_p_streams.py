@@ -14,7 +14,9 @@ import penstock
 from penstock.procedures.databases import Database
 from penstock.procedures.plain.tables import PlainTables
 from penstock.procedures.programs import PROGRAMS, PackagedProgram
+from penstock.spark_ext.api.transactions import PlannedTransactions, plan_transactions
 from penstock.spark_ext.border.transaction_packing import Route
+from penstock.spark_ext.graph import frames
 from tests.procedures import comparable, define
 from tests.spark.queries import PATIENCE_S, Place, settings
 from tests.workflows import state_bytes, table_bytes
@@ -204,16 +206,30 @@ def test_tasks_write_results_themselves_or_spark_does(spark: SparkSession, tmp_p
     ]
 
 
-def test_a_graph_reads_and_writes_without_spark(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_graph_reads_and_writes_without_spark(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wide: bool
+) -> None:
     place, program = Place(tmp_path), PROGRAMS["bank"]
-    (rows,) = appended(place, program, 50, 900)
-    graph = penstock.graph("money").source("events", rows.schema).transactions(program.procedure)
+    rows = pa.Table.from_batches([program.opening(50), program.workload(900, 50, 0)])
+    stored = rows.append_column("note", pa.nulls(rows.num_rows, pa.string())) if wide else rows
+    append(place, stored)
+    routes: list[Route] = []
+
+    def planned(*arguments: Any) -> PlannedTransactions:
+        made = plan_transactions(*arguments)
+        routes.append(made.route)
+        return made
+
+    monkeypatch.setattr(frames, "plan_transactions", planned)
+    graph = penstock.graph("money").source("events", stored.schema).transactions(program.procedure)
     graph = graph.sink("pstream", path=str(tmp_path / "out"))
     assert graph.explain().rstrip().endswith("input: the bucket's task reads the p-stream")
     options: dict[str, Any] = {"sources": {"events": place.directory / "events"}, "available_now": True}
     with penstock.start(graph, spark, tmp_path / "graph", max_rows=400, **options) as running:
         assert running.await_termination(PATIENCE_S), running.status()
         assert running.status()["queries"]["results"]["writes"] == "directly"
+    assert set(routes) == {Route.BUCKET}
     made = penstock.PStreamReader(tmp_path / "out").read().to_pylist()
     expected = serial(program, [rows])[0]
     assert [tuple(row.values()) for row in made] == [(0, number, *row) for number, row in enumerate(expected)]

@@ -132,7 +132,10 @@ def parcels_of_p_stream(df: DataFrame, packer: TransactionPacker) -> tuple[DataF
     None if `df` is more than columns of a p-stream under their own names.
     """
     options = _options_of_p_stream(df)
-    if options is None or {"scan", "transactions"} & options.keys():
+    if options is None or "transactions" in options:
+        return None
+    # A graph reads columns by a scan that does nothing else.
+    if json.loads(options.pop("scan", '{"columns": []}')).keys() != {"columns"}:
         return None
     stream = PStream(options["path"])
     # Spark gives a column the name it is selected by, which may differ in case.
