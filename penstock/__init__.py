@@ -10,6 +10,7 @@ from penstock._version import __version__
 if TYPE_CHECKING:
     from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
     from penstock.checkpointing.spark_checkpoint import repair_checkpoint
+    from penstock.conf.pipeline import load_pipeline
     from penstock.dataflow import graph
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
@@ -32,6 +33,7 @@ __all__ = [
     "database",
     "event",
     "graph",
+    "load_pipeline",
     "metrics",
     "read_state",
     "register",
@@ -56,6 +58,7 @@ __getattr__ = lazily(
         "database": "penstock.procedures",
         "event": "penstock.procedures",
         "graph": "penstock.dataflow",
+        "load_pipeline": "penstock.conf.pipeline",
         "metrics": "penstock.spark_ext.api.metrics",
         "read_state": "penstock.spark_ext.state_reader.read_state",
         "register": "penstock.spark_ext.api.register",

@@ -127,7 +127,7 @@ def test_without_draining_what_waits_is_served_by_the_next_run(spark: SparkSessi
     keep = pipeline(tmp_path, queue=queue, sink=sink, query={"drain": False})
     first = run_to_end(keep, spark=spark)
     assert first.waiting_keys > 0
-    drained = run_to_end(pipeline(tmp_path, queue=queue, sink=sink), spark=spark)
+    drained = penstock.run(pipeline(tmp_path, queue=queue, sink=sink))
     assert (drained.rows_in, drained.waiting_keys) == (0, 0)
     assert drained.emitted >= first.waiting_keys
     seen = spark.read.parquet(str(tmp_path / "out")).groupBy("symbol").max("seq").collect()

@@ -185,12 +185,12 @@ def _follow_graph(
 
 
 def run(
-    query: StreamingQuery | RunningGraph | DataStreamWriter,
+    query: StreamingQuery | RunningGraph | DataStreamWriter | Pipeline,
     *,
     drain: bool = True,
     on_batch: Callable[[Batch], None] | None = None,
 ) -> Totals:
-    """Follow a query or a graph until it ends; print a line for each batch.
+    """Follow a query, a graph or a pipeline until it ends; print a line for each batch.
 
     Called on the driver's main thread. It returns when
 
@@ -204,12 +204,13 @@ def run(
 
     Parameters
     ----------
-    query : StreamingQuery, RunningGraph or DataStreamWriter
-        The result of ``start()`` of a writer or of `penstock.start`; or a writer, which is then started, with
-        Spark's refusals as Penstock errors.
+    query : StreamingQuery, RunningGraph, DataStreamWriter or Pipeline
+        The result of ``start()`` of a writer or of `penstock.start`; or a writer or a pipeline, which is then
+        started, with Spark's refusals as Penstock errors. A pipeline runs in the active session, or in one of
+        its own.
     drain : bool
         Whether a query with the trigger ``availableNow`` goes on until no key waits. If not, the next start
-        serves the waiting keys.
+        serves the waiting keys. A pipeline has the setting ``query.drain`` for it.
     on_batch : callable, optional
         Called with each `Batch` in place of printing a line on standard error.
 
@@ -229,6 +230,8 @@ def run(
     --------
     >>> totals = penstock.run(query)  # doctest: +SKIP
     """
+    if isinstance(query, Pipeline):
+        return run_to_end(query, on_batch)
     if isinstance(query, DataStreamWriter):
         query = start(query)
     if not isinstance(query, StreamingQuery | RunningGraph):
@@ -253,7 +256,7 @@ def run(
 
 def run_to_end(
     pipeline: Pipeline,
-    on_batch: Callable[[Batch], None] = lambda batch: None,
+    on_batch: Callable[[Batch], None] | None = lambda batch: None,
     spark: SparkSession | None = None,
     *,
     document: Document | None = None,
@@ -267,8 +270,8 @@ def run_to_end(
     ----------
     pipeline : Pipeline
         The pipeline to run.
-    on_batch : callable
-        Called with each batch that ended.
+    on_batch : callable, optional
+        Called with each batch that ended; if None, a line is printed for each.
     spark : pyspark.sql.SparkSession, optional
         The session to run in; by default the active one, or a new one.
     document : Document, optional
