@@ -125,7 +125,7 @@ def test_a_batch_that_the_sink_has_serves_the_same_keys_when_it_runs_again(
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"buckets": 3}, "another buckets: operator=update_queue was=2 now=3"),
+    ({"buckets": 3}, "another number of buckets: operator=update_queue was=2 now=3"),
     ({"key": ["k", "v"]}, "another key: operator=update_queue was=['k'] now=['k', 'v']"),
     ({"time": "v"}, "another time: operator=update_queue was='t' now='v'"),
     ({"policy": "fifo"}, "another policy: operator=update_queue was='in_place' now='fifo'"),

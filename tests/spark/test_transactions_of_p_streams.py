@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock.procedures.databases import Database
 from penstock.procedures.plain.tables import PlainTables
+from penstock.procedures.procedure import Procedure
 from penstock.procedures.programs import PROGRAMS, PackagedProgram
 from penstock.spark_ext.api.transactions import PlannedTransactions, plan_transactions
 from penstock.spark_ext.border.transaction_packing import Route
@@ -28,6 +29,15 @@ def spend(e, accounts):
     accounts[e.account].balance -= e.amount
     return accounts[e.account].balance
 """
+
+
+def spending() -> tuple[Database, Procedure]:
+    """Return a database of accounts, and the procedure that spends."""
+    database = penstock.database("accounts")
+    database.table("accounts", "account bigint, balance bigint", key="account", partition_by="account")
+    return database, database.procedure(event="account bigint, amount bigint", returns="left bigint")(
+        define(SPEND)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -130,9 +140,7 @@ def test_transactions_run_by_time_in_a_micro_batch(spark: SparkSession, tmp_path
 
 def test_readers_pack_rows_for_several_buckets(spark: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
-    database = penstock.database("accounts")
-    database.table("accounts", "account bigint, balance bigint", key="account", partition_by="account")
-    spend = database.procedure(event="account bigint, amount bigint", returns="left bigint")(define(SPEND))
+    database, spend = spending()
     opening = pa.table({"account": list(range(40)), "balance": [0] * 40})
     for step in range(3):
         # No event goes to some of the buckets in the first micro-batch.
@@ -163,14 +171,40 @@ def test_readers_pack_rows_for_several_buckets(spark: SparkSession, tmp_path: Pa
     check_state(spark, place, database, plain)
 
 
+@pytest.mark.parametrize("through_spark", [False, True])
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_first_rows_are_there_if_the_first_micro_batch_has_no_event(
+    spark: SparkSession, tmp_path: Path, buckets: int, through_spark: bool
+) -> None:
+    place, (_, spend) = Place(tmp_path), spending()
+    other = place.directory / "other"
+    with penstock.PStreamWriter(other, pa.schema({"x": pa.int64()})) as writer:
+        writer.append(pa.table({"x": [1]}))
+    append(place, pa.table({"account": [1], "amount": [1]}).slice(0, 0))
+
+    def results(**options: Any) -> DataFrame:
+        events = source(spark, place)
+        made = penstock.transactions(
+            events.where("true") if through_spark else events, spend, buckets=buckets,
+            state_location=place.state, **options,
+        )  # fmt: skip
+        others = spark.readStream.format("pstream").load(str(other))
+        return made.unionByName(others.selectExpr("0 bucket", "-1L transaction", "x left", "'' rejected"))
+
+    opening = {"accounts": pa.table({"account": [1, 2, 3], "balance": [0, 0, 0]})}
+    place.run(results(initial=opening))
+    assert place.sequence("transaction") == [(-1,)]
+    append(place, pa.table({"account": [1, 2, 3], "amount": [1, 2, 3]}))
+    place.run(results(initial=opening))
+    assert sorted(place.sequence("left", "rejected")) == [(-3, None), (-2, None), (-1, None), (1, "")]
+
+
 @pytest.mark.parametrize("buckets", [1, 2])
 def test_columns_of_another_case_pass_through_spark(
     spark: SparkSession, tmp_path: Path, buckets: int
 ) -> None:
     place = Place(tmp_path)
-    database = penstock.database("accounts")
-    database.table("accounts", "account bigint, balance bigint", key="account", partition_by="account")
-    spend = database.procedure(event="account bigint, amount bigint", returns="left bigint")(define(SPEND))
+    _, spend = spending()
     append(place, pa.table({"Account": [1], "amount": [2]}))
     events = source(spark, place).select("account", "amount")
     opening = pa.table({"account": [1], "balance": [5]})

@@ -309,7 +309,7 @@ def _with(task: Task, buckets: int | None = None, **changes: Any) -> Task:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"buckets": 4}, "buckets"),
+        ({"buckets": 4}, "number of buckets"),
         ({"options": QueueOptions(policy="fifo", budget=3)}, "policy"),
         ({"options": QueueOptions()}, "budget"),
         ({"columns": ("k string",)}, "schema"),

@@ -189,7 +189,13 @@ class PlannedTransactions:
     def results(self) -> DataFrame:
         """Return the results."""
         return self.place.run(
-            self.parcels, self.operator, self.schema, self.rows, waits=False, route=self.route.value
+            self.parcels,
+            self.operator,
+            self.schema,
+            self.rows,
+            waits=False,
+            route=self.route.value,
+            origin=self.operator.origin,
         )
 
     def descriptors(self, sink: Mapping[str, str]) -> DataFrame:
@@ -213,6 +219,7 @@ class PlannedTransactions:
             waits=False,
             into=OperatorRows.into(sink, self.schema),
             route=self.route.value,
+            origin=self.operator.origin,
         )
 
 

@@ -15,7 +15,7 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -118,12 +118,15 @@ class TaskShare:
         The micro-batch.
     parallel : int
         The number of buckets served in parallel: Spark's shuffle partitions.
+    description : callable
+        Returns the operator's stored description, which the first start made.
     """
 
     bucket: int
     buckets: int
     batch_id: int
     parallel: int
+    description: Callable[[], Mapping[str, Any]] = dict
 
     @property
     def buckets_per_task(self) -> int:
@@ -172,6 +175,8 @@ class BucketTask(Generic[S]):
         When a bucket's state gets a snapshot.
     sweep_batches : int
         The number of micro-batches between two syncs and sweeps of a bucket's directory.
+    origin : mapping
+        Facts of a start, as JSON values. Those of the first are stored with the operator's description.
     """
 
     name: str
@@ -182,6 +187,7 @@ class BucketTask(Generic[S]):
     retain_versions: int = RETAIN_VERSIONS
     snapshots: SnapshotRule = field(default_factory=SnapshotRule)
     sweep_batches: int = 16
+    origin: Mapping[str, Any] = field(default_factory=dict)
 
     def run(
         self,
@@ -223,7 +229,9 @@ class BucketTask(Generic[S]):
             if found.loads or found.handle.releasable(self.retain_versions) or self._sweeps(bucket, batch_id):
                 _background().submit(_release, store, found.handle)
             loaded = monotonic_s()
-            task_share = TaskShare(bucket, self.buckets, batch_id, self.parallel)
+            task_share = TaskShare(
+                bucket, self.buckets, batch_id, self.parallel, lambda: specification_in(files) or {}
+            )
             if self.operator.follows_clock:
                 batches, metrics = self._run_recorded(store, found, parcels, task_share, clock)
             else:
@@ -293,7 +301,8 @@ class BucketTask(Generic[S]):
         if theirs is None and pointer is None:
             # If another task was faster, compare with its file.
             with contextlib.suppress(ConflictError):
-                described = self.specification() | ({QUERY_NAME: query_name} if query_name else {})
+                described = self.specification() | dict(self.origin)
+                described |= {QUERY_NAME: query_name} if query_name else {}
                 files.publish(SPECIFICATION_FILE, encode(PUnit("operator", described)))
             theirs = specification_in(files)
         if theirs is None:

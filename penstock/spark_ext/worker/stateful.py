@@ -6,7 +6,7 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +123,7 @@ class Stateful:
         own_workers: bool = False,
         into: OperatorRows | None = None,
         route: str = "",
+        origin: Mapping[str, Any] | None = None,
     ) -> DataFrame:
         """Return the output of an operator.
 
@@ -146,10 +147,18 @@ class Stateful:
             Writes the operator's results; then its output is descriptors instead of rows.
         route : str
             How rows come to the operator; a part of its name in Spark's plans.
+        origin : mapping, optional
+            Facts of this start; see `BucketTask`.
         """
         skip_size_of_each_row(parcels.sparkSession)
         task = BucketTask(
-            self.name, self.state_location, operator, self.buckets, self.parallel, self.retain_versions
+            self.name,
+            self.state_location,
+            operator,
+            self.buckets,
+            self.parallel,
+            self.retain_versions,
+            origin=origin or {},
         )
         timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
         if waits:

@@ -22,6 +22,9 @@ from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 
 __all__ = ["TransactionOperator"]
 
+HAS_INITIAL_ROWS = "initial"
+"""The fact of a start that it has first rows for tables."""
+
 
 @dataclass(frozen=True)
 class TransactionOperator:
@@ -65,6 +68,11 @@ class TransactionOperator:
         }
 
     @property
+    def origin(self) -> dict[str, Any]:
+        """Whether this start has first rows; buckets without state take them only if the first start had."""
+        return {HAS_INITIAL_ROWS: self.initial is not None}
+
+    @property
     def follows_clock(self) -> bool:
         """See `Operator.follows_clock`: procedures have no clock."""
         return False
@@ -80,7 +88,7 @@ class TransactionOperator:
         held = [parcel.batch for parcel in parcels if parcel.batch is not None]
         metrics = BatchMetrics()
         batches: list[pa.RecordBatch] = []
-        if self.initial is not None and share.batch_id == 0 and state.is_new:
+        if self.initial is not None and state.is_new and share.description().get(HAS_INITIAL_ROWS):
             for table, rows in self.initial.read_bucket(share.bucket):
                 state.load(table, rows)
         begin = monotonic_s()
