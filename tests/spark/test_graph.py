@@ -459,7 +459,13 @@ def test_wrong_starts_are_told(spark: SparkSession, tmp_path: Path) -> None:
         (joined.sink("noop"), given, "can join only update streams"),
     ]
     nowhere = penstock.graph("q").source("quotes", QUOTES).sink("nowhere")
-    cases.append((nowhere, given | {"persist": "never"}, "the query cannot start: query=q"))
+    cases.append(
+        (
+            nowhere,
+            given | {"persist": "never"},
+            "the query cannot start: there is no format 'nowhere': query=q",
+        )
+    )
     for number, (wrong, options, message) in enumerate(cases):
         with pytest.raises(InvalidUsageError, match=message):
             penstock.start(wrong, spark, tmp_path / str(number), **options)

@@ -474,7 +474,9 @@ def test_a_disk_that_refuses_a_commit_leaves_the_version_before(
 def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     store = BucketStore(LocalFiles(tmp_path / "file" / "bucket"))
-    with pytest.raises(UnavailableError, match="state_location"):
+    with pytest.raises(
+        UnavailableError, match=r"path=.*/file reason=.* choose a location that this user may"
+    ):
         store.commit(DictState(), Handle())
 
 

@@ -180,7 +180,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
                 return None
 
         monkeypatch.setattr(session, "SparkSession", Session)
-        monkeypatch.setattr(session, "_launch_jvm", lambda options: None)
+        monkeypatch.setattr(session, "_launch_jvm", lambda options, home: None)
         context = SimpleNamespace(_gateway=None, getOrCreate=lambda conf: None)
         monkeypatch.setattr(session, "SparkContext", context)
         with pytest.raises(_OpenedError):

@@ -229,13 +229,13 @@ def test_directories_are_made_with_their_parents_private_and_synced(
 @pytest.mark.parametrize("name", ["x" * 300, "a/" + "y" * 300, "f/below"], ids=len)
 def test_a_directory_that_cannot_be_made_is_an_error_with_a_hint(tmp_path: Path, name: str) -> None:
     _durable.publish(tmp_path / "f", b"a file, no directory")
-    with pytest.raises(UnavailableError, match="state_location"):
+    with pytest.raises(UnavailableError, match="choose a location that this user may write"):
         _durable.make_directory(tmp_path / name)
 
 
 def test_a_file_in_the_place_of_a_directory_is_an_error(tmp_path: Path) -> None:
     _durable.publish(tmp_path / "f", b"a file, no directory")
-    with pytest.raises(UnavailableError, match="state_location"):
+    with pytest.raises(UnavailableError, match="choose a location that this user may write"):
         _durable.make_directory(tmp_path / "f")
 
 

@@ -101,11 +101,17 @@ def test_of_a_python_that_does_not_start_its_last_line_is_told() -> None:
 
 def test_an_error_of_a_call_into_the_jvm_is_told_without_its_stack() -> None:
     text = (
-        "An error occurred while calling o205.start.\n: java.io.IOException: mkdir of file:/proc/x failed\n"
+        "An error occurred while calling o205.start.\n: java.io.IOException: {}\n"
         "\tat org.apache.hadoop.fs.FileSystem.primitiveMkdir(FileSystem.java:1414)\n"
     )
-    error = failure_of(Exception(text), "the query cannot start", query="q")
-    assert str(error) == ("the query cannot start: query=q cause=IOException: mkdir of file:/proc/x failed.")
+    error = failure_of(Exception(text.format("the disk is gone")), "the query cannot start", query="q")
+    assert str(error) == "the query cannot start: query=q cause=IOException: the disk is gone."
+    refused = text.format("mkdir of file:/proc/x failed")
+    error = failure_of(Exception(refused), "the query cannot start", query="q")
+    assert str(error) == (
+        "the query cannot start: a directory cannot be made: directory=/proc/x query=q. "
+        "Hint: choose one that this user may write."
+    )
 
 
 @pytest.mark.parametrize(

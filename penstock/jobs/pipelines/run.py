@@ -234,7 +234,7 @@ def run(
         return run_to_end(query, on_batch)
     if isinstance(query, DataStreamWriter):
         query = start(query)
-    if not isinstance(query, StreamingQuery | RunningGraph):
+    if not isinstance(query, RunningGraph) and not hasattr(query, "awaitTermination"):
         raise InvalidUsageError(
             "this is no query",
             got=type(query).__name__,

@@ -29,7 +29,9 @@ _PENSTOCK = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last):\n"
 _PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
-_NO_SOURCE = re.compile(r"\[DATA_SOURCE_NOT_FOUND\] Failed to find the data source: (.+?)\. Make sure")
+_NO_SOURCE = re.compile(
+    r"\[DATA_SOURCE_NOT_FOUND\] Failed to find the data source: (.+?)\.(?: Make sure|$)", re.MULTILINE
+)
 """The condition of a JVM error for an unknown format, which it names."""
 _NO_DIRECTORY = re.compile(
     r"java\.io\.IOException: (?:mkdir of|Mkdirs failed to create) (?:file:)?(.+?)(?: failed)?$", re.MULTILINE
