@@ -31,7 +31,7 @@ def until_over(seconds: float, run: Callable[[int], None], *, rate: float = floa
     while (now := time.monotonic()) - begin < seconds:
         early = count / rate - (now - begin)
         if early > 0:
-            time.sleep(early)
+            time.sleep(early)  # the pace of a client; nothing is waited for
         run(count)
         count += 1
     return count / (time.monotonic() - begin)

@@ -132,7 +132,7 @@ def redis_server(place: Path) -> Iterator[tuple[int, int]]:
             except ConnectionError:
                 if process.poll() is not None:
                     raise
-                time.sleep(0.02)
+                time.sleep(0.02)  # polls: a server that starts tells nobody
         yield port, process.pid
     finally:
         process.terminate()

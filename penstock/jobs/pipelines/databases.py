@@ -111,7 +111,7 @@ def check_rows(columns: pa.Schema, tables: Mapping[str, TableSpec], name: str) -
         given = columns.field(field.name).type
         try:
             pa.array([], given).cast(field.type)
-        except pa.ArrowNotImplementedError:
+        except pa.ArrowNotImplementedError:  # only Arrow knows whether a cast exists
             raise InvalidUsageError(
                 "a column has another type than in its table",
                 column=field.name, type=str(given), declared=str(field.type),
