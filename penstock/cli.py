@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock._version import __version__
+from penstock.errors import redact
 from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors, size, unwrap
 from penstock.jobs.commands.gc import gc
 from penstock.jobs.commands.ingest import ingest
@@ -33,7 +34,6 @@ app = typer.Typer(
     name="penstock",
     help="Update streams for Spark Structured Streaming: newest first, fresh under overload.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -214,15 +214,18 @@ def explain(
             return
         plan = plan_file(pipeline, overrides or [], sample)
         if svg is not None:
-            svg.write_text(dataflow.draw(plan), encoding="utf-8")
+            svg.write_text(redact(dataflow.draw(plan)), encoding="utf-8")
         if as_json:
-            typer.echo(json.dumps(dataflow.as_json(plan), indent=2))
+            typer.echo(redact(json.dumps(dataflow.as_json(plan), indent=2)))
         elif sys.stdout.isatty():
             from rich.console import Console
 
-            Console(highlight=False).print(dataflow.render(plan))
+            console = Console(highlight=False)
+            with console.capture() as drawn:
+                console.print(dataflow.render(plan))
+            typer.echo(redact(drawn.get()), nl=False)
         else:
-            typer.echo(dataflow.explain(plan), nl=False)
+            typer.echo(redact(dataflow.explain(plan)), nl=False)
 
 
 def _explain_databases(file: str, *, as_json: bool) -> None:
@@ -261,6 +264,18 @@ def examples(
             typer.echo(title)
             for example in group:
                 typer.echo(f"  {example:<12} {_title(example_text(example))}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of pipelines, with which editors complete and check YAML.
+
+    Write it to a file, and name that file in the first line of a pipeline:
+    # yaml-language-server: $schema=penstock.schema.json
+    """
+    from penstock.conf.json_schema import pipeline_schema
+
+    typer.echo(json.dumps(pipeline_schema(), indent=2))
 
 
 @app.command()

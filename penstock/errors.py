@@ -7,7 +7,7 @@ Python workers to the driver. The text never holds a user's data.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 __all__ = [
     "ConflictError",
@@ -18,6 +18,26 @@ __all__ = [
     "PenstockError",
     "UnavailableError",
 ]
+
+_MIN_SECRET_CHARACTERS: Final = 4
+_hidden: dict[str, str] = {}
+"""Texts of this process that messages must not show, and the text to show in place of each."""
+
+
+def hide_value(value: str, shown: str) -> None:
+    """Make all later messages of this process show another text in place of a value, such as a password.
+
+    A value of up to three characters is not hidden: it occurs in too many words.
+    """
+    if len(value) >= _MIN_SECRET_CHARACTERS:
+        _hidden[value] = shown
+
+
+def redact(text: str) -> str:
+    """Return a text without the values that are hidden."""
+    for value in sorted(_hidden, key=len, reverse=True):
+        text = text.replace(value, _hidden[value])
+    return text
 
 
 class PenstockError(Exception):
@@ -41,6 +61,9 @@ class PenstockError(Exception):
         text = f"{fact}:{pairs}" if pairs else fact
         end = "" if hint and hint.endswith("?") else "."
         super().__init__(f"{text}. Hint: {hint}{end}" if hint else f"{text}.")
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by arguments, so that text, hint and context all arrive."""

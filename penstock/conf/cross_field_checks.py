@@ -15,10 +15,12 @@ from penstock.conf.sections import (
     MemorySink,
     ParquetSink,
     PipelineSections,
+    PStreamSink,
     Query,
     Queue,
     Sink,
     Source,
+    SparkSink,
     WindowJoinSection,
     WindowSection,
 )
@@ -281,7 +283,7 @@ def _source_problems(source: Source, query: Query) -> Iterator[Problem]:
 
 
 def _sink_problems(sink: Sink, query: Query) -> Iterator[Problem]:
-    if isinstance(sink, ParquetSink | KafkaSink) and query.checkpoint is None:
+    if isinstance(sink, ParquetSink | KafkaSink | PStreamSink | SparkSink) and query.checkpoint is None:
         yield (
             ("query", "checkpoint"),
             f"is required for the {sink.type} sink, so that a restart continues where it stopped",

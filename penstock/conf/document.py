@@ -8,7 +8,8 @@ from typing import Any, Final, TypeAlias
 
 import yaml
 
-from penstock.errors import InvalidUsageError
+from penstock.conf.variables import substitute_variables
+from penstock.errors import InvalidUsageError, redact
 
 __all__ = ["Document", "FieldPath", "PipelineError", "Problem", "describe", "read_document"]
 
@@ -29,8 +30,8 @@ class PipelineError(InvalidUsageError):
     """
 
     def __init__(self, problems: tuple[str, ...] | list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
+        self.problems = tuple(map(redact, problems))
+        super().__init__("\n".join(self.problems))
 
     def __str__(self) -> str:
         return "\n".join(self.problems)
@@ -124,12 +125,16 @@ class Document:
             )
         try:
             # A line of its own, so that a value may be a flow list or a quoted text, but no second field.
-            value = _construct(yaml.compose(text, Loader=_Loader), text)
+            root = yaml.compose(text, Loader=_Loader)
+            problems = [] if root is None else _substitute(root, place, parts)
+            value = None if problems else _construct(root, text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             fact = f"the value is not YAML: {getattr(error, 'problem', None) or error}"
             raise PipelineError(
                 [describe(place, (), fact, "put the value in quotes if it is text")]
             ) from None
+        if problems:
+            raise PipelineError(problems)
         section = self.data
         for length, part in enumerate(parts[:-1], start=1):
             if section.get(part) is None:
@@ -171,6 +176,30 @@ def _construct(node: yaml.Node | None, text: str) -> Any:
         return loader.construct_document(node)
     finally:
         loader.dispose()
+
+
+def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> list[str]:
+    """Put in the values of variables, and return the problems of those that have none.
+
+    A plain scalar gets the type of its value, as if the value were written there; a quoted one stays text.
+    """
+    problems: list[str] = []
+    waiting: list[tuple[FieldPath, yaml.Node]] = [(parent, root)]
+    while waiting:
+        path, node = waiting.pop()
+        waiting += reversed([(child, value) for child, _, value in _children(node, path)])
+        if not isinstance(node, yaml.ScalarNode) or "${" not in node.value:
+            continue
+        try:
+            node.value = substitute_variables(node.value)
+        except InvalidUsageError as error:
+            line = place if place.startswith("--set ") else f"{place}:{node.start_mark.line + 1}"
+            problems.append(describe(line, path, error.fact, error.hint))
+            continue
+        if node.style is None:
+            resolver: Any = _Loader("")  # its methods have no types
+            node.tag = resolver.resolve(yaml.ScalarNode, node.value, (True, False))
+    return problems
 
 
 def _children(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, yaml.Node, yaml.Node]]:
@@ -263,6 +292,7 @@ def read_document(text: str, name: str) -> Document:
             ]
         )
     places, problems = _walk(name, root)
+    problems = problems or _substitute(root, name)
     if problems:
         raise PipelineError(problems)
     try:

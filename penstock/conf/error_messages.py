@@ -14,6 +14,7 @@ from penstock.conf.sections import (
     ConsoleSink,
     DatabaseSection,
     FilesSource,
+    ForeachBatchSink,
     Input,
     JoinSection,
     KafkaSink,
@@ -24,11 +25,15 @@ from penstock.conf.sections import (
     NoopSink,
     OtherWindow,
     ParquetSink,
+    PStreamSink,
+    PStreamSource,
     Query,
     Queue,
     RateSource,
     ResultsSection,
     Section,
+    SparkSink,
+    SparkSource,
     TableSection,
     UnionSection,
     WindowJoinSection,
@@ -42,12 +47,17 @@ _SOURCES: Final[dict[str, type[Section]]] = {
     "market": MarketSource,
     "files": FilesSource,
     "kafka": KafkaSource,
+    "pstream": PStreamSource,
+    "spark": SparkSource,
     "rate": RateSource,
 }
 _SINKS: Final[dict[str, type[Section]]] = {
     "console": ConsoleSink,
     "parquet": ParquetSink,
     "kafka": KafkaSink,
+    "pstream": PStreamSink,
+    "spark": SparkSink,
+    "foreach_batch": ForeachBatchSink,
     "memory": MemorySink,
     "noop": NoopSink,
 }
@@ -111,6 +121,10 @@ def _explain_missing(path: FieldPath) -> str | None:
         return "name the Python file that makes the database"
     if path == ("database", "procedure"):
         return "name the procedure that runs for each row"
+    if path[-1] == "function":
+        return "write module:function, such as my_package.tables:write"
+    if path[-1] == "schema":
+        return "write the columns as in CREATE TABLE, such as 'symbol STRING, price DOUBLE'"
     if path == ("lookup", "key"):
         return "name the column, or the columns, of stream and table"
     if path[-1] == "aggregates":

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from penstock.conf.values import (
+    Function,
+    Names,
     Options,
+    StartTime,
     Text,
+    Weight,
     aggregates_of,
     budget_of,
     cost_of,
     delay_of,
     empty_section,
-    function_of,
-    names_of,
     persist_of,
     sql,
-    start_time_of,
     texts,
     trigger_of,
-    weight_of,
     window_duration,
     window_length,
 )
@@ -52,7 +52,7 @@ class MarketSource(Section):
     skew: float = Field(default=4_305.0, ge=1)
     seed: int = 0
     partitions: int = Field(default=2, ge=1)
-    start_time: Annotated[int | None, BeforeValidator(start_time_of)] = None
+    start_time: StartTime = None
     max_rows_per_trigger: int | None = Field(default=None, ge=1)
     rows: int | None = Field(default=None, ge=1)
     real_time: bool = True
@@ -90,6 +90,27 @@ class KafkaSource(Section):
     options: Options = {}
 
 
+class PStreamSource(Section):
+    """A p-stream, read from its first row."""
+
+    type: Literal["pstream"]
+    path: Text
+    max_rows_per_trigger: int | None = Field(default=None, ge=1)
+
+
+class SparkSource(Section):
+    """Any streaming source of Spark, by the name of its format.
+
+    `columns` are those that the source returns; they let a pipeline be checked without Spark.
+    """
+
+    type: Literal["spark"]
+    format: Text
+    path: Text | None = None
+    columns: Text = Field(alias="schema")
+    options: Options = {}
+
+
 class RateSource(Section):
     """Spark's own counter, with the columns ``timestamp`` and ``value``."""
 
@@ -121,6 +142,30 @@ class KafkaSink(Section):
     options: Options = {}
 
 
+class PStreamSink(Section):
+    """A p-stream, which gets each row exactly once; `options` are those of the data source ``pstream``."""
+
+    type: Literal["pstream"]
+    path: Text
+    options: Options = {}
+
+
+class SparkSink(Section):
+    """Any streaming sink of Spark, by the name of its format; `path` and `options` are the sink's."""
+
+    type: Literal["spark"]
+    format: Text
+    path: Text | None = None
+    options: Options = {}
+
+
+class ForeachBatchSink(Section):
+    """A function that is called with the rows of each micro-batch, as a DataFrame, and the batch's number."""
+
+    type: Literal["foreach_batch"]
+    function: Function
+
+
 class MemorySink(Section):
     """A table in the driver's memory, named as the query; for tests and notebooks."""
 
@@ -133,8 +178,10 @@ class NoopSink(Section):
     type: Literal["noop"]
 
 
-Source: TypeAlias = MarketSource | FilesSource | KafkaSource | RateSource
-Sink: TypeAlias = ConsoleSink | ParquetSink | KafkaSink | MemorySink | NoopSink
+Source: TypeAlias = MarketSource | FilesSource | KafkaSource | PStreamSource | SparkSource | RateSource
+Sink: TypeAlias = (
+    ConsoleSink | ParquetSink | KafkaSink | PStreamSink | SparkSink | ForeachBatchSink | MemorySink | NoopSink
+)
 
 
 class Input(Section):
@@ -158,22 +205,22 @@ class LookupSection(Section):
     """An inner join with a static table, by columns of the same name."""
 
     table: TableSection
-    key: Annotated[tuple[str, ...], BeforeValidator(names_of)]
+    key: Names
 
 
 class Queue(Section):
     """The arguments of `penstock.update_queue`."""
 
-    key: Annotated[tuple[str, ...], BeforeValidator(names_of)]
+    key: Names
     time: Text
     policy: PolicyName = "in_place"
     budget: Annotated[int | str | None, BeforeValidator(budget_of)] = None
-    apply: Annotated[str | None, BeforeValidator(function_of)] = None
+    apply: Function | None = None
     output_schema: Text | None = None
     buckets: int | None = Field(default=None, ge=1)
     arrival: Text | None = None
     cost: Annotated[str | None, BeforeValidator(cost_of)] = None
-    weight: Annotated[str | dict[Any, float] | None, BeforeValidator(weight_of)] = None
+    weight: Weight = None
     nulls: Nulls = "error"
     combine: Literal["auto", True, False] = "auto"
     staleness_column: bool = False
@@ -192,7 +239,7 @@ class JoinSection(Section):
     """The arguments of `penstock.update_join`."""
 
     other: Input = Field(alias="with")
-    key: Annotated[tuple[str, ...], BeforeValidator(names_of)]
+    key: Names
     time: Text
     within: Annotated[str, BeforeValidator(delay_of)]
     condition: Annotated[Text | None, BeforeValidator(sql)] = None
@@ -212,7 +259,7 @@ class DatabaseSection(Section):
     procedure: Text
     name: Text | None = None
     time: Text | None = None
-    keep: Annotated[tuple[str, ...], BeforeValidator(names_of)] = ()
+    keep: Names = ()
     buckets: int | None = Field(default=None, ge=1)
     compatible_with: Text | None = None
     initial: dict[Text, TableSection] = {}
@@ -246,7 +293,7 @@ class WindowSection(Section):
     budget: Annotated[int | str | None, BeforeValidator(budget_of)] = None
     policy: PolicyName = "in_place"
     cost: Annotated[str | None, BeforeValidator(cost_of)] = None
-    weight: Annotated[str | dict[Any, float] | None, BeforeValidator(weight_of)] = None
+    weight: Weight = None
 
 
 class OtherWindow(Section):
@@ -278,7 +325,7 @@ class WindowJoinSection(Section):
     aggregates: Annotated[dict[Text, Text] | None, BeforeValidator(aggregates_of)] = None
     having: Annotated[Text | None, BeforeValidator(sql)] = None
     by_window: ByWindowSection | None = None
-    key: Annotated[tuple[str, ...], BeforeValidator(names_of)] | None = None
+    key: Names | None = None
     condition: Annotated[Text | None, BeforeValidator(sql)] = None
 
 
@@ -325,7 +372,7 @@ class PipelineSections(Section):
     queue: Annotated[Queue | None, AfterValidator(_one_step)] = Field(default=None, validate_default=True)
     results: ResultsSection | None = None
     sink: Sink = Field(discriminator="type")
-    query: Annotated[Query, BeforeValidator(empty_section)] = Query()
+    query: Annotated[Query, BeforeValidator(empty_section, json_schema_input_type=Query | None)] = Query()
 
     @property
     def planned_persist(self) -> Persist | dict[str, Persist]:

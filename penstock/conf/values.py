@@ -217,7 +217,17 @@ def function_of(value: Any) -> Any:
 
 
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
-Options: TypeAlias = dict[Text, Annotated[str, BeforeValidator(option_text)]]
+Options: TypeAlias = dict[
+    Text, Annotated[str, BeforeValidator(option_text, json_schema_input_type=str | int | float | bool)]
+]
+Names: TypeAlias = Annotated[
+    tuple[str, ...], BeforeValidator(names_of, json_schema_input_type=str | list[str])
+]
+Weight: TypeAlias = Annotated[str | dict[Any, float] | None, BeforeValidator(weight_of)]
+StartTime: TypeAlias = Annotated[
+    int | None, BeforeValidator(start_time_of, json_schema_input_type=int | str | None)
+]
+Function: TypeAlias = Annotated[str, BeforeValidator(function_of)]
 
 
 def did_you_mean(got: Any, allowed: Sequence[str], otherwise: str | None) -> str | None:

@@ -31,6 +31,7 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.choices import Semantics, WindowMode
 from penstock.state_store.tables.working_copy import WorkingCopy
 
+_SINKS = "console, parquet, kafka, pstream, spark, foreach_batch, memory, noop"
 _WHOLE = """\
     source:
       type: market
@@ -343,19 +344,22 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
         (
             9,
             "  type: parque",
-            "p.yaml:9: sink.type: 'parque' is not one of console, parquet, kafka, memory, noop. "
-            "Hint: did you mean 'parquet'?",
+            f"p.yaml:9: sink.type: 'parque' is not one of {_SINKS}. Hint: did you mean 'parquet'?",
         ),
-        (9, "  type: 7", "p.yaml:9: sink.type: 7 is not one of console, parquet, kafka, memory, noop."),
+        (
+            9,
+            "  type: 7",
+            f"p.yaml:9: sink.type: 7 is not one of {_SINKS}.",
+        ),
         (
             9,
             "  rows: 3",
-            "p.yaml:8: sink.type: is required. Hint: write one of console, parquet, kafka, memory, noop.",
+            f"p.yaml:8: sink.type: is required. Hint: write one of {_SINKS}.",
         ),
         (
             2,
             "  type: markt",
-            "p.yaml:2: source.type: 'markt' is not one of market, files, kafka, rate. "
+            "p.yaml:2: source.type: 'markt' is not one of market, files, kafka, pstream, spark, rate. "
             "Hint: did you mean 'market'?",
         ),
         (
@@ -561,7 +565,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(load: Loader) ->
         "p.yaml:3: source.seed: 'x' is not a whole number.",
         "p.yaml:4: queue.time: is required. Hint: name the column whose greatest value is the newest.",
         "p.yaml:6: queue.policy: 'newest' is not one of fifo, in_place, linecutting.",
-        "p.yaml:8: sink.type: 'file' is not one of console, parquet, kafka, memory, noop.",
+        f"p.yaml:8: sink.type: 'file' is not one of {_SINKS}.",
         "p.yaml:9: queri: unknown field. Hint: did you mean 'query'?",
     ]
 

@@ -108,8 +108,8 @@ class GraphName:
             Spark DataFrame with these columns. Spark's ``timestamp`` is Arrow's ``timestamp("us", "UTC")``.
         kind : str
             ``push`` for a program that appends; it cannot be replayed. ``files``, ``parquet``, ``kafka``,
-            ``p-stream``, ``market`` and ``rate`` can. From ``parquet`` files Penstock itself reads the
-            columns that window fragments and conflation need.
+            ``p-stream``, ``market``, ``rate`` and ``spark`` (any other source of Spark) can. From ``parquet``
+            files Penstock itself reads the columns that window fragments and conflation need.
         options : mapping of str to str, optional
             Options of the source's reader.
         key, time : str or sequence of str, and str, optional

@@ -24,9 +24,9 @@ __all__ = [
     "Where",
 ]
 
-SourceKind: TypeAlias = Literal["push", "files", "parquet", "kafka", "p-stream", "market", "rate"]
+SourceKind: TypeAlias = Literal["push", "files", "parquet", "kafka", "p-stream", "market", "rate", "spark"]
 
-_REPLAYABLE: Final = frozenset({"files", "parquet", "kafka", "p-stream", "market", "rate"})
+_REPLAYABLE: Final = frozenset(get_args(SourceKind)) - {"push"}
 
 
 @dataclass(frozen=True, slots=True)

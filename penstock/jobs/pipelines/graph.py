@@ -17,8 +17,11 @@ from penstock.conf.pipeline import (
     Input,
     JoinSection,
     Pipeline,
+    PStreamSink,
+    PStreamSource,
     Queue,
     Source,
+    SparkSource,
     TableSection,
     UnionSection,
     load_document,
@@ -61,13 +64,13 @@ class Binding:
         Returns the columns of a source or table, given its name in the graph and its section.
     function : callable
         Returns a queue's function by its name.
-    state_location : str, optional
-        The state location of a queue, a union or a join, if it is not in the checkpoint.
+    resolve : callable
+        Returns a location as the graph's queries open it.
     """
 
     columns: Callable[[str, Source | TableSection], pa.Schema] = lambda name, section: schema_of(section)
     function: Callable[[str], Apply] = lambda name: _fail
-    state_location: str | None = None
+    resolve: Callable[[str], str] = str
 
 
 def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None = None) -> PhysicalPlan:
@@ -157,6 +160,9 @@ class _Builder:
             made = self._windows(made, pipeline.window)
         if self.document.problems:
             raise PipelineError(self.document.problems)
+        if isinstance(pipeline.sink, PStreamSink):
+            place = {"path": self.binding.resolve(pipeline.sink.path)}
+            return made.sink("pstream", **pipeline.sink.options, **place)
         return made.sink(pipeline.sink.type)
 
     def _field(self, *path: str, goes_on: bool = False) -> Any:
@@ -183,8 +189,8 @@ class _Builder:
 
     @property
     def _location(self) -> dict[str, Any]:
-        location = self.binding.state_location
-        return {} if location is None else {"state_location": location}
+        location = self.pipeline.query.state_location
+        return {} if location is None else {"state_location": self.binding.resolve(location)}
 
     def _union(self, made: Graph, union: UnionSection) -> Graph:
         others = [self._input(other, name, "union", "inputs", name) for name, other in union.inputs.items()]
@@ -327,4 +333,8 @@ def _kind_of(source: Source) -> tuple[Any, dict[str, str]]:
         if source.reader == "penstock":
             return "parquet", {**source.options, "path": source.path}
         return "files", {"format": source.format, "path": source.path}
+    if isinstance(source, PStreamSource):
+        return "p-stream", {"path": source.path}
+    if isinstance(source, SparkSource):
+        return "spark", {"format": source.format}
     return source.type, {}

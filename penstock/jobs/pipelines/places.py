@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
-from penstock.conf.pipeline import FilesSource, ParquetSink, Pipeline
+from penstock.conf.pipeline import FilesSource, ParquetSink, Pipeline, PStreamSink
 
 __all__ = ["check_inputs", "check_places"]
 
@@ -30,7 +30,7 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
         (("query", "checkpoint"), query.checkpoint, True),
         (("query", "state_location"), query.state_location, True),
         (("query", "metrics"), query.metrics, False),
-        (("sink", "path"), sink.path if isinstance(sink, ParquetSink) else None, True),
+        (("sink", "path"), sink.path if isinstance(sink, ParquetSink | PStreamSink) else None, True),
     ]
     problems = []
     for path, location, directory in places:

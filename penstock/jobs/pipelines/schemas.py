@@ -7,7 +7,16 @@ from typing import Final
 
 import pyarrow as pa
 
-from penstock.conf.sections import FilesSource, KafkaSource, MarketSource, Source, TableSection
+from penstock.checkpointing.p_stream import PStream
+from penstock.conf.sections import (
+    FilesSource,
+    KafkaSource,
+    MarketSource,
+    PStreamSource,
+    Source,
+    SparkSource,
+    TableSection,
+)
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.market import MARKET_SCHEMA
@@ -39,7 +48,9 @@ def schema_of(source: Source | TableSection) -> pa.Schema:
     """
     if isinstance(source, MarketSource):
         return MARKET_SCHEMA
-    if isinstance(source, TableSection):
+    if isinstance(source, PStreamSource):
+        return PStream(source.path).schema
+    if isinstance(source, TableSection | SparkSource):
         return _declared_schema(source.columns)
     if isinstance(source, KafkaSource):
         if source.columns is None:

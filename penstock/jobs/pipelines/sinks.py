@@ -8,8 +8,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.conf.pipeline import ConsoleSink, KafkaSink, MemorySink, ParquetSink, Pipeline
+from penstock.conf.pipeline import (
+    ConsoleSink,
+    ForeachBatchSink,
+    KafkaSink,
+    MemorySink,
+    ParquetSink,
+    Pipeline,
+    SparkSink,
+)
 from penstock.ddl import quote
+from penstock.jobs.pipelines.functions import import_function
 from penstock.jobs.pipelines.sources import resolve, spark_options
 from penstock.sql.expression import split_alias
 
@@ -28,6 +37,11 @@ def sink_writer(spark: SparkSession, rows: DataFrame, pipeline: Pipeline) -> Dat
     if isinstance(sink, KafkaSink):
         records = pack_values(rows, _record_key(pipeline, rows.columns))
         return records.writeStream.format("kafka").options(**sink.options)
+    if isinstance(sink, SparkSink):
+        writer = rows.writeStream.format(sink.format).options(**sink.options)
+        return writer if sink.path is None else writer.option("path", resolve(spark, sink.path))
+    if isinstance(sink, ForeachBatchSink):
+        return rows.writeStream.foreachBatch(import_function(sink.function, "sink.function"))
     return rows.writeStream.format("memory" if isinstance(sink, MemorySink) else "noop")
 
 

@@ -17,8 +17,10 @@ from penstock.conf.pipeline import (
     KafkaSource,
     MarketSource,
     Pipeline,
+    PStreamSource,
     RateSource,
     Source,
+    SparkSource,
     TableSection,
 )
 from penstock.conf.sections import OnError
@@ -40,7 +42,7 @@ __all__ = [
 
 
 def read_sources(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame | str]:
-    """Return the sources of a pipeline by their names in its graph; a path for files that Penstock reads.
+    """Return the sources of a pipeline by their names in its graph; a path for what Penstock itself reads.
 
     Raises
     ------
@@ -219,6 +221,11 @@ def _read(spark: SparkSession, source: Source, place: str) -> DataFrame | str:
             return _files(spark, source, place)
         if isinstance(source, KafkaSource):
             return _kafka(spark, source, place)
+        if isinstance(source, PStreamSource):
+            return resolve(spark, source.path)
+        if isinstance(source, SparkSource):
+            reader = spark.readStream.format(source.format).options(**source.options)
+            return reader.load(None if source.path is None else resolve(spark, source.path))
         return _rate(spark, source)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import importlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import partial
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -17,8 +16,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import DataType, StructType
 
 from penstock.conf.document import Document
-from penstock.conf.pipeline import Pipeline, Source, TableSection
+from penstock.conf.pipeline import Pipeline, PStreamSink, PStreamSource, Source, SparkSource, TableSection
 from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.functions import import_function
 from penstock.jobs.pipelines.graph import OTHER, Binding, graph_of
 from penstock.jobs.pipelines.schemas import schema_of
 from penstock.jobs.pipelines.sinks import sink_writer
@@ -56,8 +56,13 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
     def columns(name: str, section: Source | TableSection) -> pa.Schema:
         return _columns(tables[name] if name in tables else sources[name], section)
 
-    location = None if query.state_location is None else resolve(spark, query.state_location)
-    graph = graph_of(pipeline, document, Binding(columns, _import_function, location))
+    binding = Binding(columns, partial(import_function, field="apply"), partial(resolve, spark))
+    graph = graph_of(pipeline, document, binding)
+
+    def write(rows: DataFrame) -> DataStreamWriter:
+        return sink_writer(spark, rows, pipeline).outputMode("append")
+
+    source = pipeline.source
     available_now = query.trigger == "available_now"
     with section("the pipeline cannot start"), _sections_of_nodes(pipeline):
         return runner.start(
@@ -66,17 +71,21 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
             resolve(spark, _checkpoint(pipeline)),
             sources=sources,
             tables=tables,
-            sink=lambda rows: sink_writer(spark, rows, pipeline).outputMode("append"),
+            sink=None if isinstance(pipeline.sink, PStreamSink) else write,
             persist=pipeline.planned_persist,
             checkpoint_interval=None if available_now else query.trigger,
             available_now=available_now,
             drain=query.drain,
+            max_rows=source.max_rows_per_trigger if isinstance(source, PStreamSource) else None,
         )
 
 
 def _columns(given: DataFrame | str, source: Source | TableSection) -> pa.Schema:
-    """Return the columns of a source or table: as planned without Spark, if Spark agrees."""
-    if isinstance(given, str):
+    """Return the columns of a source or table: as planned without Spark, if Spark agrees.
+
+    The graph refuses a source of Spark that has other columns than it declares.
+    """
+    if isinstance(given, str) or isinstance(source, SparkSource):
         return schema_of(source)
     with suppress(InvalidUsageError):
         known = schema_of(source)
@@ -115,23 +124,6 @@ def _checkpoint(pipeline: Pipeline) -> str:
     temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
     atexit.register(temporary.cleanup)
     return temporary.name
-
-
-def _import_function(name: str) -> Callable[..., Any]:
-    """Import the function that `queue.apply` names."""
-    module_name, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise InvalidUsageError(
-            f"apply: {error}",
-            hint="the module must be installed, on PYTHONPATH, or passed to spark-submit with --py-files",
-        ) from error
-    if not callable(found):
-        raise InvalidUsageError(f"apply: {name} is not a function")
-    return found
 
 
 def start(writing: DataStreamWriter) -> StreamingQuery:

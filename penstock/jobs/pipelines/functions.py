@@ -1,0 +1,34 @@
+"""Functions that a pipeline names."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["import_function"]
+
+
+def import_function(name: str, field: str) -> Callable[..., Any]:
+    """Import the function that a field names as ``module:function``.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such function.
+    """
+    module_name, _, path = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidUsageError(
+            f"{field}: {error}",
+            hint="the module must be installed, on PYTHONPATH, or passed to spark-submit with --py-files",
+        ) from error
+    if not callable(found):
+        raise InvalidUsageError(f"{field}: {name} is not a function")
+    return found
