@@ -114,7 +114,7 @@ class _LeanCompiler(CompilerBase):  # type: ignore[misc]
     def define_pipelines(self) -> list[Any]:
         """Return numba's pipeline without passes that are not needed."""
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
-        passes.passes = [one for one in passes.passes if one[0].__name__ not in _NOT_NEEDED]
+        passes.passes = [pass_ for pass_ in passes.passes if pass_[0].__name__ not in _NOT_NEEDED]
         passes.finalize()
         return [passes]
 

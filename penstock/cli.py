@@ -233,9 +233,9 @@ def _explain_databases(file: str, *, as_json: bool) -> None:
 
     databases = databases_in(file).values()
     if as_json:
-        typer.echo(json.dumps({"databases": [one.to_json() for one in databases]}, indent=2))
+        typer.echo(json.dumps({"databases": [database.to_json() for database in databases]}, indent=2))
     else:
-        typer.echo("\n\n".join(one.explain() for one in databases))
+        typer.echo("\n\n".join(database.explain() for database in databases))
 
 
 def _title(example: str) -> str:
@@ -259,7 +259,7 @@ def examples(
             typer.echo(example_text(name), nl=False)
             return
         papers = paper_names()
-        ours = [one for one in example_names() if one not in papers]
+        ours = [example_name for example_name in example_names() if example_name not in papers]
         for title, group in (("To start from:", ours), ("Queries of benchmarks and papers:", papers)):
             typer.echo(title)
             for example in group:

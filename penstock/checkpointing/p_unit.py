@@ -155,7 +155,7 @@ class PUnit:
 def _narrow(kind: pa.DataType) -> pa.DataType:
     """Return the type with 32-bit offsets and nullable inner fields."""
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _narrow(one.type)) for one in kind])
+        return pa.struct([pa.field(child.name, _narrow(child.type)) for child in kind])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.list_(_narrow(kind.value_type))
     if pa.types.is_map(kind):
@@ -353,7 +353,7 @@ def _fields(header: bytes, file: object) -> dict[str, Any]:
 
 
 def _describe_schema(schema: pa.Schema) -> str:
-    return ", ".join(f"{one.name} {one.type}" for one in schema)
+    return ", ".join(f"{column.name} {column.type}" for column in schema)
 
 
 def _padding(position: int) -> int:

@@ -64,7 +64,9 @@ def local_path(location: str) -> Path | None:
 
 
 def make_durable(location: str | None) -> None:
-    """Sync all files that Spark has written to a checkpoint; files on other file systems are durable already.
+    """Sync all files that Spark has written to a checkpoint.
+
+    Files on other file systems are durable already.
 
     Parameters
     ----------
@@ -150,8 +152,8 @@ class _Log:
 
     def gone_after(self, number: int) -> Iterator[_File]:
         """Yield the files that are torn, or have a greater number."""
-        for one, names in self.names.items():
-            yield from ((self.files, name) for name, whole in names.items() if one > number or not whole)
+        for later, names in self.names.items():
+            yield from ((self.files, name) for name, whole in names.items() if later > number or not whole)
 
 
 def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True) -> Repair:
@@ -206,7 +208,7 @@ def _to_repair(files: LocalFiles) -> tuple[int | None, list[_File]]:
     if not checkpoint.is_torn:
         return None, _torn_start(checkpoint.offsets.files)
     batch, gone = _Checkpoint(files, thorough=True).repair()
-    return batch, [one for file in dict.fromkeys(gone) for one in _with_sums(file)]
+    return batch, [file_line for file in dict.fromkeys(gone) for file_line in _with_sums(file)]
 
 
 def _torn_start(offsets: Files) -> list[_File]:

@@ -191,13 +191,13 @@ class TableBlock:
                 "a table's block is cut", file=file, offset=offset, size_bytes=content.size
             )
         self._content = content[: self.size_bytes]
-        self._expected = {} if schema is None else {one.name: one for one in schema}
-        for name, one in self._expected.items():
+        self._expected = {} if schema is None else {field.name: field for field in schema}
+        for name, field in self._expected.items():
             if name not in self.places:
                 raise CorruptDataError(
                     "a table's block lacks a column", file=file, offset=offset, column=name
                 )
-            self._nullable[name] = one.nullable
+            self._nullable[name] = field.nullable
 
     @property
     def names(self) -> list[str]:

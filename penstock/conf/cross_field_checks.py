@@ -36,7 +36,10 @@ def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
     yield from _source_problems(pipeline.source, pipeline.query)
     if pipeline.planned_persist == "never" or pipeline.persist == "always":
         # With persist: always all sources have p-streams, which take every row.
-        for place, source in [((), pipeline.source), *((at, one.source) for at, one in _others(pipeline))]:
+        for place, source in [
+            ((), pipeline.source),
+            *((at, operator.source) for at, operator in _others(pipeline)),
+        ]:
             if isinstance(source, FilesSource) and source.reader != "spark":
                 yield (
                     (*place, "source", "reader"),

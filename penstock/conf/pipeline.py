@@ -144,7 +144,7 @@ def paper_names() -> list[str]:
 
 def _examples(group: str) -> dict[str, Traversable]:
     entries = list(resources.files("penstock.conf").joinpath(group).iterdir())
-    return {one.name.removesuffix(".yaml"): one for one in entries if one.name.endswith(".yaml")}
+    return {entry.name.removesuffix(".yaml"): entry for entry in entries if entry.name.endswith(".yaml")}
 
 
 def example_text(name: str) -> str:

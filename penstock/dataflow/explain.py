@@ -118,9 +118,9 @@ def flow_text(node: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> str:
 
 def _selectivity(node: Node, flow: dict[int, Flow]) -> float | None:
     rows, came = flow[id(node)].rows, [flow[id(above)].rows for above in node.inputs]
-    if rows is None or not came or any(one is None for one in came):
+    if rows is None or not came or any(count is None for count in came):
         return None
-    total = sum(one for one in came if one is not None)
+    total = sum(count for count in came if count is not None)
     return rows / total if total else None
 
 
@@ -133,23 +133,23 @@ def as_json(plan: PhysicalPlan) -> dict[str, Any]:
         "rules": [{"rule": rule, "did": note} for rule, note in plan.changes],
         "persistence": [
             {
-                "source": one.source,
-                "persisted": one.persisted,
-                "reason": one.reason,
-                "reread_ns": one.reread_ns,
-                "p_stream_ns": one.p_stream_ns,
+                "source": choice.source,
+                "persisted": choice.persisted,
+                "reason": choice.reason,
+                "reread_ns": choice.reread_ns,
+                "p_stream_ns": choice.p_stream_ns,
             }
-            for one in plan.choices
+            for choice in plan.choices
         ],
         "procedures": _procedures(plan),
         "p_streams": [
             {
-                "name": one.name,
-                "schema": {each.name: str(each.type) for each in one.schema},
-                "ingest": None if one.ingest is None else one.ingest.as_dict(),
-                "readers": [scan.as_dict() for scan in one.readers],
+                "name": stream.name,
+                "schema": {each.name: str(each.type) for each in stream.schema},
+                "ingest": None if stream.ingest is None else stream.ingest.as_dict(),
+                "readers": [scan.as_dict() for scan in stream.readers],
             }
-            for one in plan.streams
+            for stream in plan.streams
         ],
     }
 

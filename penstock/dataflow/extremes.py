@@ -83,7 +83,7 @@ def _is_plain(windows: Aggregate, name: str) -> bool:
     if text is None or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return False
     made = Expression.parse(text)
-    kinds = {one.name: one.kind for one in windows.decomposition.partials}
+    kinds = {partial.name: partial.kind for partial in windows.decomposition.partials}
     return made.is_column and kinds.get(made.columns[0]) in _KINDS
 
 
@@ -93,10 +93,10 @@ def _only_equal(condition: Expression | None, value: str, most: str, *, greatest
         tree = part.tree.unnest()
         if tree.kind != "compare" or tree.value not in ("=", ">=", "<="):
             continue
-        sides = [part.slice(one.unnest()) for one in tree.parts]
-        if not all(one.is_column for one in sides):
+        sides = [part.slice(side.unnest()) for side in tree.parts]
+        if not all(side.is_column for side in sides):
             continue
-        names = [one.columns[0] for one in sides]
+        names = [side.columns[0] for side in sides]
         reaches = (">=", "<=") if greatest else ("<=", ">=")
         if names == [value, most] and tree.value in ("=", reaches[0]):
             return True

@@ -214,8 +214,8 @@ def _narrow(columns: tuple[str, ...], where: str | None, select: dict[str, Expre
     used = set() if where is None else set(Expression.parse(where).columns)
     used.update(name for expression in select.values() for name in expression.columns)
     read = tuple(name for name in columns if name in used)
-    same = tuple(select) == read and all(one == column(name) for name, one in select.items())
-    return Scan(read, where, None if same else {name: one.text for name, one in select.items()})
+    same = tuple(select) == read and all(expression == column(name) for name, expression in select.items())
+    return Scan(read, where, None if same else {name: expression.text for name, expression in select.items()})
 
 
 def _fragment(node: Aggregate, window: Window) -> Assemble | None:
@@ -236,12 +236,12 @@ def _fragment(node: Aggregate, window: Window) -> Assemble | None:
     needed = {*group_by, window.time}
     for partial in split.partials:
         needed |= set() if partial.expression == "*" else set(Expression.parse(partial.expression).columns)
-    select = {name: one for name, one in _selected_columns(scan).items() if name in needed}
+    select = {name: expression for name, expression in _selected_columns(scan).items() if name in needed}
     narrow = _narrow(scan.columns, scan.where, select)
     fragments = Fragments(window.pane_ms, window.time, window.time_unit, group_by, split.partials)
     fragments = fragments.delayed(window.delay_ms, column(window.time).text)
     whole = replace(narrow, fragments=fragments)
-    if any(one.type == UNKNOWN for one in scan_schema(whole, base[0].schema)):
+    if any(field.type == UNKNOWN for field in scan_schema(whole, base[0].schema)):
         return None
     if isinstance(base[0], Source) and base[0].kind == "parquet" and not _suits(narrow, base[0]):
         return None
@@ -255,13 +255,13 @@ def _suits(scan: Scan, files: Source) -> bool:
     """Return whether a scan reads columns, all of types that both Spark and partials support."""
     kinds = [files.columns.field(name).type for name in scan.columns]
     return bool(kinds) and not any(
-        pa.types.is_unsigned_integer(one) or pa.types.is_float16(one) for one in kinds
+        pa.types.is_unsigned_integer(kind) or pa.types.is_float16(kind) for kind in kinds
     )
 
 
 def _split_lookup(node: Node) -> tuple[StreamTableJoin | None, Node]:
     """Return a lookup above a node and its input, if only plain column projections are between."""
     below = node
-    while isinstance(below, Select) and all(one == column(name) for name, one in below.columns):
+    while isinstance(below, Select) and all(expression == column(name) for name, expression in below.columns):
         below = below.inputs[0]
     return (below, below.inputs[0]) if isinstance(below, StreamTableJoin) else (None, node)

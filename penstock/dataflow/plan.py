@@ -163,7 +163,7 @@ def plan(name: str, logical: Node, statistics: Statistics | None, persist: Persi
         for node in topological(root)
         if isinstance(node, Source)
     )
-    root, notes = place_p_stream(root, [one.source for one in choices if one.persisted], statistics)
+    root, notes = place_p_stream(root, [choice.source for choice in choices if choice.persisted], statistics)
     changes += [("place_p_stream", note) for note in notes]
     root, merged = to_fixed_point(root, merge)
     changes += merged

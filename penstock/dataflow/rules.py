@@ -158,7 +158,7 @@ def prune(root: Node) -> Rewritten:
         pruned: Node = node
         if isinstance(node, Select) and dropped:
             pruned = replace(
-                node, inputs=inputs, columns=tuple(one for one in node.columns if one[0] in wanted)
+                node, inputs=inputs, columns=tuple(item for item in node.columns if item[0] in wanted)
             )
             notes.append(f"{node.name}: drops {', '.join(dropped)}")
         elif isinstance(node, Union):
@@ -182,7 +182,7 @@ def _narrowest(node: Node) -> str:
 
 
 def _union(node: Union, inputs: tuple[Node, ...], names: list[str]) -> Node:
-    same = [one if one.schema.names == names else _only(one, names) for one in inputs]
+    same = [node if node.schema.names == names else _only(node, names) for node in inputs]
     if all(new is old for new, old in zip(same, node.inputs, strict=True)):
         return node
     return replace(node, inputs=tuple(same))

@@ -41,7 +41,7 @@ def shape(plan: PhysicalPlan) -> list[str]:
     fixed: set[int] = set()
     for node in nodes:
         if isinstance(node, Materialize):
-            fixed |= {id(one) for one in topological(node)}
+            fixed |= {id(inner) for inner in topological(node)}
     fixed |= {id(node) for node in nodes if _holds(node)}
     below: dict[int, list[int]] = {}
     lines: list[str] = []
@@ -64,14 +64,14 @@ def _holds(node: Node) -> bool:
 
 def _line(node: Node, leads: list[int]) -> dict[str, Any]:
     lasting = _lasting_node(node)
-    names = {one.name: one.name for one in _stored_schema(lasting)}
+    names = {field.name: field.name for field in _stored_schema(lasting)}
     partials = _partials(node)
-    names |= {one.name: str(to_settings(one)[2]) for one in partials if one.name in names}
+    names |= {partial.name: str(to_settings(partial)[2]) for partial in partials if partial.name in names}
     return {
         "kind": node.label,
         "name": node.name,
         "does": spell_as_before(lasting.describe(), partials),
-        "columns": {names[one.name]: str(one.type) for one in _stored_schema(lasting)},
+        "columns": {names[field.name]: str(field.type) for field in _stored_schema(lasting)},
         "reads": leads,
     }
 

@@ -67,7 +67,7 @@ class Statistics:
     def _column_bytes(self, values: pa.Array[Any]) -> float:
         if not len(values):
             return 0.0
-        places = tuple(None if one is None else one.address for one in values.buffers())
+        places = tuple(None if buffer is None else buffer.address for buffer in values.buffers())
         known = (places, values.offset, len(values), values.type)
         if known not in self._sizes:
             from penstock.compression import encode
@@ -183,7 +183,7 @@ def _compute(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
     if isinstance(node, Where):
         return filter_rows(inputs[0], node.predicate) if type_of(node.predicate, known) else None
     if isinstance(node, Select):
-        if any(expression_type(one, known) == UNKNOWN for _, one in node.columns):
+        if any(expression_type(expression, known) == UNKNOWN for _, expression in node.columns):
             return None
         return project(inputs[0], dict(node.columns))
     if isinstance(node, Materialize | Window | Sink):
@@ -245,4 +245,4 @@ def _values_bytes(values: pa.Array[Any]) -> float:
 
 
 def _typed_bytes(schema: pa.Schema) -> float:
-    return sum(fixed_bytes(one.type) or _TEXT_BYTES for one in schema)
+    return sum(fixed_bytes(column.type) or _TEXT_BYTES for column in schema)

@@ -139,5 +139,5 @@ def scan_schema(scan: Scan, schema: pa.Schema) -> pa.Schema:
         return made
     fields: list[pa.Field[Any]] = [pa.field(PANE, made.field(scan.fragments.time).type)]
     fields += [made.field(name) for name in scan.fragments.group_by]
-    fields += [pa.field(one.name, partial_type(one, made)) for one in scan.fragments.partials]
+    fields += [pa.field(partial.name, partial_type(partial, made)) for partial in scan.fragments.partials]
     return pa.schema(fields)

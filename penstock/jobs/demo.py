@@ -236,9 +236,11 @@ def _warm_up(
     """
     query = _start(spark, valuation, name, now_us(), _discard, work)
     try:
-        while query.isActive and sum(one.numInputRows > 0 for one in query.recentProgress) < batches:
+        while (
+            query.isActive and sum(progress.numInputRows > 0 for progress in query.recentProgress) < batches
+        ):
             query.awaitTermination(1)
-        costs = [batch["cost_us"] for one in query.recentProgress for batch in batch_metrics(one)]
+        costs = [batch["cost_us"] for progress in query.recentProgress for batch in batch_metrics(progress)]
     finally:
         query.stop()
     _raise_failure(query)

@@ -245,7 +245,7 @@ class Database:
         spec = catalog.tables.get(name) or catalog.streams.get(name) or catalog.windows.get(name)
         if spec is None:
             raise InvalidUsageError("there is no such table, stream or window", name=name)
-        event = pa.schema([pa.field(one.name, one.type, one.nullable) for one in spec.columns])
+        event = pa.schema([pa.field(column.name, column.type, column.nullable) for column in spec.columns])
 
         def made(function: Function) -> Procedure:
             text = read(function)
@@ -295,14 +295,14 @@ class Database:
             raise InvalidUsageError("the database has this procedure already", procedure=name)
         if name in self.workflows:
             raise InvalidUsageError("the database has this workflow already", workflow=name)
-        if any(one.name == name for texts in self.catalog.triggers.values() for one in texts):
+        if any(text.name == name for texts in self.catalog.triggers.values() for text in texts):
             raise InvalidUsageError("the database has this trigger already", trigger=name)
 
     def explain(self) -> str:
         """Describe the tables and the procedures; see `Procedure.explain`."""
         tables = [explain_table(spec) for spec in self.tables.values()]
-        procedures = [one.explain() for one in self.procedures.values()]
-        workflows = [one.explain() for one in self.workflows.values()]
+        procedures = [procedure.explain() for procedure in self.procedures.values()]
+        workflows = [workflow.explain() for workflow in self.workflows.values()]
         return "\n".join([f"database {self.name}", *tables, *procedures, *workflows])
 
     def to_json(self) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class Database:
                 spec.to_json() | {"indexes": [list(index.columns) for index in spec.indexes]}
                 for spec in self.tables.values()
             ],
-            "procedures": [one.to_json() for one in self.procedures.values()],
+            "procedures": [procedure.to_json() for procedure in self.procedures.values()],
         }
 
     def open(

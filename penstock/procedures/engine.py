@@ -93,8 +93,8 @@ class TableSet:
     @property
     def size_bytes(self) -> int:
         """The memory of the tables and streams."""
-        tables = sum(one.size_bytes for one in self._tables.values())
-        return tables + sum(one.size_bytes for one in self._streams.values()) + self.texts.size_bytes
+        tables = sum(table.size_bytes for table in self._tables.values())
+        return tables + sum(stream.size_bytes for stream in self._streams.values()) + self.texts.size_bytes
 
     def close(self) -> None:
         """Nothing is held but memory."""
@@ -286,7 +286,9 @@ class Run:
         stages = len(program.stages)
         self._codes = np.zeros((self.rounds, stages) if stages else count, np.int64)
         self._events = state.event_arrays(program, events)
-        self._results = [(np.zeros(count, one.dtype), np.ones(count, np.bool_)) for one in program.results]
+        self._results = [
+            (np.zeros(count, result.dtype), np.ones(count, np.bool_)) for result in program.results
+        ]
         self._texts = np.array([state.texts.number(text) for text in program.texts] or [0], np.int64)
         self._streams = [state.stream(spec) for spec in program.streams]
         self._steps = np.zeros(2 + 2 * len(self._streams), np.int64)

@@ -101,7 +101,7 @@ def _lookup(
         elif isinstance(part, ast.Subscript):
             attribute = _attribute(part.value, text, sources)
         attributes.append(attribute)
-    known = [one for one in attributes if one is not None]
+    known = [attribute for attribute in attributes if attribute is not None]
     lists = {column.name for column in layout.event if column.is_list}
     if len(known) < len(layout.tables[table].spec.key) or len(lists.intersection(known)) > 1:
         return None
@@ -138,7 +138,7 @@ def _trace_arguments(node: ast.expr, text: ProcedureText, sources: Sources) -> S
         return {}
     if text.names.get(node.func.id) is not language.event:
         return {}
-    made = {str(one.arg): _attribute(one.value, text, sources) for one in node.keywords}
+    made = {str(keyword.arg): _attribute(keyword.value, text, sources) for keyword in node.keywords}
     return {name: source for name, source in made.items() if source is not None}
 
 
@@ -171,9 +171,9 @@ def _each(layout: Layout, lookups: list[Lookup], lines: Callable[[TableCode, str
     lists = {column.name for column in layout.event if column.is_list}
     loops: dict[str | None, list[str]] = {}
     for lookup in lookups:
-        name = next((one for one in lookup.key if one in lists), None)
+        name = next((name for name in lookup.key if name in lists), None)
         code = layout.tables[lookup.table]
-        word = code.word([f"e{numbers[one]}[{'q' if one in lists else 'j'}]" for one in lookup.key])
+        word = code.word([f"e{numbers[name]}[{'q' if name in lists else 'j'}]" for name in lookup.key])
         loops.setdefault(name, []).extend(lines(code, word))
     made = [_INDENT + line for line in loops.pop(None, [])]
     for name, body in loops.items():

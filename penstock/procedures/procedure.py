@@ -182,7 +182,10 @@ class Procedure:
 def _attributes(text: ProcedureText) -> set[str]:
     """Return which attributes of its event a procedure, and those that it passes it on to, may name."""
     return {
-        node.attr for one in all_texts(text) for node in ast.walk(one.tree) if isinstance(node, ast.Attribute)
+        node.attr
+        for called in all_texts(text)
+        for node in ast.walk(called.tree)
+        if isinstance(node, ast.Attribute)
     }
 
 

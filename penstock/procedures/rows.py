@@ -283,7 +283,9 @@ class TableRows:
         keys = [from_python(values, field.type) for values, field in zip(columns, fields, strict=True)]
         self._delete(pa.RecordBatch.from_arrays(keys, schema=self._key_schema), note=True)
         rows = [row for row in changed.values() if row is not None]
-        arrays = [from_python([row[one.name] for row in rows], one.type) for one in self.spec.columns]
+        arrays = [
+            from_python([row[column.name] for row in rows], column.type) for column in self.spec.columns
+        ]
         self.upsert(pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema), dirty=True)
 
     # Versions
@@ -305,7 +307,12 @@ class TableRows:
 
     @property
     def _key_schema(self) -> pa.Schema:
-        return pa.schema([pa.field(one.name, one.type, nullable=False) for one in self.spec.key_columns])
+        return pa.schema(
+            [
+                pa.field(key_column.name, key_column.type, nullable=False)
+                for key_column in self.spec.key_columns
+            ]
+        )
 
     def snapshot(self) -> Iterator[dict[str, pa.RecordBatch]]:
         """Return all rows in blocks of bounded size."""

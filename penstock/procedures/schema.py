@@ -205,7 +205,7 @@ class IndexSpec:
     @property
     def text_mask(self) -> int:
         """A number with a bit for each word that is a text or binary."""
-        return sum(1 << place for place, one in enumerate(self.words) if one.kind.is_interned)
+        return sum(1 << place for place, word in enumerate(self.words) if word.kind.is_interned)
 
 
 @dataclass(frozen=True)
@@ -226,12 +226,12 @@ class RelationSpec:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the columns."""
-        return tuple(one.name for one in self.columns)
+        return tuple(column.name for column in self.columns)
 
     @property
     def schema(self) -> pa.Schema:
         """The Arrow schema of the columns."""
-        return pa.schema([pa.field(one.name, one.type, one.nullable) for one in self.columns])
+        return pa.schema([pa.field(column.name, column.type, column.nullable) for column in self.columns])
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,8 @@ class TableSpec(RelationSpec):
                 key=keys,
             )
         fixed = tuple(
-            Column(one.name, one.type, one.kind, one.nullable and one.name not in keys) for one in columns
+            Column(column.name, column.type, column.kind, column.nullable and column.name not in keys)
+            for column in columns
         )
         made = TableSpec(name, fixed, keys, partition_by)
         return replace(made, indexes=_indexes(made, indexes))
@@ -294,7 +295,7 @@ class TableSpec(RelationSpec):
 
     def column(self, name: str) -> Column:
         """Return a column by its name, which the table has."""
-        return next(one for one in self.columns if one.name == name)
+        return next(column for column in self.columns if column.name == name)
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` takes; without indexes, which may change while a checkpoint lives."""
@@ -334,11 +335,11 @@ def _indexes(table: TableSpec, given: Iterable[str | Iterable[str]]) -> tuple[In
 
 
 def _check_key(table: str, columns: Sequence[Column], key: tuple[str, ...]) -> None:
-    names = {one.name: one for one in columns}
+    names = {column.name: column for column in columns}
     if not 1 <= len(key) <= MAX_KEY_COLUMNS or len(set(key)) != len(key):
         raise InvalidUsageError("a key has one to three columns", table=table, key=key)
-    for one in key:
-        if one not in names:
-            raise InvalidUsageError("the key is no column of the table", table=table, key=one)
-        if names[one].kind is Kind.FLOAT:
-            raise InvalidUsageError("a column of this type cannot be a key", table=table, key=one)
+    for column in key:
+        if column not in names:
+            raise InvalidUsageError("the key is no column of the table", table=table, key=column)
+        if names[column].kind is Kind.FLOAT:
+            raise InvalidUsageError("a column of this type cannot be a key", table=table, key=column)

@@ -66,7 +66,7 @@ class TextNumbers:
         """The bytes of all texts, as offsets and data. Kernels use them to order texts."""
         new = [_bytes(text) for text in self._texts[self._stored :]]
         if new:
-            ends = self._offsets[self._stored] + np.cumsum([len(one) for one in new])
+            ends = self._offsets[self._stored] + np.cumsum([len(text) for text in new])
             self._offsets = _with(self._offsets, self._stored + 1, ends)
             data = np.frombuffer(b"".join(new), np.uint8)
             self._data = _with(self._data, int(self._offsets[self._stored]), data)

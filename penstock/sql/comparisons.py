@@ -79,7 +79,7 @@ def intervals_of(part: Expression, schema: pa.Schema) -> list[Interval] | None:
     else:
         return None
     found = [_interval(*side, schema) for side in sides]
-    return None if None in found else [one for one in found if one is not None]
+    return None if None in found else [interval for interval in found if interval is not None]
 
 
 def _interval(operator: str, left: Tree, right: Tree, schema: pa.Schema) -> Interval | None:
@@ -140,15 +140,15 @@ def union_intervals(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     """Intersect the intervals of each column; inverted intervals stay separate."""
     found: dict[str, Interval] = {}
     others = []
-    for one in intervals:
-        known = found.get(one.column)
-        if one.inverted:
-            others.append(one)
+    for interval in intervals:
+        known = found.get(interval.column)
+        if interval.inverted:
+            others.append(interval)
         elif known is None:
-            found[one.column] = one
+            found[interval.column] = interval
         else:
-            ends = (max(known.low, one.low), min(known.high, one.high))
-            found[one.column] = replace(known, low=ends[0], high=ends[1], nan=known.nan and one.nan)
+            ends = (max(known.low, interval.low), min(known.high, interval.high))
+            found[interval.column] = replace(known, low=ends[0], high=ends[1], nan=known.nan and interval.nan)
     return (*found.values(), *others)
 
 
@@ -170,15 +170,15 @@ def mask_of(intervals: Iterable[Interval], rows: pa.Table) -> npt.NDArray[np.boo
     from penstock.sql.comparison_kernels import keep
 
     columns = []
-    for one in intervals:
-        column = rows.column(one.column)
+    for interval in intervals:
+        column = rows.column(interval.column)
         if column.null_count:
             return None
         whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         values = whole.to_numpy(zero_copy_only=True)
-        if values.dtype != one.low.dtype:
+        if values.dtype != interval.low.dtype:
             return None
-        columns.append((one, values))
+        columns.append((interval, values))
     mask = np.empty(rows.num_rows, np.bool_)
     for number, (one, values) in enumerate(columns):
         keep(values, one.low, one.high, one.nan, one.inverted, number == 0, mask)

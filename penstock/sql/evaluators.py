@@ -171,7 +171,7 @@ def _logic(node: Tree, rows: Rows) -> Value:
     conjunction = node.kind == "and"
     combine = pc.and_kleene if conjunction else pc.or_kleene
     # Constants come first, because Spark folds them before execution.
-    first, *others = sorted(node.parts, key=lambda part: any(one.kind == "column" for one in part.walk()))
+    first, *others = sorted(node.parts, key=lambda part: any(node.kind == "column" for node in part.walk()))
     made = check_boolean(evaluate_node(first, rows))
     for part in others:
         left = None

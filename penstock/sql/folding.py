@@ -40,7 +40,7 @@ def may_shorten(tree: Tree, typed: _Type) -> bool:
         return False
     *others, last = _conjuncts(tree)
     if last.kind == "compare":
-        apart = all(not typed(one)[1] and _columns(one).isdisjoint(_columns(last)) for one in others)
+        apart = all(not typed(other)[1] and _columns(other).isdisjoint(_columns(last)) for other in others)
         return not (apart and _is_plain_comparison(last, typed))
     return bool(others) or not _is_value(last, typed)
 
@@ -74,10 +74,10 @@ def _is_plain_comparison(node: Tree, typed: _Type) -> bool:
     types = [typed(part)[0] for part in (left, right)]
     return (
         right.kind == "number"
-        and all(pa.types.is_signed_integer(one) for one in types)
+        and all(pa.types.is_signed_integer(kind) for kind in types)
         and types[0].bit_width >= types[1].bit_width
-        and all(one.kind in _CALCULATIONS for one in left.walk())
-        and all(_columns(one) == _columns(left) for one in left.walk() if typed(one)[1])
+        and all(node.kind in _CALCULATIONS for node in left.walk())
+        and all(_columns(node) == _columns(left) for node in left.walk() if typed(node)[1])
     )
 
 
@@ -92,7 +92,7 @@ def _conjuncts(node: Tree) -> Iterator[Tree]:
 
 def _columns(node: Tree) -> set[Hashable]:
     """Return keys of the columns and fields that an expression reads."""
-    return {_key(one) for one in node.walk() if one.kind in ("column", "field")}
+    return {_key(leaf) for leaf in node.walk() if leaf.kind in ("column", "field")}
 
 
 def _key(node: Tree) -> Hashable:

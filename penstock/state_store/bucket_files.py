@@ -83,7 +83,7 @@ class BucketFiles:
         path = self.files.path_of(pointer.file_name)
         fields = Fields(unit.meta, path)
         before = tuple(map(Link.from_json, fields.rows("chain", 3)))
-        superseded = tuple((Version(one.count(0)), one.text(1)) for one in fields.rows("superseded", 2))
+        superseded = tuple((Version(row.count(0)), row.text(1)) for row in fields.rows("superseded", 2))
         # Early files name no base (which was one file), parent or snapshot.
         base = fields.count("base", most=len(before) + 1) if fields.has("base") else 1
         parent = fields.row("parent", 2) if fields.has("parent") else None

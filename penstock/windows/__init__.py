@@ -1,1 +1,1 @@
-"""Windows over streams: panes as state, the assembly function, window queues (UpStream §6)."""
+"""Windows over streams: panes, which are their state; assembly; and window queues (UpStream §6)."""

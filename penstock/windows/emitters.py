@@ -14,14 +14,14 @@ __all__ = ["PassThrough", "WindowEmitter"]
 
 
 class WindowEmitter(Protocol):
-    """Convert closed windows to the operator's output. Calls do not change the emitter."""
+    """Converts closed windows to the operator's output. Calls do not change the emitter."""
 
     @property
     def partials(self) -> Container[str] | None:
         """The partials that the emitter reads; None for all."""
 
     def __call__(self, closed: ClosedWindows) -> Any:
-        """Convert some windows; called by several threads at once."""
+        """Convert some windows. Several threads call it at once."""
 
     def collect(self, parts: list[Any]) -> list[pa.RecordBatch]:
         """Combine the converted windows, in order, into the output."""

@@ -1,6 +1,7 @@
-"""Compute aggregates of windows, and following selections and projections, outside of Spark.
+"""Compute aggregates of windows, and the selections and projections behind them, outside of Spark.
 
-Columns are computed on demand. So rows that a selection drops cost only the columns that the selection reads.
+Columns are computed on demand. So for rows that a selection drops, only the columns that the selection reads
+are computed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Step: TypeAlias = str | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Finish:
-    """Compute results of windows. Created on the driver, used in workers for every micro-batch.
+    """Computes results of windows. The driver creates it; workers use it for every micro-batch.
 
     Parameters
     ----------
@@ -41,11 +42,11 @@ class Finish:
     window : str
         The column of `output` with the window's start and end, timestamps in microseconds.
     pane_ms, size_ms : int
-        The length of a pane and of a window; `START` is a pane number.
+        The lengths of a pane and of a window. `START` is a pane number.
     assembly : Assembly
         The aggregates.
     steps : tuple of Step
-        The following selections and projections, in order.
+        The selections and projections behind the windows, in order.
     """
 
     windows: pa.Schema
@@ -64,10 +65,10 @@ class Finish:
             if isinstance(step, str):
                 needed |= set(Expression.parse(step).columns)
             else:
-                needed = {one for name in needed for one in Expression.parse(step[name]).columns}
+                needed = {column for name in needed for column in Expression.parse(step[name]).columns}
         texts = [text for name, text in self.assembly.aggregates.items() if name in needed]
-        read = {one for text in texts for one in Expression.parse(text).columns}
-        return frozenset(part for one in read for part in (one, *self.assembly.parts(one)))
+        read = {column for text in texts for column in Expression.parse(text).columns}
+        return frozenset(part for name in read for part in (name, *self.assembly.parts(name)))
 
     @property
     def _made_names(self) -> Iterable[str]:
@@ -75,7 +76,9 @@ class Finish:
         return next((step for step in reversed(self.steps) if not isinstance(step, str)), self.output.names)
 
     def schemas(self) -> list[pa.Schema] | None:
-        """Return the schemas of windows and after each projection; None if only Spark can run a step.
+        """Return the schema of windows and the schema after each projection.
+
+        None if only Spark can run a step.
 
         Aggregates must have exactly the types of `output`, so that no cast is needed.
         """
@@ -113,7 +116,7 @@ class Finish:
         return parts
 
     def rows(self, closed: ClosedWindows) -> WindowRows:
-        """Return the windows after all steps; columns are computed on demand."""
+        """Return the windows after all steps, whose columns are computed on demand."""
         rows = WindowRows(self, closed)
         for step in self.steps:
             if isinstance(step, str):
@@ -161,7 +164,7 @@ class WindowRows:
         return self._take(self._starts).to_numpy()
 
     def groups(self, names: Sequence[str]) -> tuple[list[pa.Array[Any]], Integers]:
-        """Return columns after the last projection, with one row per group or per window.
+        """Return columns after the last projection, a row per group if all are of groups, else per window.
 
         Returns
         -------
@@ -171,9 +174,9 @@ class WindowRows:
             Per window, its row in these columns.
         """
         level, plain = len(self._projections), list(names)
-        while level and all(Expression.parse(self._projections[level - 1][one]).is_column for one in plain):
+        while level and all(Expression.parse(self._projections[level - 1][name]).is_column for name in plain):
             level -= 1
-            plain = [Expression.parse(self._projections[level][one]).columns[0] for one in plain]
+            plain = [Expression.parse(self._projections[level][name]).columns[0] for name in plain]
         if level or not set(plain) <= set(self._groups):
             return [self.array(name) for name in names], np.arange(len(self.starts))
         kinds = [self._finish.windows.field(name).type for name in plain]
@@ -207,7 +210,7 @@ class WindowRows:
     def _compute(self, level: int, name: str) -> _Column | pa.Array[Any]:
         if level:
             expression = Expression.parse(self._projections[level - 1][name])
-            read = {one: self._column(level - 1, one) for one in expression.columns}
+            read = {column: self._column(level - 1, column) for column in expression.columns}
             return evaluate(expression, self._table(read))
         if name == self._finish.window:
             return self._windows()
@@ -217,15 +220,15 @@ class WindowRows:
         expression = Expression.parse(text)
         return evaluate(
             expression,
-            self._table({one: pa.chunked_array([self._partial(one)]) for one in expression.columns}),
+            self._table({column: pa.chunked_array([self._partial(column)]) for column in expression.columns}),
         )
 
     def _partial(self, name: str) -> pa.Array[Any]:
-        """Return a group's column, a partial, a mean or a deviation."""
+        """Return a group column, a partial, a mean or a deviation."""
         if name in self._groups:
             column = self._groups[name].take(self._take(self._of))
         elif parts := self._assembly.parts(name):
-            return self._assembly.computed(name, [self._take(self._values.column(one)) for one in parts])
+            return self._assembly.computed(name, [self._take(self._values.column(part)) for part in parts])
         else:
             column = self._assembly.whole(name, self._take(self._values.column(name)))
         kind = self._finish.windows.field(name).type
@@ -238,5 +241,5 @@ class WindowRows:
             raise InternalError("a window is a struct of its start and end")
         start = self.starts * (1000 * self._finish.pane_ms)
         end = start + 1000 * self._finish.size_ms
-        both = [pa.array(one).view(kind.field(0).type) for one in (start, end)]
+        both = [pa.array(times).view(kind.field(0).type) for times in (start, end)]
         return pa.StructArray.from_arrays(both, fields=list(kind))

@@ -28,11 +28,11 @@ class GroupSampling:
     Parameters
     ----------
     min_rows : int
-        Fewer rows are not sampled: each is taken for a group of its own.
+        Fewer rows are not sampled; their groups count as not repeating.
     sample_rows : int
         The size of the sample.
     min_rows_per_group : int
-        The mean rows per group in the sample that count as repetition.
+        Groups repeat if the sample has at least this many rows per group on average.
     """
 
     min_rows: int = 1 << 14
@@ -50,12 +50,12 @@ class GroupCodec:
     fields : sequence of pyarrow.Field
         The group columns in their order.
     sampling : GroupSampling, optional
-        The rule that finds out whether groups repeat.
+        The rule that decides whether groups repeat.
 
     Raises
     ------
     InvalidUsageError
-        If a column's type cannot be a key (nested types), or there are more than 63.
+        If a column's type cannot be a key (nested types), or there are more than 63 columns.
     """
 
     def __init__(self, fields: Sequence[pa.Field[Any]], sampling: GroupSampling | None = None) -> None:
@@ -78,7 +78,7 @@ class GroupCodec:
         return self._codec.encode([pa.array(nulls), *filled])
 
     def repeats(self, columns: Sequence[pa.Array[Any]], rows: int) -> bool:
-        """Return whether few groups have many rows, judged by a sample."""
+        """Return whether, in a sample, few groups have many rows."""
         rule = self._sampling
         if rows < rule.min_rows:
             return False
@@ -91,8 +91,8 @@ class GroupCodec:
     def numbers(self, index: KeyIndex, columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
         """Return the numbers of the rows' groups in an index; add new groups.
 
-        If rows of a group are adjacent, only one row per run is looked up. Else if few groups have many rows,
-        rows are grouped by value first, and only the distinct groups are looked up.
+        If rows of a group are adjacent, only one row per run is looked up. Otherwise, if few groups have many
+        rows, rows are first grouped by value, and only the distinct groups are looked up.
         """
         if rows < self._sampling.min_rows:
             return index.find_or_add(self.encode(columns, rows))
@@ -129,7 +129,7 @@ def _runs(columns: Sequence[pa.Array[Any]], rows: int, rule: GroupSampling) -> I
 
 
 def _begins(columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
-    """Return the sorted indices of rows that differ from the previous row, including the first."""
+    """Return the indices of the first row and of all rows that differ from the row before."""
     differ = np.zeros(rows, np.bool_)
     differ[:1] = True
     for column in columns:
@@ -139,7 +139,7 @@ def _begins(columns: Sequence[pa.Array[Any]], rows: int) -> Integers:
 
 
 def _nothing(kind: pa.DataType) -> pa.Scalar[Any]:
-    """Return the value that replaces a null; the null's bit distinguishes the two."""
+    """Return the value that replaces a null. The null's bit distinguishes the null from the value."""
     if pa.types.is_decimal(kind):
         return pa.scalar(Decimal(0), kind)
     if pa.types.is_boolean(kind) or pa.types.is_floating(kind):

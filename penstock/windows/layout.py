@@ -33,18 +33,18 @@ class WindowLayout:
     spec : WindowSpec
         Size and slide.
     groups : pyarrow.Schema
-        The group columns; without any, all rows are one group.
+        The group columns. Without group columns, all rows are one group.
     partials : tuple of Partial
         The partials of an entry.
     types : tuple of pyarrow.DataType
         Types of the partials.
     times : mapping of str to str
-        Name of each ``first`` or ``last`` partial to the partial that holds its time.
+        Maps the name of a ``first`` or ``last`` partial to the name of the partial with its time.
     rows : str
         The partial that counts the rows of an entry.
     assembly : Assembly, optional
-        Computes aggregates. If given, windows leave with means and deviations instead of the partials that
-        nothing else reads.
+        Computes aggregates. If given, emitted windows have means and deviations instead of the partials that
+        only those need.
     """
 
     spec: WindowSpec
@@ -59,28 +59,28 @@ class WindowLayout:
     def values(self) -> pa.Schema:
         """The schema of partials."""
         return pa.schema(
-            [pa.field(one.name, kind) for one, kind in zip(self.partials, self.types, strict=True)]
+            [pa.field(partial.name, kind) for partial, kind in zip(self.partials, self.types, strict=True)]
         )
 
     @property
     def fixed_size(self) -> bool:
-        """True if no partial is a set or a sketch, which grow with their values."""
-        return all(one.kind not in ("distinct", "sketch") for one in self.partials)
+        """Whether no partial is a set or a sketch, whose size grows with the values."""
+        return all(partial.kind not in ("distinct", "sketch") for partial in self.partials)
 
     @property
     def results(self) -> pa.Schema:
         """The schema of window partials, means and deviations."""
         both, made = zip(self.partials, self.types, strict=True), self.assembly
         kept = [
-            pa.field(one.name, type_of_windows(one, kind))
-            for one, kind in both
-            if made is None or one.name in self._left
+            pa.field(partial.name, type_of_windows(partial, kind))
+            for partial, kind in both
+            if made is None or partial.name in self._left
         ]
         return pa.schema([*kept, *((name, pa.float64()) for name in (made.derived if made else ()))])
 
     @cached_property
     def _left(self) -> frozenset[str]:
-        """The partials that leave with windows."""
+        """The partials that emitted windows have."""
         return self.assembly.read if self.assembly else frozenset()
 
     def finished(self, values: pa.RecordBatch) -> pa.RecordBatch:
@@ -102,7 +102,7 @@ class WindowLayout:
         return None
 
     def arriving_column(self, partial: str) -> str:
-        """Return the input column from which a partial is taken."""
+        """Return the input column with the values of a partial."""
         return partial
 
     @property
@@ -118,15 +118,15 @@ class WindowLayout:
 
 @dataclass(frozen=True)
 class RowLayout(WindowLayout):
-    """The layout of row windows, whose panes are rows, too.
+    """The layout of windows of rows, whose panes are a number of rows.
 
     Parameters
     ----------
     pane_rows : int
         Number of rows of a group in a pane.
     arriving : pyarrow.Schema
-        Schema of input rows: groups, `ENTRY_PANE` with the time, and the values of partials, named like their
-        expressions.
+        Schema of input rows: groups, `ENTRY_PANE` with the time, and the values of partials under the names
+        of their expressions.
     end : str
         The partial with the greatest time.
     bounds : tuple of str
@@ -144,7 +144,7 @@ class RowLayout(WindowLayout):
         return 0
 
     def arriving_column(self, partial: str) -> str:
-        """Return the column of rows from which a partial is computed."""
+        """Return the input column with the values of a partial."""
         return next(one.expression for one in self.partials if one.name == partial)
 
     @cached_property
@@ -159,9 +159,9 @@ class PanesResult:
     Attributes
     ----------
     windows : list of pyarrow.RecordBatch
-        Closed windows with the schema `WindowLayout.window`; windows of a group in order.
+        Closed windows with the schema `WindowLayout.window`. The windows of a group are in order.
     rows_in, late : int
-        Input rows behind the entries: all, and those whose windows have all closed.
+        Number of input rows, and of those whose windows had all closed.
     groups : int
         Number of groups that still have an open window.
     closed : int
@@ -204,7 +204,7 @@ class ClosedWindows:
 
 @dataclass(frozen=True, slots=True)
 class FinalPanes:
-    """Final panes: no more rows arrive for them.
+    """Final panes: panes that get no more rows.
 
     Attributes
     ----------

@@ -20,16 +20,16 @@ def map_ordered(work: Callable[[A], B], items: Iterable[A], threads: int) -> Ite
     Parameters
     ----------
     work : callable
-        Function for one item, called in one of the threads; for a single item in the caller's thread.
+        Function for one item. It is called in one of the threads; for a single item, in the caller's thread.
     items : iterable
-        Consumed in the caller's thread, at most ``threads + 1`` items ahead of the results.
+        The items, consumed in the caller's thread, at most ``threads + 1`` items ahead of the results.
     threads : int
         Number of threads.
 
     Raises
     ------
     Exception
-        The error of `work`, raised in its item's turn after all started work has ended.
+        The error of `work`, in the turn of its item, after all started work has ended.
     """
     items = iter(items)
     begin = list(islice(items, 2))

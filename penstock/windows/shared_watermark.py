@@ -16,15 +16,15 @@ __all__ = ["SeveralPanes"]
 
 
 class SeveralPanes:
-    """The panes of one bucket for each of several sides. Used by one task at a time; not thread-safe.
+    """The panes of one bucket for each of several sides. Not thread-safe; one task at a time uses it.
 
-    Sides may be at different times. All windows close by the lowest watermark of the sides, and none close
-    before every side has a watermark. So windows with the same end close in one micro-batch.
+    Sides may be at different times. Windows of all sides close by the lowest watermark of the sides, and no
+    window closes before every side has a watermark. So windows with the same end close in one micro-batch.
 
     Parameters
     ----------
     layouts : sequence of WindowLayout
-        The layout of each side's windows; all sides have the same pane length.
+        The layout of each side's windows. All sides have the same pane length.
     """
 
     def __init__(self, layouts: Sequence[WindowLayout]) -> None:
@@ -40,7 +40,7 @@ class SeveralPanes:
         return sum(side.size_bytes for side in self._sides)
 
     def close(self) -> None:
-        """Do nothing: memory goes with the object."""
+        """Do nothing: there is only memory."""
 
     def run(
         self, arriving: Sequence[Iterable[pa.RecordBatch]], watermarks: Sequence[int | None]
@@ -52,11 +52,11 @@ class SeveralPanes:
         arriving : sequence of iterables of pyarrow.RecordBatch
             Entries of each side, in order of arrival.
         watermarks : sequence of int or None
-            Watermark of each side; the greatest ever given counts.
+            Watermark of each side. A value lower than before is ignored.
         """
         known = zip(self._watermarks, watermarks, strict=True)
-        self._watermarks = [max((one for one in pair if one is not None), default=None) for pair in known]
-        there = [one for one in self._watermarks if one is not None]
+        self._watermarks = [max((time for time in pair if time is not None), default=None) for pair in known]
+        there = [watermark for watermark in self._watermarks if watermark is not None]
         common = min(there) if len(there) == len(self._sides) else None
         return [side.run(batches, common) for side, batches in zip(self._sides, arriving, strict=True)]
 
@@ -77,7 +77,7 @@ class SeveralPanes:
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole current state, in units of bounded size."""
         watermarks = list(self._watermarks)
-        # The units of all sides are created now, because each side copies its state now.
+        # Create the units of all sides now, because each side copies its state now.
         made = [list(side.snapshot()) for side in self._sides]
         return chain.from_iterable(
             [_of_side(number, unit, watermarks) for unit in units] for number, units in enumerate(made)

@@ -13,14 +13,13 @@ __all__ = ["WindowSpec"]
 class WindowSpec:
     """Windows whose size and slide are whole numbers of panes.
 
-    Pane p is ``[p, p + 1)`` times the pane's length since 1970-01-01T00:00:00Z; window k has the panes from
-    ``k * slide`` to before ``k * slide + size``, k of any sign. So windows are aligned like Spark's
-    ``window()``.
+    Pane p is ``[p, p + 1)`` times the pane's length, since 1970-01-01T00:00:00Z. Window k has the panes ``[k
+    * slide, k * slide + size)``; k may be negative. So windows are aligned like Spark's ``window()``.
 
     Parameters
     ----------
     size, slide : int
-        Size and slide in panes; the slide is at most the size.
+        Size and slide in panes. The slide is at most the size.
 
     Raises
     ------

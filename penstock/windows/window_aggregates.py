@@ -1,11 +1,11 @@
-"""Combine windows of many groups by window inside their bucket, so that few rows leave it.
+"""Combine windows of many groups by window inside their bucket, so that few rows leave the bucket.
 
 The next operator often works on one window at a time: an aggregate of all groups, or the groups with the
-maximum. Each bucket has all closing windows of its groups, so it can do its part before rows cross to Spark,
-where a row costs a hundred times as much.
+maximum. Each bucket has all closing windows of its groups, so the bucket can do its part before rows cross to
+Spark, where a row costs a hundred times as much.
 
-A **window group** is a window and a group of the following aggregate. Window groups are numbered from 1, so a
-partial aggregate is an array indexed by that number; rows that do not count have number 0.
+A **window group** is a window and a group of the next aggregate. Window groups are numbered from 1, so a
+partial aggregate is an array indexed by that number. Masked rows have number 0.
 """
 
 from __future__ import annotations
@@ -40,14 +40,16 @@ FOLDED = frozenset({"count", "sum", "m2", "min", "max"})
 
 @dataclass(frozen=True, slots=True)
 class NumberingLimits:
-    """Up to this many possible window groups all get a number; if there are more, only groups with rows do.
+    """The maximum for numbering all possible window groups.
+
+    Above it, only window groups with rows get a number.
 
     Parameters
     ----------
     max_empty : int
-        The free number of possible window groups ...
+        This number of possible window groups ...
     max_per_row : int
-        ... plus this many for each row.
+        ... plus this number for each row.
     """
 
     max_empty: int = 1024
@@ -74,7 +76,7 @@ class Extremes:
         The compared partial: an integer or a float. As in Spark, NaN is greater than all other values.
         Windows in which it is null are pruned.
     greatest : bool
-        Whether the maximum is kept, or the minimum.
+        Whether the maximum is kept; by default the minimum.
     by : tuple of str
         Group columns within which values are compared.
     """
@@ -144,15 +146,15 @@ class _Rows:
 
 @dataclass(frozen=True)
 class WindowAccumulator:
-    """Aggregate windows by window inside the bucket.
+    """Aggregates windows by window inside the bucket.
 
     Parameters
     ----------
     finish : Finish
-        Computes the columns of windows; its last step is a projection of groups and values.
+        Computes the columns of windows. Its last step is a projection of groups and values.
     fragments : Fragments
-        The aggregate: `group_by` holds the window's length and the groups. `partials` have kinds in `FOLDED`;
-        their expressions are columns or ``*``.
+        The aggregate. Its `group_by` has the window's length and the groups. Its `partials` have kinds in
+        `FOLDED` and columns or ``*`` as expressions.
     made : pyarrow.Schema
         The output: window starts in microseconds, `group_by`, partials.
     numbering : NumberingLimits
@@ -177,16 +179,16 @@ class WindowAccumulator:
         """Return the rows of some windows."""
         rows = self.finish.rows(closed)
         groups, of = rows.groups(self._groups)
-        values = [self._values(one, rows) for one in self.fragments.partials]
+        values = [self._values(partial, rows) for partial in self.fragments.partials]
         return _Rows(groups, of, rows.starts, values)
 
     def _values(self, partial: Partial, rows: WindowRows) -> _Column | None:
-        """Return the input values of each partial; None for a count of rows."""
+        """Return the values that a partial takes; None for a count of rows."""
         if partial.expression == "*":
             return None
         if partial.kind != "count":
             return rows.array(partial.expression)
-        # In most cases all rows count.
+        # Mostly, all rows have values.
         (column,), _ = rows.groups([partial.expression])
         return rows.array(partial.expression) if column.null_count else None
 
@@ -203,15 +205,15 @@ class WindowAccumulator:
                 np.arange(batch.num_rows),
                 batch.column(PANE).to_numpy() // pane_us,
                 [
-                    deviation_columns(batch, one.name, *deviations[one.name])
-                    if one.name in deviations
-                    else batch.column(one.name)
-                    for one in self.fragments.partials
+                    deviation_columns(batch, partial.name, *deviations[partial.name])
+                    if partial.name in deviations
+                    else batch.column(partial.name)
+                    for partial in self.fragments.partials
                 ],
             )
             for batch in batches
         ]
-        return self._aggregate(parts, [one.again for one in self.fragments.partials])
+        return self._aggregate(parts, [partial.again for partial in self.fragments.partials])
 
     def _aggregate(self, parts: list[_Rows], partials: Sequence[Partial]) -> list[pa.RecordBatch]:
         parts = [part for part in parts if len(part.of)]
@@ -224,8 +226,8 @@ class WindowAccumulator:
         count = keys.count + 1
         rows = np.zeros(count, np.int64)
         made: list[Accumulator] = [
-            Nulls() if one.kind == "count" or values is None else new_accumulator(one, values.type)
-            for one, values in zip(partials, parts[0].values, strict=True)
+            Nulls() if partial.kind == "count" or values is None else new_accumulator(partial, values.type)
+            for partial, values in zip(partials, parts[0].values, strict=True)
         ]
         for some, part in zip(window_groups, parts, strict=True):
             fragment_kernels.add_count(some, rows)
@@ -257,9 +259,9 @@ class _Keys:
     count : int
         Number of window groups.
     starts : int64 array
-        First panes of windows; they repeat for each group.
+        First panes of windows, repeated for each group.
     known : int64 array, optional
-        Index of each window group in the full table of groups by starts; None if the table is full.
+        Index of each window group in the table of all groups by all starts; None if all of them have numbers.
     """
 
     count: int
@@ -267,7 +269,7 @@ class _Keys:
     known: Integers | None = None
 
     def of(self, places: Integers) -> tuple[Integers, Integers]:
-        """Return first panes and group numbers of window groups; index 0 is window group 1."""
+        """Return first panes and group numbers of window groups. Index 0 is window group 1."""
         groups, starts = np.divmod(places if self.known is None else self.known[places], len(self.starts))
         return self.starts[starts], groups
 
@@ -275,18 +277,20 @@ class _Keys:
 def _number_window_groups(
     groups: Sequence[Integers | None], starts: Sequence[Integers], limits: NumberingLimits
 ) -> tuple[list[_WindowGroups], _Keys]:
-    """Assign window-group numbers to rows, given in parts as group numbers and first panes."""
+    """Assign window-group numbers to rows, which come in parts as group numbers and first panes."""
     rows = sum(map(len, starts))
     if not rows:
         return [np.zeros(0, np.int32) for _ in starts], _Keys(0, np.zeros(1, np.int64))
-    least = min(int(one.min()) for one in starts if len(one))
-    span = max(int(one.max()) for one in starts if len(one)) - least + 1
-    count = span * (max((int(one.max()) for one in groups if one is not None and len(one)), default=0) + 1)
+    least = min(int(start.min()) for start in starts if len(start))
+    span = max(int(start.max()) for start in starts if len(start)) - least + 1
+    count = span * (
+        max((int(group.max()) for group in groups if group is not None and len(group)), default=0) + 1
+    )
     if count <= limits.max_per_row * rows + limits.max_empty:
-        window_groups = [np.empty(len(one), np.int32) for one in starts]
-        for group, one, out in zip(groups, starts, window_groups, strict=True):
+        window_groups = [np.empty(len(start), np.int32) for start in starts]
+        for group, start, out in zip(groups, starts, window_groups, strict=True):
             sliding_kernels.number_window_groups(
-                _NO_GROUPS if group is None else group, one, least, span, out
+                _NO_GROUPS if group is None else group, start, least, span, out
             )
         return window_groups, _Keys(count, np.arange(least, least + span))
     # There are no more starts than rows, so indices stay below the square of the number of rows.
@@ -294,5 +298,5 @@ def _number_window_groups(
     several = [group for group in groups if group is not None]
     places = np.concatenate(several) * len(there) + at if several else at
     known, numbers = np.unique(places, return_inverse=True)
-    ends = np.cumsum([len(one) for one in starts])[:-1]
+    ends = np.cumsum([len(start) for start in starts])[:-1]
     return np.split((numbers + 1).astype(np.int32), ends), _Keys(len(known), there, known)

@@ -153,21 +153,21 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
             hint="pass the checkpoint that the graph was started with",
         )
     fields = Fields(document, directory.files.path_of("graph"))
-    named = {one.name("name"): one for one in fields.objects("queries")}
+    named = {entry.name("name"): entry for entry in fields.objects("queries")}
     if not named:
         raise fields.damaged("queries", "one query or more")
     progress = {name: directory.progress(name) for name in named}
     queries = tuple(
-        QueryFacts(name, one.text_or_none("writes"), progress[name].planned, progress[name].committed)
-        for name, one in named.items()
+        QueryFacts(name, entry.text_or_none("writes"), progress[name].planned, progress[name].committed)
+        for name, entry in named.items()
     )
     streams: list[StreamFacts] = []
     released: list[int] = []
-    for one in fields.objects("streams"):
-        stream = PStream(one.text("location"))
+    for entry in fields.objects("streams"):
+        stream = PStream(entry.text("location"))
         done = stream.readers()
         readers: list[ReaderFacts] = []
-        for each in one.objects("readers"):
+        for each in entry.objects("readers"):
             name, query = each.text("name"), each.text("query")
             if query not in progress:
                 raise each.damaged("query", "the name of a query")
@@ -178,9 +178,9 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
         commits = stream.log.commits
         streams.append(
             StreamFacts(
-                one.text("name"),
-                one.text("location"),
-                one.flag("own"),
+                entry.text("name"),
+                entry.text("location"),
+                entry.flag("own"),
                 stream.start,
                 stream.end,
                 len(commits),
@@ -195,7 +195,7 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
         queries,
         tuple(streams),
         Markers(
-            retain=sum(one.retained for one in streams),
+            retain=sum(stream.retained for stream in streams),
             checkpoint=queries[-1].committed + 1,
             release=min(released, default=0),
         ),

@@ -33,7 +33,7 @@ def _prefetch(typing: Any, values: Any, at: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [place.type, _INT32, _INT32, _INT32])
         load = builder.module.declare_intrinsic("llvm.prefetch", [place.type], kind)
         # For a write, into all levels of the data's cache.
-        builder.call(load, [place, *(ir.Constant(_INT32, one) for one in (1, 3, 1))])
+        builder.call(load, [place, *(ir.Constant(_INT32, number) for number in (1, 3, 1))])
         return context.get_dummy_value()
 
     return types.void(values, types.int64), generate

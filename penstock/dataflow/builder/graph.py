@@ -138,7 +138,7 @@ def _schema_of(given: Any) -> pa.Schema:
     if isinstance(given, pa.Schema) or not hasattr(struct, "fields"):
         return given
     return parse_schema(
-        ", ".join(f"{quote(one.name)} {one.dataType.simpleString()}" for one in struct.fields)
+        ", ".join(f"{quote(field.name)} {field.dataType.simpleString()}" for field in struct.fields)
     )
 
 

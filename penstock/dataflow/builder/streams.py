@@ -169,7 +169,8 @@ class Streams(Written):
 def _input(prefer: int | str | None, union: str, inputs: Sequence[Node]) -> int | None:
     """Return the position of the preferred input."""
     names = [
-        {node.name, *(one.name for one in topological(node) if isinstance(one, Source))} for node in inputs
+        {node.name, *(source.name for source in topological(node) if isinstance(source, Source))}
+        for node in inputs
     ]
     if prefer is None or (type(prefer) is int and 0 <= prefer < len(names)):
         return prefer

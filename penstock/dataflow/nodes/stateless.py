@@ -180,7 +180,7 @@ class StreamTableJoin(Node):
         for schema in (self.inputs[0].schema, self.columns):
             for name in self.on:
                 known(self, name, schema)
-        fields = [*self.inputs[0].schema, *(one for one in self.columns if one.name not in self.on)]
+        fields = [*self.inputs[0].schema, *(field for field in self.columns if field.name not in self.on)]
         return distinct(self, pa.schema(fields))
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
@@ -226,7 +226,7 @@ class PushedScan(Node):
             parts.append(f"newest of ({', '.join(scan.latest_by.key)}) by {scan.latest_by.time}")
         if scan.fragments is not None:
             found = scan.fragments
-            partials = ", ".join(f"{one.kind}({one.expression})" for one in found.partials)
+            partials = ", ".join(f"{partial.kind}({partial.expression})" for partial in found.partials)
             groups = f" and {', '.join(found.group_by)}" if found.group_by else ""
             parts.append(f"{partials} by {duration(found.pane_ms)} pane{groups}")
         return "; ".join([f"reads {', '.join(scan.columns) or 'no column'}", *parts])
@@ -254,9 +254,9 @@ def _are_alike(first: pa.Schema, other: pa.Schema) -> bool:
     """Return whether two schemas have the same columns, in any order; unknown types match any type."""
     if sorted(first.names) != sorted(other.names):
         return False
-    types = ((one.type, other.field(one.name).type) for one in first)
+    types = ((field.type, other.field(field.name).type) for field in first)
     return all(here == there or UNKNOWN in (here, there) for here, there in types)
 
 
 def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{one.name} {one.type}" for one in schema)
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

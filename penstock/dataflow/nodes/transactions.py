@@ -48,13 +48,13 @@ class Transactions(Node):
         given = self.inputs[0].schema
         for name in (*self.keep, *([self.time] if self.time is not None else [])):
             known(self, name, given)
-        unknown = [one.name for one in given if one.type == UNKNOWN]
+        unknown = [column.name for column in given if column.type == UNKNOWN]
         procedures: tuple[Procedure, ...] = ()
         if isinstance(self.procedure, Workflow):
             procedures = self.procedure.border
         elif isinstance(self.procedure, Procedure):
             procedures = (self.procedure,)
-        named = {name for one in procedures if one.event is None for name in one.attributes}
+        named = {name for procedure in procedures if procedure.event is None for name in procedure.attributes}
         if named & set(unknown):
             raise self.wrong(
                 "only Spark knows the type of an attribute",

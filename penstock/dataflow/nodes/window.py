@@ -291,7 +291,9 @@ class Aggregate(Node):
 
     def describe(self) -> str:
         """Return groups and aggregates."""
-        made = ", ".join(f"{one.text} AS {name}" for name, one in self.aggregates if name != WEIGHT)
+        made = ", ".join(
+            f"{expression.text} AS {name}" for name, expression in self.aggregates if name != WEIGHT
+        )
         return f"{made}{self.suffix}"
 
     @property

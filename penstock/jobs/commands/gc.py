@@ -113,8 +113,8 @@ def _orphans(
     from penstock.jobs.inspect.orphans import delete_orphans, find_orphans
 
     report = find_orphans(path, checkpoint, gone, retain_versions)
-    for one in report.orphans:
-        typer.echo(f"{one.location}: {amount(len(one.files), one.size_bytes)}: {one.reason}")
+    for orphan in report.orphans:
+        typer.echo(f"{orphan.location}: {amount(len(orphan.files), orphan.size_bytes)}: {orphan.reason}")
     for text in report.kept:
         typer.echo(f"kept: {text}")
     for text in report.damage:
@@ -123,9 +123,9 @@ def _orphans(
         freed = list(delete_orphans(report))
         typer.echo(f"freed {amount(len(freed), sum(facts.size_bytes for facts in freed))}")
     else:
-        files = sum(len(one.files) for one in report.orphans)
+        files = sum(len(orphan.files) for orphan in report.orphans)
         more = "; --delete does" if files else ""
-        typer.echo(f"would free {amount(files, sum(one.size_bytes for one in report.orphans))}{more}")
+        typer.echo(f"would free {amount(files, sum(orphan.size_bytes for orphan in report.orphans))}{more}")
     return not report.damage
 
 

@@ -310,7 +310,7 @@ class TableFile(Source):
         """Return the file's columns; see `Source.infer`."""
         with self._refusals():
             schema, _ = self._open()
-        return pa.schema([pa.field(one.name, _plain(one.type), one.nullable) for one in schema])
+        return pa.schema([pa.field(column.name, _plain(column.type), column.nullable) for column in schema])
 
     def begin(self, schema: pa.Schema, clock: Mapping[str, int]) -> None:
         """Go to the position in a vector clock; see `Source.begin`."""
@@ -346,9 +346,9 @@ class TableFile(Source):
 
     def _wrong(self, known: pa.Schema, row: int) -> InvalidUsageError:
         others = [
-            f"{one.name} is {known.field(one.name).type}, not {one.type}"
-            for one in self._schema
-            if not known.field(one.name).type.equals(one.type)
+            f"{column.name} is {known.field(column.name).type}, not {column.type}"
+            for column in self._schema
+            if not known.field(column.name).type.equals(column.type)
         ]
         return InvalidUsageError(
             "the file has rows that do not fit the p-stream's columns",
@@ -403,4 +403,4 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _line(schema: pa.Schema) -> str:
-    return ", ".join(f"{one.name} {one.type}" for one in schema)
+    return ", ".join(f"{column.name} {column.type}" for column in schema)

@@ -62,7 +62,7 @@ class StoredDatabase:
     @property
     def is_sound(self) -> bool:
         """True if no file is damaged or missing."""
-        return not self.operator.damage and not any(one.survey.damage for one in self.buckets)
+        return not self.operator.damage and not any(bucket.survey.damage for bucket in self.buckets)
 
 
 def read_databases(path: str, checkpoint: str | None, retain_versions: int) -> list[StoredDatabase]:
@@ -101,7 +101,7 @@ def _databases(found: Iterable[tuple[Operator, list[BucketSurvey]]]) -> Iterator
             continue  # a damage of the operator, which the survey tells
         if "tables" not in specification:
             continue
-        tables = tuple(TableSpec.from_json(one) for one in specification["tables"])
+        tables = tuple(TableSpec.from_json(text) for text in specification["tables"])
         buckets = [
             _bucket(BucketStore(files), survey, tables)
             for files, survey in zip(operator.buckets, own, strict=True)
@@ -134,24 +134,26 @@ def _bucket(store: BucketStore, survey: BucketSurvey, tables: Sequence[TableSpec
 def show_databases(found: Sequence[StoredDatabase]) -> None:
     """Write a table for each database, with a row for each of its tables."""
     out = console()
-    for one in found:
-        own = [bucket.survey for bucket in one.buckets]
+    for database in found:
+        own = [bucket.survey for bucket in database.buckets]
         written = max((survey.written_us for survey in own if survey.written_us), default=None)
-        title = f"{one.operator.location}\n{one.operator.name} of query {one.operator.query_label}"
+        title = (
+            f"{database.operator.location}\n{database.operator.name} of query {database.operator.query_label}"
+        )
         title += f", last written {utc_time(written)}" if written else ""
         table = Table(title=Text(title), title_justify="left", title_style="bold")
         for column in ("table", "columns", "key", "partitioned by", "indexes"):
             table.add_column(column)
         for column in ("rows", "memory"):
             table.add_column(column, justify="right")
-        for spec in one.tables:
-            rows = sum(bucket.rows[spec.name] for bucket in one.buckets)
-            memory = sum(bucket.size_bytes[spec.name] for bucket in one.buckets)
+        for spec in database.tables:
+            rows = sum(bucket.rows[spec.name] for bucket in database.buckets)
+            memory = sum(bucket.size_bytes[spec.name] for bucket in database.buckets)
             cells = [spec.name, schema_text(spec.schema), ", ".join(spec.key), spec.partition_by or "-"]
-            cells.append("; ".join(", ".join(index) for index in one.indexes.get(spec.name, [])) or "-")
+            cells.append("; ".join(", ".join(index) for index in database.indexes.get(spec.name, [])) or "-")
             table.add_row(*map(Text, [*cells, f"{rows:,}", size(memory)]))
         out.print(table)
-        out.print(Text(_summary(one)))
+        out.print(Text(_summary(database)))
 
 
 def _summary(one: StoredDatabase) -> str:

@@ -40,17 +40,24 @@ def _table(title: str, *columns: str, numbers: int) -> Table:
 
 def _queries(facts: GraphFacts) -> Table:
     table = _table("queries", "query", "writes", "planned", "committed", numbers=2)
-    for one in facts.queries:
-        cells = [one.name, one.writes or "the sink", _batch(one.planned), _batch(one.committed)]
+    for query in facts.queries:
+        cells = [query.name, query.writes or "the sink", _batch(query.planned), _batch(query.committed)]
         table.add_row(*map(Text, cells))
     return table
 
 
 def _streams(facts: GraphFacts) -> Table:
     table = _table("p-streams", "p-stream", "written by", "start", "end", "commits", "size", numbers=4)
-    for one in facts.streams:
-        who = "this graph" if one.own else "others"
-        cells = [one.name, who, f"{one.start:,}", f"{one.end:,}", f"{one.commits:,}", decimal(one.size_bytes)]
+    for stream in facts.streams:
+        who = "this graph" if stream.own else "others"
+        cells = [
+            stream.name,
+            who,
+            f"{stream.start:,}",
+            f"{stream.end:,}",
+            f"{stream.commits:,}",
+            decimal(stream.size_bytes),
+        ]
         table.add_row(*map(Text, cells))
     return table
 
@@ -58,9 +65,9 @@ def _streams(facts: GraphFacts) -> Table:
 def _readers(facts: GraphFacts) -> Table:
     table = _table("readers", "p-stream", "reader", "query", "released", "committed", "lag", numbers=3)
     for stream in facts.streams:
-        for one in stream.readers:
-            numbers = (one.released, one.committed, one.lag)
-            table.add_row(*map(Text, [stream.name, one.name, one.query, *(f"{n:,}" for n in numbers)]))
+        for reader in stream.readers:
+            numbers = (reader.released, reader.committed, reader.lag)
+            table.add_row(*map(Text, [stream.name, reader.name, reader.query, *(f"{n:,}" for n in numbers)]))
     return table
 
 

@@ -144,7 +144,7 @@ def _refuse(gone: Collection[str], there: Collection[str], running: Collection[s
 
 def _search_p_stream(location: str, report: Report) -> None:
     found = survey_p_stream(PStream(location))
-    garbage = [(one.files, FileFacts(one.name, one.size_bytes)) for one in found.garbage]
+    garbage = [(file.files, FileFacts(file.name, file.size_bytes)) for file in found.garbage]
     report.add(found.location, "no commit names them or ever will", garbage)
     report.damage += found.damage
     if found.pending_files:
@@ -156,12 +156,14 @@ def _search_graph(
     directory: GraphDirectory, document: dict[str, object], gone: Collection[str], report: Report
 ) -> None:
     queries = document.get("queries")
-    names = [str(one["name"]) for one in queries] if isinstance(queries, list) else []
+    names = [str(query["name"]) for query in queries] if isinstance(queries, list) else []
     ids = {name: directory.progress(name).id for name in names}
     state = directory.files.child("state")
     operators = find_operators(state) if state.list() else []
-    _refuse(gone, {operator.query for operator in operators}, [one for one in ids.values() if one])
-    unknown = [name for name, one in ids.items() if one is None]
+    _refuse(
+        gone, {operator.query for operator in operators}, [identity for identity in ids.values() if identity]
+    )
+    unknown = [name for name, identity in ids.items() if identity is None]
     for operator in operators:
         if operator.query in ids.values():
             _garbage(operator, {}, 1, report)
@@ -208,7 +210,7 @@ def _search_state(
 
 def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions: int, report: Report) -> None:
     """Add the files that no loadable version reaches, nor one that may be committed."""
-    report.damage += [f"{one.file}: {one.fact}" for one in operator.damage]
+    report.damage += [f"{damage.file}: {damage.fact}" for damage in operator.damage]
     for bucket in operator.buckets:
         found = survey_bucket(
             bucket, committed=committed.get(bucket.location), retain_versions=retain_versions
@@ -216,7 +218,7 @@ def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions:
         report.add(
             found.location, "no version that may be needed uses them", [(bucket, f) for f in found.garbage]
         )
-        report.damage += [f"{one.file}: {one.fact}" for one in found.damage]
+        report.damage += [f"{damage.file}: {damage.fact}" for damage in found.damage]
         if found.withheld:
             report.kept.append(f"{found.location}: {found.withheld}")
 

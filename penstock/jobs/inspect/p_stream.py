@@ -85,7 +85,8 @@ def describe_p_stream(found: Survey, columns: list[dict[str, Any]]) -> dict[str,
         "identity": found.identity,
         "direct_io": found.direct_io,
         "schema": [
-            {"name": one.name, "type": str(one.type), "nullable": one.nullable} for one in found.schema
+            {"name": field.name, "type": str(field.type), "nullable": field.nullable}
+            for field in found.schema
         ],
         "start": found.start,
         "end": found.end,
@@ -101,15 +102,17 @@ def describe_p_stream(found: Survey, columns: list[dict[str, Any]]) -> dict[str,
         "columns": columns,
         "writers": [
             {
-                "name": one.name,
-                "batch": one.batch,
-                "session": one.session,
-                "clock": dict(one.clock),
-                "time_us": one.time_us,
+                "name": writer.name,
+                "batch": writer.batch,
+                "session": writer.session,
+                "clock": dict(writer.clock),
+                "time_us": writer.time_us,
             }
-            for one in found.writers
+            for writer in found.writers
         ],
-        "readers": [{"name": one.name, "offset": one.offset, "lag": one.lag} for one in found.readers],
+        "readers": [
+            {"name": reader.name, "offset": reader.offset, "lag": reader.lag} for reader in found.readers
+        ],
         "releasable_rows": _spare_rows(found),
         "releasable_bytes": _spare_bytes(found),
         "garbage_files": len(found.garbage),
@@ -179,7 +182,8 @@ def _columns_table(found: Survey, columns: list[dict[str, Any]]) -> Table:
         cells = [field.name, str(field.type), "yes" if field.nullable else "no"]
         if column := coded.get(field.name):
             streams = "\n".join(
-                f"{one['stream']}: {one['cascade']} ({size(one['bytes'])})" for one in column["streams"]
+                f"{stream['stream']}: {stream['cascade']} ({size(stream['bytes'])})"
+                for stream in column["streams"]
             )
             raw, packed = column["raw_bytes"], column["coded_bytes"]
             cells += [size(raw), size(packed), f"{raw / packed:.1f}", f"{packed / column['rows']:.2f}"]
@@ -192,17 +196,19 @@ def _writers_table(found: Survey) -> Table:
     table = _table("writers", ("writer",), ("batch",))
     table.add_column("last commit")
     table.add_column("clock")
-    for one in found.writers:
-        clock = "\n".join(f"{source} {position:,}" for source, position in one.clock.items())
-        time = "-" if one.time_us is None else utc_time(one.time_us)
-        table.add_row(Text(one.name), f"{one.batch:,}" if one.batch >= 0 else "-", time, Text(clock or "-"))
+    for writer in found.writers:
+        clock = "\n".join(f"{source} {position:,}" for source, position in writer.clock.items())
+        time = "-" if writer.time_us is None else utc_time(writer.time_us)
+        table.add_row(
+            Text(writer.name), f"{writer.batch:,}" if writer.batch >= 0 else "-", time, Text(clock or "-")
+        )
     return table
 
 
 def _readers_table(found: Survey) -> Table:
     table = _table("readers", ("reader",), ("released up to", "lag in rows"))
-    for one in found.readers:
-        table.add_row(Text(one.name), f"{one.offset:,}", f"{one.lag:,}")
+    for reader in found.readers:
+        table.add_row(Text(reader.name), f"{reader.offset:,}", f"{reader.lag:,}")
     return table
 
 

@@ -110,7 +110,7 @@ def describe_bucket(operator: Operator, _: int, found: BucketSurvey) -> dict[str
         "files": found.files,
         "size_bytes": found.size_bytes,
         "written_us": found.written_us,
-        "newest": [pointer(one) for one in found.newest],
+        "newest": [pointer(entry) for entry in found.newest],
         "proven": pointer(found.proven),
         "likely": pointer(found.likely),
         "versions": list(found.versions),
@@ -126,7 +126,9 @@ def describe_bucket(operator: Operator, _: int, found: BucketSurvey) -> dict[str
         "garbage_files": len(found.garbage),
         "garbage_bytes": found.garbage_bytes,
         "withheld": found.withheld,
-        "damage": [{"file": one.file, "fact": one.fact} for one in (*operator.damage, *found.damage)],
+        "damage": [
+            {"file": damage.file, "fact": damage.fact} for damage in (*operator.damage, *found.damage)
+        ],
     }
 
 

@@ -2,8 +2,8 @@
 
 `penstock.sql.evaluate` divides by literals only. The means and deviations of a `Decomposition`
 divide by counts, so this module computes them itself. A zero count comes with a null sum, and null divided by
-zero is null, as in Spark. Spark evaluates every other division by a column, because it fails where the
-divisor is zero.
+zero is null, as in Spark. Spark evaluates every other division by a column, because such a division fails
+where the divisor is zero.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = ["Assembly"]
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Compute aggregates from partials. Created on the driver, used in workers.
+    """Compute aggregates from partials. The driver creates it; workers use it.
 
     Parameters
     ----------
     aggregates : mapping of str to str
-        Aggregate name to Spark SQL over partials, groups, means and deviations.
+        Maps an aggregate's name to Spark SQL over partials, groups, means and deviations.
     means : mapping of str to (str, str)
-        Name of the mean to its sum and count.
+        Maps the name of a mean to the names of its sum and count.
     deviations : mapping of str to (str, str)
-        Name of the deviation to its count and sum of squared deviations.
+        Maps the name of a deviation to the names of its count and its sum of squared deviations.
     wraps : bool
-        Whether a sum of integers beyond 64 bits wraps around, as Spark's does outside of ANSI mode; by
-        default it is an error.
+        Whether a sum of integers beyond 64 bits wraps around, as in Spark without ANSI mode. By default such
+        a sum is an error.
     """
 
     aggregates: Mapping[str, str]
@@ -71,7 +71,7 @@ class Assembly:
         return frozenset(one for text in texts for one in Expression.parse(text).columns) - {*self.derived}
 
     def finish(self, values: pa.RecordBatch, kept: Iterable[str]) -> pa.RecordBatch:
-        """Return partials as Spark represents them, followed by means and deviations.
+        """Return the partials as Spark represents them, then the means and deviations.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class Assembly:
         return pa.RecordBatch.from_arrays(list(made.values()), list(made))
 
     def whole(self, name: str, column: pa.Array[Any]) -> pa.Array[Any]:
-        """Return a partial as Spark represents it; only integer sums may change.
+        """Return a partial as Spark represents it. Only integer sums are converted.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class Assembly:
         return pa.array(lows, mask=mask)
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """Return the partials of a mean or deviation; empty for any other name."""
+        """Return the names of the partials of a mean or deviation; empty for any other name."""
         return self.means.get(name) or self.deviations.get(name) or ()
 
     def computed(self, name: str, parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
@@ -116,7 +116,9 @@ class _Divisions:
     """Replace divisions by columns with means and deviations."""
 
     def __init__(self, decomposition: Decomposition) -> None:
-        self._places = {one.name: (one.kind, one.expression) for one in decomposition.partials}
+        self._places = {
+            partial.name: (partial.kind, partial.expression) for partial in decomposition.partials
+        }
         known = deviation_sources(decomposition.partials)
         self._known = {
             deviation(column(count).text, column(name).text): (count, name)

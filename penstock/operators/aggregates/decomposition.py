@@ -24,19 +24,20 @@ __all__ = ["Decomposition", "aggregates_of", "decompose", "deviation", "pane_ms"
 class Decomposition:
     """Aggregates computed in two steps: partials, then assembly.
 
-    Partials of one pane and group are combined by kind. ``count`` and ``sum`` are added; ``m2`` is added with
-    a term for the distance between the means. ``min`` and ``max`` keep the least or greatest. ``first`` and
-    ``last`` come from the fragment with the least or greatest time; `times` names the partial that holds this
-    time. ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that count.
+    Partials of one pane and group are combined by kind. ``count`` and ``sum`` are added. ``m2`` is added,
+    with a term for the distance between the means. ``min`` and ``max`` keep the least or greatest value.
+    ``first`` and ``last`` take the value with the least or greatest time, which is another partial (see
+    `times`). ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that count.
 
     Parameters
     ----------
     partials : tuple of Partial
-        The partials of a fragment. Aggregates share them: ``avg(x)`` and ``sum(x)`` need one ``sum(x)``.
+        The partials of a fragment. Aggregates share partials: ``avg(x)`` and ``sum(x)`` both use one
+        ``sum(x)``.
     assembly : mapping of str to str
-        Aggregate name to Spark SQL over combined partials: ``avg(x)`` is ``sum_x / count_x``.
+        Maps an aggregate's name to Spark SQL over combined partials: ``avg(x)`` is ``sum_x / count_x``.
     times : mapping of str to str
-        Name of each ``first`` or ``last`` partial to the partial that holds its time.
+        Maps the name of a ``first`` or ``last`` partial to the name of the partial with its time.
     """
 
     partials: tuple[Partial, ...]
@@ -46,10 +47,20 @@ class Decomposition:
     @property
     def rows(self) -> str | None:
         """The partial that counts all rows, if there is one."""
-        return next((one.name for one in self.partials if (one.kind, one.expression) == ("count", "*")), None)
+        return next(
+            (
+                partial.name
+                for partial in self.partials
+                if (partial.kind, partial.expression) == ("count", "*")
+            ),
+            None,
+        )
 
     def add_count(self, taken: Iterable[str] = ()) -> Decomposition:
-        """Return the decomposition with a row-count partial, added under a free name if missing."""
+        """Return the decomposition with a partial that counts rows.
+
+        Add one under a free name if there is none.
+        """
         if self.rows is not None:
             return self
         names = {PANE, *taken, *(partial.name for partial in self.partials)}
@@ -58,7 +69,7 @@ class Decomposition:
 
 
 def pane_ms(size_ms: int, slide_ms: int) -> int:
-    """Return the length of the panes that windows are assembled from.
+    """Return the pane length: the greatest common divisor of size and slide.
 
     Raises
     ------
@@ -89,13 +100,13 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     time : str
         The window's time column, which orders ``first`` and ``last``.
     group_by : iterable of str
-        The group columns. They may also stand outside of aggregates.
+        The group columns, which expressions may also use outside of aggregates.
 
     Raises
     ------
     InvalidUsageError
-        If an expression contains no aggregate, reads another column outside of aggregates, or has no
-        partials, such as a median.
+        If an expression contains no aggregate, uses a column that is not grouped outside of aggregates, or
+        cannot be split into partials, as a median cannot.
 
     Notes
     -----
@@ -152,7 +163,7 @@ def aggregates_of(tree: Tree) -> list[Tree]:
 
 
 def deviation(n: str, m2: str) -> str:
-    """Return the expression of a sample standard deviation over its count and M2 columns."""
+    """Return the SQL of a sample standard deviation, given its count and M2 columns."""
     return f"CASE WHEN {n} > 1 THEN SQRT({m2} / ({n} - 1)) END"
 
 
@@ -170,7 +181,7 @@ class _Partials:
         return {partial.name for partial in self.made}
 
     def _column(self, kind: PartialKind, expression: str, log2_size: int = 0) -> str:
-        """Return the name of a partial's column; add the partial if it is new."""
+        """Return the column name of a partial; add the partial if it is new."""
         for partial in self.made:
             if (partial.kind, partial.expression, partial.log2_size) == (kind, expression, log2_size):
                 return column(partial.name).text
@@ -222,7 +233,7 @@ class _Partials:
         return None
 
     def _at(self, kind: PartialKind, made: str) -> None:
-        """Record the partial that holds the time of a first or last value."""
+        """Add the partial with the time of a first or last value."""
         when = self._column("min" if kind == "first" else "max", self._time)
         (name,), (time,) = Expression.parse(made).columns, Expression.parse(when).columns
         self.times[name] = time

@@ -33,7 +33,7 @@ def _distance(value: Any, center: Any) -> Any:
 
 @kernel
 def divide(sums: Any, counts: Any, wholes: Any, rests: Any) -> None:
-    """Divide integers by counts; equal means get equal parts whatever their counts."""
+    """Divide integers by counts. Equal means give equal results, whatever their counts."""
     for i in range(sums.shape[0]):
         total, count = sums[i], max(counts[i], 1)
         if -_EXACT < total < _EXACT:

@@ -4,8 +4,8 @@ The M2 of combined entries is the sum of their M2 and a term for the distance be
 Golub, LeVeque: Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979). No large
 numbers cancel. Spark computes its deviations the same way.
 
-States of earlier versions hold the sum of squares in a column of another name. Reading them converts it to
-M2, with the rounding error that the sum of squares already had.
+States of earlier versions hold the sum of squares, in a column of another name. A reader converts the sum to
+M2, with the rounding error that the sum already has.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _Floats: TypeAlias = npt.NDArray[np.float64]
 def deviation_sources(partials: Iterable[Partial]) -> dict[str, tuple[str, str]]:
     """Map the name of each M2 to the names of its count and sum."""
     known = list(partials)
-    names = {(one.kind, one.expression): one.name for one in known}
+    names = {(partial.kind, partial.expression): partial.name for partial in known}
     return {
-        one.name: (names["count", one.expression], names["sum", one.expression])
-        for one in known
-        if one.kind == _KIND
+        partial.name: (names["count", partial.expression], names["sum", partial.expression])
+        for partial in known
+        if partial.kind == _KIND
     }
 
 
@@ -81,16 +81,16 @@ def to_settings(partial: Partial) -> list[Any]:
 
 
 def spell_as_before(text: str, partials: Iterable[Partial]) -> str:
-    """Spell what is said of partials, or calculated from them, as checkpoints of earlier versions do."""
+    """Rewrite a text with names of partials as checkpoints of earlier versions spell it."""
     known = list(partials)
     sources = deviation_sources(known)
-    for one in known:
-        if one.kind != _KIND:
+    for partial in known:
+        if partial.kind != _KIND:
             continue
-        (count, total), squares = sources[one.name], _earlier(one.name)
+        (count, total), squares = sources[partial.name], _earlier(partial.name)
         m2 = f"GREATEST({squares} - CAST({total} AS DOUBLE) * {total} / {count}, CAST(0.0 AS DOUBLE))"
-        text = text.replace(f"{_KIND}({one.expression})", f"{_EARLIER}({one.expression})")
-        text = text.replace(f"SQRT({one.name} / ", f"SQRT({m2} / ")
+        text = text.replace(f"{_KIND}({partial.expression})", f"{_EARLIER}({partial.expression})")
+        text = text.replace(f"SQRT({partial.name} / ", f"SQRT({m2} / ")
     return text
 
 

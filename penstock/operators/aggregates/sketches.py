@@ -1,18 +1,19 @@
 """Theta sketches of many sets at once: approximate distinct counts (Apache DataSketches).
 
-A sketch keeps the `2 ** log2_size` least 63-bit hashes of the values, and as *theta* the least hash that did
-not fit. Without theta the count is exact. Sketches can be united in any order with the same result. Its
-relative standard error is ``1 / sqrt(2 ** log2_size - 2)`` at most.
+A sketch keeps the `2 ** log2_size` least 63-bit hashes of the values. If there are more hashes, *theta* is
+the least hash that did not fit; without theta the count is exact. The union of sketches does not depend on
+their order. The relative standard error is ``1 / sqrt(2 ** log2_size - 2)`` at most.
 
-In the state a sketch is an image of the library's compact theta sketch, in little-endian words of 8 bytes::
+The state holds a sketch as an image of the library's compact theta sketch, in little-endian words of 8
+bytes::
 
     preamble     longs before the hashes (2; 3 with theta), 3, 3, 0, 0, flags, hash of the seed (2 bytes)
     retained     number of hashes
-    theta        only where there are more than fit
+    theta        only if there are more hashes than fit
     hashes       ascending
 
-The library takes values one at a time. So this module builds images from whole columns of hashes; the library
-reads, unites and estimates them.
+The library adds values one at a time. So this module builds images from whole columns of hashes. The library
+reads the images, unites them and estimates counts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from penstock._extras import need_extra
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 if TYPE_CHECKING:
-    # Its module loads kernels, which plans do not need.
+    # That module loads kernels, which plans do not need.
     from penstock.operators.update_stream.stream import Integers
 
 __all__ = ["check_images", "estimates", "hashes_in", "hashes_of", "images_of", "least_hashes", "log2_size_of"]
@@ -42,12 +43,12 @@ _MIN_LOG2_SIZE, _MAX_LOG2_SIZE = 5, 20
 
 
 def log2_size_of(deviation: float) -> int:
-    """Return the sketch size, as a power of two, that a relative standard deviation needs.
+    """Return the binary logarithm of the sketch size that a relative standard deviation needs.
 
     Raises
     ------
     InvalidUsageError
-        If it is not between 0 and 1, or so small that no sketch is large enough.
+        If the deviation is not between 0 and 1, or so small that no sketch is large enough.
     """
     if not 0 < deviation < 1:
         raise InvalidUsageError("the relative standard deviation is not between 0 and 1", deviation=deviation)
@@ -113,7 +114,7 @@ def check_images(images: pa.Array[Any]) -> None:
     Raises
     ------
     CorruptDataError
-        If one is null, or is no image that `images_of` builds.
+        If an image is null, or `images_of` does not build such images.
     """
     sizes = pc.binary_length(images).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     if images.null_count or (sizes % 8).any() or (sizes < 16).any():
@@ -142,14 +143,15 @@ def hashes_in(images: pa.Array[Any]) -> tuple[Integers, _Words]:
 def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: int) -> Integers:
     """Estimate the distinct count of the union of each range of sketches.
 
-    Uses two stacks like `sliding_kernels.slide_sum`: a range costs the same however long it is. A Python loop
-    over sketches is needed because the library unites them one by one.
+    Two stacks, as in `sliding_kernels.slide_sum`, make the cost of a range independent of its length. The
+    loop over sketches is in Python because the library unites them one by one.
 
     Parameters
     ----------
     images : pyarrow.BinaryArray of n
     low, high : int64 arrays of m
-        Ranges, none empty. Within a group both ascend; the ranges of the next group begin behind it.
+        Ranges, none empty. Within a group both bounds ascend. The ranges of the next group begin behind the
+        group.
 
     Raises
     ------

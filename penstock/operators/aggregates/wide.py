@@ -45,7 +45,7 @@ def add_words(low: Any, high: Any, value: Any, upper: Any) -> tuple[Any, Any]:
 
 
 def to_words(column: _Column) -> tuple[_Words, _Words]:
-    """Return the lower and upper words of sums; undefined for nulls."""
+    """Return the lower and upper words of sums. Words of nulls are undefined."""
     if column.type == WIDE:
         flat = np.frombuffer(column.buffers()[1], np.int64, 2 * len(column), 16 * column.offset)
         return flat[::2], flat[1::2]
@@ -78,7 +78,7 @@ def fits(column: _Column) -> bool:
 
 
 def as_floats(column: _Column) -> npt.NDArray[np.float64]:
-    """Convert sums to floats, approximately to the nearest; undefined for nulls."""
+    """Convert sums to floats, almost always the nearest ones. Floats of nulls are undefined."""
     if pa.types.is_floating(column.type):
         return column.view(pa.float64()).to_numpy(zero_copy_only=False)
     lows, highs = to_words(column)
@@ -130,7 +130,7 @@ def cast_sums(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def schema_like(schema: pa.Schema, other: pa.Schema, fixed: Collection[str] = ()) -> pa.Schema:
-    """Widen the sum columns that another schema has wide; `fixed` columns are not sums."""
+    """Widen the sum columns that are wide in another schema. `fixed` columns are not sums."""
     wide = {field.name for field in other if field.type == WIDE} - {*fixed}
     if not wide:
         return schema

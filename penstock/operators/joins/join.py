@@ -2,14 +2,14 @@
 
 Two tuples of equal key match if their times differ by at most ``within``, inclusive, and the condition is
 true. Matches are ordered by the greater of their two times, then by the left time, then by the right time.
-After a micro-batch the newest match of each key is delivered if it is newer than the previous one: freshness,
-not completeness.
+After a micro-batch the newest match of each key is delivered if it is newer than the key's previous match. So
+results are fresh, but not complete.
 
-The state has a *match* per key (the times of its last match), and each side *holds* the tuples that a future
-match may need. Departure from the source, which has no tuples out of order: a tuple is *late* if it is older
-than the watermark, or more than ``within`` older than the last match of its key. The watermark is the newest
-time of earlier micro-batches less ``delay``. Late tuples are dropped; others are matched. If a side receives
-several tuples with the same key and time, it keeps the first.
+The state has the times of each key's last match, and the tuples of each side that a future match may need.
+The source has no tuples out of order. Here, a tuple is *late* if it is older than the watermark, or more than
+``within`` older than the last match of its key. The watermark is the newest time of earlier micro-batches
+less ``delay``. Late tuples are dropped. Of several tuples with the same side, key and time, the first is
+kept.
 
 Nothing here reads a clock.
 """
@@ -57,15 +57,15 @@ class Matched:
     Attributes
     ----------
     rows : pyarrow.RecordBatch
-        The newest match of each key whose match became newer.
+        The newest match of each key that has a newer match than before.
     rows_in : int
         Arriving tuples.
     late : int
         Tuples dropped on arrival because they were too old for a future match.
     duplicates : int
-        Tuples dropped because their side held one with the same key and time.
+        Tuples dropped because their side has a tuple with the same key and time.
     freed : int
-        Held tuples freed because no future match needs them.
+        Tuples removed from the state because no future match needs them.
     """
 
     rows: pa.RecordBatch
@@ -107,7 +107,7 @@ class _Side:
         self.head[known:] = NOBODY
 
     def put(self, ids: Integers, times: Integers, payload: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Hold rows, in any order; return a mask of the new ones. The first of equal times is kept."""
+        """Add rows, in any order; return the mask of the added ones. Of equal times the first is kept."""
         locations = self.memory.allocate(len(ids))
         self._resize()
         new = link(ids, times, locations, self.head, self.after, self.times)
@@ -147,7 +147,7 @@ class _Side:
 class UpdateJoin:
     """A join of update streams; in Spark, one bucket of it.
 
-    Not thread-safe. Used by one task at a time: `join`, then `delta`.
+    Not thread-safe. One task at a time calls `join`, then `delta`.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ class UpdateJoin:
         self._index = KeyIndex()
         self._sides = [_Side(stream, page_rows) for stream in (joined.left, joined.right)]
         self._within = np.uint64(joined.within)
-        # Per key: the times of the last match, and whether it is not stored yet.
+        # Per key: the times of the last match, and whether the match must still be stored.
         self._matched = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
         self._dirty = np.zeros(0, np.bool_)
 
@@ -188,10 +188,10 @@ class UpdateJoin:
         return matched + self._index.size_bytes + sum(side.size_bytes for side in self._sides)
 
     def close(self) -> None:
-        """Do nothing: memory goes with the object."""
+        """Do nothing: there is only memory."""
 
     def join(self, left: Arrivals | None, right: Arrivals | None) -> Matched:
-        """Take in the tuples of a micro-batch in order of arrival, and return the new matches.
+        """Add the tuples of a micro-batch, in order of arrival, and return the new matches.
 
         Raises
         ------
@@ -214,7 +214,7 @@ class UpdateJoin:
         return Matched(rows, rows_in, late, duplicates, freed)
 
     def _let_in(self, side: _Side, arrivals: Arrivals, watermark: int | None, counts: Integers) -> Integers:
-        """Hold tuples that are neither late nor duplicates; return their keys."""
+        """Add the tuples that are neither late nor duplicates; return their keys."""
         stream = side.stream
         times = stream.times(arrivals.rows)
         ids = self._index.find_or_add(stream.keys(arrivals.rows))
@@ -224,7 +224,7 @@ class UpdateJoin:
         late = mark_old(ids, times, self._matched[0], self._matched[1], self._within)
         if watermark is not None:
             late |= times < watermark
-        # Inserting in time order makes lists grow at their heads; stable, so the first of equal times wins.
+        # In time order, lists grow at their heads. The sort is stable, so the first of equal times wins.
         order = np.lexsort((arrivals.last, times))
         order = order[~late[order]]
         ids = ids[order]
@@ -246,7 +246,7 @@ class UpdateJoin:
             side.reserve(len(self._dirty))
 
     def _newest_matches(self, ids: Integers) -> pa.RecordBatch:
-        """Find, record and return the newest match of each key whose match became newer."""
+        """Return and record the newest match of each key that has a newer match than before."""
         left, right = self._sides
         pairs = _Pairs.of(ids, left.head[ids], right.head[ids])
         limit = 1
@@ -298,7 +298,7 @@ class UpdateJoin:
             )  # fmt: skip
             side.free(freed[:found])
             count += found
-        newest = np.maximum(*(one[:keys] for one in self._matched))
+        newest = np.maximum(*(column[:keys] for column in self._matched))
         alive = newest != NEVER if watermark is None else newest >= max(watermark, NEVER + 1)
         for side in self._sides:
             alive |= side.head[:keys] != NOBODY
@@ -330,7 +330,8 @@ class UpdateJoin:
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored.
 
-        Freed tuples are not included: they follow from the newest time, the delay and the last matches.
+        Freed tuples are not included, because they follow from the newest time, the delay and the last
+        matches.
         """
         dirty = [np.flatnonzero(side.dirty) for side in self._sides]
         changed = self._dirty[: len(self._index)].copy()
@@ -341,7 +342,7 @@ class UpdateJoin:
 
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole current state, in units of at most `_UNIT_KEYS` keys."""
-        alive = np.maximum(*(one[: len(self._index)] for one in self._matched)) != NEVER
+        alive = np.maximum(*(column[: len(self._index)] for column in self._matched)) != NEVER
         for side in self._sides:
             alive |= side.head[: len(self._index)] != NOBODY
         ids = np.flatnonzero(alive)
@@ -355,7 +356,7 @@ class UpdateJoin:
                 for some, owner in zip(places, owners, strict=True)
             ]
             units.append(self._unit("snapshot", part, held))
-        # Copied now, because the join changes while the units are written.
+        # Copy now, because the join changes while the units are written.
         return iter(units)
 
     def _unit(self, kind: str, ids: Integers, places: list[Integers]) -> PUnit:
@@ -375,7 +376,7 @@ class UpdateJoin:
         return PUnit(kind, meta, blocks)
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored `units` in order, to an empty join or to catch up."""
+        """Apply stored `units` in order, to an empty join or to an older version."""
         fields: Fields | None = None
         for unit in units:
             self._apply(unit)
@@ -418,7 +419,7 @@ class UpdateJoin:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Cursor over the pairs of some keys; see `next_pairs`."""
+    """Cursor over the pairs of some keys; see `find_pairs`."""
 
     ids: Integers
     at_left: Integers
@@ -431,7 +432,7 @@ class _Pairs:
         return _Pairs(ids, left.copy(), right.copy(), np.full(len(ids), START))
 
     def without(self, matched: Integers) -> _Pairs:
-        """Return the cursor without exhausted keys and without the keys at these positions."""
+        """Return the cursor without the keys at these positions and without exhausted keys."""
         left = (self.at_left != NOBODY) & (self.at_right != NOBODY)
         left[matched] = False
         return _Pairs(self.ids[left], self.at_left[left], self.at_right[left], self.partner[left])

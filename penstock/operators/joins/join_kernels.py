@@ -1,7 +1,7 @@
 """Kernels of the join of update streams: tuple lists by key, ordered pairs, and freeing.
 
-A side holds the tuples of a key as a list, newest first, chained through locations. Times are integers;
-differences are unsigned, so they never overflow.
+The tuples of a side and key are a list, newest first, chained through locations. Times are integers. Their
+differences are unsigned and so never overflow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mark_old(ids: Integers, times: Integers, left_at: Integers, right_at: Intege
 def link(
     ids: Integers, times: Integers, locations: Integers, head: Integers, after: Integers, held: Integers
 ) -> Any:
-    """Insert tuples into the lists of their keys; mark the new ones. The first of equal times stays."""
+    """Insert tuples into the lists of their keys; mark the inserted ones. Of equal times the first stays."""
     new = np.zeros(ids.shape[0], np.bool_)
     for i in range(ids.shape[0]):
         time = times[i]
@@ -77,12 +77,12 @@ def next_pairs(
     out_left: Integers,
     out_right: Integers,
 ) -> None:
-    """Yield up to `limit` more pairs of each key, newest first, that are newer than its last match.
+    """Write up to `limit` more pairs of each key, newest first, that are newer than the key's last match.
 
     Pairs are ordered by the greater of both times, then by the left one, then by the right one. The two lists
-    are merged by time. The current tuple is the newer one of its pairs; its partners are the remaining tuples
-    of the other list. `at_left`, `at_right` and `partner` hold the position of the merge, which has ended if
-    one of them is `NOBODY`. Pairs without a fresh tuple are skipped: an earlier call evaluated them.
+    are merged by time. Each step takes the newest remaining tuple and pairs it with the remaining tuples of
+    the other list. `at_left`, `at_right` and `partner` hold the position of the merge, which has ended if one
+    of the three is `NOBODY`. Pairs without a fresh tuple are skipped: an earlier call evaluated them.
     """
     count = 0
     for n in range(ids.shape[0]):
@@ -147,9 +147,9 @@ def unlink_useless(
     """Unlink tuples that no future match needs; return the number of locations in `freed`.
 
     A future match is newer than the last match of its key, and its newer tuple is not before the watermark.
-    So a tuple is useless if it is more than `within` older than either; `oldest` is the watermark less
-    `within`. Without a condition, a tuple at or before `reach`, the watermark plus `within`, also makes all
-    older ones useless (UpStream §3.2: the most recent match is sufficient).
+    So a tuple is useless if it is more than `within` older than the last match, or older than `oldest`, the
+    watermark less `within`. Without a condition, a tuple at or before `reach`, the watermark plus `within`,
+    also makes all older tuples useless (UpStream §3.2: the most recent match is sufficient).
     """
     count = 0
     for k in range(head.shape[0]):

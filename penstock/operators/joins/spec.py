@@ -23,7 +23,7 @@ class JoinedStream:
     Parameters
     ----------
     left, right : UpdateStream
-        The sides. Key and time have the same names and types.
+        The sides, whose keys and times have the same names and types.
     within : int
         Maximum time difference of a match, in steps of the time.
     delay : int
@@ -34,8 +34,8 @@ class JoinedStream:
     Attributes
     ----------
     schema : pyarrow.Schema
-        The columns of the left side, whose time is the greater of both, then the columns of the right side
-        without key and time.
+        The columns of the left side, then the columns of the right side without key and time. The time is the
+        greater of both times.
 
     Raises
     ------
@@ -68,9 +68,9 @@ class JoinedStream:
                     column=name, left=types[0], right=types[1], hint="cast one of them",
                 )  # fmt: skip
         shared = {*left.key, left.time}
-        more = [one for one in right.schema if one.name not in shared]
+        more = [column for column in right.schema if column.name not in shared]
         here = {name.lower() for name in left.schema.names}
-        twice = [one.name for one in more if one.name.lower() in here]
+        twice = [column.name for column in more if column.name.lower() in here]
         if twice:
             raise InvalidUsageError(
                 "both sides of a join have a column with this name",
@@ -120,7 +120,7 @@ class JoinedStream:
         return pa.RecordBatch.from_arrays([made[name] for name in self.schema.names], schema=self.schema)
 
     def holds(self, rows: pa.RecordBatch) -> pa.Array[Any]:
-        """Evaluate the condition on pairs, as booleans without nulls.
+        """Return whether the condition is true for each pair, without nulls.
 
         Raises
         ------

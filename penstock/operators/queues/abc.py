@@ -23,8 +23,8 @@ __all__ = ["KeyedQueue"]
 class KeyedQueue(ABC):
     """A queue of keyed tuples; in Spark, one bucket of it.
 
-    Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of times,
-    then `account_staleness`, then `delta`. All dequeued tuples are delivered before `delta`.
+    Not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any number of times,
+    then `account_staleness`, then `delta`. It delivers all dequeued tuples before `delta`.
 
     Parameters
     ----------
@@ -78,7 +78,10 @@ class KeyedQueue(ABC):
 
     @property
     def served_at_us(self) -> int | None:
-        """Time of the last dequeue, or of the first arrival at the empty queue if later."""
+        """Time of the last dequeue.
+
+        If tuples arrived later at the empty queue, the time of the first of them.
+        """
         return self.accounts.served_at_us
 
     @property
@@ -92,7 +95,7 @@ class KeyedQueue(ABC):
         """Approximate memory of the state in bytes."""
 
     def numbers_of(self, keys: Keys) -> Integers:
-        """Return the number of each key that waits or was served; -1 for other keys not in memory."""
+        """Return the number of each key; -1 for a key without a number in memory."""
         return self.accounts.records.find(keys)
 
     @abstractmethod
@@ -116,8 +119,8 @@ class KeyedQueue(ABC):
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now; return queue and application staleness since the last call.
 
-        A retroactive arrival (in a stream with an arrival column) is booked whole. So the sum over all calls
-        is exact, even if part of that staleness belongs to an earlier call.
+        In a stream with an arrival column a tuple may have arrived before the last call. This call then books
+        its whole staleness, so the sum over all calls is exact.
         """
 
     def close(self) -> None:
@@ -132,9 +135,9 @@ class KeyedQueue(ABC):
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole current state, in units of bounded size.
 
-        Memory is copied now, because the queue changes while the units are written.
+        The state is copied now, because the queue changes while the units are written.
         """
 
     @abstractmethod
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored `units` in order, to an empty queue or to catch up."""
+        """Apply stored `units` in order, to an empty queue or to an older version."""

@@ -20,7 +20,7 @@ NOWHERE = -1
 
 
 class KeyAccounts:
-    """The key records of one queue, with its staleness accounts.
+    """The key records of one queue and its accounts of staleness.
 
     Parameters
     ----------
@@ -104,7 +104,8 @@ class KeyAccounts:
         Parameters
         ----------
         alone : int64 array
-            The keys among `ids` without a tuple in service. Delivery books the other keys.
+            The keys among `ids` without a tuple in service. For the other keys, `deliver` books the
+            staleness.
         """
         records = self.records
         for meter, booked, some in (
@@ -124,7 +125,7 @@ class KeyAccounts:
         until[keys] = np.maximum(until[keys], now_us)
 
     def close_period(self, now_us: int) -> tuple[Staleness, Staleness]:
-        """Return queue and application staleness since the last call, fully booked."""
+        """Book all staleness up to now; return queue and application staleness since the last call."""
         begin = now_us if self.settled_at_us is None else self.settled_at_us
         self.settled_at_us = None if self.settled_at_us is None else max(now_us, begin)
         key_time = float(max(now_us - begin, 0)) * self.records.keys
@@ -140,7 +141,7 @@ class KeyAccounts:
         }
 
     def restore(self, fields: Fields) -> None:
-        """Restore `meta` after the records; nothing is in service."""
+        """Restore `meta`, after the records. No tuple is in service."""
         self.birth_us = fields.number_or_none("birth_us")
         self.settled_at_us = fields.number_or_none("settled_at_us")
         self.served_at_us = fields.number_or_none("served_at_us")

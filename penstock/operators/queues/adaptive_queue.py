@@ -7,8 +7,8 @@ conflated to the newest one of each key. When all of them can be served in `_MAX
 new tuples are appended again, and the update queue's tuples are served before them. Between the two limits
 nothing changes.
 
-An adaptive queue never serves an older tuple of a key after a newer one: a tuple older than the newest one
-taken in is late under append semantics too. In a plain append queue nothing is late.
+An adaptive queue never serves an older tuple of a key after a newer one. So under append semantics, too, a
+tuple is late if a newer one of its key has arrived. In a plain append queue nothing is late.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class _ServedAppended(Served):
 
 
 class AdaptiveQueue(KeyedQueue):
-    """A queue of append or adaptive semantics; see `KeyedQueue`. Its length is the number of waiting tuples.
+    """A queue of append or adaptive semantics; see `KeyedQueue`.
+
+    Its length is the number of waiting tuples.
 
     Parameters
     ----------
@@ -66,7 +68,7 @@ class AdaptiveQueue(KeyedQueue):
     Raises
     ------
     InvalidUsageError
-        If the stream is a union, because ties have their own order, or if the semantics are UPDATE.
+        If the stream is a union, whose ties have an order of their own, or if the semantics are UPDATE.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class AdaptiveQueue(KeyedQueue):
         Raises
         ------
         InvalidUsageError
-            If `arrivals` were conflated: the queue would not see all tuples.
+            If `arrivals` are conflated, because the queue must see all tuples.
         """
         if not len(arrivals):
             return Enqueued()
@@ -170,7 +172,7 @@ class AdaptiveQueue(KeyedQueue):
         if parts := self._appended.held():
             ids, arrived = np.concatenate(parts), np.concatenate(self._appended.arrivals())
             accounts, records = self.accounts, self.accounts.records
-            # A key that waits in the update queue has its oldest update there.
+            # If a key waits in the update queue, its oldest update is there.
             alone = records["location"][ids] == NOWHERE
             idle = alone & (records["in_service"][ids] == 0)
             for meter, booked, some in (
@@ -188,14 +190,14 @@ class AdaptiveQueue(KeyedQueue):
         return _extend(self._update_unit(self._update.delta()), meta, block)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state; the first unit has the appended tuples."""
+        """Return the whole current state. The first unit has the appended tuples."""
         head, tail = self._appended.head, self._appended.tail
         first, nothing = (self._meta(head), self._block(head)), (self._meta(tail), self._block(tail))
         units = map(self._update_unit, self._update.snapshot())
         return chain([_extend(next(units), *first)], (_extend(unit, *nothing) for unit in units))
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored `units` in order, to an empty queue or to catch up."""
+        """Apply stored `units` in order, to an empty queue or to an older version."""
         appended: list[tuple[Fields, pa.RecordBatch]] = []
         fields = [
             field.with_nullable(field.nullable and field.name not in (*self.stream.key, self.stream.time))
@@ -232,7 +234,7 @@ class AdaptiveQueue(KeyedQueue):
             self.accounts.book_restored(ids)
 
     def _meta(self, begin: int) -> dict[str, Any]:
-        """Return the fields stored once with the appended tuples from number `begin` on."""
+        """Return the fields that are stored once, with the appended tuples from number `begin` on."""
         return {
             "first": begin,
             "head": self._appended.head,
@@ -292,7 +294,7 @@ class AdaptiveQueue(KeyedQueue):
 
 
 def _not_behind(ids: Integers, times: Integers, newest: Integers) -> npt.NDArray[np.bool_]:
-    """Mark tuples at least as new as their key's newest tuple and all earlier ones of the key."""
+    """Mark tuples that are at least as new as the key's newest tuple and as all earlier tuples of the key."""
     order = np.argsort(ids, kind="stable")
     key = ids[order]
     first = np.ones(len(key), np.bool_)

@@ -1,9 +1,9 @@
 """The records of an update queue's keys, in memory or in a table.
 
 An active key has a number, which is its index in arrays in memory. An *idle* key, one that does not wait,
-needs only its stored columns. So a working copy of a bucket may forget the numbers of idle keys and keep all
-records in a table, for example on local disk (`penstock.state_store.tables.table`). When such a key returns,
-its record is fetched. The stored files are the same either way.
+needs only its stored columns. So a working copy of a bucket may keep all records in a table, for example on
+local disk (`penstock.state_store.tables.table`), and forget the numbers of idle keys. When a forgotten key
+returns, its record is fetched. The stored files are the same in both cases.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "deliver
 
 @dataclass(frozen=True, slots=True)
 class ForgetRule:
-    """The rule that says when idle keys are forgotten, which rebuilds the index at a cost per kept key.
+    """The rule that says when idle keys are forgotten. Forgetting rebuilds the index, at a cost per kept key.
 
     Parameters
     ----------
     min_idle : int
-        Up to this many idle keys stay in memory ...
+        Idle keys stay in memory up to this number ...
     idle_per_kept : float
-        ... or this multiple of the kept keys, if more.
+        ... or up to this multiple of the kept keys, if that is more.
     """
 
     min_idle: int = 1024
@@ -50,7 +50,7 @@ class ForgetRule:
 
 
 class KeyRecords:
-    """Key records that are all in memory. Used by an `UpdateQueue` only.
+    """Key records of an `UpdateQueue` that are all in memory.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class KeyRecords:
         return arrays + self.dirty.nbytes + self._index.size_bytes
 
     def find(self, keys: Keys) -> Integers:
-        """Return the number of each key, -1 if it has none."""
+        """Return the number of each key; -1 for a key without one."""
         return self._index.find(keys)
 
     def find_or_add(self, keys: Keys) -> Integers:
@@ -167,7 +167,7 @@ class KeyRecords:
         return False
 
     def keep(self, ids: Integers) -> None:
-        """Forget the numbers of all other keys; renumber these 0, 1, 2, ..."""
+        """Renumber these keys 0, 1, 2, ...; forget the numbers of all others."""
         self._index = self._index.subset(ids)
         self._arrays = {name: array[ids] for name, array in self._arrays.items()}
         self.dirty = self.dirty[ids]
@@ -186,7 +186,7 @@ class KeyRecords:
         return np.arange(len(self)), iter(())
 
     def close(self) -> None:
-        """Do nothing: memory goes with the object."""
+        """Do nothing: there is only memory."""
 
     def _set(self, ids: Integers, columns: Sequence[pa.Array[Any]]) -> None:
         for name, column in zip(self.stored, columns, strict=True):
@@ -205,9 +205,9 @@ class KeyRecords:
 
 
 class TabledKeyRecords(KeyRecords):
-    """Key records in a table; only active keys have theirs in memory.
+    """Key records in a table. Only the records of active keys are in memory, too.
 
-    The table has the stored form of all keys as of the last `update_table`. A record in memory is newer.
+    The table has the stored form of all keys as of the last `update_table`. Records in memory are newer.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ class TabledKeyRecords(KeyRecords):
             )
             self._new += len(added) - int(np.count_nonzero(found))
             self._set(added[found], rows.filter(pa.array(found)).columns)
-            # Staleness of a key that became idle was fully booked up to then.
+            # When the key became idle, its staleness was booked up to then.
             for booked, until in BOOKED:
                 self._arrays[booked][added] = self._arrays[until][added]
         return ids
@@ -282,7 +282,7 @@ class TabledKeyRecords(KeyRecords):
     def split_records(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
         """Return the records of keys in memory, then the others from the table."""
         self.update_table(self.block(np.flatnonzero(self.dirty[: len(self)])))
-        # Copied now, because the index changes while the others are written.
+        # Copy now, because the index changes while the other records are written.
         return ids, self._others(self._index.subset(ids), self._table.rows())
 
     def close(self) -> None:
@@ -302,7 +302,7 @@ def new_key_records(
     table: TableMaker | None,
     forgetting: ForgetRule | None = None,
 ) -> KeyRecords:
-    """Create records in memory or, given `table`, records whose idle keys are in a table."""
+    """Create key records in memory or, given `table`, in a table."""
     return (
         KeyRecords(stream, columns, stored)
         if table is None

@@ -1,10 +1,10 @@
 """Paged memory: locations for waiting tuples, on demand (UpStream §7.1).
 
 A page is `page_rows` locations. The *page pool* holds unused pages. The *empty locations pool* (ELP) holds
-used pages with available locations, and a list of these per page. A new location comes from the *next
-available page* (NAP) if it has one, else from a page of the ELP, else from a new page of the pool. A page
-whose last location is freed returns to the pool at once. All lists are chains in the arrays `_next_location`
-and `_next_page`.
+used pages that have available locations, with a list of these locations per page. A new location comes from
+the *next available page* (NAP), else from a page of the ELP, else from a new page of the pool. A page whose
+last location is freed returns to the pool at once. All lists are chains in the arrays `_next_location` and
+`_next_page`.
 
 Departure from the source: the pool hands out its lowest page first, so that `page_capacity` can shrink.
 """
@@ -123,7 +123,7 @@ def _free(
 
 
 class PagedMemory:
-    """An allocator of locations, which are numbers below ``capacity``.
+    """Allocator of locations, which are numbers below ``capacity``.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class PagedMemory:
 
     @property
     def capacity(self) -> int:
-        """All locations of all pages, in use or not."""
+        """Number of locations of all pages, in use or not."""
         return self.page_capacity * self.page_rows
 
     @property
@@ -178,7 +178,10 @@ class PagedMemory:
         self.locations_used -= len(locations)
 
     def shrink(self) -> bool:
-        """Release pages at the end of the pool if three quarters are unused; return whether any were."""
+        """Release pages at the end of the pool if three quarters of all pages are unused.
+
+        Return whether any were released.
+        """
         used = np.flatnonzero(self._in_use)
         needed = int(used[-1]) + 1 if len(used) else 0
         if self.page_capacity <= 4 or needed > self.page_capacity // 4:

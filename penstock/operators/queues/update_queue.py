@@ -51,7 +51,7 @@ _ARRIVED = f"{RESERVED_PREFIX}arrived"
 
 
 class KeyHolder(Protocol):
-    """A holder of further tuples of a queue's keys, outside of the queue itself."""
+    """A holder of more tuples of a queue's keys, outside of the queue."""
 
     def __len__(self) -> int:
         """Return the number of tuples."""
@@ -75,7 +75,7 @@ class UpdateQueue(KeyedQueue):
     table : TableMaker, optional
         Creates the table for records of idle keys; by default records stay in memory.
     holder : KeyHolder, optional
-        Holder of other tuples of the same keys; their staleness is booked in the same records.
+        Holder of more tuples of the same keys. Their staleness is booked in the same records.
     forgetting : ForgetRule, optional
         When records of idle keys go to the table.
     """
@@ -123,8 +123,8 @@ class UpdateQueue(KeyedQueue):
 
         A tuple older than its key's newest emitted tuple is late and dropped. A tuple older than the waiting
         one is conflated. Of equal times the later arrival is newer. In a union (UpStream §3.2) a tuple with
-        the time of the newest emitted one is a duplicate. Of two waiting tuples with equal times, the one
-        with the greater source number is the duplicate, or else the later arrival.
+        the time of the newest emitted tuple is a duplicate. Of two tuples with equal times, the one with the
+        greater source number is the duplicate; if the sources are equal, the later arrival.
         """
         total = int(arrivals.count.sum())
         if not total:
@@ -206,7 +206,7 @@ class UpdateQueue(KeyedQueue):
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole current state, in units of bounded size.
 
-        Memory is copied now, because the queue changes while the units are written.
+        The state is copied now, because the queue changes while the units are written.
         """
         ids, others = self._records.split_records(self._held_keys())
         begins = range(0, max(len(ids), 1), _UNIT_KEYS)
@@ -245,7 +245,7 @@ class UpdateQueue(KeyedQueue):
         )
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored `units` in order, to an empty queue or to catch up."""
+        """Apply stored `units` in order, to an empty queue or to an older version."""
         fields: Fields | None = None
         for unit in units:
             self._apply(unit)
@@ -301,7 +301,7 @@ class UpdateQueue(KeyedQueue):
     def _forget(self) -> None:
         """Forget idle keys, if their records are in a table and there are many."""
         kept = len(self) + (0 if self._holder is None else len(self._holder))
-        # Callers still use the numbers of keys in service.
+        # The numbers of keys in service are still in use.
         if self.accounts.in_service or not self._records.may_forget(kept):
             return
         ids = self._held_keys()
@@ -315,7 +315,7 @@ class UpdateQueue(KeyedQueue):
     def _compare(
         self, arrivals: Arrivals, ids: Integers, times: Integers
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], Integers]:
-        """Return the masks of timely and of replacing arrivals, and the counts of ties."""
+        """Return masks of arrivals in time and of replacing arrivals, and the counts of ties."""
         records = self._records
         emitted, waiting = records["emitted"][ids], records["waiting"][ids]
         resident = records["location"][ids] != NOWHERE
@@ -353,7 +353,7 @@ class UpdateQueue(KeyedQueue):
         for booked, until in BOOKED:
             begin = np.maximum(arrived_us, records[until][ids])
             if self._holder is not None:
-                # It may have been booked while the holder had another tuple of the key.
+                # Staleness may have been booked while the holder had another tuple of the key.
                 begin = np.maximum(begin, records[booked][ids])
             records[booked][ids] = begin
 
@@ -361,7 +361,7 @@ class UpdateQueue(KeyedQueue):
         """Update and return the keys' mean time between updates.
 
         The mean is exponentially weighted. `count` tuples since the key was last seen count as that many
-        equal intervals. Every key counts as watched since the queue's first arrival, so a key that first
+        equal intervals. The first interval of a key begins at the queue's first arrival, so a key that
         appears late starts as a slow updater.
         """
         records = self._records

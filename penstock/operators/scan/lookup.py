@@ -1,4 +1,4 @@
-"""Lookup of fragments in an in-memory table: a graph's stream-table join, done outside of Spark."""
+"""Lookup of fragments in an in-memory table: a graph's stream-table join outside of Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Lookup", "can_be_looked_up"]
 
 
 def can_be_looked_up(kind: pa.DataType) -> bool:
-    """Return whether equal values of a type have equal bytes; false for floats and nested types."""
+    """Return whether equal values of a type have equal bytes, which is false for floats and nested types."""
     return not (pa.types.is_floating(kind) or pa.types.is_nested(kind) or pa.types.is_null(kind))
 
 
@@ -33,9 +33,9 @@ class Lookup:
     table : pyarrow.Table
         The columns `on` and others. Rows with a null in `on` match nothing.
     on : sequence of str
-        Columns that rows and table share, of the same types; see `can_be_looked_up`.
+        Columns that the rows and the table have, with the same types; see `can_be_looked_up`.
     group_by : sequence of str
-        Columns by which the following windows are grouped.
+        Columns by which the windows after the lookup are grouped.
 
     Raises
     ------
@@ -46,7 +46,7 @@ class Lookup:
     def __init__(self, table: pa.Table, on: Sequence[str], group_by: Sequence[str]) -> None:
         self.on, self.group_by = tuple(on), tuple(group_by)
         self._fields = [table.schema.field(name) for name in self.on]
-        if unknown := [one.name for one in self._fields if not can_be_looked_up(one.type)]:
+        if unknown := [field.name for field in self._fields if not can_be_looked_up(field.type)]:
             raise InvalidUsageError("columns of this type cannot be looked up", columns=", ".join(unknown))
         self._codec = KeyCodec(self._fields)
         self.table = table.combine_chunks()

@@ -13,9 +13,9 @@ __all__ = ["Latest"]
 
 
 class Latest:
-    """Keep the newest row of each key; the last one if times are equal.
+    """Keep the newest row of each key, and the last one of equal times.
 
-    All rows with a null in key or time are kept, so that the following queue can reject or count them.
+    All rows with a null in key or time are kept, so that the queue after the reader can reject or count them.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Latest:
         self._conflation = Conflation(self._stream)
 
     def add(self, rows: pa.Table) -> None:
-        """Take in the next rows."""
+        """Add the next rows."""
         for batch in rows.combine_chunks().to_batches():
             unusable = self._stream.unusable(batch)
             if unusable.any():

@@ -35,7 +35,7 @@ Expressions that can fail for an unselected row are always computed after filter
 
 
 class Scanner:
-    """Run a scan on p-units. Used by one thread, for one reader or one task.
+    """Run a scan on p-units. One thread uses it, for one reader or task.
 
     Parameters
     ----------
@@ -94,7 +94,9 @@ class Scanner:
                 types[name] = made.field(name).type
             self._fragmenter = Fragmenter(scan.fragments, types)
             self.schema = self._fragmenter.schema
-        self._max_share = 1.0 if any(can_fail(*one) for one in computed) else _MAX_SHARE_TO_SELECT_FIRST
+        self._max_share = (
+            1.0 if any(can_fail(*computation) for computation in computed) else _MAX_SHARE_TO_SELECT_FIRST
+        )
 
     def _made_schema(self, read: pa.Schema) -> pa.Schema:
         if self._select is None:
@@ -116,7 +118,7 @@ class Scanner:
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
         """Run the scan on p-units.
 
-        Rows are yielded per p-unit; newest rows of keys, and fragments, at the end.
+        Yields rows after each p-unit, but newest rows of keys, and fragments, at the end.
 
         Raises
         ------
@@ -145,7 +147,7 @@ class Scanner:
         tables : iterable of pyarrow.Table
             Tables with the scan's columns; text columns may be dictionaries.
         most_fragments : int, optional
-            Yield the fragments so far once there are this many; the same panes and groups may follow again.
+            Yield the fragments whenever there are this many. The same panes and groups may follow again.
 
         Raises
         ------
@@ -164,7 +166,7 @@ class Scanner:
             yield self._latest.finish()
 
     def merge(self, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Merge the outputs of several scanners over consecutive rows into the output of one."""
+        """Merge the outputs of scanners of consecutive rows into the output of one scanner."""
         if len(batches) < 2 or (self._fragmenter is None and self._latest is None):
             return list(batches)
         if self._latest is not None:
@@ -176,8 +178,8 @@ class Scanner:
     def apply(self, rows: pa.Table) -> pa.Table:
         """Select and project the rows of a table before they are persisted.
 
-        Text columns of the result may be dictionaries, which a `PStreamWriter` accepts; a cast to `schema`
-        decodes them.
+        Text columns of the result may be dictionaries, which a `PStreamWriter` accepts. A cast to `schema`
+        decodes dictionaries.
 
         Raises
         ------
@@ -190,7 +192,7 @@ class Scanner:
         return found
 
     def _rows(self, rows: pa.Table, *, dictionaries: bool = False) -> pa.Table | None:
-        """Process rows; return None if they are kept for the end. Texts may be `dictionaries`."""
+        """Process rows; return None if they are kept for the end. Texts may be returned as `dictionaries`."""
         mask: _Mask | None = None
         if self._conjuncts:
             mask = self._mask(rows)
@@ -198,7 +200,7 @@ class Scanner:
             if count == len(mask):
                 mask = None
             elif self._fragmenter is None or count < self._max_share * len(mask):
-                # Drop columns that only the predicate needed first.
+                # First drop the columns that only the predicate needs.
                 rows = select_rows(rows.select(self._selected), _bits(mask), dictionaries=dictionaries)
                 mask = None
         if self._select is not None:
@@ -227,7 +229,7 @@ class Scanner:
             if part not in self._failing:
                 mask = pc.and_(mask, _truth(part, rows))
                 continue
-            # A conjunct must not fail for a row that another conjunct excludes.
+            # A conjunct that can fail must see only the rows that all conjuncts before it accept.
             passed = pc.indices_nonzero(mask)
             made = np.zeros(len(mask), np.bool_)
             made[passed.to_numpy()] = _bytes(_truth(part, rows.take(passed)))
@@ -245,7 +247,7 @@ class Scanner:
         )
 
     def _values_of(self, rows: pa.Table) -> list[pa.Array[Any] | None]:
-        """Return the input values of each partial; None for a count of rows."""
+        """Return the values that each partial takes; None for a count of rows."""
         made: dict[Expression, pa.Array[Any]] = {}
         for value in self._values.values():
             if value is not None and value not in made:
@@ -255,7 +257,7 @@ class Scanner:
 
 
 def _evaluate(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
-    """Evaluate an expression per row; on dictionary texts, once per dictionary entry."""
+    """Evaluate an expression on rows. Evaluate texts in a dictionary once per dictionary entry."""
     if expression.is_column:
         return rows.column(expression.columns[0])
     kinds = {name: rows.schema.field(name).type for name in expression.columns}
@@ -274,9 +276,9 @@ def _evaluate(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
 def _divide(
     parts: Sequence[Expression], failing: frozenset[Expression], schema: pa.Schema
 ) -> tuple[tuple[Expression, ...], tuple[Interval, ...]]:
-    """Split a predicate into conjuncts to evaluate and intervals that replace the others.
+    """Split a predicate into intervals, which replace conjuncts, and the conjuncts to evaluate.
 
-    Conjuncts stay behind a conjunct that can fail, so that it fails for the same rows.
+    Conjuncts behind one that can fail are not replaced, so that it fails for the same rows.
     """
     evaluated: list[Expression] = []
     intervals: list[Interval] = []
@@ -303,7 +305,7 @@ def _bits(mask: _Mask) -> pa.Array[Any]:
 
 
 def _bytes(mask: _Mask) -> npt.NDArray[np.bool_]:
-    """Convert a mask to bytes for kernels, ten times as fast as Arrow does."""
+    """Convert a mask to bytes for kernels, ten times as fast as Arrow."""
     if not isinstance(mask, pa.Array):
         return mask
     if not len(mask):

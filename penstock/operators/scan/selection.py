@@ -17,9 +17,9 @@ __all__ = ["select_rows"]
 
 @kernel
 def _find_true(bits: Bytes, first: int, count: int, rows: Ints) -> int:
-    """Write the positions of the set bits among `count` bits from bit `first`; return their number.
+    """Write the positions of the set bits among the `count` bits from bit `first` on; return their number.
 
-    `rows` has room for one more entry. The loop has no branch, because set bits are unpredictable.
+    `rows` has room for one entry more. The loop has no branch, because set bits are unpredictable.
     """
     found: Any = 0
     for i in range(count):
@@ -30,7 +30,7 @@ def _find_true(bits: Bytes, first: int, count: int, rows: Ints) -> int:
 
 
 def select_rows(table: pa.Table, mask: pa.Array[Any], *, dictionaries: bool = False) -> pa.Table:
-    """Filter a table by a mask like Arrow; texts take half of Arrow's time.
+    """Filter a table by a mask. Texts take half of the time that Arrow's filter takes.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def select_rows(table: pa.Table, mask: pa.Array[Any], *, dictionaries: bool = Fa
     mask : pyarrow.BooleanArray, (rows,)
         The mask, without nulls.
     dictionaries : bool
-        Whether texts may be returned as dictionaries, which is faster where they repeat.
+        Whether texts may be returned as dictionaries, which is faster if texts repeat.
     """
     if not any(is_text(field.type) for field in table.schema):
         return table.filter(mask)  # Arrow filters by runs of rows
@@ -55,5 +55,5 @@ def select_rows(table: pa.Table, mask: pa.Array[Any], *, dictionaries: bool = Fa
             else None
         )
         columns.append(take_rows(array, rows) if texts is None else texts)
-    fields = [field.with_type(one.type) for field, one in zip(table.schema, columns, strict=True)]
+    fields = [field.with_type(column.type) for field, column in zip(table.schema, columns, strict=True)]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, table.schema.metadata))

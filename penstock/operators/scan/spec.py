@@ -1,18 +1,18 @@
 """The specification of a scan: operators that a p-stream's reader runs on its tuples.
 
-The graph's planner creates a `Scan`, never a user; it travels to the reader as JSON. It is executed in this
+The graph's planner creates a `Scan`; users do not. The reader gets the scan as JSON and executes it in this
 order:
 
-1. **read** the columns in `columns`, and no others;
+1. **read**: read the columns in `columns`, and no others;
 2. **where**: keep the rows for which the predicate is true, neither false nor null;
 3. **select**: compute the output columns, in the order of the mapping;
 4. at most one of: **latest_by**, the newest row of each key; **fragments**, partial aggregates of each pane
    and group.
 
-Steps 3 and 4 read the output of the previous step. The result equals doing the same after the read. All
-expressions are deterministic and supported by `penstock.sql.evaluate`.
+Steps 3 and 4 take the output of the step before. The result is the same as without a scan, with the same
+operators after the reader. All expressions are deterministic and supported by `penstock.sql.evaluate`.
 
-The JSON; absent fields are null::
+The JSON, in which absent fields are null::
 
     {"columns": ["timestamp", "category", "cpu"], "where": "eventType = 1",
      "select": {"timestamp": "timestamp", "turnover": "price * volume"},
@@ -72,7 +72,7 @@ def _need_names(names: object, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A partial aggregate of a pane and group, combinable with others of its kind.
+    """A partial aggregate of a pane and group. Partials of one kind can be combined.
 
     All kinds have a fixed size except ``distinct``, ``union`` and ``sketch``, which grow with their values.
 
@@ -81,21 +81,21 @@ class Partial:
     kind : str
         - ``count``: number of rows whose expression is not null, int64;
         - ``sum``: sum of non-null values; int64 for integers, or `penstock.operators.aggregates.wide.WIDE` if
-          a sum exceeds 64 bits, float64 for floats; null if all are null;
+        a sum exceeds 64 bits; float64 for floats; null if all values are null;
         - ``add``: sum of such sums;
         - ``m2``: the sum of squared deviations from the mean, float64, stored with count and sum of the same
-          expression (`penstock.operators.aggregates.moments`); null if all are null;
-        - ``add_m2``: combined M2 from such sums with their counts and sums;
-        - ``min``, ``max``: extreme of non-null values in the expression's type; null if all are null. As in
-          Spark, NaN is greater than all numbers;
-        - ``first``, ``last``: the value, possibly null, in the row of the least or greatest time, in the
-          expression's type; ties go to the first or last arrival;
+          expression (`penstock.operators.aggregates.moments`); null if all values are null; - ``add_m2``:
+          combined M2 from such sums with their counts and sums;
+        - ``min``, ``max``: least or greatest non-null value, in the expression's type; null if all values are
+        null. As in Spark, NaN is greater than all numbers;
+        - ``first``, ``last``: the value, possibly null, in the row with the least or greatest time, in the
+        expression's type. Of equal times the first or last arrival counts;
         - ``distinct``: list of the distinct non-null values; no nested types;
         - ``union``: union of such lists;
         - ``sketch``: a sketch (`penstock.operators.aggregates.sketches`) of 64-bit hashes that are not null,
           binary.
     expression : str
-        Spark SQL over the output of `Scan.select`; ``*`` for ``count`` counts all rows.
+        Spark SQL over the output of `Scan.select`. A ``count`` of ``*`` counts all rows.
     name : str
         The output column.
     log2_size : int
@@ -120,13 +120,13 @@ class Partial:
 
     @property
     def again(self) -> Partial:
-        """The partial, under the same name, that combines several of these."""
+        """The partial that combines several of these, under the same name."""
         return replace(self, kind=_AGAIN.get(self.kind, self.kind), expression=self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class LatestBy:
-    """Conflation: only the newest row of each key; of equal times the last to arrive.
+    """Conflation: only the newest row of each key, and of equal times the last arrival.
 
     Parameters
     ----------
@@ -134,9 +134,10 @@ class LatestBy:
         The update key's columns.
     time : str
         The column whose greatest value is the newest. All rows with a null in key or time are kept, so that
-        the following queue can reject or count them.
+        the queue after the reader can reject or count them.
     by_last : bool
-        Whether rows are ordered by their own position. By default the keys' first rows give the order.
+        Whether the output is ordered by the positions of its rows. By default it is ordered by the keys'
+        first rows.
 
     Raises
     ------
@@ -158,10 +159,10 @@ class Fragments:
     """The fragment function of a window: partial aggregates of each pane and group (Scabbard §2.3).
 
     A pane is ``[k * pane_ms, (k + 1) * pane_ms)`` since 1970-01-01T00:00:00Z, k of any sign. So windows
-    assembled from panes are aligned like Spark's ``window()``. The output has the columns `PANE` (the pane's
-    start, in the type of the time column), then `group_by`, then the partials; one row for each pane and
-    group in the input of one reader call, in any order. Nulls in a group column are a group of their own. A
-    row with a null time is in no pane; the reader counts it.
+    assembled from panes are aligned like Spark's ``window()``. The output columns are `PANE` (the pane's
+    start, in the type of the time column), `group_by`, and the partials. The output has one row for each pane
+    and group in the input of a reader call, in any order. Nulls in a group column are a group of their own.
+    Rows with a null time are in no pane; the reader counts them.
 
     Parameters
     ----------
@@ -172,12 +173,12 @@ class Fragments:
     time_unit : str
         The unit of one step: ``s``, ``ms``, ``us`` or ``ns``.
     group_by : tuple of str
-        Group columns; without any, all rows are one group.
+        Group columns. Without group columns, all rows are one group.
     partials : tuple of Partial
         The partials, with distinct names.
     delay_ms : int
-        The watermark delay behind the newest time, if it is not a whole number of panes; else 0. Set by
-        `delayed`, which adds the partial `NEWEST`.
+        The watermark's delay behind the newest time if the delay is not a whole number of panes, else 0. Set
+        by `with_watermark`, which adds the partial `NEWEST`.
 
     Raises
     ------
@@ -205,14 +206,14 @@ class Fragments:
         _need((self.delay_ms > 0) == told, "a delay goes with the newest time", delay_ms=self.delay_ms)
 
     def delayed(self, delay_ms: int, time: str) -> Fragments:
-        """Return fragments that report the newest time if a watermark with this delay needs it.
+        """Return fragments that also have the newest time, if a watermark with this delay needs it.
 
         Parameters
         ----------
         delay_ms : int
             The watermark delay.
         time : str
-            The time, as an expression like those of partials.
+            The time, as an expression over the same columns as partials.
         """
         if delay_ms % self.pane_ms == 0:
             return self
@@ -221,12 +222,12 @@ class Fragments:
 
     @property
     def plain(self) -> Fragments:
-        """The same fragments without watermark support."""
+        """The same fragments without the newest time."""
         partials = tuple(partial for partial in self.partials if partial.name != NEWEST)
         return replace(self, partials=partials, delay_ms=0)
 
     def watermark(self, newest: int) -> int:
-        """Return the pane of the watermark for a newest time, given in its steps."""
+        """Return the pane of the watermark, given the newest time in steps of the time column."""
         return (newest * self.pane_ms // self.pane_steps - self.delay_ms) // self.pane_ms
 
     @property
@@ -241,7 +242,7 @@ class Fragments:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Operators that a reader runs on tuples, in the order given in the module docstring.
+    """Operators that a reader runs on tuples, in the order of the module docstring.
 
     Parameters
     ----------
@@ -259,7 +260,7 @@ class Scan:
     Raises
     ------
     InvalidUsageError
-        If parts contradict each other, or name a column that the previous step lacks.
+        If parts contradict each other, or name a column that the step before does not have.
     """
 
     columns: tuple[str, ...]
@@ -327,7 +328,7 @@ class Scan:
         Raises
         ------
         InvalidUsageError
-            If it is not the JSON of a scan, or the scan is invalid.
+            If `text` is not the JSON of a scan, or the scan is invalid.
         """
         try:
             document = json.loads(text)
@@ -345,7 +346,7 @@ class Scan:
 
 
 def _without_zero(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return fields as a mapping, without rare fields that have their default."""
+    """Return fields as a mapping, without those rare fields that have their default."""
     rare = (("log2_size", 0), ("delay_ms", 0), ("by_last", False))
     return {name: value for name, value in fields if (name, value) not in rare}
 

@@ -60,7 +60,7 @@ class Scheduler(ABC):
         in_service: int = 0,
         shares: Integers | None = None,
     ) -> None:
-        """Queue each arriving key, one after the other.
+        """Add the arriving keys, one after the other.
 
         Parameters
         ----------
@@ -73,15 +73,15 @@ class Scheduler(ABC):
         cost_us : float
             ``c``, the time that serving one tuple takes. Only linecutting reads it.
         in_service : int
-            The `load` of the tuples that are dequeued and not yet delivered. Only linecutting reads it.
+            The `load` of the tuples that are dequeued but not delivered. Only linecutting reads it.
         shares : int64 array, optional
-            The share of each key from now on (`penstock.operators.scheduling.weights`). A scheduler without
-            weights ignores it; a scheduler with weights requires it.
+            The share of each key from now on (`penstock.operators.scheduling.weights`). A scheduler with
+            weights requires shares; one without weights ignores them.
         """
 
     @abstractmethod
     def load(self, in_service: Integers) -> int:
-        """Return the load of the tuples in service, given their number by key number."""
+        """Return the load of the tuples in service; `in_service` is their number for each key number."""
 
     @abstractmethod
     def pop(self, limit: int, held: Integers | None = None) -> Integers:
@@ -90,7 +90,7 @@ class Scheduler(ABC):
         Parameters
         ----------
         held : int64 array, optional
-            Nonzero, by key number, for keys to skip. They keep their places.
+            By key number, nonzero for keys to skip. Skipped keys keep their places.
         """
 
     @property
@@ -108,7 +108,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def rebuild(self, ids: Integers, fields: Fields) -> None:
-        """Make `ids` the waiting keys, ordered by the state that was put back.
+        """Make `ids` the waiting keys, in the order of their restored state.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class Scheduler(ABC):
 
     @abstractmethod
     def subset(self, numbers: Integers, waits: Any) -> Scheduler:
-        """Return a scheduler of the keys with these distinct numbers, renumbered 0, 1, 2, ...
+        """Return a scheduler of the keys with these distinct numbers, which become 0, 1, 2, ...
 
         Parameters
         ----------

@@ -1,8 +1,8 @@
 """The queue of keys (QoK) of the paper: keys of equal weight (UpStream §5.2, §5.3, §7).
 
-The queue is a doubly-linked list over key numbers, in arrays. Every place also has a rank; ranks increase
-from head to tail. Keys that cut the line have negative ranks and precede all others, in the order in which
-they cut. Only ranks are stored; the list is rebuilt from them.
+The queue is a doubly linked list of key numbers, in arrays. Every place has a rank; ranks increase from head
+to tail. Keys that cut the line have negative ranks, in the order in which they cut, so they precede all
+others. Only ranks are stored. The list is rebuilt from the ranks.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _pop(limit: int, registers: Integers, before: Integers, after: Integers) -> 
 def _pop_except(
     limit: int, held: Integers, registers: Integers, before: Integers, after: Integers
 ) -> Integers:
-    """Pop like `_pop`, but skip keys that are `held`; they keep their places."""
+    """Pop like `_pop`, but skip `held` keys, which keep their places."""
     out = np.empty(min(limit, registers[_RESIDENTS]), np.int64)
     count = 0
     k = registers[_HEAD]
@@ -204,7 +204,7 @@ class LinkedScheduler(Scheduler):
         in_service: int = 0,
         shares: Integers | None = None,
     ) -> None:
-        """Queue each arriving key; see `Scheduler.arrive`."""
+        """Add the arriving keys; see `Scheduler.arrive`."""
         links = (self._registers, self._before, self._after, self._rank)
         if self.policy is Policy.FIFO:
             _arrive_fifo(ids, resident, *links)

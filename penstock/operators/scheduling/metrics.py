@@ -23,29 +23,28 @@ class BatchMetrics:
     Attributes
     ----------
     rows_in, conflated, late, duplicates, dropped, emitted : int
-        Tuples in this order: all arrivals; replaced by a newer tuple; older than an emitted tuple; same key
-        and time as another tuple of a union; rejected for a null; served. With ``apply``, `emitted` counts
-        its input tuples.
+        Numbers of tuples: all arrivals; tuples replaced by a newer tuple; older than an emitted tuple; with
+        the key and time of another tuple of a union; dropped for a null; served. With ``apply``, `emitted`
+        counts the tuples that it takes.
     rows_out : int
         Output rows; differs from `emitted` if ``apply`` filters or multiplies rows.
     waiting_keys, keys : int
-        Keys that wait after the batch (under append semantics, tuples); keys ever seen, or for a join keys
-        with state.
+        Keys that wait after the batch (under append semantics, tuples); all keys ever seen, or for a join the
+        keys with state.
     held, freed : int
-        For a join: tuples held for future matches; freed tuples. Nothing waits in a join: ``rows_in == late +
-        duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
+        For a join: tuples kept for future matches; freed tuples. No tuple waits in a join, so ``rows_in ==
+        late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
     committed, rejected : int
         For transactions: ``rows_in == committed + rejected``.
     budget_used_rows : int
-        Tuples served against a budget; equals `emitted`, except for eager windows, where some are committed
-        but not complete yet.
+        Served tuples that count for the budget. Differs from `emitted` only for eager windows: some served
+        windows are not complete yet.
     budget_used_ms : float
         Time spent serving, summed over buckets.
     cost_us : float or None
-        Cost of a tuple used by the scheduler; None while unknown.
+        The cost of a tuple that the scheduler used; None while unknown.
     append_buckets : int
-        Buckets whose queue has append semantics after the batch; the others of `buckets` have update
-        semantics.
+        Buckets whose queue has append semantics after the batch. The other `buckets` have update semantics.
     switches : int
         Number of switches of semantics in this batch, in either direction.
     duration_ms : dict of str to float
@@ -53,7 +52,8 @@ class BatchMetrics:
     state_bytes_written, state_bytes : int
         Bytes of state committed in this batch; memory of the working copies.
     loads, catch_ups, hits : int
-        Number of buckets whose state was read whole; was caught up by deltas; was in the cache.
+        Number of buckets whose state was read whole; whose cached state was caught up by deltas; whose cached
+        state was current.
     """
 
     rows_in: int = 0

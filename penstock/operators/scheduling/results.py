@@ -20,11 +20,11 @@ class Enqueued:
     rows_in : int
         All arriving tuples, conflated ones included.
     conflated : int
-        Tuples superseded by a newer one of their key before they were served.
+        Tuples replaced by a newer one of their key before they were served.
     late : int
         Tuples dropped because a newer one of their key had been emitted.
     duplicates : int
-        For a union: tuples dropped because another one with their key and time was kept.
+        For a union: tuples dropped because another tuple with the same key and time was kept.
     """
 
     rows_in: int = 0
@@ -44,11 +44,11 @@ class Served:
     ids : int64 array
         Key numbers.
     staleness_us : int64 array
-        Queue staleness of each key at its dequeue.
+        Queue staleness of each key when it was dequeued.
     arrived_us : int64 array
         Arrival time of each key's oldest pending update.
     booked_us : int64 array
-        Time up to which each key's application staleness was booked at its dequeue.
+        Time up to which each key's application staleness was booked when it was dequeued.
     """
 
     rows: pa.RecordBatch

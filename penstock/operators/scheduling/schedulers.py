@@ -11,5 +11,5 @@ __all__ = ["new_scheduler"]
 
 
 def new_scheduler(policy: Policy, *, weighted: bool) -> Scheduler:
-    """Return an empty scheduler; one that serves keys by their weights if `weighted`."""
+    """Return an empty scheduler. If `weighted`, it serves keys by their weights."""
     return WeightedScheduler(policy) if weighted else LinkedScheduler(policy)

@@ -51,7 +51,10 @@ class ServedQueue(Protocol[A_contra]):
 
     @property
     def served_at_us(self) -> int | None:
-        """Time of the last dequeue, or of the first arrival at the empty queue if later."""
+        """Time of the last dequeue.
+
+        If tuples arrived later at the empty queue, the time of the first of them.
+        """
 
     def numbers_of(self, keys: Keys) -> Integers:
         """Return the number of each key, -1 for unknown keys."""
@@ -169,10 +172,10 @@ class Query:
         try:
             chosen = result.select(self.output.names).to_batches()
             table = pa.Table.from_batches([cast_to_schema(part, self.output) for part in chosen], self.output)
-        # Raised for a value that does not fit although the types do, or for a forbidden null.
+        # A value does not fit although the types do, or a null is forbidden.
         except ValueError as error:
             raise self._wrong_types(got) from error
-        # A text column of more than 2 GiB does not fit one batch.
+        # A text column of more than 2 GiB does not fit into one batch.
         batches = [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]
         for batch in batches:
             columns = [batch.column(name) for name in self.key]
@@ -202,10 +205,10 @@ def serve(
     Parameters
     ----------
     buckets_per_task : int
-        Number of queues that share the processor of this one. The scheduler's cost of a tuple is that many
-        times the time of `query`.
+        Number of queues that share one processor. The scheduler's cost of a tuple is the time of `query`,
+        times this number.
     chunk_rows : int
-        The most tuples that are served at once.
+        Maximum number of tuples that are served at once.
 
     Returns
     -------
@@ -228,7 +231,7 @@ def serve(
     failpoint("operator.after_enqueue")
     batches = []
     chunk = 0
-    # Without a query, a time budget measures the queue's own work.
+    # Without a query, a time budget limits the queue's own work.
     timed = query.apply is not None or budget.duration_us is not None
     while queue.servable and (budget.rows is None or metrics.budget_used_rows < budget.rows):
         begin = clock()
@@ -238,7 +241,7 @@ def serve(
             break
         waiting = len(queue)
         served = queue.dequeue(chunk, begin)
-        # A window queue may commit to incomplete windows.
+        # A window queue may choose windows that are not complete yet.
         used = max(len(served.ids), waiting - len(queue))
         metrics.budget_used_rows += used
         results = query.run(queue, served)
@@ -252,7 +255,7 @@ def serve(
     finished = clock()
     failpoint("operator.after_apply")
     if not timed and waited and served_at is not None:
-        # Without query and time budget, the budget sets the cost of a tuple: the time between services.
+        # Without query and time budget, the budget determines the cost of a tuple: the time between services.
         queue.observe_cost(finished - served_at, metrics.emitted)
     metrics.queue_staleness, metrics.application_staleness = queue.account_staleness(finished)
     metrics.waiting_keys = queue.servable
@@ -274,7 +277,7 @@ def _next_chunk(
     previous: int,
     buckets_per_task: int,
 ) -> int:
-    """Return the number of tuples to serve next, at most `most`; 0 if the budget is used up."""
+    """Return the number of tuples to serve next, up to `most`; 0 if the budget is used up."""
     if budget.duration_us is None:
         return most
     left = budget.duration_us - elapsed_us

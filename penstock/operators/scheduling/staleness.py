@@ -1,9 +1,9 @@
 """Exact integration of staleness over time (UpStream §3.3, §5.1).
 
-The staleness of a key with pending updates is the time since the oldest of them arrived; without any it is
-zero. Over a stretch of time it grows linearly from `low` to `high`, so the stretch adds ``(high**2 - low**2)
-/ 2`` to the integral. The average over time and keys is exact. Percentiles come from a mergeable histogram of
-(time x keys) over bins that grow by 2 %, and are exact to that width.
+The staleness of a key is the time since its oldest pending update arrived; zero without pending updates. Over
+a stretch of time, staleness grows linearly from `low` to `high`, so the stretch adds ``(high**2 - low**2) /
+2`` to the integral. The average over time and keys is exact. Percentiles come from a mergeable histogram of
+(time x keys), whose bins grow by 2 %. So percentiles are exact to 2 %.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _bin(value: float, edges: Floats) -> int:
 def _add(low: Integers, high: Integers, edges: Floats, mass: Floats, cover: Floats) -> float:
     """Spread the time of each stretch over the bins; return the integral of staleness.
 
-    Fully covered bins are counted in `cover`, as differences from the previous bin.
+    `cover` counts the fully covered bins, as differences from the bin before.
     """
     area = 0.0
     for i in range(low.shape[0]):
@@ -80,7 +80,7 @@ class Staleness:
     longest_us : int
         The greatest staleness that any key reached, in µs.
     mass : dict of int to float
-        Time x keys spent in each non-empty bin, in µs; zero staleness is not counted.
+        Time x keys in each non-empty bin, in µs. Zero staleness is not counted.
     """
 
     area: float = 0.0
@@ -99,7 +99,7 @@ class Staleness:
         return self.longest_us / 1000
 
     def percentile_ms(self, share: float) -> float:
-        """Return the percentile of staleness over time and keys for a share from 0 to 1, in ms."""
+        """Return a percentile of staleness over time and keys, in ms; `share` is from 0 to 1."""
         stale = sum(self.mass.values())
         missing = share * max(self.key_time, stale) - max(self.key_time - stale, 0.0)
         if missing <= 0:
@@ -120,7 +120,7 @@ class Staleness:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as compact JSON values: time in bins is rounded to 1 µs."""
+        """Return the fields as compact JSON values, with the time in bins rounded to 1 µs."""
         first = min(self.mass, default=0)
         numbers = range(first, max(self.mass, default=-1) + 1)
         return {
@@ -152,7 +152,7 @@ class Staleness:
 
 
 class StalenessMeter:
-    """A meter that adds up stretches of staleness until they are taken."""
+    """A meter that adds up stretches of staleness until `take`."""
 
     def __init__(self) -> None:
         self._mass = np.zeros(_BINS + 1)
@@ -160,7 +160,7 @@ class StalenessMeter:
         self._taken = Staleness()
 
     def add(self, arrived_us: Integers, begin_us: Integers, end_us: int) -> None:
-        """Book the time from `begin_us` to `end_us` for each key; empty stretches are ignored.
+        """Book the time from `begin_us` to `end_us` for each key. Empty stretches are ignored.
 
         Parameters
         ----------

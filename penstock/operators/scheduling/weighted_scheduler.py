@@ -1,16 +1,16 @@
 """The queue of keys with weights (the paper's future work, UpStream §8).
 
 The scheduler minimizes the weighted sum of the keys' staleness. If every key updates before it is served
-again, a key that is served every ``T_k`` is stale for ``T_k / 2`` on average. One service takes the cost
-``c``, so ``sum c / T_k = 1``. ``sum w_k T_k / 2`` is least for ``T_k ~ 1 / sqrt(w_k)``: services are shared
-by the *square roots* of the weights. This root is the key's share ``s_k``.
+again, a key that is served every ``T_k`` has a staleness of ``T_k / 2`` on average. One service takes the
+cost ``c``, so ``sum c / T_k = 1``. ``sum w_k T_k / 2`` is least for ``T_k ~ 1 / sqrt(w_k)``: services are
+shared by the *square roots* of the weights. This root is the key's share ``s_k``.
 
 Keys are served by virtual finish times (after self-clocked fair queueing): a key that begins to wait at the
-virtual time V is due at ``V + 1 / s_k``. Serving it advances V to its due time, but by at least ``1 / S``,
-the virtual time of a service. S is the sum of the waiting keys' shares. Without this minimum, keys that
-arrived together would stay due together for ever. Keys with the same due time are served in order of arrival.
-V never decreases, so a later key of equal weight is never due earlier: equal weights give exactly the order
-of `LinkedScheduler`.
+virtual time V is due at ``V + 1 / s_k``. Serving the key advances V to its due time, but by at least ``1 /
+S``, the virtual time of a service. S is the sum of the waiting keys' shares. Without this minimum, keys that
+arrive together would be due together for ever. Keys with the same due time are served in order of arrival. V
+never decreases, so a later key of equal weight is never due earlier: equal weights give exactly the order of
+`LinkedScheduler`.
 
 Waiting keys are in a heap. Two keys compare by rank if one of them has cut the line (a negative rank), else
 by due time and then rank.
@@ -116,7 +116,7 @@ def _arrive_weighted(
             registers[_RESIDENTS] += 1
         share[k] = own
         registers[_SHARES] += own
-        # u_k < s_k / (c S), with u_k = 1 / interval: with equal shares S / s_k is exactly n.
+        # u_k < s_k / (c S), with u_k = 1 / interval. With equal shares, S / s_k is exactly n.
         all_shares = registers[_SHARES] + in_service
         if policy == _LINECUTTING and interval_us[i] > cost_us * (all_shares / own):
             if not waits or rank[k] >= 0:
@@ -183,9 +183,9 @@ class WeightedScheduler(Scheduler):
     FIFO
         An update restarts the wait, as in the paper: a key that updates all the time may starve.
     LINECUTTING
-        As IN_PLACE, but a slow key, one with ``u_k < s_k / (c * S)``, goes to the front. S sums the shares of
-        the keys that ``n`` counts in the paper. Such a key updates less often than its share allows, so it
-        cannot exceed its share. Keys that cut keep their order, whatever their weights.
+        As IN_PLACE, but a slow key, one with ``u_k < s_k / (c * S)``, goes to the front. S is the sum of the
+        shares of the keys that the paper's ``n`` counts. A slow key updates less often than its share allows,
+        so it cannot exceed its share. Keys that cut keep their order, whatever their weights.
     """
 
     columns = {"rank": pa.int64(), "start": pa.float64(), "share": pa.int64()}  # noqa: RUF012  # a ClassVar
@@ -223,7 +223,7 @@ class WeightedScheduler(Scheduler):
         in_service: int = 0,
         shares: Integers | None = None,
     ) -> None:
-        """Queue each arriving key; see `Scheduler.arrive`."""
+        """Add the arriving keys; see `Scheduler.arrive`."""
         if shares is None:
             raise InternalError("a scheduler with weights was given no shares", keys=len(ids))
         _arrive_weighted(

@@ -86,8 +86,8 @@ class KeyWeights:
     Raises
     ------
     InvalidUsageError
-        If the key has several columns, a value does not fit the key or occurs twice, or a weight is not a
-        positive, finite number.
+        If the key has several columns, a key value does not fit the column or occurs twice, or a weight is
+        not a positive, finite number.
     """
 
     def __init__(self, stream: Keyed, weights: Mapping[Any, Any]) -> None:
@@ -110,7 +110,7 @@ class KeyWeights:
         self._index.find_or_add(self._codec.encode([values]))
         if len(self._index) != len(weights):
             raise InvalidUsageError("two keys of the weights are equal", column=name, type=kind)
-        # Index -1 finds the last entry: the share of keys without a weight.
+        # The last entry, at index -1, is the share of keys without a weight.
         self._shares = shares_of(np.array([*weights.values(), 1.0], np.float64))
 
     def shares(self, keys: Keys) -> Integers:
@@ -126,6 +126,6 @@ class KeyWeights:
 
 
 def column_shares(stream: UpdateStream, rows: pa.RecordBatch) -> Integers:
-    """Return the shares of rows from the weight column, already checked by `UpdateStream.unusable`."""
+    """Return the shares of rows from the weight column, which `UpdateStream.find_unusable` has checked."""
     weights = pc.cast(rows.column(stream.weight), pa.float64(), safe=False)
     return shares_of(weights.to_numpy(zero_copy_only=False))

@@ -18,10 +18,10 @@ APPEND = "append"
 
 
 def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed: int = 1) -> pa.Table:
-    """Simulate one overload with an append queue and with each policy of an update queue.
+    """Simulate an overload with an append queue and with each policy of an update queue.
 
-    One update with a random key arrives per unit of time. A load factor L means that serving a tuple takes L
-    units, so L times as many tuples arrive as one server can serve.
+    One update with a random key arrives per unit of time. Serving a tuple takes L units, where L is the load
+    factor, so L times as many tuples arrive as the server can serve.
 
     Parameters
     ----------

@@ -68,12 +68,12 @@ class Outcome:
 
 
 def update_stream() -> UpdateStream:
-    """Return a stream whose tuples arrive when they are enqueued."""
+    """Return a stream without an arrival column: tuples arrive when they are enqueued."""
     return UpdateStream(pa.schema([("key", pa.int64()), ("time", pa.int64())]), ("key",), "time")
 
 
 def append_stream() -> UpdateStream:
-    """Return a stream whose tuples carry their arrival times, so that many can be enqueued at once."""
+    """Return a stream with an arrival column, so that tuples of several times can be enqueued at once."""
     arrived = ("arrived", pa.timestamp("us"))
     schema = pa.schema([("key", pa.int64()), ("time", pa.int64()), arrived])
     return UpdateStream(schema, ("key",), "time", arrival="arrived")
@@ -93,15 +93,15 @@ def simulate(
 
     A free server takes the tuple at the head, if any, and delivers its result after `cost_us`. At equal times
     the server takes a tuple before an arrival enters. If `stream` has an arrival column, all arrivals during
-    a service enter the queue together; this does not affect schedulers that ignore time (FIFO, IN-PLACE).
+    a service enter the queue together, which does not matter to schedulers that ignore time (FIFO, IN-PLACE).
     Else each arrival enters at its own time.
 
     Parameters
     ----------
     watch : callable
-        Callback after every change of the queue's content.
+        Called after every change of the queue's content.
     served : callable
-        Callback with the number of tuples after every service, for a queue that measures costs.
+        Called with the number of tuples after every service, for a queue that measures costs.
     deliveries : int, optional
         Stop after this many results.
     """

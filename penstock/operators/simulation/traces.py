@@ -51,10 +51,10 @@ def drawn_keys(weights: Floats, rate: float, duration: float, *, seed: int) -> T
 
 
 def steady_keys(rates: Floats, duration: float, *, seed: int, jitter: float = 0.5) -> Trace:
-    """Return arrivals of keys that each update at their own rate.
+    """Return arrivals of keys that update at different rates.
 
-    The time between two updates of key i is ``1 / rates[i]``, varied uniformly by up to `jitter` of itself.
-    So keys do not stay in step.
+    The time between two updates of key i is ``1 / rates[i]``, varied uniformly by up to `jitter` of itself,
+    so that keys do not stay in step.
     """
     times, keys = [], []
     for key, rate in enumerate(rates):

@@ -1,9 +1,9 @@
 """Arrivals: tuples on their way into an update queue, conflated or not.
 
 All tuples of a micro-batch arrive at one moment. For each key only the newest tuple reaches the queue, with
-the number of tuples and the position of the first. In a union (`UpdateStream.source`) there is one tuple per
-key and time; the tuples dropped in its favor are counted separately. Conflation is associative: before a
-shuffle, after it, or both, the result is the same (a property test checks this).
+the number of the key's tuples and the position of the first. In a union (`UpdateStream.source`) only one
+tuple per key and time is kept; the others are counted separately. Conflation is associative: before a
+shuffle, after the shuffle, or both, the result is the same (a property test checks this).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def first_position(part: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arriving tuples, each of which represents `count` tuples.
+    """Arriving tuples. Each row stands for `count` tuples.
 
     Attributes
     ----------
     rows : pyarrow.RecordBatch
         The tuples, without nulls in key and time.
     count : int64 array
-        Number of tuples of the key that each row represents.
+        Number of tuples of the key that each row stands for.
     first, last : int64 arrays
-        Positions within the micro-batch of the key's first tuple and of the row itself.
+        Positions within the micro-batch: of the key's first tuple, and of the row itself.
     first_arrival_us : int64 array or None
         Earliest arrival time of these tuples; None if the stream has no arrival column.
     tied : int64 array or None
@@ -148,7 +148,7 @@ def _conflate(
     earliest_arrival: Integers,
     ties: Integers,
 ) -> None:
-    """Reduce each id to its newest row, total count and earliest position; `source` may be empty."""
+    """Find the newest row, total count and earliest position of each id. `source` may be empty."""
     united = source.shape[0] > 0
     for i in range(ids.shape[0]):
         k = ids[i]
@@ -181,8 +181,8 @@ def _conflate(
 def conflate(stream: UpdateStream, arrivals: Arrivals, keys: Keys | None = None) -> Arrivals:
     """Return the newest arrival of each key, in the order of the keys' first rows.
 
-    The newest has the greatest time. Ties go to the later position (UpStream §4.1), or in a union to the
-    preferred source (`UpdateStream.source`).
+    The newest arrival has the greatest time. Of equal times the later position is newer (UpStream §4.1); in a
+    union the preferred source is (`UpdateStream.source`).
 
     Parameters
     ----------

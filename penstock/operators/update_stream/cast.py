@@ -21,12 +21,12 @@ def cast(values: C, kind: pa.DataType | pa.Schema) -> C:
     """
     try:
         return values.cast(kind)
-    except pa.ArrowNotImplementedError as error:  # only Arrow knows whether a cast exists
+    except pa.ArrowNotImplementedError as error:  # Only Arrow knows whether a cast exists.
         raise pa.ArrowInvalid(str(error)) from error
 
 
 def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Cast `batch` to exactly `schema`, by position; equal types are not copied.
+    """Cast the columns of `batch` to exactly `schema`, by position, without copying equal types.
 
     Types may differ in time zone, offset width or nullability, or in any way that Arrow casts safely.
 
@@ -41,7 +41,7 @@ def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for column, field in zip(columns, schema, strict=True):
         if not field.nullable and column.null_count:
             raise ValueError(f"the column {field.name} has nulls where none may be")
-    # Arrays tell the number of rows, unless there are none.
+    # Without arrays, only the batch knows the number of rows.
     return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else batch.select([])
 
 
@@ -91,7 +91,7 @@ def _is_list(kind: pa.DataType) -> bool:
 def _as(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
     if column.type == kind:
         return column
-    # Arrow refuses to cast, even to its own type, a null struct whose fields are declared not null.
+    # Arrow refuses to cast a null struct whose fields are not nullable, even to its own type.
     loose = cast(_relabel(column, _nullable(column.type)), _nullable(kind))
     return _relabel(loose, kind)
 

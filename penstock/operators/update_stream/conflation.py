@@ -1,9 +1,9 @@
-"""Streaming conflation: keep the newest row of each key in one pass.
+"""Conflate batches one after the other: keep the newest row of each key in one pass.
 
-`penstock.operators.update_stream.arrivals.conflate` needs all arrivals at once. This module takes batches one
-after the other, each small enough for a processor's cache. It keeps a few numbers per key, among them the
-position of the newest row. Rows are held until they exceed a number of bytes; then rows that are no longer
-the newest of their keys are dropped.
+`penstock.operators.update_stream.arrivals.conflate` needs all arrivals at once. This module takes batches
+that are small enough for a processor's cache. It keeps a few numbers per key, among them the position of the
+newest row. When the kept rows exceed a number of bytes, rows that are no longer the newest of their keys are
+dropped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def _keep_newest(
 ) -> None:
     """Add rows; `arrival` or `source` is empty if the stream has no such column.
 
-    Ids are dense in order of first appearance, so the first row of a key has the next id, from `known` on.
+    Keys have ids in order of first appearance, so the first row of a new key has the next id, from `known`
+    on.
     """
     has_arrival, united = arrival.shape[0] > 0, source.shape[0] > 0
     for i in range(ids.shape[0]):
@@ -100,7 +101,7 @@ def _keep_newest_of_words(
     least_source: Integers,
     ties: Integers,
 ) -> tuple[int, int]:
-    """Do `_keep_newest` for word keys from `begin` on; stop where a block might not fit.
+    """Do `_keep_newest` for one-word keys from `begin` on; stop before a block that might not fit.
 
     Ids are looked up one block at a time, so they stay in the fastest cache.
     """
@@ -128,14 +129,14 @@ class Conflation:
     part : int
         The part of the micro-batch that the rows come from; see `Arrivals.of`.
     held_bytes : int
-        Drop rows that are no longer the newest of their keys once the held rows exceed these bytes.
+        When the kept rows exceed these bytes, drop those that are no longer the newest of their keys.
 
     Attributes
     ----------
     rows_seen, bytes_seen : int
         Number of rows added, and their bytes.
     newest_bytes : int
-        Bytes of the newest rows at the last time that others were dropped.
+        Bytes of the newest rows when others were last dropped.
     """
 
     def __init__(self, stream: UpdateStream, part: int = 0, held_bytes: int = _HELD_BYTES) -> None:
@@ -149,7 +150,7 @@ class Conflation:
         self._index = KeyIndex()
         self._words = WordIndex() if self._stream.codec.is_word else None
         self._rows: list[pa.RecordBatch] = []
-        # The newest rows, at these positions, are held, and all rows from the next position on.
+        # Kept are the newest rows, at these positions, and all rows from the next position on.
         self._last = _EMPTY
         self._position = self._held_rows = self._size_bytes = 0
         # One row per key: time and number of the newest row, tuple count, position of the first.
@@ -161,7 +162,7 @@ class Conflation:
         return len(self._index) if self._words is None else self._words.count
 
     def add(self, rows: pa.RecordBatch, position: int) -> None:
-        """Take in the next rows; `position` is the position of the first one."""
+        """Add the next rows; `position` is the position of the first one."""
         arrival = _EMPTY if self._stream.arrival is None else as_micros(rows.column(self._stream.arrival))
         what = (self._stream.times(rows), arrival, self._stream.sources(rows))
         held = self._held_rows
@@ -210,7 +211,7 @@ class Conflation:
             self._least_source, self._ties = grow(self._least_source, keys), grow(self._ties, keys)
 
     def _drop_older(self) -> None:
-        """Hold only the newest row of each key, in the order of the keys' numbers."""
+        """Keep only the newest row of each key, in the order of the keys' numbers."""
         newest = self._newest_row[: len(self)]
         kept = len(self._last)
         last = newest + (self._position - kept)
@@ -223,7 +224,7 @@ class Conflation:
         newest[:] = np.arange(len(newest))
 
     def finish(self) -> Arrivals:
-        """Return the newest arrival of each key (at least one), ordered by the keys' first rows; reset."""
+        """Return the newest arrivals (at least one), ordered by the keys' first rows; reset."""
         self._drop_older()
         keys = slice(len(self))
         made = Arrivals(

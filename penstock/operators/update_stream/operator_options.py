@@ -1,6 +1,6 @@
 """Operator options as values, validated when created; shared by Python, YAML and graphs.
 
-Column names are checked once the schema is known: when a graph is built and when the operator is created.
+Column names are checked when the schema is known: when a graph is built, and when the operator is created.
 """
 
 from __future__ import annotations
@@ -218,7 +218,10 @@ class JoinOptions(StateOptions):
     watermark_delay: str | timedelta | None = None
 
     def __post_init__(self) -> None:
-        """Check the options, except that the delay is a whole number of time steps, which needs the type."""
+        """Check the options.
+
+        Whether the delay is a whole number of time steps is checked later, with the type.
+        """
         StateOptions.__post_init__(self)
         if self.watermark_delay is not None:
             parse_duration_us(self.watermark_delay)

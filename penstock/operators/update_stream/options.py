@@ -59,12 +59,12 @@ def budget_of(budget: int | str | None, *, timed: bool) -> Budget:
     Parameters
     ----------
     timed : bool
-        Whether the operator itself does the timed work.
+        Whether the operator itself does work whose time can be limited.
 
     Raises
     ------
     InvalidUsageError
-        If it is not positive, has another type, or is a duration although `timed` is false.
+        If the budget is not positive, has another type, or is a duration although `timed` is false.
     """
     if budget is None:
         return Budget()
@@ -96,18 +96,18 @@ def cost_of(cost: str | None) -> int | None:
     Raises
     ------
     InvalidUsageError
-        If it is not a duration, or is zero.
+        If the cost is not a duration, or is zero.
     """
     return None if cost is None else _positive("cost", cost)
 
 
 def weight_of(weight: object) -> tuple[str | None, Mapping[Any, Any] | None]:
-    """Return the weight column and the weights by key; both are None if no weight is given.
+    """Return the weight column and the weights by key, of which at most one is not None.
 
     Raises
     ------
     InvalidUsageError
-        If it is neither.
+        If the weight is neither a column nor a mapping.
     """
     if weight is None or isinstance(weight, str):
         return weight, None
@@ -133,12 +133,12 @@ def check_options(given: Iterable[str], known: Sequence[str], **context: str) ->
 
 
 def check_column(option: str, name: object, names: Sequence[str]) -> None:
-    """Check that the column named by an option exists.
+    """Check that the column that an option names exists.
 
     Raises
     ------
     InvalidUsageError
-        If it does not exist.
+        If the column does not exist.
     """
     if name not in names:
         raise InvalidUsageError(
@@ -156,7 +156,7 @@ def check_weight(column: pa.Field[Any]) -> None:
     Raises
     ------
     InvalidUsageError
-        If it is not numeric.
+        If the column is not numeric.
     """
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
@@ -169,7 +169,7 @@ def check_weight(column: pa.Field[Any]) -> None:
 
 
 def check_by_key(key: Sequence[str], weights: Mapping[Any, Any]) -> None:
-    """Check weights by key value, as far as possible without types.
+    """Check weights by key value, without types.
 
     Raises
     ------
@@ -191,7 +191,7 @@ def check_by_key(key: Sequence[str], weights: Mapping[Any, Any]) -> None:
 
 
 def one_of(option: str, got: str, kind: type[E]) -> E:
-    """Return the enumeration member named by an option.
+    """Return the member of an enumeration that an option names.
 
     Raises
     ------
@@ -202,7 +202,7 @@ def one_of(option: str, got: str, kind: type[E]) -> E:
         return kind(got)
     except ValueError:
         raise InvalidUsageError(
-            "an option has an unknown value", option=option, got=got, known=[str(one) for one in kind]
+            "an option has an unknown value", option=option, got=got, known=[str(member) for member in kind]
         ) from None
 
 
@@ -221,7 +221,7 @@ def milliseconds(option: str, given: str | timedelta, *, least: int = 1) -> int:
     Raises
     ------
     InvalidUsageError
-        If it is too short or not a whole number of milliseconds.
+        If the duration is too short or not a whole number of milliseconds.
     """
     us = parse_duration_us(given)
     if us <= 0 < least:

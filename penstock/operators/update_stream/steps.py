@@ -32,7 +32,7 @@ def steps_of(option: str, duration: str | timedelta, kind: pa.DataType, unit: st
     Raises
     ------
     InvalidUsageError
-        If the unit is missing or does not match, or the duration is not a whole number of steps.
+        If the unit is missing or does not fit the type, or the duration is not a whole number of steps.
     """
     microseconds = parse_duration_us(duration)
     step: str | None = "day"

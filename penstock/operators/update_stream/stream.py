@@ -43,8 +43,8 @@ class UpdateStream:
     arrival : str, optional
         A timestamp column with each tuple's arrival time. Without it a tuple arrives with its micro-batch.
     source : str, optional
-        An integer column without nulls, for a union, which keeps at most one tuple per key and time. Ties go
-        to the least number, then to the first arrival.
+        For a union: an integer column without nulls. A union keeps one tuple per key and time: the one with
+        the least source number, then the first arrival.
     weight : str, optional
         A numeric column with the weight of the key: positive, finite numbers.
 
@@ -111,7 +111,7 @@ class UpdateStream:
         return self.codec.encode([rows.column(name) for name in self.key])
 
     def words(self, rows: pa.RecordBatch) -> Words:
-        """Return the update keys of `rows` as words; requires `KeyCodec.is_word`."""
+        """Return the update keys of `rows` as words. Requires `KeyCodec.is_word`."""
         return self.codec.words([rows.column(name) for name in self.key])
 
     def times(self, rows: pa.RecordBatch) -> Integers:
@@ -119,13 +119,13 @@ class UpdateStream:
         return as_int64(rows.column(self.time))
 
     def sources(self, rows: pa.RecordBatch) -> Integers:
-        """Return the input numbers of `rows`; empty without a source column."""
+        """Return the source numbers of `rows`; empty without a source column."""
         if self.source is None:
             return np.zeros(0, np.int64)
         return rows.column(self.source).to_numpy().astype(np.int64, copy=False)
 
     def unusable(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Mark rows with a null (or NaN) in the key, time or arrival column, or without a valid weight.
+        """Mark rows with a null (or NaN) in the key, time or arrival column, and rows without a valid weight.
 
         A weight is a positive, finite number.
         """

@@ -58,7 +58,7 @@ def transaction_schema(
         if name not in given.names:
             raise InvalidUsageError("there is no such column", column=name)
     made = pa.schema([*_OURS, *(given.field(name) for name in keep), *result_schema(program)])
-    if twice := sorted({one for one in made.names if made.names.count(one) > 1}):
+    if twice := sorted({name for name in made.names if made.names.count(name) > 1}):
         raise InvalidUsageError(
             "two columns of the result have the same name",
             columns=twice,
@@ -67,7 +67,7 @@ def transaction_schema(
     if time is not None:
         kind = given.field(time).type
         known = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_signed_integer, pa.types.is_null)
-        if not any(one(kind) for one in known):
+        if not any(is_known(kind) for is_known in known):
             raise InvalidUsageError("a column of this type cannot be the time", column=time, type=kind)
     return made
 

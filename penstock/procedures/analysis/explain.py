@@ -26,7 +26,7 @@ def describe_procedure(
         "procedure": text.name,
         "program": program and program.digest,
         "event": program and schema_text(event_schema(program.event)),
-        "operations": [asdict(one) for one in operations],
+        "operations": [asdict(operation) for operation in operations],
         "compiled": compiled is not None,
         "undo_log": compiled and compiled.undo_log,
         "rejections": compiled and list(compiled.reasons),
@@ -51,8 +51,8 @@ def explain_procedure(
     """
     operations = operations_of(text, {name: spec.key for name, spec in tables.items()})
     lines = [text.name if program is None else f"{text.name} (program {program.digest})"]
-    for one in operations:
-        lines += [f"  {line}" for line in _operation(one)]
+    for operation in operations:
+        lines += [f"  {line}" for line in _operation(operation)]
     lines += [f"  {name}: {value}" for name, value in _facts(operations, program)]
     return "\n".join(lines)
 
@@ -87,7 +87,7 @@ def _parenthesize(condition: str) -> str:
 def _facts(
     operations: Sequence[Operation], program: Program | PlainProgram | None
 ) -> Iterable[tuple[str, str]]:
-    late = {one.target: one.key_reads for one in operations if one.key_reads}
+    late = {operation.target: operation.key_reads for operation in operations if operation.key_reads}
     yield "keys", "; ".join(f"{key} after {', '.join(rows)}" for key, rows in late.items()) or "of the event"
     if program is None:
         yield "compiled", "no, the attributes of its event are unknown"
@@ -99,5 +99,5 @@ def _facts(
         yield "rejections", ", ".join(program.reasons) or "none"
     route = routing_attribute(program)
     yield "route", f"one bucket: {routing_obstacle(program)}" if route is None else f"the bucket of {route}"
-    yield "sent to the bucket", ", ".join(one.name for one in program.event) or "nothing"
+    yield "sent to the bucket", ", ".join(attribute.name for attribute in program.event) or "nothing"
     yield "forwarded to other buckets", "nothing"

@@ -130,17 +130,18 @@ class _Finder:
 
     def result(self) -> tuple[Operation, ...]:
         """Return what was found; a READ is left out where another operation has the same key."""
-        written = {one.target for one in self.found.values() if one.mode is not OperationMode.READ}
+        found = self.found.values()
+        written = {operation.target for operation in found if operation.mode is not OperationMode.READ}
         return tuple(
-            one
-            for one in self.found.values()
-            if one.mode is not OperationMode.READ or one.target not in written
+            operation
+            for operation in found
+            if operation.mode is not OperationMode.READ or operation.target not in written
         )
 
     def note(self, mode: OperationMode, target: str, function: str = "", reads: Refs = _NO_REFS) -> None:
         """Note an operation under the conditions of this place."""
-        conditions = tuple(dict.fromkeys(one.text for one in self.conditions))
-        refs = _NO_REFS.union(*(one.refs for one in self.conditions))
+        conditions = tuple(dict.fromkeys(condition.text for condition in self.conditions))
+        refs = _NO_REFS.union(*(condition.refs for condition in self.conditions))
         place = (mode, target, function)
         made = Operation(
             mode,
@@ -154,7 +155,7 @@ class _Finder:
         before = self.found.get(place)
         # The same operation in two places happens under what both need.
         if before is not None and before.conditions != made.conditions:
-            shared = tuple(one for one in before.conditions if one in made.conditions)
+            shared = tuple(condition for condition in before.conditions if condition in made.conditions)
             made = Operation(
                 mode, target, function, made.reads, shared,
                 before.condition_reads if shared else (), made.key_reads,
@@ -321,11 +322,11 @@ class _Finder:
             text = procedure_text(self.frame.text.names.get(function.id))
             if text is not None and node.args:
                 return self._trace_inline(text, node.args[0])
-        parts = [self.refs(one) for one in (*node.args, *(one.value for one in node.keywords))]
+        parts = [self.refs(arg) for arg in (*node.args, *(keyword.value for keyword in node.keywords))]
         return _NO_REFS.union(*parts)
 
     def _trace_insert(self, node: ast.Call, table: ast.expr) -> Refs:
-        given = {str(one.arg): one.value for one in node.keywords}
+        given = {str(keyword.arg): keyword.value for keyword in node.keywords}
         refs = _NO_REFS.union(*(self.refs(value) for value in given.values()))
         columns = self.keys.get(str(self._table(table)), ())
         key = [given[name] for name in columns if name in given]
@@ -335,13 +336,13 @@ class _Finder:
         return frozenset({row})
 
     def _trace_inline(self, text: ProcedureText, event: ast.expr) -> Refs:
-        if any(one.text is text for one in self.frames):
+        if any(frame.text is text for frame in self.frames):
             return _NO_REFS
         known = self.frame.event
         if isinstance(event, ast.Call):
             known = {
-                str(one.arg): _Known(self.refs(one.value), _NO_REFS, self.replaced(one.value))
-                for one in event.keywords
+                str(keyword.arg): _Known(self.refs(keyword.value), _NO_REFS, self.replaced(keyword.value))
+                for keyword in event.keywords
             }
         self.frames.append(_Frame(text, known))
         self.body(text.tree.body)

@@ -327,13 +327,13 @@ class Expressions(ABC):
                 made.append(value)
         if made[0].kind is not made[1].kind:
             raise self.wrong(node, f"the value is {made[0].kind} or {made[1].kind}", "convert one of them")
-        nullable = any(one.null for one in made)
+        nullable = any(value.null for value in made)
         return Value(made[0].kind, name, f"{name}_null" if nullable else None)
 
     def _compare(self, node: ast.Compare) -> Value:
         if len(node.ops) == 1:
             return self._comparison(node, node.left, node.ops[0], node.comparators[0])
-        if not all(type(one) in COMPARISONS for one in node.ops):
+        if not all(type(operator) in COMPARISONS for operator in node.ops):
             raise self.wrong(node, "a chain has only comparisons of order", "join them with and")
         # Each value is evaluated once, and only as long as the comparisons before it hold.
         name = self.out.temporary()
@@ -385,7 +385,7 @@ class Expressions(ABC):
     def _equal_or_null(self, sign: str, a: Value, b: Value) -> Value:
         """Compare as Python does: a null equals a null and nothing else."""
         same = compare(self.out, "==", a, b).code
-        either = " or ".join(one.null for one in (a, b) if one.null)
+        either = " or ".join(value.null for value in (a, b) if value.null)
         both = f"({a.null} and {b.null})" if a.null and b.null else "False"
         equal = self.out.keep(f"({both} if ({either}) else {same})")
         return Value(Kind.BOOLEAN, equal if sign == "==" else f"(not {equal})")
@@ -413,7 +413,7 @@ class Expressions(ABC):
                 return self._abs(node, value)
             return (operations.as_integer if name == "int" else operations.as_float)(self.out, value)
         if name in ("min", "max") and len(node.args) > 1:
-            first, *others = [self.check_null(one) for one in [self.value(part) for part in node.args]]
+            first, *others = [self.check_null(value) for value in [self.value(part) for part in node.args]]
             for other in others:
                 first = pick(self.out, name, first, other)
             return first

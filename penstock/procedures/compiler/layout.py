@@ -93,19 +93,19 @@ class TableCode(RelationCode):
     @property
     def arrays(self) -> list[str]:
         """See `RelationCode.arrays`."""
-        own = [self.array(one) for one in ("entries", "live", "dirty", "free", "gone", "facts")]
+        own = [self.array(name) for name in ("entries", "live", "dirty", "free", "gone", "facts")]
         indexes = [self.array(f"i{number}") for number, _ in enumerate(self.spec.indexes)]
         return [*super().arrays, *own, *indexes]
 
     def find(self, key: Sequence[str]) -> str:
         """Return a look-up of a key."""
         columns = [self.column(name) for name in self.spec.key] if len(key) > 1 else []
-        words = [f"np.int64({one})" for one in key]
+        words = [f"np.int64({word})" for word in key]
         return f"find_{len(key)}({', '.join([self.array('entries'), self.fact(SHIFT), *words, *columns])})"
 
     def word(self, key: Sequence[str]) -> str:
         """Return the word that the index has for a key."""
-        words = [f"np.int64({one})" for one in key]
+        words = [f"np.int64({word})" for word in key]
         return words[0] if len(key) == 1 else f"word_{len(key)}({', '.join(words)})"
 
     def key_at(self, slot: str) -> list[str]:

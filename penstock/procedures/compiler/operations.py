@@ -111,9 +111,9 @@ def align(out: Output, a: Value, b: Value) -> tuple[Value, Value]:
     scales = (a.kind.scale, b.kind.scale)
     if scales == (None, None):
         return a, b
-    if any(one.kind.scale is None and one.kind is not Kind.INTEGER for one in (a, b)):
+    if any(value.kind.scale is None and value.kind is not Kind.INTEGER for value in (a, b)):
         raise OperationError(f"{a.kind} meets {b.kind}", "convert with int(...) or float(...)")
-    scale = max(one or 0 for one in scales)
+    scale = max(scale or 0 for scale in scales)
     return as_decimal(out, a, scale), as_decimal(out, b, scale)
 
 

@@ -154,5 +154,9 @@ class Output:
     def _may_fail_behind(self, place: int) -> bool:
         around = [bounds for bounds in self._loops if bounds[0] <= place < bounds[1]]
         first = min((begin for begin, _ in around), default=place)
-        end = next((one for one in self._transactions if one > place), len(self._lines))
-        return any(fail >= first for fail in self._fails) or any(first <= one < end for one in self._rejects)
+        end = next(
+            (transaction for transaction in self._transactions if transaction > place), len(self._lines)
+        )
+        return any(fail >= first for fail in self._fails) or any(
+            first <= reason < end for reason in self._rejects
+        )

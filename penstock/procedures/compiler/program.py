@@ -197,17 +197,17 @@ class PlainProgram:
     @property
     def stages(self) -> tuple[str, ...]:
         """The procedures of a workflow in their order."""
-        return tuple(one.text.name for one in self.workflow)
+        return tuple(stage.text.name for stage in self.workflow)
 
 
 def event_schema(event: Iterable[Column]) -> pa.Schema:
     """Return the Arrow schema of an event."""
-    return pa.schema([pa.field(one.name, one.type, one.nullable) for one in event])
+    return pa.schema([pa.field(attribute.name, attribute.type, attribute.nullable) for attribute in event])
 
 
 def result_schema(program: Program | PlainProgram) -> pa.Schema:
     """Return the columns of a program's results, and why each transaction was rejected."""
-    own = [pa.field(one.name, one.type) for one in program.results]
+    own = [pa.field(result.name, result.type) for result in program.results]
     return pa.schema([*own, pa.field(REJECTED, pa.string())])
 
 
@@ -239,9 +239,9 @@ def _constants(text: ProcedureText) -> dict[str, str]:
 def all_texts(text: ProcedureText) -> list[ProcedureText]:
     """Return the texts of a procedure and of all that it calls."""
     found = [text]
-    for one in found:
-        for node in ast.walk(one.tree):
-            called = procedure_text(one.names.get(node.id)) if isinstance(node, ast.Name) else None
+    for callee in found:
+        for node in ast.walk(callee.tree):
+            called = procedure_text(callee.names.get(node.id)) if isinstance(node, ast.Name) else None
             if called is not None and called not in found:
                 found.append(called)
     return found
@@ -277,7 +277,7 @@ def compile_program(
     lists = {column.name for column in event if column.is_list}
     return replace(
         made_program(text.name, compiler, body, logs=logs, digest=digest),
-        lookups=tuple(next((name for name in one.key if name in lists), None) for one in lookups),
+        lookups=tuple(next((name for name in lookup.key if name in lists), None) for lookup in lookups),
     )
 
 

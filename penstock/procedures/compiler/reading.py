@@ -51,7 +51,7 @@ class ProcedureText:
     @property
     def tables(self) -> tuple[str, ...]:
         """The names of the tables that it takes."""
-        return tuple(one.arg for one in self.tree.args.args[1:])
+        return tuple(arg.arg for arg in self.tree.args.args[1:])
 
     @property
     def canonical(self) -> str:
@@ -79,7 +79,7 @@ def _normal(node: Any) -> Any:
     if isinstance(node, ast.Constant):
         return [type(node.value).__name__, repr(node.value)]
     if isinstance(node, list):
-        return [_normal(one) for one in node]
+        return [_normal(element) for element in node]
     if not isinstance(node, ast.AST):
         return node
     fields = {name: _normal(value) for name, value in ast.iter_fields(node) if name not in _UNREAD}
@@ -117,8 +117,8 @@ def read(function: Callable[..., Any]) -> ProcedureText:
     if ast.get_docstring(tree) is not None:
         tree.body = tree.body[1:] or [ast.Pass(lineno=tree.lineno, col_offset=tree.col_offset)]
     tree.returns = None
-    for one in tree.args.args:
-        one.annotation = None
+    for arg in tree.args.args:
+        arg.annotation = None
     known = inspect.getclosurevars(function)
     words: dict[str, Any] = {"abort": language.abort, "event": language.event}
     text = ProcedureText(

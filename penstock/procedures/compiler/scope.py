@@ -113,7 +113,7 @@ class Scopes:
 
     def save(self) -> list[Assigned]:
         """Return what is certainly assigned now."""
-        return [None if one.assigned is None else set(one.assigned) for one in self.stack]
+        return [None if scope.assigned is None else set(scope.assigned) for scope in self.stack]
 
     def set(self, saved: list[Assigned]) -> None:
         """Go back to what `save` gave."""

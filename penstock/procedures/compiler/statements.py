@@ -175,10 +175,10 @@ class Statements(Selections, Emissions):
                 raise self.wrong(node, "the procedure that is called returns nothing")
             return [made]
         found = [self.evaluate(part) for part in parts]
-        for part, one in zip(parts, found, strict=True):
-            if not isinstance(one, Value | Nothing):
+        for part, value in zip(parts, found, strict=True):
+            if not isinstance(value, Value | Nothing):
                 raise self.wrong(part, "a procedure returns values", "name a column of the row")
-        return [one for one in found if isinstance(one, Value | Nothing)]
+        return [value for value in found if isinstance(value, Value | Nothing)]
 
     def give_back(self, node: ast.Return, values: list[Value | Nothing]) -> None:
         """Write what the procedure returns."""
@@ -387,7 +387,7 @@ class Statements(Selections, Emissions):
         place: tuple[object, ...],
     ) -> Value | Nothing | None:
         """Compile a procedure at this place, the same one in each pass; return what it returns."""
-        if len(self.scopes.stack) >= _DEEPEST or any(one.text is text for one in self.scopes.stack):
+        if len(self.scopes.stack) >= _DEEPEST or any(scope.text is text for scope in self.scopes.stack):
             raise self.wrong(node, f"{text.name} calls itself, maybe through others")
         # The same number in each pass, though a pass may skip calls.
         number = self.facts.calls.setdefault(place, len(self.facts.calls) + 1)
@@ -425,11 +425,11 @@ class Statements(Selections, Emissions):
                 node, "a procedure is called with an event", f"pass {scope.text.event}, or event(name=value)"
             )
         made: dict[str, Value | ListOf] = {}
-        for one in node.keywords:
-            found = self.evaluate(one.value)
-            if not isinstance(found, Value) or one.arg is None:
-                raise self.wrong(one.value, "an attribute of an event is a value")
-            made[one.arg] = Value(
+        for keyword in node.keywords:
+            found = self.evaluate(keyword.value)
+            if not isinstance(found, Value) or keyword.arg is None:
+                raise self.wrong(keyword.value, "an attribute of an event is a value")
+            made[keyword.arg] = Value(
                 found.kind,
                 self.out.keep(found.code),
                 found.null and self.out.keep(found.null),

@@ -114,7 +114,7 @@ class Writes(Expressions):
                 value = self.check_null(value)
             fitted[column.name] = self.out.keep(self.fit(node, column, value)), value.null or "False"
         parts = [given[name] for name in spec.key]
-        keys = [one for one in parts if isinstance(one, Value)]
+        keys = [part for part in parts if isinstance(part, Value)]
         texts = tuple(ast.unparse(next(k.value for k in node.keywords if k.arg == name)) for name in spec.key)
         words = [str(fitted[name][0]) for name in spec.key]
         self.out.fail(f"{table.find(words)} >= 0", f"duplicate key: {spec.name}")
@@ -133,22 +133,22 @@ class Writes(Expressions):
         )
         for line in add_lines(table, slot):
             self.out.line(line)
-        row = Row(spec.name, slot, texts, tuple(one.attribute for one in keys), maybe=False)
+        row = Row(spec.name, slot, texts, tuple(key.attribute for key in keys), maybe=False)
         self.access(row, AccessMode.INSERT)
         return row
 
     def given(self, node: ast.Call, of: str, names: tuple[str, ...]) -> dict[str, Value | Nothing]:
         """Compile the values that a call gives to the columns of what it inserts into."""
-        if node.args or any(one.arg is None for one in node.keywords):
+        if node.args or any(keyword.arg is None for keyword in node.keywords):
             raise self.wrong(node, "columns are given by name", f"{ast.unparse(node.func)}(column=value)")
         made: dict[str, Value | Nothing] = {}
-        for one in node.keywords:
-            name = str(one.arg)
+        for keyword in node.keywords:
+            name = str(keyword.arg)
             if name not in names:
                 raise self.wrong(node, f"{of} has no {name}", f"it has {', '.join(names)}")
-            found = self.evaluate(one.value)
+            found = self.evaluate(keyword.value)
             if not isinstance(found, Value | Nothing):
-                raise self.wrong(one.value, "a column gets a value")
+                raise self.wrong(keyword.value, "a column gets a value")
             made[name] = found
         return made
 

@@ -182,13 +182,13 @@ class CommandLog:
             "bounds": None if call.bounds is None else call.bounds.tolist(),
             "transaction": call.transaction,
             "streams": list(call.streams),
-            "rows": [_bytes(one) for one in call.streams.values()],
+            "rows": [_bytes(stream) for stream in call.streams.values()],
         }
         self._writer.append(pa.Table.from_pylist([row], _SCHEMA))
         self._writer.flush()
         self._end += 1
         self._calls += 1
-        self._bytes += sum(len(one) for one in (row["events"], *row["rows"]) if one is not None)
+        self._bytes += sum(len(batch) for batch in (row["events"], *row["rows"]) if batch is not None)
 
     @property
     def checkpoint_is_due(self) -> bool:

@@ -55,9 +55,10 @@ def add_lines(table: TableCode, slot: str, column: str | None = None) -> list[st
     """Return code that adds a row to the indexes on a column, or to all indexes."""
     lines = []
     for number, index in _indexes(table, column):
+        nodes = nodes_of(table, number)
         made = [
-            f"{nodes_of(table, number)}[{slot}, {place}] = {word(one, f'{table.column(one.name)}[{slot}]')}"
-            for place, one in enumerate(index.words)
+            f"{nodes}[{slot}, {place}] = {word(column, f'{table.column(column.name)}[{slot}]')}"
+            for place, column in enumerate(index.words)
         ]
         made.append(f"insert_node({tree_arguments(table, number, slot)})")
         nulls = [f"{table.null(name)}[{slot}]" for name in index.columns if table.spec.column(name).nullable]

@@ -120,11 +120,11 @@ class Selections(Writes):
         table = None if parts is None else self.table(parts[0])
         if parts is None or table is None:
             return None
-        names = [one.value if isinstance(one, ast.Constant) else None for one in parts[1].args]
+        names = [arg.value if isinstance(arg, ast.Constant) else None for arg in parts[1].args]
         indexes = {index.columns: index for index in table.spec.indexes}
         index = indexes.get(tuple(names))  # type: ignore[arg-type]
         if index is None or parts[1].keywords:
-            known = ", ".join(f"by({', '.join(map(repr, one))})" for one in indexes)
+            known = ", ".join(f"by({', '.join(map(repr, index))})" for index in indexes)
             raise self.wrong(
                 node,
                 f"the table {table.spec.name} has no such index",

@@ -39,7 +39,7 @@ class TableTrees:
 
     def __init__(self, spec: TableSpec, texts: TextNumbers, facts: Numbers, root: int, rows: int) -> None:
         self._indexes = spec.indexes
-        self._places = [[spec.names.index(one.name) for one in index.words] for index in spec.indexes]
+        self._places = [[spec.names.index(word.name) for word in index.words] for index in spec.indexes]
         self._texts = texts
         self._facts = facts
         self._root = root
@@ -85,8 +85,8 @@ class TableTrees:
             inside = self._set_words(number, slots, columns, nulls)
             words = self.nodes[number][inside, : len(index.words)].T
             keys = [
-                self._texts.ranks(word) if one.kind.is_interned else word
-                for word, one in zip(words, index.words, strict=True)
+                self._texts.ranks(word) if column.kind.is_interned else word
+                for word, column in zip(words, index.words, strict=True)
             ]
             order = np.lexsort(keys[::-1])
             build_tree(self.nodes[number], self._facts, self._root + number, inside[order])
@@ -106,8 +106,8 @@ class TableTrees:
     def renumber(self, renumbered: Numbers) -> None:
         """Replace the numbers of texts; the order of rows does not change."""
         for nodes, index in zip(self.nodes, self._indexes, strict=True):
-            for place, one in enumerate(index.words):
-                if one.kind.is_interned:
+            for place, column in enumerate(index.words):
+                if column.kind.is_interned:
                     nodes[:, place] = renumbered[np.clip(nodes[:, place], 0, len(renumbered) - 1)]
 
 

@@ -27,9 +27,9 @@ Fire = Callable[[str, dict[str, Any]], None]
 
 
 def _fit_row(of: str, columns: Sequence[Column], values: dict[str, Any]) -> dict[str, Any]:
-    if strange := values.keys() - {one.name for one in columns}:
+    if strange := values.keys() - {column.name for column in columns}:
         raise InvalidUsageError("there are no such columns", of=of, columns=sorted(strange))
-    return {one.name: fit(one, values.get(one.name)) for one in columns}
+    return {column.name: fit(column, values.get(column.name)) for column in columns}
 
 
 class _Stream:
@@ -127,7 +127,9 @@ class PlainRounds(PlainTables):
 
     def parameter(self, name: str) -> Any:
         """Return the table, stream or window that a parameter names."""
-        return next(one[name] for one in (self._streams, self._windows, self.tables) if name in one)
+        return next(
+            objects[name] for objects in (self._streams, self._windows, self.tables) if name in objects
+        )
 
     def call(self, text: ProcedureText, event: Mapping[str, Any]) -> Any:
         """Run a procedure; return what it returns."""
@@ -152,7 +154,7 @@ class PlainRounds(PlainTables):
             Where batches begin, and the number of events; by default each event is one.
         """
         rows = python_rows(events)
-        begins = range(len(rows) + 1) if bounds is None else [int(one) for one in bounds]
+        begins = range(len(rows) + 1) if bounds is None else [int(bound) for bound in bounds]
         made: list[tuple[Any, ...]] = []
         for begin, end in itertools.pairwise(begins):
             made += self._round(stages, rows[begin:end])
@@ -162,7 +164,10 @@ class PlainRounds(PlainTables):
         results: list[list[Any]] = [[] for _ in events]
         reasons = []
         for members in transactions_of(stages):
-            begin, emitted = len(self.journal), {one: len(one.rows) for one in self._streams.values()}
+            begin, emitted = (
+                len(self.journal),
+                {stream: len(stream.rows) for stream in self._streams.values()},
+            )
             made: list[list[Any]] = [[] for _ in events]
             name = ""
             try:

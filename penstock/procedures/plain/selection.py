@@ -77,7 +77,7 @@ class PlainSelection:
     def __getitem__(self, key: Any) -> PlainSelection:
         *parts, last = key if isinstance(key, tuple) else (key,)
         bounds = [last.start, last.stop] if isinstance(last, slice) else [None, None]
-        given = [one for one in bounds if one is not None]
+        given = [bound for bound in bounds if bound is not None]
         if not isinstance(last, slice):
             parts.append(last)
         if None in parts or NO_BOUND in given:
@@ -95,19 +95,23 @@ class PlainSelection:
         """Return the keys of the rows, in order."""
         width = len(self._equal)
         equal = self._words(self._equal, 0)
-        low, high = ([] if one is None else self._words([one], width) for one in (self._low, self._high))
+        low, high = (
+            [] if bound is None else self._words([bound], width) for bound in (self._low, self._high)
+        )
         found = []
         for key, row in self._table.rows.items():
             if row is None or any(row[name] is None for name in self._index.columns):
                 continue
-            words = self._words([row[one.name] for one in self._index.words], 0)
+            words = self._words([row[word.name] for word in self._index.words], 0)
             at = words[width : width + 1]
             if words[:width] == equal and (not low or at >= low) and (not high or at < high):
                 found.append((words, key))
         return [key for _, key in sorted(found)]
 
     def _words(self, values: Sequence[Any], begin: int) -> list[Any]:
-        return [_word(one, value) for one, value in zip(self._index.words[begin:], values, strict=False)]
+        return [
+            _word(column, value) for column, value in zip(self._index.words[begin:], values, strict=False)
+        ]
 
     def _rows(self, keys: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         for key in keys:

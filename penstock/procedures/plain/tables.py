@@ -243,7 +243,7 @@ def python_rows(events: pa.RecordBatch) -> list[dict[str, Any]]:
     columns = []
     for values in events.columns:
         held = {pa.types.is_timestamp: pa.int64(), pa.types.is_date: pa.int32()}
-        number = next((held[one] for one in held if one(values.type)), None)
+        number = next((held[is_kind] for is_kind in held if is_kind(values.type)), None)
         columns.append((values if number is None else values.view(number)).to_pylist())
     names = events.schema.names
     if not columns:
@@ -284,7 +284,9 @@ def fit_results(value: Any, results: tuple[Column, ...]) -> list[Any]:
     parts = value if isinstance(value, tuple) else (value,)
     if len(parts) != len(results):
         raise InvalidUsageError("a procedure returns as many values as it declares", declared=len(results))
-    return [None if part is None else fit(one, part) for one, part in zip(results, parts, strict=True)]
+    return [
+        None if part is None else fit(attribute, part) for attribute, part in zip(results, parts, strict=True)
+    ]
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -315,7 +317,7 @@ class _Rewriter(ast.NodeTransformer):
             target.slice = ast.Name("_place", ast.Load())
         read = ast.parse(ast.unparse(target), mode="eval").body
         made.append(ast.Assign([target], ast.BinOp(read, node.op, node.value)))
-        return [self.visit(one) for one in made]
+        return [self.visit(statement) for statement in made]
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
@@ -327,7 +329,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
         self.generic_visit(node)
-        node.values = [self._call("_truth", one) for one in node.values]
+        node.values = [self._call("_truth", value) for value in node.values]
         return node
 
     def _visit_test(self, node: Any) -> ast.AST:
@@ -339,7 +341,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
-        if not all(type(one) in COMPARISONS for one in node.ops):
+        if not all(type(operator) in COMPARISONS for operator in node.ops):
             return node
         empty = ast.arguments([], [], None, [], [], None, [])
         parts: list[ast.expr] = [node.left]

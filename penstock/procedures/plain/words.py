@@ -43,7 +43,7 @@ def _operate(sign: str, a: Any, b: Any) -> Any:
     if sign == "/":
         return float(a) / float(b)
     if not isinstance(a, int) or not isinstance(b, int):
-        a, b = (float(one) if isinstance(one, int) else one for one in (a, b))
+        a, b = (float(number) if isinstance(number, int) else number for number in (a, b))
     made = {
         "+": lambda: a + b,
         "-": lambda: a - b,
@@ -61,7 +61,7 @@ def _decimals(sign: str, a: Any, b: Any) -> Any:
     if sign not in "+-*" or float in (type(a), type(b)):
         raise InvalidUsageError(f"{sign} is not for decimals", hint="convert with int(...) or float(...)")
     if sign == "*":
-        (first, scale), (second, more) = (digits_of(Decimal(one)) for one in (a, b))
+        (first, scale), (second, more) = (digits_of(Decimal(number)) for number in (a, b))
         return _decimal(first * second, scale + more)
     a, b = _align(a, b)
     (first, scale), (second, _) = digits_of(a), digits_of(b)
@@ -72,9 +72,9 @@ def _align(a: Any, b: Any) -> tuple[Any, Any]:
     """Return decimals at a common scale; return other values unchanged."""
     if Decimal not in (type(a), type(b)) or None in (a, b):
         return a, b
-    if not all(type(one) in (int, Decimal) for one in (a, b)):
+    if not all(type(number) in (int, Decimal) for number in (a, b)):
         raise InvalidUsageError("a decimal meets another kind", hint="convert with int(...) or float(...)")
-    scale = max(digits_of(Decimal(one))[1] for one in (a, b))
+    scale = max(digits_of(Decimal(number))[1] for number in (a, b))
     return with_scale(a, scale), with_scale(b, scale)
 
 
@@ -192,8 +192,8 @@ def _greatest(*values: Any) -> Any:
 def _pick(choose: Any, values: Sequence[Any]) -> Any:
     """Return the least or the greatest of several values, compared in pairs."""
     found = values[0]
-    for one in values[1:]:
-        found = choose(_align(found, one))
+    for value in values[1:]:
+        found = choose(_align(found, value))
     return found
 
 

@@ -13,7 +13,7 @@ from penstock.procedures.programs.toll_processing import TOLL_PROCESSING
 __all__ = ["PROGRAMS"]
 
 PROGRAMS: dict[str, PackagedProgram] = {
-    one.name: one
-    for one in (GREP_AND_SUM, STREAMING_LEDGER, ONLINE_BIDDING, TOLL_PROCESSING, BANK, LINEAR_ROAD)
+    program.name: program
+    for program in (GREP_AND_SUM, STREAMING_LEDGER, ONLINE_BIDDING, TOLL_PROCESSING, BANK, LINEAR_ROAD)
 }
 """GS, SL, OB and TP (TStream §VI-A), a bank, and the tolls of Linear Road, by their names."""

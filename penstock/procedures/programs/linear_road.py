@@ -205,7 +205,7 @@ def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
     order = np.lexsort([vehicle, time])[:count]
     lane = np.where(jam, 1, 2)[vehicle]
     columns = [time, vehicle, speed, vehicle % xways, lane, direction, position]
-    return events_of(report, [one[order] for one in columns])
+    return events_of(report, [column[order] for column in columns])
 
 
 LINEAR_ROAD = PackagedProgram(

@@ -56,7 +56,7 @@ class PackagedProgram:
 def events_of(procedure: Procedure, columns: Sequence[Any]) -> pa.RecordBatch:
     """Return events, given the columns of a procedure's event as arrays or as one value for all."""
     schema = event_schema(procedure.program().event)
-    rows = max(len(one) for one in columns if not isinstance(one, int | float | str))
+    rows = max(len(column) for column in columns if not isinstance(column, int | float | str))
     arrays = [
         pa.array([one] * rows, field.type)
         if isinstance(one, int | float | str)

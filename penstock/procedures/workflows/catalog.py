@@ -40,7 +40,7 @@ class Catalog:
     @property
     def stored(self) -> dict[str, TableSpec]:
         """All tables of a state, those of windows among them."""
-        hidden = [spec for one in self.windows.values() for spec in (one.rows, one.facts)]
+        hidden = [spec for window in self.windows.values() for spec in (window.rows, window.facts)]
         return self.tables | {spec.name: spec for spec in hidden}
 
     def add(self, kind: str, spec: TableSpec | StreamSpec | WindowSpec) -> None:
@@ -132,7 +132,7 @@ class Catalog:
                         made.insertions[name] = window.insertion(triggers)
                 if triggers:
                     made.triggers[name] = tuple(triggers)
-                made.texts += [one for one in triggers if one not in made.texts]
-            made.texts += [one for one in all_texts(text) if one not in made.texts]
+                made.texts += [trigger for trigger in triggers if trigger not in made.texts]
+            made.texts += [called for called in all_texts(text) if called not in made.texts]
         made.tables |= hidden
         return made

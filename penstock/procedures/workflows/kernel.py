@@ -61,7 +61,7 @@ def compile_workflow(
     InvalidUsageError
         If a procedure is outside of the subset of Python; with file, line and column.
     """
-    results = tuple(column for one in stages for column in one.results)
+    results = tuple(column for stage in stages for column in stage.results)
 
     def one_pass(facts: Facts) -> Statements:
         return _Rounds(Layout.of(reached, event, results), facts, stages).compiler
@@ -72,8 +72,8 @@ def compile_workflow(
     made = made_program(name, compiler, body, logs=logs, digest=digest)
     return replace(
         made,
-        stages=tuple(one.text.name for one in stages),
-        takes=tuple(one.stream for one in stages),
+        stages=tuple(stage.text.name for stage in stages),
+        takes=tuple(stage.stream for stage in stages),
         transactions=tuple(transactions_of(stages)),
     )
 
@@ -83,7 +83,7 @@ class _Rounds:
 
     def __init__(self, layout: Layout, facts: Facts, stages: Sequence[Stage]) -> None:
         self.compiler = Statements(layout, facts)
-        first, begins = 0, [one.start for one in transactions_of(stages)]
+        first, begins = 0, [transaction.start for transaction in transactions_of(stages)]
         with self.compiler.out.block(""):
             for place, stage in enumerate(stages):
                 self._stage(place, stage, first, begins=place in begins)
@@ -129,8 +129,8 @@ def _kernel(
     layout: Layout, out: Output, stages: Sequence[Stage], body: list[str], *, logs: bool
 ) -> list[str]:
     streams = list(layout.streams.values())
-    given = {one.used: f"steps[{place}]" for place, one in enumerate(streams, 2)}
-    left = {one.used: f"steps[{place}]" for place, one in enumerate(streams, 2 + len(streams))}
+    given = {stream.used: f"steps[{place}]" for place, stream in enumerate(streams, 2)}
+    left = {window.used: f"steps[{place}]" for place, window in enumerate(streams, 2 + len(streams))}
     undo = undo_lines(layout, out.undo_ops, "mark") if logs else []
     return [
         "@kernel",
@@ -138,7 +138,7 @@ def _kernel(
         "    for g in range(begin, end):",
         "        u = 0",
         "        mark = 0",
-        *(f"        {one.mark} = {one.used} = {given[one.used]}" for one in streams),
+        *(f"        {stream.mark} = {stream.used} = {given[stream.used]}" for stream in streams),
         "        code = 0",
         "        stage = steps[0]",
         "        while stage < steps[1]:",
@@ -164,7 +164,7 @@ def _kernel(
 
 def _rejection_lines(streams: Sequence[StreamCode], stages: Sequence[Stage]) -> list[str]:
     """Return the code that ends a transaction which was undone."""
-    lines = [f"{one.used} = {one.mark}" for one in streams]
+    lines = [f"{stream.used} = {stream.mark}" for stream in streams]
     first = 0
     for members in transactions_of(stages):
         lines.append(f"{'if' if members.start == 0 else 'elif'} stage < {members.stop}:")

@@ -25,7 +25,7 @@ def in_order(members: Sequence[T], after: Mapping[T, Iterable[T]]) -> list[T]:
     left = dict.fromkeys(members)
     made: list[T] = []
     while left:
-        free = next((one for one in left if not any(other in left for other in after.get(one, ()))), None)
+        free = next((name for name in left if not any(other in left for other in after.get(name, ()))), None)
         if free is None:
             raise CycleError(_cycle(left, after))
         made.append(free)

@@ -41,8 +41,8 @@ class Reached:
     def to_json(self) -> dict[str, Any]:
         """Return what a digest needs beside texts and tables; nothing for a procedure of tables alone."""
         made: dict[str, Any] = {
-            "streams": [one.to_json() for one in self.streams.values()],
-            "windows": [one.to_json() for one in self.windows.values()],
-            "triggers": {name: [one.name for one in texts] for name, texts in self.triggers.items()},
+            "streams": [stream.to_json() for stream in self.streams.values()],
+            "windows": [window.to_json() for window in self.windows.values()],
+            "triggers": {name: [text.name for text in texts] for name, texts in self.triggers.items()},
         }
         return {name: value for name, value in made.items() if value}

@@ -41,7 +41,9 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
         places[several] = len(texts) + which.reshape(-1)
         for kind in kinds:
             stages = np.flatnonzero(kind > 0)
-            texts.append("; ".join(texts[one * count + int(kind[one]) - FIRST_REASON] for one in stages))
+            texts.append(
+                "; ".join(texts[stage * count + int(kind[stage]) - FIRST_REASON] for stage in stages)
+            )
     return _take(texts, places, many > 0)
 
 

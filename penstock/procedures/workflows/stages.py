@@ -35,6 +35,6 @@ class Stage:
 
 def transactions_of(stages: Sequence[Stage]) -> list[range]:
     """Return for each transaction which stages it has."""
-    numbers = [one.transaction for one in stages]
+    numbers = [stage.transaction for stage in stages]
     begins = [place for place, number in enumerate(numbers) if place == 0 or numbers[place - 1] != number]
     return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(stages)], strict=True)]

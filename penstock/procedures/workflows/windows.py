@@ -116,20 +116,25 @@ class WindowSpec(RelationSpec):
             If a name, type, size or slide is unusable.
         """
         columns = columns_of(parse_schema(ddl), of=name, lists=False)
-        if PLACE in [one.name for one in columns] or not columns:
+        if PLACE in [column.name for column in columns] or not columns:
             raise InvalidUsageError(
                 "a window has columns, and none of this name", window=name, not_allowed=PLACE
             )
         if time is None:
             return WindowSpec(name, columns, _whole(name, size), _whole(name, slide), None)._check()
-        known = {one.name: one for one in columns}
+        known = {column.name: column for column in columns}
         if time not in known or known[time].kind is not Kind.INTEGER:
             raise InvalidUsageError(
                 "the time of a window is no column of integers, dates or timestamps", window=name, time=time
             )
-        columns = tuple(replace(one, nullable=False) if one.name == time else one for one in columns)
+        columns = tuple(
+            replace(column, nullable=False) if column.name == time else column for column in columns
+        )
         is_timestamp = pa.types.is_timestamp(known[time].type)
-        lengths = [parse_duration_us(one) if is_timestamp else _whole(name, one) for one in (size, slide)]  # type: ignore[arg-type]
+        lengths = [
+            parse_duration_us(length) if is_timestamp else _whole(name, length)  # type: ignore[arg-type]
+            for length in (size, slide)
+        ]
         return WindowSpec(name, columns, lengths[0], lengths[1], time)._check()
 
     def _check(self) -> WindowSpec:
@@ -170,7 +175,7 @@ class WindowSpec(RelationSpec):
 
     def to_json(self) -> dict[str, Any]:
         """Return its declaration, for digests."""
-        schema = pa.schema([pa.field(one.name, one.type, one.nullable) for one in self.columns])
+        schema = pa.schema([pa.field(column.name, column.type, column.nullable) for column in self.columns])
         return {
             "name": self.name,
             "columns": schema_text(schema),
@@ -188,9 +193,9 @@ class WindowSpec(RelationSpec):
             What runs when the window slides.
         """
         tables = dict.fromkeys([self.rows.name, self.facts.name])
-        tables |= dict.fromkeys(name for one in triggers for name in one.tables)
-        called = {f"_trigger{number}": one for number, one in enumerate(triggers)}
-        calls = [f"{name}({', '.join(['_e', *one.tables])})" for name, one in called.items()]
+        tables |= dict.fromkeys(name for trigger in triggers for name in trigger.tables)
+        called = {f"_trigger{number}": trigger for number, trigger in enumerate(triggers)}
+        calls = [f"{name}({', '.join(['_e', *program.tables])})" for name, program in called.items()]
         made = (_ROWS if self.time is None else _TIME).format(
             name=self.name,
             tables=", ".join(tables),
@@ -211,7 +216,7 @@ class WindowSpec(RelationSpec):
             raise TypeError(f"{self.name}: no function")
         names: dict[str, Any] = {
             "abort": language.abort,
-            **{name: _Called(one) for name, one in called.items()},
+            **{name: _Called(program) for name, program in called.items()},
         }
         return ProcedureText(tree.name, tree, f"<window {self.name}>", 0, 0, names)
 

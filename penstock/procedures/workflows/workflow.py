@@ -57,45 +57,50 @@ class Workflow:
         self.name = name
         self.catalog = catalog
         self.location = location
-        groups = [one.procedures if isinstance(one, Nested) else (one,) for one in parts]
+        groups = [part.procedures if isinstance(part, Nested) else (part,) for part in parts]
         self._check(groups)
-        self._takers = {one.stream.name: one for group in groups for one in group if one.stream is not None}
+        self._takers = {
+            procedure.stream.name: procedure
+            for group in groups
+            for procedure in group
+            if procedure.stream is not None
+        }
         self._procedures, self._transactions = self._order(groups)
         self._check_results()
         self._programs: dict[str, Program | PlainProgram] = {}
-        if all(one.event is not None for one in self.border):
+        if all(procedure.event is not None for procedure in self.border):
             self.program()
 
     def _check(self, groups: Sequence[Sequence[object]]) -> None:
         seen: dict[str, Procedure] = {}
         takers: dict[str, Procedure] = {}
-        for one in (one for group in groups for one in group):
-            if not isinstance(one, Procedure) or one.catalog is not self.catalog:
+        for procedure in (procedure for group in groups for procedure in group):
+            if not isinstance(procedure, Procedure) or procedure.catalog is not self.catalog:
                 raise InvalidUsageError(
                     "a workflow consists of procedures of its database",
                     workflow=self.name,
-                    got=one.name if isinstance(one, Procedure) else type(one).__name__,
+                    got=procedure.name if isinstance(procedure, Procedure) else type(procedure).__name__,
                 )
-            if one.name in seen:
+            if procedure.name in seen:
                 raise InvalidUsageError(
-                    "a workflow has a procedure once", workflow=self.name, procedure=one.name
+                    "a workflow has a procedure once", workflow=self.name, procedure=procedure.name
                 )
-            seen[one.name] = one
-            if one.stream is not None:
-                other = takers.setdefault(one.stream.name, one)
-                if other is not one:
-                    raise one.text.wrong(
-                        one.text.tree,
-                        f"{one.name} and {other.name} take the stream {one.stream.name}",
+            seen[procedure.name] = procedure
+            if procedure.stream is not None:
+                other = takers.setdefault(procedure.stream.name, procedure)
+                if other is not procedure:
+                    raise procedure.text.wrong(
+                        procedure.text.tree,
+                        f"{procedure.name} and {other.name} take the stream {procedure.stream.name}",
                         "emit into a stream for each; one takes what is emitted once",
                     )
         if not seen:
             raise InvalidUsageError("a workflow has no procedures", workflow=self.name)
-        for one in seen.values():
-            for name in self._emits(one):
+        for procedure in seen.values():
+            for name in self._emits(procedure):
                 if name not in takers:
-                    raise one.text.wrong(
-                        one.text.tree,
+                    raise procedure.text.wrong(
+                        procedure.text.tree,
                         f"no procedure of {self.name} takes the stream {name}",
                         f"add one that was defined with event={name}",
                     )
@@ -110,12 +115,12 @@ class Workflow:
 
     def _order(self, groups: Sequence[Sequence[Procedure]]) -> tuple[tuple[Procedure, ...], tuple[int, ...]]:
         """Return the procedures in their order, and the number of the transaction of each."""
-        group_of = {one.name: number for number, group in enumerate(groups) for one in group}
-        procedures = {one.name: one for group in groups for one in group}
+        group_of = {procedure.name: number for number, group in enumerate(groups) for procedure in group}
+        procedures = {procedure.name: procedure for group in groups for procedure in group}
         after: dict[str, list[str]] = {name: [] for name in procedures}
         groups_after: dict[int, list[int]] = {number: [] for number in range(len(groups))}
-        for name, one in procedures.items():
-            for taker in self._next(one):
+        for name, procedure in procedures.items():
+            for taker in self._next(procedure):
                 after[taker.name].append(name)
                 if group_of[taker.name] != group_of[name]:
                     groups_after[group_of[taker.name]].append(group_of[name])
@@ -131,7 +136,7 @@ class Workflow:
         try:
             order = in_order(list(groups_after), groups_after)
         except CycleError as error:
-            circle = " -> ".join("+".join(one.name for one in groups[number]) for number in error.args[0])
+            circle = " -> ".join("+".join(group.name for group in groups[number]) for number in error.args[0])
             first = groups[error.args[0][0]][0]
             raise first.text.wrong(
                 first.text.tree,
@@ -141,21 +146,21 @@ class Workflow:
         made = [
             (procedures[name], number)
             for number in order
-            for name in in_order([one.name for one in groups[number]], after)
+            for name in in_order([group.name for group in groups[number]], after)
         ]
-        return tuple(one for one, _ in made), tuple(number for _, number in made)
+        return tuple(name for name, _ in made), tuple(number for _, number in made)
 
     def _check_results(self) -> None:
         owners: dict[str, Procedure] = {}
-        for one in self._procedures:
-            for name in one.results.names:
+        for procedure in self._procedures:
+            for name in procedure.results.names:
                 if name in owners:
-                    raise one.text.wrong(
-                        one.text.tree,
-                        f"{one.name} and {owners[name].name} return {name}",
+                    raise procedure.text.wrong(
+                        procedure.text.tree,
+                        f"{procedure.name} and {owners[name].name} return {name}",
                         "give one of them another name in returns=",
                     )
-                owners[name] = one
+                owners[name] = procedure
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
@@ -170,14 +175,14 @@ class Workflow:
     @property
     def border(self) -> tuple[Procedure, ...]:
         """The procedures that take the event."""
-        return tuple(one for one in self._procedures if self._input_stream(one) is None)
+        return tuple(procedure for procedure in self._procedures if self._input_stream(procedure) is None)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Its procedures in the order in which they run, with what they take and their transactions."""
         return tuple(
-            Stage(one.text, self._input_stream(one), one.result_columns(), number)
-            for one, number in zip(self._procedures, self._transactions, strict=True)
+            Stage(procedure.text, self._input_stream(procedure), procedure.result_columns(), number)
+            for procedure, number in zip(self._procedures, self._transactions, strict=True)
         )
 
     def _input_stream(self, one: Procedure) -> str | None:
@@ -191,19 +196,19 @@ class Workflow:
         schema = pa.schema(list(self._event(event)))
         known = schema_text(schema)
         if known not in self._programs:
-            reached = self.catalog.reached([one.text for one in self.stages])
+            reached = self.catalog.reached([stage.text for stage in self.stages])
             self._programs[known] = self._made(schema, reached)
             self.catalog.add_compiled(reached)
         return self._programs[known]
 
     def _event(self, event: pa.Schema | None) -> Iterator[pa.Field]:
         fields: dict[str, pa.Field] = {}
-        for one in self.border:
-            for field in one.event_schema(event):
+        for procedure in self.border:
+            for field in procedure.event_schema(event):
                 other = fields.setdefault(field.name, field)
                 if other.type != field.type or other.nullable != field.nullable:
-                    raise one.text.wrong(
-                        one.text.tree,
+                    raise procedure.text.wrong(
+                        procedure.text.tree,
                         f"the attribute {field.name} is {field.type} here and {other.type} before",
                         "declare one event for all border procedures",
                     )
@@ -212,10 +217,10 @@ class Workflow:
     def _made(self, schema: pa.Schema, reached: Reached) -> Program | PlainProgram:
         stages = self.stages
         event = columns_of(schema, of=self.name, lists=True)
-        results = pa.schema([field for one in self._procedures for field in one.results])
-        graph = [[one.text.name, one.stream, one.transaction] for one in stages]
+        results = pa.schema([field for procedure in self._procedures for field in procedure.results])
+        graph = [[stage.text.name, stage.stream, stage.transaction] for stage in stages]
         digest = program_digest(reached, schema, results, {"workflow": graph})
-        if any(one.plain for one in self._procedures):
+        if any(procedure.plain for procedure in self._procedures):
             columns = columns_of(results, of=self.name, lists=False)
             return PlainProgram(self.name, stages[0].text, reached, event, columns, digest, stages)
         return compile_workflow(self.name, stages, reached, event, digest)
@@ -232,7 +237,9 @@ class Workflow:
             indent = "    " if len(members) > 1 else "  "
             lines += [indent + self._told(self._procedures[member]) for member in members]
         if isinstance(program, Program):
-            lines += [f"  {one.mode}: {one.table}[{', '.join(one.key)}]" for one in program.accesses]
+            lines += [
+                f"  {access.mode}: {access.table}[{', '.join(access.key)}]" for access in program.accesses
+            ]
             lines.append(f"  undo log: {'yes' if program.undo_log else 'no'}")
             lines.append(f"  rejections: {', '.join(program.reasons) or 'none'}")
         elif program is not None:

@@ -198,8 +198,8 @@ def same_types(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> 
     if made is None:
         return False
     try:
-        for one, other in zip(made, seen, strict=True):
-            check_same(spark_schema(one), other, "")
+        for field, other in zip(made, seen, strict=True):
+            check_same(spark_schema(field), other, "")
     except InvalidUsageError:
         return False
     return True

@@ -185,8 +185,8 @@ def row_fragmenter(rows: pa.Schema, fragments: Fragments) -> Fragmenter:
     """
     types = {name: rows.field(name).type for name in (fragments.time, *fragments.group_by)}
     types |= {
-        one.name: pa.int64() if one.expression == "*" else rows.field(one.expression).type
-        for one in fragments.partials
+        partial.name: pa.int64() if partial.expression == "*" else rows.field(partial.expression).type
+        for partial in fragments.partials
     }
     return Fragmenter(fragments, types)
 
@@ -196,7 +196,10 @@ def add_rows(fragmenter: Fragmenter, fragments: Fragments, rows: pa.RecordBatch)
     fragmenter.add(
         rows.column(fragments.time),
         [rows.column(name) for name in fragments.group_by],
-        [None if one.expression == "*" else rows.column(one.expression) for one in fragments.partials],
+        [
+            None if partial.expression == "*" else rows.column(partial.expression)
+            for partial in fragments.partials
+        ],
     )
 
 

@@ -116,9 +116,9 @@ def _describe_exclusive(node: Node) -> str | None:
 
 def _times_made(node: Node, nodes: list[Node]) -> int:
     """Count the copies of a node: one for each reader of it, or of its stateless successors."""
-    readers = [one for one in nodes for above in one.inputs if above is node]
+    readers = [reader for reader in nodes for above in reader.inputs if above is node]
     through = Where | Select | StreamTableJoin | Union
-    return max(1, sum(_times_made(one, nodes) if isinstance(one, through) else 1 for one in readers))
+    return max(1, sum(_times_made(reader, nodes) if isinstance(reader, through) else 1 for reader in readers))
 
 
 def _refuse_stateful(node: Aggregate) -> None:
@@ -174,7 +174,9 @@ def find_ansi_expressions(node: PushedScan) -> Iterator[Expression]:
     made = scan_schema(replace(scan, fragments=None, latest_by=None), read)
     over = [(text, read) for text in [*texts, *(scan.select or {}).values()]]
     if scan.fragments is not None:
-        over += [(one.expression, made) for one in scan.fragments.partials if one.expression != "*"]
+        over += [
+            (partial.expression, made) for partial in scan.fragments.partials if partial.expression != "*"
+        ]
     for text, schema in over:
         expression = Expression.parse(text)
         if needs_ansi(expression, schema):

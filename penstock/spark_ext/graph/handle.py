@@ -121,8 +121,8 @@ class _Run:
         if not new:
             return None
         old = self.totals
-        times = (*old.batch_ms, *(one.durationMs.get("triggerExecution", 0) for one in new))
-        rows = old.rows + sum(max(one.numInputRows, 0) for one in new)
+        times = (*old.batch_ms, *(progress.durationMs.get("triggerExecution", 0) for progress in new))
+        rows = old.rows + sum(max(progress.numInputRows, 0) for progress in new)
         self.totals = QueryTotals(old.batches + len(new), rows, times[-100:])
         return new[-1]
 

@@ -27,7 +27,7 @@ def check_frame(df: DataFrame, wanted: StructType, name: str, *, streaming: bool
             name=name,
             is_streaming=df.isStreaming,
         )
-    there = df.select(*(quote(one) for one in wanted.names if one in df.columns))
+    there = df.select(*(quote(name) for name in wanted.names if name in df.columns))
     try:
         check_same(there.schema, wanted, name)
     except InvalidUsageError as error:

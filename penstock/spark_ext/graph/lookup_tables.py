@@ -122,8 +122,8 @@ def _text(
 
 def _is_small(rows: DataFrame, schema: pa.Schema, limits: LookupLimits) -> bool:
     """Return whether a table has few rows and bytes, without collecting it."""
-    texts = [sf.col(quote(one.name)) for one in schema if is_text(one.type)]
-    fixed = sum(max(one.type.bit_width // 8, 1) for one in schema if not is_text(one.type))
+    texts = [sf.col(quote(field.name)) for field in schema if is_text(field.type)]
+    fixed = sum(max(field.type.bit_width // 8, 1) for field in schema if not is_text(field.type))
     size = sum((sf.coalesce(sf.octet_length(text), sf.lit(0)) for text in texts), sf.lit(fixed))
     (counted,) = rows.select(sf.count(sf.lit(1)), sf.coalesce(sf.sum(size), sf.lit(0))).collect()
     return counted[0] <= limits.rows and counted[1] <= limits.size_bytes

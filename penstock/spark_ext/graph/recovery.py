@@ -116,7 +116,7 @@ class GraphRecovery:
         self._upstream_requesting()
         self._data_recovery()
         results = self._progress[queries[-1].name]
-        if not self._rows and all(one.planned == one.committed for one in self._progress.values()):
+        if not self._rows and all(query.planned == query.committed for query in self._progress.values()):
             self.committed(results.committed + 1)
 
     def _end_phase(self, **facts: Any) -> None:
@@ -139,12 +139,17 @@ class GraphRecovery:
     def _trace(self) -> None:
         """Trace the rows from which the queries go on."""
         queries = {
-            name: {"id": one.id, "planned": one.planned, "committed": one.committed, "rows": dict(one.rows)}
-            for name, one in self._progress.items()
+            name: {
+                "id": query.id,
+                "planned": query.planned,
+                "committed": query.committed,
+                "rows": dict(query.rows),
+            }
+            for name, query in self._progress.items()
         }
         streams = {
-            location: {"identity": one.identity, "start": one.start, "end": one.end}
-            for location, one in self._streams.items()
+            location: {"identity": stream.identity, "start": stream.start, "end": stream.end}
+            for location, stream in self._streams.items()
         }
         trace("recovered", graph=self._name, queries=queries, streams=streams)
 
@@ -188,14 +193,16 @@ class GraphRecovery:
                     )
             self._units += len(pieces)
         states = [
-            find_state(self._directory, one.name, self._progress[one.name], one.state, self._held_by_spark)
-            for one in self._queries
-            if one.state is not None
+            find_state(
+                self._directory, query.name, self._progress[query.name], query.state, self._held_by_spark
+            )
+            for query in self._queries
+            if query.state is not None
         ]
         self._state = FoundState(
-            sum(one.buckets for one in states),
-            sum(one.files for one in states),
-            sum(one.size_bytes for one in states),
+            sum(state.buckets for state in states),
+            sum(state.files for state in states),
+            sum(state.size_bytes for state in states),
         )
         self._end_phase(units=self._units, **self._counts)
 

@@ -130,7 +130,7 @@ def start(
     frames = Frames(
         spark,
         _safe(graph.name),
-        sources={name: one for name, one in (sources or {}).items() if isinstance(one, DataFrame)},
+        sources={name: source for name, source in (sources or {}).items() if isinstance(source, DataFrame)},
         tables=tables or {},
         streams={name: directory.place("p-streams", safe) for name, safe in places.items()},
         paths=paths,
@@ -174,14 +174,14 @@ def start(
         _check_readers_are_free(readings, writers)
     else:
         queries = [
-            QueryStreams(query, tuple(one.location for one in some), states[query])
+            QueryStreams(query, tuple(reading.location for reading in some), states[query])
             for query, some in readings.items()
         ]
         by_spark = partial(read_pointers, spark)
         recovery = GraphRecovery(graph.name, directory, queries, held_by_spark=by_spark)
     directory.put("graph", _document(plan, readings, writers))
-    for one in chain.from_iterable(readings.values()):
-        PStream(one.location).subscribe(one.reader, EARLIEST)
+    for reading in chain.from_iterable(readings.values()):
+        PStream(reading.location).subscribe(reading.reader, EARLIEST)
     return RunningGraph(
         spark,
         plan,
@@ -203,7 +203,7 @@ def _trace(
     """Trace the inputs and outputs of each query; see `penstock.checkpointing.trace`."""
     queries = {
         query: {
-            "reads": [[one.location, one.reader] for one in some],
+            "reads": [[reading.location, reading.reader] for reading in some],
             "writes": next((location for location, writer in writers.items() if writer == query), None),
             "state": place and place.name,
         }
@@ -226,11 +226,11 @@ def _locate(
         for name, node in known.items()
         if node.kind == "p-stream" and "path" in dict(node.options)
     }
-    given = {name: one for name, one in sources.items() if not isinstance(one, DataFrame)}
+    given = {name: source for name, source in sources.items() if not isinstance(source, DataFrame)}
     files = {name for name, node in known.items() if node.kind == "parquet"}
-    places |= {name: one for name, one in given.items() if name not in files}
+    places |= {name: place for name, place in given.items() if name not in files}
     paths = {
-        name: GraphDirectory(one).location for name, one in places.items() if name not in _frames(sources)
+        name: GraphDirectory(place).location for name, place in places.items() if name not in _frames(sources)
     }
 
     def change(node: Node) -> Node:
@@ -250,13 +250,13 @@ def _locate(
 
 
 def _frames(sources: Mapping[str, Any]) -> set[str]:
-    return {name for name, one in sources.items() if isinstance(one, DataFrame)}
+    return {name for name, source in sources.items() if isinstance(source, DataFrame)}
 
 
 def _wanted_schema(node: Source, location: str) -> pa.Schema:
     """Return the columns of a p-stream that a source uses."""
     stored = PStream(location).schema
-    return pa.schema([one for one in stored if one.name in node.columns.names], stored.metadata)
+    return pa.schema([field for field in stored if field.name in node.columns.names], stored.metadata)
 
 
 def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: GraphDirectory) -> None:
@@ -264,7 +264,7 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
     if new == old["shape"]:
         return
     pairs = zip_longest(old["shape"], new, fillvalue="nothing")
-    was, now = next((one, other) for one, other in pairs if one != other)
+    was, now = next((before, other) for before, other in pairs if before != other)
     if (changed := _columns_error(was, now)) is not None:
         raise changed
     differ = _description(was), _description(now)
@@ -308,14 +308,14 @@ def _columns_error(was: str, now: str) -> InvalidUsageError | None:
 
 def _check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: Mapping[str, str]) -> None:
     """Refuse a reader's name that another checkpoint may use, because its rows would be released."""
-    for one in chain.from_iterable(readings.values()):
-        if one.location not in writers and one.reader in PStream(one.location).log.readers:
+    for reading in chain.from_iterable(readings.values()):
+        if reading.location not in writers and reading.reader in PStream(reading.location).log.readers:
             raise InvalidUsageError(
                 "another reader with the graph's name is already subscribed to the p-stream",
                 hint="give the graph another name. If that reader is gone for good, run "
-                f"penstock gc {one.location} --drop-reader {one.reader}",
-                p_stream=one.location,
-                reader=one.reader,
+                f"penstock gc {reading.location} --drop-reader {reading.reader}",
+                p_stream=reading.location,
+                reader=reading.reader,
             )
 
 
@@ -350,7 +350,9 @@ def _name_writer(
 
 
 def _after(readings: Sequence[Reading], writers: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(writers[one.location] for one in readings if one.location in writers))
+    return tuple(
+        dict.fromkeys(writers[reading.location] for reading in readings if reading.location in writers)
+    )
 
 
 def _sink(
@@ -384,14 +386,16 @@ def _document(
 ) -> dict[str, Any]:
     streams: dict[str, dict[str, Any]] = {}
     for query, some in readings.items():
-        for one in some:
+        for reading in some:
             entry = {
-                "name": one.stream,
-                "location": one.location,
-                "own": one.location in writers,
+                "name": reading.stream,
+                "location": reading.location,
+                "own": reading.location in writers,
                 "readers": [],
             }
-            streams.setdefault(one.location, entry)["readers"].append({"name": one.reader, "query": query})
+            streams.setdefault(reading.location, entry)["readers"].append(
+                {"name": reading.reader, "query": query}
+            )
     written = {query: location for location, query in writers.items()}
     return {
         "name": plan.name,

@@ -38,14 +38,14 @@ def apply_step(node: Where | Select, rows: DataFrame) -> DataFrame:
     """Apply a step to rows by Spark."""
     if isinstance(node, Where):
         return rows.where(node.predicate.text)
-    return rows.selectExpr(*(select_item(name, one) for name, one in node.columns))
+    return rows.selectExpr(*(select_item(name, expression) for name, expression in node.columns))
 
 
 def step_text(node: Where | Select) -> Step:
     """Return a step as SQL text, which needs no Spark."""
     if isinstance(node, Where):
         return node.predicate.text
-    return {name: one.text for name, one in node.columns}
+    return {name: expression.text for name, expression in node.columns}
 
 
 def select_item(name: str, expression: Expression) -> str:

@@ -123,12 +123,12 @@ class SidesOperator:
         made = [self._row(number, batch) for number in numbers for batch in done[number].windows]
         windows = sum(batch.num_rows for batch in made)
         metrics = BatchMetrics(
-            rows_in=sum(one.rows_in for one in done) + gathered.dropped,
-            late=sum(one.late for one in done),
+            rows_in=sum(result.rows_in for result in done) + gathered.dropped,
+            late=sum(result.late for result in done),
             dropped=gathered.dropped,
             emitted=windows,
             rows_out=windows,
-            keys=sum(one.groups for one in done),
+            keys=sum(result.groups for result in done),
         )
         metrics.duration_ms = {"assemble": (clock() - started) / 1000}
         return made, metrics
@@ -168,17 +168,17 @@ def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> Da
             if isinstance(step, Where):
                 there = _filter_side(there, number, step)
             elif isinstance(step, Select):
-                columns = [sf.expr(one.text).alias(name) for name, one in step.columns]
+                columns = [sf.expr(expression.text).alias(name) for name, expression in step.columns]
                 there = _with(there, number, columns)
             else:
                 there = _aggregate(there, number, step)
     left, right = (_fields(there, name) for name in _STRUCTS)
-    kept = [[one for one in left if one.name != WINDOW]]
-    kept.append([one for one in right if one.name not in (WINDOW, *node.on)])
+    kept = [[field for field in left if field.name != WINDOW]]
+    kept.append([field for field in right if field.name not in (WINDOW, *node.on)])
     output = StructType([StructField(_END, LongType()), *kept[0], *kept[1]])
     match = _Match(
         as_arrow_of_spark(there.schema),
-        tuple(tuple(one.name for one in some) for some in kept),
+        tuple(tuple(field.name for field in some) for some in kept),
         node.on,
         as_arrow_of_spark(output),
     )
@@ -213,7 +213,9 @@ def _share(windows: DataFrame) -> DataFrame:
 def _make(sides: Sequence[Side], place: Stateful) -> DataFrame:
     """Return the windows of both sides, each in its struct."""
     layouts = tuple(side.windows.plan.layout for side in sides)
-    structs = [StructField(name, spark_windows(one)) for name, one in zip(_STRUCTS, layouts, strict=True)]
+    structs = [
+        StructField(name, spark_windows(layout)) for name, layout in zip(_STRUCTS, layouts, strict=True)
+    ]
     made = StructType([StructField(_ROW_SIDE, IntegerType()), *structs])
     output = as_arrow_of_spark(made)
     operator = SidesOperator(
@@ -258,7 +260,7 @@ def _aggregate(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
     values = as_arrow_of_spark(StructType(_fields(rows, _STRUCTS[side])))
     made = by_window.folded(values)
     output = StructType(
-        [StructField(one.name, made) if one.name == _STRUCTS[side] else one for one in rows.schema]
+        [StructField(field.name, made) if field.name == _STRUCTS[side] else field for field in rows.schema]
     )
     fold = _Fold(side, as_arrow_of_spark(rows.schema), values, by_window, as_arrow_of_spark(output))
     return _with(rows.mapInArrow(fold, output), side, by_window.computed(step))

@@ -107,7 +107,7 @@ def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
     if above is fused:
         return fragments, scan_schema(fused.scan, fused.inputs[0].schema)
     groups = node.aggregate.group_by
-    names = (PANE, *groups, *(one.name for one in fragments.partials))
+    names = (PANE, *groups, *(partial.name for partial in fragments.partials))
     # Nulls form a separate group, even if the table's column is declared without nulls.
     fields = [above.schema.field(name).with_nullable(True) for name in names]
     schema = as_arrow_of_spark(spark_schema(pa.schema(fields)))
@@ -123,7 +123,7 @@ def _pushed_scan(node: Assemble) -> PushedScan:
 
 def _widen(schema: pa.Schema, partials: Sequence[Partial]) -> pa.Schema:
     """Return the columns of partials with room for sums of two words."""
-    sums = {one.name for one in partials if one.kind == "sum"}
+    sums = {partial.name for partial in partials if partial.kind == "sum"}
     fields = [
         field.with_type(WIDE) if field.name in sums and field.type == pa.int64() else field
         for field in schema
@@ -202,7 +202,7 @@ def window_accumulator(
         The schemas of the windows, and after each projection.
     """
     by_window = ByWindow.of(node, wraps=wraps_around(rows.sparkSession))
-    if not {one.kind for one in by_window.fragments.partials} <= FOLDED:
+    if not {partial.kind for partial in by_window.fragments.partials} <= FOLDED:
         return None
     read = rows.select(*by_window.read)
     finish = windows.finish([*steps, by_window.projection])

@@ -92,7 +92,7 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
         _NO_DELAY_STORED,
         None if condition is None else Expression.parse(condition),
     )
-    both = StructType([*sides[0], *(one for one in sides[1] if one.name not in {*key, time})])
+    both = StructType([*sides[0], *(side for side in sides[1] if side.name not in {*key, time})])
     if held:
         schema = displayed_schema([Ours("side", StringType()), *both])
     else:

@@ -230,14 +230,16 @@ def _newest_unit(buckets: list[tuple[Files, Pointer | None]]) -> PUnit | None:
 
 
 def _choose_operator(found: list[Operator], query: str | None, name: str | None) -> Operator:
-    fitting = [one for one in found if query in {None, one.query} and name in {None, one.name}]
+    fitting = [
+        operator for operator in found if query in {None, operator.query} and name in {None, operator.name}
+    ]
     if len(fitting) == 1:
         return fitting[0]
     raise InvalidUsageError(
         "more than one operator matches" if fitting else "no operator matches",
         query=query,
         operator=name,
-        found=[f"{one.query}/{one.name}" for one in (fitting or found)],
+        found=[f"{operator.query}/{operator.name}" for operator in (fitting or found)],
         hint="choose one with query= and operator=",
     )
 

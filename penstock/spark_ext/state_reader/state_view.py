@@ -59,14 +59,14 @@ class Ours(NamedTuple):
 
 def displayed_schema(columns: Sequence[StructField | Ours]) -> StructType:
     """Return the columns of a view, after bucket and version."""
-    taken = {one.name.lower() for one in columns if isinstance(one, StructField)}
+    taken = {column.name.lower() for column in columns if isinstance(column, StructField)}
     fields = []
-    for one in (Ours("bucket", IntegerType()), Ours("version", LongType()), *columns):
-        if isinstance(one, Ours):
-            name = f"{RESERVED_PREFIX}{one.name}" if one.name.lower() in taken else one.name
-            fields.append(StructField(name, one.kind))
+    for column in (Ours("bucket", IntegerType()), Ours("version", LongType()), *columns):
+        if isinstance(column, Ours):
+            name = f"{RESERVED_PREFIX}{column.name}" if column.name.lower() in taken else column.name
+            fields.append(StructField(name, column.kind))
         else:
-            fields.append(StructField(one.name, one.dataType))
+            fields.append(StructField(column.name, column.dataType))
     return StructType(fields)
 
 

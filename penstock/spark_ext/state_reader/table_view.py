@@ -53,7 +53,7 @@ def table_view(stored: Stored, table: str | None) -> TableView:
     InvalidUsageError
         If there is no such table, or several and none is named.
     """
-    tables = tuple(TableSpec.from_json(one) for one in stored.specification["tables"])
+    tables = tuple(TableSpec.from_json(text) for text in stored.specification["tables"])
     chosen = one_of_tables([spec.name for spec in tables], table, of="transactions")
-    spec = next(one for one in tables if one.name == chosen)
+    spec = next(table for table in tables if table.name == chosen)
     return TableView(tables, chosen, displayed_schema(list(spark_schema(spec.schema))))

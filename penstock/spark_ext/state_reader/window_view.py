@@ -218,7 +218,7 @@ def window_view(stored: Stored, table: str | None) -> WindowView:
     elif chosen == _ROWS and isinstance(layout, RowLayout):
         values = spark_schema(pa.schema(list(layout.arriving)[len(groups) + 1 :]))
         texts = {name: text for text, name in value_names(_partials(settings)).items()}
-        made = [Ours(texts[one.name], one.dataType) for one in values]
+        made = [Ours(texts[value.name], value.dataType) for value in values]
         columns = [*groups, Ours("time", _time_type(settings) or LongType()), *made]
     return WindowView(
         layout, mode, policy, settings.get("weight") is not None, places, chosen, displayed_schema(columns)
@@ -250,7 +250,7 @@ def _entries(block: pa.RecordBatch, layout: WindowLayout, places: _Places) -> li
 
 def _entry_columns(layout: WindowLayout, places: _Places) -> list[StructField | Ours]:
     # A bucket has sums of two words only where one is beyond 64 bits; the column is for all of them.
-    sums = {one.name for one in layout.partials if one.kind == "sum"}
+    sums = {partial.name for partial in layout.partials if partial.kind == "sum"}
     values = [
         field.with_type(WIDE) if field.name in sums and field.type == pa.int64() else field
         for field in layout.values
@@ -281,7 +281,7 @@ def _partials(settings: Mapping[str, Any]) -> list[Partial]:
 
 def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema | None) -> WindowLayout:
     """Return the layout of windows, as far as a restore needs it, from settings and stored columns."""
-    named = {one.name: one for one in _partials(settings)}
+    named = {partial.name: partial for partial in _partials(settings)}
     entry = upgrade_entries(empty(entry), named.values()).schema
     at = entry.get_field_index(ENTRY_PANE)
     groups, values = pa.schema(list(entry)[:at]), list(entry)[at + 1 :]

@@ -6,7 +6,9 @@ from typing import Final
 
 __all__ = ["BINARY", "BY_UNIT", "COMPARISONS", "CURRENT", "DATE_UNITS", "INFIX", "SEPARATORS", "UNITS"]
 
-COMPARISONS: Final = {"==": "=", "!=": "<>"} | {one: one for one in ("=", "<=>", "<>", "<", "<=", ">", ">=")}
+COMPARISONS: Final = {"==": "=", "!=": "<>"} | {
+    symbol: symbol for symbol in ("=", "<=>", "<>", "<", "<=", ">", ">=")
+}
 BINARY: Final = (
     frozenset({"|"}),
     frozenset({"^"}),

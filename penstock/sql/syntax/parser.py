@@ -229,9 +229,9 @@ class Parser(TokenCursor):
             parts.append(self._named_part())
         self._need(")")
         if self._took("->"):
-            if any(one.kind != "column" for one in parts):
+            if any(part.kind != "column" for part in parts):
                 raise self._wrong()
-            names = tuple(one.value.lower() for one in parts)
+            names = tuple(part.value.lower() for part in parts)
             return self._node("lambda", start, names, (self.expression(),))
         if len(parts) == 1 and first.kind != "named":
             return self._node("paren", start, None, (first,))

@@ -1,4 +1,4 @@
-"""Find the windows that sorted pane partials are in."""
+"""Find the windows that contain sorted pane partials."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MAX_WINDOWS_PER_ENTRY = 4
 def find_windows(
     spec: WindowSpec, partials: PanePartials, panes: Integers, first: int, last: int, chunk_windows: int
 ) -> Iterator[WindowRanges]:
-    """Yield the windows from `first` to `last` of sorted partials, in batches of bounded size.
+    """Yield the windows from `first` to `last` that contain sorted partials, in batches of bounded size.
 
     Parameters
     ----------
     panes : int64 array
         The pane of each partial, relative to the pane at which window 0 starts.
     chunk_windows : int
-        About how many windows a batch has at most.
+        Approximate maximum number of windows in a batch.
     """
     ids = partials.ids
     if not len(ids):
@@ -43,7 +43,9 @@ def find_windows(
             ids[piece], panes[piece], spec.size, spec.slide, low, high, known, *found
         )
         if count:
-            yield WindowRanges(partials.piece(begin, end), known[:groups], *(one[:count] for one in found))
+            yield WindowRanges(
+                partials.piece(begin, end), known[:groups], *(column[:count] for column in found)
+            )
 
 
 def _pieces(
@@ -51,8 +53,8 @@ def _pieces(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Divide windows into about `count` pieces, each a range of entries and a range of windows.
 
-    A group is kept whole unless it is large. Pieces of a large group share the entries where windows overlap,
-    so each piece is at least half a window long.
+    Only large groups are divided. Neighbouring pieces of a group share the entries of overlapping windows, so
+    a piece is at least half a window long.
     """
     most = -(-len(ids) // max(count, 1))
     cuts = {0, len(ids)}
@@ -64,7 +66,7 @@ def _pieces(
             yield begin, end, first, last
             continue
         mine = panes[begin:end]
-        # The last window that has the last entry of each piece.
+        # The last window that contains the last entry of each piece.
         step = max(most, spec.size // 2)
         panes_at = [*mine[step:-1:step], mine[-1]]
         ends = [max(first - 1, min(int(pane) // spec.slide, last)) for pane in panes_at]
@@ -76,7 +78,7 @@ def _pieces(
 
 
 def _max_windows(spec: WindowSpec, ids: Integers, panes: Integers, first: int, last: int) -> int:
-    """Return an upper bound of the number of windows; an exact number if a simple bound is far off."""
+    """Return an upper bound of the number of windows; count the windows if a simple bound is far too high."""
     most = (int(ids[-1] - ids[0]) + 1) * (last - first + 1)
     if most <= _MAX_WINDOWS_PER_ENTRY * len(ids):
         return most

@@ -22,14 +22,14 @@ class PaneLimits:
     min_sharing_for_stacks : int
         Minimum ratio of window length to the advance of a micro-batch for which stacks are built.
     min_silent_groups : int
-        Groups without entries are forgotten if they outnumber this value ...
+        Groups without entries are forgotten if there are more than this number ...
     groups_per_live : int
-        ... plus this many groups per group with entries. Groups are then renumbered.
+        ... plus this number per group with entries. The other groups are then renumbered.
     front_slack : int
-        The front of stacks is compacted once it has this many times the needed entries.
+        The front of stacks is compacted when it has this many times the needed entries.
     min_repeats_to_combine : int
-        Held entries of one pane and group are combined only if more entries than this came for panes that
-        were present.
+        Kept entries of one pane and group are combined only if more entries than this arrived for panes that
+        already had entries.
     """
 
     unit_entries: int = 1 << 20

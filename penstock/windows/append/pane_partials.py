@@ -1,4 +1,4 @@
-"""Partials of groups and panes, and sorting by them."""
+"""Partials of groups and panes, and their sort order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PanePartials:
 
     def take(self, rows: Integers) -> PanePartials:
         """Return the partials at these indices, in that order."""
-        # The indices are always valid; bounds checks would cost a third of the time.
+        # The indices are always valid, and bounds checks would cost a third of the time.
         values = pc.take(self.values, pa.array(rows), boundscheck=False)
         return PanePartials(self.ids[rows], self.panes[rows], values)
 
@@ -57,7 +57,7 @@ class PanePartials:
         return self if chosen.all() else self.take(np.flatnonzero(chosen))
 
     def piece(self, low: int, high: int) -> PanePartials:
-        """Return the partials from index `low` to before `high`, without copying."""
+        """Return the partials in ``[low, high)``, without copying."""
         return PanePartials(self.ids[low:high], self.panes[low:high], self.values.slice(low, high - low))
 
     def sort(self) -> PanePartials:
@@ -118,12 +118,15 @@ def empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def is_narrow(span: int, rows: int, free_span: int = FREE_SPAN) -> bool:
-    """Return whether a range is narrow enough for work per number of the range."""
+    """Return whether a range of numbers is narrow enough for an array with an element per number."""
     return span <= _MAX_SPAN_PER_ROW * rows + free_span
 
 
 def sort_order(values: Integers, order: Integers, *, free_span: int = FREE_SPAN) -> Integers:
-    """Sort rows by value; equal values keep their given order. A narrow range of values is counted."""
+    """Return the order of rows by value; equal values keep the order `order`.
+
+    Narrow ranges take a counting sort.
+    """
     if not len(values):
         return order
     least, greatest = int(values.min()), int(values.max())

@@ -39,9 +39,9 @@ DEFAULT_LIMITS: Final = PaneLimits()
 
 
 class Panes(ABC):
-    """The pane partials that an open window needs. Used by one task at a time; not thread-safe.
+    """The pane partials that open windows need. Not thread-safe; one task at a time uses it.
 
-    `run` emits windows as they close. `finalize_panes` instead emits panes as they become final. A state uses
+    `run` emits windows when they close. `finalize_panes` emits panes when they become final. A caller uses
     only one of the two.
 
     Parameters
@@ -49,8 +49,7 @@ class Panes(ABC):
     layout : WindowLayout
         The windows.
     finalizes : bool
-        Whether the caller takes final panes (`finalize_panes`) rather than closed windows (`run`). Then
-        groups keep their numbers.
+        Whether the caller uses `finalize_panes`, not `run`. If so, groups keep their numbers.
     limits : PaneLimits
         Thresholds.
     """
@@ -78,7 +77,7 @@ class Panes(ABC):
         return self._held.nbytes + self._index.size_bytes
 
     def close(self) -> None:  # noqa: B027  # memory needs no closing
-        """Do nothing: memory goes with the object."""
+        """Do nothing: there is only memory."""
 
     def run(
         self,
@@ -86,16 +85,16 @@ class Panes(ABC):
         watermark: int | None,
         emitter: WindowEmitter | None = None,
     ) -> PanesResult:
-        """Add input, then close the windows that the watermark completes.
+        """Add input, then close and emit the windows that the watermark completes.
 
         Parameters
         ----------
         arriving : iterable of pyarrow.RecordBatch
             In order of arrival.
         watermark : int, optional
-            The new watermark; a lower value than before is ignored.
+            The new watermark. A value lower than before is ignored.
         emitter : WindowEmitter, optional
-            Converts closed windows to the output; by default they are emitted as they are.
+            Converts closed windows to the output. By default they are the output.
         """
         emitter = emitter or PassThrough(self._layout)
         rows_in, late = self._enter(list(arriving), watermark)
@@ -116,14 +115,14 @@ class Panes(ABC):
     def finalize_panes(
         self, arriving: Iterable[pa.RecordBatch], watermark: int | None
     ) -> tuple[FinalPanes, int, int]:
-        """Add input, then emit the panes that the watermark makes final, each pane of a group once.
+        """Add input, then return the panes that the watermark makes final, each pane of a group once.
 
         Returns
         -------
         final : FinalPanes
             In the order in which they became final.
         rows_in, late : int
-            Number of input rows, and of rows whose panes were emitted before.
+            Number of input rows, and of those whose pane was final before.
         """
         rows_in, late = self._enter(list(arriving), watermark)
         if not any(self._is_final(part).any() for part in self._held.parts):
@@ -156,7 +155,7 @@ class Panes(ABC):
 
     @abstractmethod
     def _close(self) -> Iterator[WindowRanges] | None:
-        """Return the windows that close; None without partials."""
+        """Return the windows that close; None if there are no partials."""
 
     @abstractmethod
     def _discard(self) -> None:
@@ -168,7 +167,7 @@ class Panes(ABC):
 
     @abstractmethod
     def delta(self) -> PUnit:
-        """Return the changes since the last call that are still needed, to be stored."""
+        """Return the partials that were added since the last call and are still needed, to be stored."""
 
     @abstractmethod
     def snapshot(self) -> Iterator[PUnit]:
@@ -231,10 +230,10 @@ class Panes(ABC):
         Parameters
         ----------
         resort : bool
-            Whether held partials may be sorted again together with the new ones.
+            Whether kept partials may be sorted again, together with the new ones.
         """
         if resort and len(self._held) < sum(map(len, parts)):
-            # Sorting everything at once saves a copy of the larger part.
+            # One sort of everything saves a copy of the larger part.
             self._arrived.append(PanePartials.concat(parts))
             self._held.replace(merge_unsorted([*self._held.parts, *parts]))
             return
@@ -242,7 +241,7 @@ class Panes(ABC):
         self._held.add(self._arrived[-1])
 
     def _find(self, partials: PanePartials, panes: Integers, first: int, last: int) -> Iterator[WindowRanges]:
-        """Return the windows from `first` to `last` of sorted partials; see `find_windows`."""
+        """Return the windows from `first` to `last` that contain sorted partials; see `find_windows`."""
         return find_windows(self._layout.spec, partials, panes, first, last, self._limits.chunk_windows)
 
     def _collect_closed(self, found: WindowRanges, reads: Container[str] | None) -> ClosedWindows:
@@ -271,10 +270,10 @@ class Panes(ABC):
         return self._unit("delta", fresh.where(self._needed(fresh)).sort(), 0, next_window)
 
     def _snapshot_units(self, parts: Iterable[PanePartials], next_window: int | None = None) -> list[PUnit]:
-        """Return all needed partials, copied now, because panes change while the units are written."""
+        """Return copies of all needed partials, because panes change while the units are written."""
         # The reader sorts them.
         held, most = (
-            PanePartials.concat([one.where(self._needed(one)) for one in parts]),
+            PanePartials.concat([part.where(self._needed(part)) for part in parts]),
             self._limits.unit_entries,
         )
         begins = range(0, max(len(held), 1), most)
@@ -283,7 +282,7 @@ class Panes(ABC):
         ]
 
     def _read(self, unit: PUnit) -> tuple[PanePartials, int | None]:
-        """Return the partials of a unit and its next window; set the watermark."""
+        """Return the partials and the next window of a unit; set the watermark."""
         self.watermark = unit.fields.number_or_none("watermark")
         next_window = unit.fields.number_or_none("next")
         entry = self._layout.entry

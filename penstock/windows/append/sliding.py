@@ -42,23 +42,24 @@ def slide(
 ) -> pa.RecordBatch:
     """Combine the partials of ranges of entries.
 
-    Integer sums are differences of running sums, which are exact. All other partials use two stacks, which
-    never subtract floats. Each range costs the same however long it is.
+    Integer sums are differences of running sums, which are exact. All other partials use two stacks, so
+    floats are never subtracted. The cost of a range does not depend on its length.
 
     Parameters
     ----------
     partials : sequence of Partial
         The partials of the entries.
     times : mapping of str to str
-        Name of each ``first`` or ``last`` partial to the partial that holds its time.
+        Maps the name of a ``first`` or ``last`` partial to the name of the partial with its time.
     panes : int64 array of n
         Panes of the entries, which are sorted by group and pane.
     entries : pyarrow.RecordBatch
         n rows, a column for each partial.
     low, high : int64 arrays of m
-        Bounds of non-empty ranges; they increase within a group.
+        Bounds of non-empty ranges, which increase within a group.
     closing : bool
-        Whether the ranges are windows, whose partials are final. If not, each entry is in one range.
+        Whether the ranges are windows, whose partials are final. If false, each entry is in exactly one
+        range.
     reads : container of str, optional
         The partials to compute; all by default.
 
@@ -101,7 +102,7 @@ def slide(
 
 
 def partials_of_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert entries that each cover a whole window: replace sets and sketches by their counts.
+    """Convert entries that cover whole windows to windows: replace sets and sketches by their counts.
 
     Parameters
     ----------

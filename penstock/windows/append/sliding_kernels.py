@@ -41,9 +41,8 @@ def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
     Parameters
     ----------
     values : int64 array of n
-        From `least` to before ``least + span``.
-    before, out : int64 arrays of n
-        Row numbers in the previous order, and in sorted order.
+        In ``[least, least + span)``. before, out : int64 arrays of n Row numbers in the previous order, and
+        in sorted order.
     """
     at = np.zeros(span + 1, np.int64)
     for i in range(values.shape[0]):
@@ -59,7 +58,10 @@ def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
 
 @kernel
 def merge(ids: Any, panes: Any, known: int, order: Any, out: Any) -> None:
-    """Merge the first `known` sorted entries with the others, which come last among equals."""
+    """Merge the first `known` entries and the other entries, both sorted.
+
+    The others come last among equals.
+    """
     i, j, at = 0, 0, 0
     while i < known and j < order.shape[0]:
         new = order[j]
@@ -102,7 +104,7 @@ def find_runs(ids: Any, panes: Any, starts: Any) -> int:
 
 @kernel
 def skip(panes: Any, at: Any, ends: Any, least: int, out: Any) -> None:
-    """Find the first pane not below `least` in each sorted range, from `at` to before `ends`."""
+    """Find the first pane not below `least` in each sorted range ``[at, ends)``."""
     for i in range(at.shape[0]):
         j = at[i]
         while j < ends[i] and panes[j] < least:
@@ -177,7 +179,7 @@ def find_windows(
     Returns
     -------
     int, int
-        Number of groups and of windows; the arrays are at least as long.
+        Number of groups and of windows. The output arrays have room for them.
     """
     n = ids.shape[0]
     groups, count, i = 0, 0, 0
@@ -213,15 +215,14 @@ def find_windows(
 
 @kernel
 def number_window_groups(groups: Any, starts: Any, least: int, span: int, out: Any) -> None:
-    """Assign window-group numbers from 1 on to rows: indices into a table of groups by starts.
+    """Assign window-group numbers to rows: indices, from 1 on, into a table of groups by starts.
 
     Parameters
     ----------
     groups : int64 array of n
         Group numbers from 0 on; empty if all rows are one group.
     starts : int64 array of n
-        From `least` to before ``least + span``.
-    out : int32 array of n
+        In ``[least, least + span)``. out : int32 array of n
     """
     if groups.shape[0] == 0:
         for i in range(starts.shape[0]):
@@ -286,7 +287,7 @@ def slide_sum(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
     ----------
     values : array of n
     low, high : int64 arrays of m
-        Bounds of non-empty ranges of `values`. Both increase; a new group starts behind the previous one.
+        Bounds of non-empty ranges of `values`. Both increase; a new group begins behind the previous one.
     suffix : array of n
         Buffer for the front stack.
     out : array of m
@@ -310,7 +311,7 @@ def slide_sum(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
 
 @kernel
 def _beats(a: Any, b: Any, greatest: bool) -> bool:
-    """Return whether a beats b as maximum or minimum; NaN is greater than all numbers."""
+    """Return whether a replaces b as the maximum or minimum; NaN is greater than all numbers."""
     if greatest:
         return a > b or (a != a and b == b)  # noqa: PLR0124 - NaN
     return a < b or (b != b and a == a)  # noqa: PLR0124 - NaN
@@ -318,9 +319,9 @@ def _beats(a: Any, b: Any, greatest: bool) -> bool:
 
 @kernel
 def slide_extreme(values: Any, greatest: bool, low: Any, high: Any, suffix: Any, out: Any) -> None:
-    """Find the row of each range's extreme value, the first of equals; see `slide_sum`.
+    """Find the first row with the extreme value of each range; see `slide_sum`.
 
-    `suffix` and `out` are int64: row numbers.
+    `suffix` and `out` are int64 row numbers.
     """
     middle, end, back = 0, 0, -1
     for i in range(low.shape[0]):
@@ -344,7 +345,7 @@ def slide_extreme(values: Any, greatest: bool, low: Any, high: Any, suffix: Any,
 
 @kernel
 def slide_first(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
-    """Find the first row with the least time of each range; it is in the range's first pane."""
+    """Find the first row with the least time of each range, which is in the first pane of the range."""
     for i in range(low.shape[0]):
         best = low[i]
         j = best + 1
@@ -357,7 +358,7 @@ def slide_first(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
 
 @kernel
 def slide_last(panes: Any, times: Any, low: Any, high: Any, out: Any) -> None:
-    """Find the last row with the greatest time of each range; it is in the range's last pane."""
+    """Find the last row with the greatest time of each range, which is in the last pane of the range."""
     for i in range(low.shape[0]):
         best = high[i] - 1
         j = best - 1
@@ -375,10 +376,10 @@ def slide_distinct(values: Any, low: Any, high: Any, counts: Any, out: Any) -> N
     Parameters
     ----------
     values : int64 array of n
-        Value numbers; negative ones do not count.
+        Numbers of values. Negative numbers are not counted.
     low, high : int64 arrays of m
     counts : int64 array
-        Scratch counts by value number, all zero before and after.
+        Scratch memory: counts by value number, all zero before and after.
     out : int64 array of m
     """
     lo, hi, found = 0, 0, 0

@@ -42,7 +42,7 @@ class GroupRanges:
     entries : PanePartials
         Sorted by group and pane.
     low, high : int64 arrays of g
-        Selected range of entries by group number.
+        The range of selected entries, by group number.
     """
 
     entries: PanePartials
@@ -51,7 +51,7 @@ class GroupRanges:
 
     @classmethod
     def of(cls, entries: PanePartials, groups: int = 0) -> GroupRanges:
-        """Select all sorted entries; `low` and `high` cover at least `groups` groups."""
+        """Select all entries. `low` and `high` have at least `groups` elements."""
         counts = np.bincount(entries.ids, minlength=groups)
         high = np.cumsum(counts)
         return cls(entries, high - counts, high)
@@ -61,7 +61,7 @@ class GroupRanges:
         return int((self.high - self.low).sum())
 
     def split(self, pane: int) -> tuple[GroupRanges, GroupRanges]:
-        """Split every range at a pane, into the panes before it and from it on."""
+        """Split every range into the panes before `pane` and the panes from `pane` on."""
         at = np.empty(len(self.low), np.int64)
         sliding_kernels.skip(self.entries.panes, self.low, self.high, pane, at)
         return replace(self, high=at), replace(self, low=at)
@@ -70,42 +70,42 @@ class GroupRanges:
 def concat_by_group(spans: Sequence[GroupRanges]) -> PanePartials:
     """Concatenate spans (at least one) group by group.
 
-    Each entry is copied once; the overhead is a few nanoseconds per group and span.
+    Each entry is copied once. The overhead is a few nanoseconds per group and span.
     """
-    there = [one for one in spans if len(one)] or [spans[0]]
+    there = [span for span in spans if len(span)] or [spans[0]]
     if len(there) == 1 and len(there[0]) == len(there[0].entries):
         return there[0].entries
-    counts = np.zeros(max(len(one.low) for one in there), np.int64)
-    for one in there:
-        counts[: len(one.low)] += one.high - one.low
+    counts = np.zeros(max(len(ranges.low) for ranges in there), np.int64)
+    for ranges in there:
+        counts[: len(ranges.low)] += ranges.high - ranges.low
     free = np.cumsum(counts) - counts
     places = []
-    for one in there:
+    for ranges in there:
         places.append(free.copy())
-        free[: len(one.low)] += one.high - one.low
+        free[: len(ranges.low)] += ranges.high - ranges.low
     total = int(counts.sum())
 
     def laid(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         out = np.empty(total, parts[0].dtype)
-        for one, values, at in zip(there, parts, places, strict=True):
-            sliding_kernels.lay_out(values, one.low, one.high, at, out)
+        for ranges, values, at in zip(there, parts, places, strict=True):
+            sliding_kernels.lay_out(values, ranges.low, ranges.high, at, out)
         return out
 
     def column(parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
         parts = unify_types(parts)
         kind = parts[0].type
-        if _is_plain(kind) and not any(one.null_count for one in parts):
-            out = laid([_bits(one) for one in parts])
+        if _is_plain(kind) and not any(part.null_count for part in parts):
+            out = laid([_bits(part) for part in parts])
             return pa.Array.from_buffers(kind, total, [None, pa.py_buffer(out)])
-        ends = np.cumsum([len(one) for one in parts])
-        rows = laid([np.arange(end - len(one), end) for one, end in zip(parts, ends, strict=True)])
+        ends = np.cumsum([len(part) for part in parts])
+        rows = laid([np.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)])
         return pc.take(pa.concat_arrays(parts), pa.array(rows), boundscheck=False)
 
     schema = there[0].entries.values.schema
-    values = [column([one.entries.values.column(at) for one in there]) for at in range(len(schema))]
+    values = [column([ranges.entries.values.column(at) for ranges in there]) for at in range(len(schema))]
     return PanePartials(
         np.repeat(np.arange(len(counts)), counts),
-        laid([one.entries.panes for one in there]),
+        laid([ranges.entries.panes for ranges in there]),
         pa.RecordBatch.from_arrays(values, schema.names),
     )
 
@@ -126,7 +126,7 @@ def _bits(array: pa.Array[Any]) -> npt.NDArray[Any]:
 def merge_sorted(parts: Iterable[PanePartials], *, free_span: int = FREE_SPAN) -> PanePartials:
     """Merge sorted parts into one; equal entries keep the order of parts.
 
-    Parts that follow each other are concatenated by group if there are few groups (`is_narrow`).
+    If there are few groups (`is_narrow`), parts that follow each other are concatenated by group.
     """
     known = list(parts)
     there = [part for part in known if len(part)] or known[:1]
@@ -175,8 +175,8 @@ def combine_by_group(layout: WindowLayout, parts: Iterable[PanePartials], pane: 
     Parameters
     ----------
     parts : iterable of PanePartials
-        Sorted parts with partials of fixed size. Entries of one group and pane come in order of arrival.
-        Different panes may come in any order, because their times differ and so order first and last.
+        Sorted parts with partials of fixed size. Entries of one group and pane are in order of arrival. Panes
+        may be in any order, because their times order ``first`` and ``last``.
     pane : int
         The pane of the combined entries.
     """
@@ -199,20 +199,20 @@ def _of_groups(layout: WindowLayout, entries: PanePartials, pane: int) -> PanePa
 class SortedRuns:
     """A buffer of entries in sorted parts.
 
-    Entries of equal group and pane are combined once there are many. The cost is proportional to the entries
-    that arrive for panes already present.
+    When there are many entries of equal group and pane, they are combined. The cost is proportional to the
+    entries that arrive for panes that already have entries.
 
     Parameters
     ----------
     layout : WindowLayout
         The layout of the entries.
     min_repeats : int
-        Duplicates are combined only if more entries than this came for panes that were present.
+        Entries are combined only if more than this number arrived for panes that already had entries.
 
     Attributes
     ----------
     parts : list of PanePartials
-        In the order of arrival.
+        The entries in the order of arrival.
     nbytes : int
         Memory of the parts in bytes.
     """
@@ -234,7 +234,7 @@ class SortedRuns:
         if not len(entries):
             return
         self.parts.append(entries)
-        # There may be one part per micro-batch within a window's length.
+        # There may be as many parts as micro-batches within a window's length.
         self._count += len(entries)
         self.nbytes += entries.nbytes
         if self._newest is not None:

@@ -12,12 +12,12 @@ micro-batch::
       first start    last start                   first end          last end
 
 The **front** has a suffix for each entry: the entry combined with all later front entries of its group. The
-**back** has one total per group. Held panes move to the back as windows close over them. The whole back
-becomes a new front once no pane of the old front is in all closing windows. So each entry is processed a
-fixed number of times, however long windows are, and nothing is ever subtracted from a partial.
+**back** has one total per group. Held panes move to the back when a window that contains them closes. The
+whole back becomes a new front when no pane of the old front is in all closing windows. So each entry is
+processed a fixed number of times, however long windows are, and nothing is ever subtracted from a partial.
 
-Stacks exist only in memory and follow from the entries: a restored state starts without them. Entries that
-arrive for panes before the border after it was set stay among the held entries.
+Stacks exist only in memory and follow from the entries: a restored state starts without stacks. After the
+border is set, entries that arrive for panes before it stay among the held entries.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["Stacks"]
 
 
 class Stacks:
-    """The stacks of entries that were in a closed window. Used by one task at a time; not thread-safe.
+    """The stacks of entries that were in a closed window. Not thread-safe; one task at a time uses it.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Stacks:
     front : PanePartials
         Sorted entries of panes before the border.
     border : int
-        A pane; at most the end of the next window that closes.
+        A pane, at most the end of the next window that closes.
     groups : int
         Number of groups that have a number.
     limits : PaneLimits
@@ -89,7 +89,7 @@ class Stacks:
         return [concat_by_group([self._front]), *self._back.parts]
 
     def live(self) -> Integers:
-        """Return the groups that have an entry; a group may occur twice."""
+        """Return the groups that have an entry. A group may occur twice."""
         return np.concatenate([np.flatnonzero(self._front.low < self._front.high), self._total.ids])
 
     def close(self, held: PanePartials, first: int, last: int) -> tuple[PanePartials, PanePartials]:
@@ -106,9 +106,9 @@ class Stacks:
         Returns
         -------
         needed : PanePartials
-            Sorted entries. Combining the entries in a window's range gives the window's partials.
+            Sorted entries. The entries in a window's range, combined, are the window's partials.
         left : PanePartials
-            Sorted entries that remain held; some may be in no open window.
+            Sorted entries that remain held. Some may be in no open window.
         """
         spec = self._layout.spec
         begin, start, following = spec.start(first), spec.start(last), spec.start(last + 1)

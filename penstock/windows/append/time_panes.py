@@ -25,9 +25,9 @@ __all__ = ["TimePanes"]
 class TimePanes(Panes):
     """The pane partials of time windows; inputs are `WindowLayout.entry`.
 
-    A window closes for all groups when the watermark passes its end. So silent groups close, too, and leave
-    no state behind. A partial belongs to each open window of its pane; if none is open, it is late. All
-    buckets of a micro-batch agree on the open windows, even buckets that had nothing to close.
+    A window closes for all groups when the watermark passes its end. So windows of silent groups close, too,
+    and leave no state behind. A partial is late if its pane is in no open window. All buckets of a
+    micro-batch agree on the open windows, even buckets without partials.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TimePanes(Panes):
 
     @property
     def _oldest(self) -> int | None:
-        """The first pane that is not late; None while none is late."""
+        """The first pane that is not late; None while no pane is late."""
         if self._finalizes:
             return self.watermark
         return None if self._next is None else self._layout.spec.start(self._next)
@@ -114,7 +114,7 @@ class TimePanes(Panes):
         spec, stacks, limits = self._layout.spec, self._stacks, self._limits
         if stacks is not None and spec.start(last) < stacks.border:
             return
-        # Suffixes of sets and sketches would be much larger than the partials.
+        # Suffixes of sets and sketches would be much larger than their partials.
         shared = self._layout.fixed_size and (
             limits.min_sharing_for_stacks * (last - first + 1) * spec.slide <= spec.size
         )
@@ -125,7 +125,7 @@ class TimePanes(Panes):
         if not shared:
             return
         border = spec.start(first) + spec.size
-        # Partials in the stacks were in windows that closed before.
+        # Partials in the stacks were in closed windows.
         below = [] if stacks is None else stacks.parts()
         below += [part.where(part.panes < border) for part in self._held.parts]
         if stacks is not None or sum(map(len, below)) >= limits.min_entries_for_stacks:
@@ -146,7 +146,7 @@ class TimePanes(Panes):
         return not self._finalizes and len(self._index) > most
 
     def _forget_silent(self) -> None:
-        """Renumber groups if many have no partials; not with stacks, which hold group numbers."""
+        """Renumber groups if many have no partials. Stacks hold group numbers, so do nothing with stacks."""
         if self._stacks is not None or not self._many_silent():
             return
         held = self._held.whole()
@@ -155,7 +155,7 @@ class TimePanes(Panes):
         self._index = KeyIndex()
         numbers = self._index.find_or_add(self._codec.encode(groups, len(known)))
         self._held.replace(PanePartials(numbers[again], held.panes, held.values))
-        # Needed partials are held, so their groups keep numbers.
+        # Groups with needed partials keep a number.
         fresh = [part.where(self._needed(part)) for part in self._arrived]
         self._arrived = [
             PanePartials(numbers[np.searchsorted(known, part.ids)], part.panes, part.values) for part in fresh
@@ -179,7 +179,7 @@ class TimePanes(Panes):
                 self._held.replace(PanePartials.none(self._layout))
                 self._stacks = None
             parts = (self._read_time(unit) for unit in same)
-            # A snapshot's units may be cut anywhere; deltas follow each other.
+            # A snapshot may be cut into units anywhere; deltas follow each other.
             for part in [PanePartials.concat(parts)] if kind == "snapshot" else parts:
                 self._held.add(part.sort())
         if self._oldest is not None:

@@ -1,13 +1,12 @@
 """Panes of a fixed number of rows per group.
 
 The rows of each group are numbered by time; equal times keep the order of arrival. A row gets its number when
-the watermark has passed it; rows that arrive later from before the watermark are late. Pane p has the rows
-from ``p * pane_rows`` on. So the panes of a group have no gaps, and a window is complete when its last pane
-is. Windows that would start before a group's first row do not exist.
+the watermark has passed its time. A row that arrives after that is late. Pane p has the rows from ``p *
+pane_rows`` on. So the panes of a group have no gaps, and a window is complete when its last pane is complete.
+Windows that would start before a group's first row do not exist.
 
 A bucket keeps the rows that the watermark has not passed, the count of numbered rows per group, and the
-entries of panes that a window still needs. The closed windows follow from the counts, so the state does not
-store them.
+entries of panes that a window still needs. The counts determine the closed windows, so those are not stored.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class CountPanes(Panes):
     layout : RowLayout
         The layout of the windows.
     finalizes : bool
-        As in `Panes`; a pane is final when it is full.
+        See `Panes`.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class CountPanes(Panes):
     ) -> None:
         super().__init__(layout, finalizes=finalizes, limits=limits)
         self._rows = layout
-        types = {one.name: self._type_of(one.expression) for one in layout.partials}
+        types = {partial.name: self._type_of(partial.expression) for partial in layout.partials}
         fragments = Fragments(1, _RUN, "ms", (), layout.partials)
         self._fragmenter = Fragmenter(fragments, {_RUN: pa.int64(), **types})
         self._waiting = empty(layout.arriving)
@@ -80,7 +79,7 @@ class CountPanes(Panes):
 
     @property
     def border(self) -> int | None:
-        """Always None: groups are at different panes."""
+        """None, because groups are at different panes."""
         return None
 
     # ---------------------------------------------------------------------------------------- rows
@@ -126,9 +125,10 @@ class CountPanes(Panes):
         starts = (np.diff(ids, prepend=-1) != 0) | (np.diff(panes, prepend=-1) != 0)
         rows = rows.take(pa.array(order))
         columns = [
-            None if one.expression == "*" else rows.column(one.expression) for one in self._rows.partials
+            None if partial.expression == "*" else rows.column(partial.expression)
+            for partial in self._rows.partials
         ]
-        # Runs have increasing numbers, so the fragmenter needs no hash table for them.
+        # The numbers of runs increase, so the fragmenter needs no hash table.
         self._fragmenter.add(pa.array(np.cumsum(starts)), [], columns)
         values = self._fragmenter.finish()
         made = PanePartials(ids[starts], panes[starts], values.select(self._rows.values.names))

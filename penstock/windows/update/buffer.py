@@ -39,9 +39,9 @@ _NO_IDS = np.zeros(0, np.int64)
 
 
 class WindowBuffers:
-    """The key rows of keys, their zones, and the payload of their tuples.
+    """The key rows of a `WindowQueue`, their zones, and the payload of their tuples.
 
-    Used by a `WindowQueue` only. The arrays are described in `penstock.windows.update.zones`.
+    `penstock.windows.update.zones` describes the arrays.
 
     Parameters
     ----------
@@ -109,13 +109,16 @@ class WindowBuffers:
 
     @contextmanager
     def state(self, ids: Integers = _NO_IDS) -> Iterator[zones.State]:
-        """Yield the arrays, with blocks for one entry of each of `ids`; free unused blocks afterwards."""
+        """Yield the arrays, with free blocks for one entry of each of `ids`.
+
+        Release the unused blocks afterwards.
+        """
         arrays = (self.key_rows, self.due, self.registers, self._blocks, self._slots)
         needed = zones.blocks_needed(ids, (*arrays, ids)) if len(ids) else 0
         new = self.memory.allocate(needed) if needed else _NO_IDS
         if self.memory.capacity > len(self._blocks):
             self._resize()
-        # Capacity for every block, because all may become free.
+        # There is room for every block, because all may become free.
         stack = np.empty(self.memory.locations_used, np.int64)
         stack[:needed] = new
         self.registers[zones.SPARE] = needed
@@ -136,7 +139,7 @@ class WindowBuffers:
         self._rows.put(locations[entries], cast_sums(kept, self.payload))
 
     def _widen(self, payload: pa.Schema, new: Integers) -> None:
-        """Widen sum columns to two words if wide sums arrive at the `new` locations."""
+        """Widen the sum columns to two words in which wide sums arrive at the `new` locations."""
         if payload.equals(self.payload):
             return
         held = np.setdiff1d(self._all(np.arange(len(self.key_rows)), fresh=False)[0], new)
@@ -161,7 +164,7 @@ class WindowBuffers:
         Parameters
         ----------
         fresh : bool
-            Only panes that were not stored yet.
+            Whether to return only panes that were not stored yet.
         """
         arrays = (self.key_rows, self.due, self.registers, self._blocks, self._slots, _NO_IDS)
         bounds = np.zeros(len(ids) + 1, np.int64)
@@ -178,7 +181,10 @@ class WindowBuffers:
             self._rows.compact(self._all(np.arange(len(self.key_rows)), fresh=False)[0])
 
     def store(self, ids: Integers, *, fresh: bool) -> tuple[Mapping[str, Integers], pa.RecordBatch]:
-        """Return the key rows and tuples of keys; `fresh` selects new tuples and marks them stored."""
+        """Return the key rows and tuples of keys.
+
+        If `fresh`, return only new tuples and mark them as stored.
+        """
         locations, bounds = self._all(ids, fresh=fresh)
         key_rows = {name: self.key_rows[ids, column] for name, column in _STORED.items()}
         payload = narrow_words(self._rows.take(locations))
@@ -198,7 +204,7 @@ class WindowBuffers:
     def restore(
         self, ids: Integers, key_rows: Mapping[str, Integers], rows: pa.RecordBatch, *, replace: bool
     ) -> None:
-        """Restore keys from the output of `store`: their whole state, or only what is new."""
+        """Restore keys from the output of `store`: the whole state if `replace`, else new tuples."""
         for name, column in _STORED.items():
             self.key_rows[ids, column] = key_rows[name]
         places, panes, marks = (rows.column(name).to_numpy() for name in OWN_COLUMNS)
@@ -217,7 +223,7 @@ class WindowBuffers:
             self.put(locations, pa.RecordBatch.from_arrays(rows.columns[3:], self.payload.names))
 
     def account_restored(self, booked_us: int) -> None:
-        """Derive the state that is not stored from the stored state."""
+        """Compute the state that is not stored from the stored state."""
         key_rows = self.key_rows
         key_rows[:, [zones.QUEUE_BOOKED, zones.APPLICATION_BOOKED, zones.DELIVERED]] = booked_us
         key_rows[:, [zones.IN_SERVICE, zones.DIRTY]] = 0

@@ -1,7 +1,7 @@
 """The window queue: only the most recent window of each key waits (UpStream §6.2, §7.2).
 
-Panes of numbered keys are enqueued. A key travels through the Key Transition Graph (UpStream Fig. 10). It can
-be in WAIT and in READY or IDLE at once, because newer windows arrive while one is processed::
+Entries are panes of numbered keys. A key has states of the Key Transition Graph (UpStream Fig. 10). It can be
+in WAIT and in READY or IDLE at once, because newer windows arrive while an older one is processed::
 
     state  at       condition                                     next
     -----  -------  --------------------------------------------  ------------------------------------
@@ -17,16 +17,16 @@ be in WAIT and in READY or IDLE at once, because newer windows arrive while one 
     IDLE   enqueue  the watermark completes the window             READY, behind the others
     DONE   enqueue                                                 ENQ
 
-*Lazy*: the most recent window is the newest complete one (MRU_L); a committed window is never IDLE. *Eager*:
-it is the window that started last (MRU_E), complete or not. In both modes windows are never cut (a committed
-window is served to its end) and never mixed (a result has the tuples of one window).
+*Lazy*: the most recent window is the newest complete one (MRU_L), and no key is IDLE. *Eager*: the most
+recent window is the one that started last (MRU_E), complete or not. In both modes windows are never cut (a
+committed window is served to its end) and never mixed (a result has the tuples of one window).
 
-A window buffer has two sides in one list of zones (`penstock.windows.update.zones`): the dequeue
-side has the tuples of the committed window, from DF to WE, and the enqueue side the tuples from WS to ET.
-Tuples on both sides are stored once. Departures from the source: a window is closed by its last pane, a later
-pane of the key or the watermark, so windows of silent keys close, too; a `win_spec` above 0 is the distance
-to the window's end, because pane numbers may be negative; a key that waits while it is under processing keeps
-its place, and the keys behind it are served first.
+A window buffer has two sides in one list of zones (`penstock.windows.update.zones`): the dequeue side has the
+tuples of the committed window, from DF to WE, and the enqueue side has the tuples from WS to ET. Tuples on
+both sides are stored once. There are three departures from the source. A window is closed by its last pane,
+by a later pane of the key or by the watermark, so windows of silent keys close, too. A `win_spec` above 0 is
+the distance to the window's end, because pane numbers may be negative. A key that waits while it is under
+processing keeps its place, and the keys behind it are served first.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ _PAGE_BLOCKS = 64
 class WindowQueue:
     """A window queue; in Spark, one bucket of it.
 
-    Not thread-safe. Used by one task at a time: `enqueue`, then `dequeue` and `deliver` any number of times,
+    Not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any number of times,
     then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. Enqueuing a batch
-    has the same effect as enqueuing its entries one at a time, except on the order of keys. Linecutting
-    measures other intervals between window updates, and a key's last share in a batch also applies to its
+    has the same effect as enqueuing its entries one at a time, except for the order of keys: linecutting then
+    measures other intervals between window updates, and a key's last share in the batch also applies to its
     earlier entries.
 
     Parameters
@@ -86,12 +86,12 @@ class WindowQueue:
     weighted : bool
         Whether the scheduler uses weights, given to `enqueue` as shares.
     first_pane : int, optional
-        Windows that start before it do not exist. By default a key's first pane is also in windows that start
-        before it.
+        Windows that start before this pane do not exist. By default a key's first pane is also in windows
+        that start before the key's first pane.
     block_rows, page_blocks : int
         Locations in a block (FLCZ), and blocks in a page of the paged memory.
     unit_rows : int
-        Number of tuples in a unit of a snapshot, exceeded by at most the last key's tuples.
+        Number of tuples in a unit of a snapshot. A unit ends with the key that reaches it.
 
     Raises
     ------
@@ -163,7 +163,10 @@ class WindowQueue:
 
     @property
     def servable(self) -> int:
-        """Number of keys that an unlimited `dequeue` would serve; while above 0, each call makes progress."""
+        """Number of keys that an unlimited `dequeue` would serve.
+
+        While it is above 0, each call makes progress.
+        """
         registers = self._buffers.registers
         return len(self) - int(registers[zones.HELD]) + int(registers[zones.READIES])
 
@@ -174,7 +177,10 @@ class WindowQueue:
 
     @property
     def served_at_us(self) -> int | None:
-        """Time of the last dequeue, or of the first arrival at the empty queue if later."""
+        """Time of the last dequeue.
+
+        If entries arrived later at the empty queue, the time of the first of them.
+        """
         return self._served_at
 
     @property
@@ -206,18 +212,18 @@ class WindowQueue:
     ) -> EnqueuedPanes:
         """Enqueue entries in order, then advance the watermark.
 
-        Keys whose windows only the watermark completes arrive after the entries, ordered by window end and
-        then by key number.
+        Keys whose windows only the watermark completes begin to wait after the keys of the entries, ordered
+        by window end and then by key number.
 
         Parameters
         ----------
         ids, panes : int64 arrays
             Key numbers from the caller's index, and panes. The panes of each key increase within and across
-            calls, and none is before the watermark of an earlier call; other entries are late and dropped.
+            calls, and no pane is before the watermark of an earlier call. Other entries are late and dropped.
         rows : pyarrow.RecordBatch
             Payload of the panes.
         watermark : int, optional
-            All panes before it have arrived, including these entries. It never decreases.
+            All panes before it have arrived, with these entries. It never decreases.
         shares : int64 array, optional
             For a queue with weights, the shares of the entries' keys
             (`penstock.operators.scheduling.weights`). The share of a key's last entry applies from now on.
@@ -249,10 +255,10 @@ class WindowQueue:
     def dequeue(self, limit: int, now_us: int) -> ServedWindows:
         """Serve keys and return up to `limit` complete windows, one per key.
 
-        Lazy: serves the newest complete window of up to `limit` keys, in policy order. Eager: first serves
-        committed windows that are complete, in the order of their keys' promotions. Then commits to more
-        keys, up to `limit` less the remaining complete windows, and serves them immediately if complete. Call
-        it while `servable` > 0.
+        Lazy mode serves the newest complete window of up to `limit` keys, in policy order. Eager mode first
+        serves committed windows that are complete, in the order in which their keys became READY. Then it
+        commits to the windows of more keys, up to `limit` less the complete windows that remain, and serves
+        those that are complete. Call it while `servable` > 0.
         """
         limit, buffers = max(limit, 0), self._buffers
         with buffers.state() as state:
@@ -286,9 +292,9 @@ class WindowQueue:
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now; return queue and application staleness since the last call.
 
-        Queue staleness starts at the first window end (lazy) or window start (eager) since the key was
-        dequeued. Application staleness starts at the end of the oldest complete window newer than the
-        delivered one (UpStream §6.1.2, §6.2.2).
+        Queue staleness of a key starts at the first window end (lazy) or window start (eager) since the key
+        was dequeued. Application staleness starts at the end of the oldest complete window that is newer than
+        the delivered one (UpStream §6.1.2, §6.2.2).
         """
         begin = now_us if self._settled_at is None else self._settled_at
         key_rows = self._buffers.key_rows
@@ -305,7 +311,7 @@ class WindowQueue:
         return self._queue_meter.take(key_time), self._application_meter.take(key_time)
 
     def close(self) -> None:
-        """Do nothing: memory goes with the object."""
+        """Do nothing: there is only memory."""
 
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored: keys and their new panes."""
@@ -319,28 +325,28 @@ class WindowQueue:
         """Return the whole current state, in units of about `unit_rows` tuples."""
         key_rows = self._buffers.key_rows
         ids = np.flatnonzero(key_rows[:, zones.NEWEST] != zones.NEVER)
-        # A key counts as a tuple, so that the keys of a unit are bounded, too.
+        # A key counts as a tuple, so that the number of keys in a unit is bounded, too.
         part = np.cumsum(key_rows[ids, zones.ROWS] + 1) // self._unit_rows
         cuts = np.flatnonzero(np.diff(part)) + 1
-        # Created now, because the queue changes while the units are written.
+        # Create the units now, because the queue changes while they are written.
         return iter([self._unit("snapshot", some, fresh=False) for some in np.split(ids, cuts)])
 
     def restore(self, units: Iterable[PUnit], *, keys: int = zones.FOREVER) -> None:
-        """Apply stored `units` in order, to an empty queue or to catch up.
+        """Apply stored `units` in order, to an empty queue or to an older version.
 
         Parameters
         ----------
         units : iterable of PUnit
             Units from `delta` and `snapshot`.
         keys : int
-            Upper bound of key numbers; memory exists for this many keys.
+            Number of keys, which is above all key numbers.
 
         Raises
         ------
         InvalidUsageError
             If the units belong to a queue with other windows.
         CorruptDataError
-            If their content is inconsistent.
+            If the content of the units is inconsistent.
         """
         fields = None
         for unit in units:
@@ -395,7 +401,7 @@ class WindowQueue:
                 )
         columns, none = self._store_keys(np.zeros(0, np.int64))
         kinds = {name: pa.from_numpy_dtype(values.dtype) for name, values in columns.items()}
-        block = unit.block("cells", pa.schema([pa.field(*one, nullable=False) for one in kinds.items()]))
+        block = unit.block("cells", pa.schema([pa.field(*item, nullable=False) for item in kinds.items()]))
         stored_rows = unit.blocks.get("rows", none).schema
         rows = unit.block("rows", schema_like(none.schema, stored_rows, fixed=OWN_COLUMNS))
         if not block.num_rows:
@@ -420,7 +426,7 @@ class WindowQueue:
             self._queue.reserve(len(self._buffers.key_rows))
 
     def _arrive(self, events: Integers, now_us: int) -> None:
-        """Tell the scheduler which keys begin to wait, or go on waiting with a newer window."""
+        """Tell the scheduler which keys begin to wait, and which go on waiting with a newer window."""
         registers = self._buffers.registers
         ids, resident = events[: registers[zones.EVENTS]].T
         registers[zones.EVENTS] = 0

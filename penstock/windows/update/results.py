@@ -33,7 +33,7 @@ class DeliverableWindows(Protocol):
 
     @property
     def arrived_us(self) -> Integers:
-        """Time since which each key has a complete window pending."""
+        """Completion time of the oldest pending window of each key."""
 
     @property
     def booked_us(self) -> Integers:
@@ -49,13 +49,13 @@ class EnqueuedPanes:
     rows_in : int
         All entries.
     late : int
-        Entries dropped because they came after the watermark or a newer pane of their key.
+        Entries dropped because they are behind the watermark or a newer pane of their key.
     completed : int
         Windows that became complete.
     disregarded : int
-        Complete windows that will not be emitted because a newer one replaced them; some may have become
-        complete in earlier calls. At any time the completed windows are the emitted, the disregarded, the
-        waiting and the committed ones.
+        Complete windows that a newer one replaced, so that they are not emitted. Some became complete in
+        earlier calls. At any time every completed window is either emitted, disregarded, waiting or
+        committed.
     """
 
     rows_in: int = 0
@@ -79,9 +79,9 @@ class ServedWindows:
     panes : int64 array
         The pane of each row.
     bounds : int64 array
-        Window i has the rows from ``bounds[i]`` to ``bounds[i + 1]``, exclusive; at least one.
+        Window i has the rows ``[bounds[i], bounds[i + 1])``, at least one.
     arrived_us : int64 array
-        Completion time of each key's oldest complete window that was not emitted.
+        Completion time of the oldest pending window of each key.
     booked_us : int64 array
         Time up to which each key's application staleness is booked.
     staleness_us : int64 array

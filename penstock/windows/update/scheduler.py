@@ -19,16 +19,16 @@ __all__ = ["WindowScheduler"]
 
 
 class WindowScheduler:
-    """The waiting keys of a window queue in service order, with their update rates and weights.
+    """The waiting keys of a `WindowQueue` in service order, with their update rates and weights.
 
-    Used by a `WindowQueue` only. Keys are numbers.
+    Keys are numbers.
 
     Parameters
     ----------
     policy : Policy
         The policy that chooses the next key.
     weighted : bool
-        Whether the scheduler uses weights, given to `weigh` as shares.
+        Whether the scheduler uses weights, which `weigh` takes as shares.
     """
 
     def __init__(self, policy: Policy, *, weighted: bool) -> None:
@@ -71,18 +71,18 @@ class WindowScheduler:
         cost_us: float | None,
         under_way: Integers,
     ) -> None:
-        """Queue keys, or keep them waiting with a newer window, one after the other.
+        """Add keys, one after the other; keys that already wait have a newer window.
 
         Parameters
         ----------
         resident : int64 array
             Nonzero for keys that already wait.
         birth_us : int
-            Time since which keys are watched.
+            The time at which the first interval of every key begins.
         cost_us : float, optional
             Cost of serving a window, for linecutting.
         under_way : int64 array
-            Number of dequeued but undelivered windows by key number; may be empty if there are none.
+            Number of dequeued but undelivered windows by key number; may be empty if all are delivered.
         """
         interval = np.zeros(len(ids))
         if self.policy is Policy.LINECUTTING and len(ids):
@@ -113,7 +113,7 @@ class WindowScheduler:
         if self.policy is Policy.LINECUTTING:
             columns |= {"seen_us": self._seen_us[ids], "interval_us": self._interval_us[ids]}
         if self._weighted:
-            # The share of a key may have changed since it began to wait.
+            # The share of a key may have changed since the key began to wait.
             columns |= {"share": self._shares[ids], "start": places["start"], "waits_by": places["share"]}
         return columns
 
@@ -128,5 +128,5 @@ class WindowScheduler:
         self._queue.put_back(ids, columns)
 
     def rebuild(self, waiting: Integers, fields: Fields) -> None:
-        """Make `waiting` the waiting keys, ordered by the state that was put back."""
+        """Make `waiting` the waiting keys, in the order of their restored state."""
         self._queue.rebuild(waiting, fields)

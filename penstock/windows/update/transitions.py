@@ -1,12 +1,12 @@
-"""The Key Transition Graph: the effects of entries, watermark and services on keys (UpStream §6.2, Fig. 10).
+"""The Key Transition Graph: how entries, watermarks and services change keys (UpStream §6.2, Fig. 10).
 
-Window k has the panes from ``k * slide`` to ``k * slide + size``, exclusive. The panes of a key arrive in
-increasing order, and none is older than the watermark. So everything before ``max(watermark, newest pane +
-1)`` has arrived, and a window that ends there or earlier is *complete*.
+Window k has the panes ``[k * slide, k * slide + size)``. The panes of a key arrive in increasing order, and
+no pane is older than the watermark. So everything before ``max(watermark, newest pane + 1)`` has arrived, and
+a window that ends there or earlier is *complete*.
 
-The names of the source: `_mru_l` and `_mru_e` are the two rules for the most recent window; `_is_update`,
-`_do_promote` and `_is_avail` are the conditions of the graph. `penstock.windows.update.queue` draws
-it.
+Some names are those of the source. `_mru_l` and `_mru_e` are the two rules for the most recent window;
+`_is_update`, `_do_promote` and `_is_avail` are the conditions of the graph. `penstock.windows.update.queue`
+draws the graph.
 """
 
 from __future__ import annotations
@@ -83,25 +83,25 @@ STATES = 3
 
 @kernel
 def _mru_l(newest: int, closed: int, size: int, slide: int) -> int:
-    """Return the most recent window that has fully arrived; the key's newest pane is `newest` (MRU_L)."""
+    """Return the most recent complete window, given the key's newest pane (MRU_L)."""
     return min((closed - size) // slide, newest // slide)
 
 
 @kernel
 def _mru_e(newest: int, slide: int) -> int:
-    """Return the window that was started most recently (MRU_E)."""
+    """Return the window that started most recently (MRU_E)."""
     return newest // slide
 
 
 @kernel
 def _is_update(window: int, known: int) -> bool:
-    """Return whether a most recent window is newer than all `known` ones."""
+    """Return whether the most recent window is newer than the known one."""
     return window > known
 
 
 @kernel
 def _do_promote(k: int, state: State) -> bool:
-    """Return whether to promote a key whose committed window got a tuple or is complete: only if IDLE."""
+    """Return whether a key whose committed window got a tuple or is complete becomes READY: if it is IDLE."""
     key_rows, _, _, _, _, _ = state
     return key_rows[k, SERVICE] == IDLE
 
@@ -115,7 +115,7 @@ def _is_avail(k: int, state: State) -> bool:
 
 @kernel
 def _end(window: int, state: State) -> int:
-    """Return the pane after a window's last pane (WE for the committed window)."""
+    """Return the pane behind a window's last pane (WE for the committed window)."""
     _, _, registers, _, _, _ = state
     return window * registers[SLIDE] + registers[SIZE]
 
@@ -153,7 +153,7 @@ def _pop_ready(before: int, state: State) -> None:
 
 @kernel
 def _wait(k: int, window: int, now_us: int, events: Integers, state: State) -> None:
-    """Let the key wait with `window` (WS), and report it to the scheduler."""
+    """Let the key wait with `window` (WS), and write the event for the scheduler."""
     key_rows, _, registers, _, _, _ = state
     resident = key_rows[k, CANDIDATE] != NEVER
     if not resident:
@@ -174,7 +174,7 @@ def _first_needed(k: int, state: State) -> int:
     if key_rows[k, CANDIDATE] != NEVER:
         return key_rows[k, CANDIDATE] * registers[SLIDE]
     if registers[EAGER]:
-        return FOREVER  # later windows have none of the present panes
+        return FOREVER  # Later windows have none of the present panes.
     return (key_rows[k, CLOSED] + 1) * registers[SLIDE]
 
 
@@ -205,7 +205,7 @@ def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> 
     known = key_rows[k, CLOSED]
     top = _mru_l(key_rows[k, NEWEST], closed, size, slide)
     key_rows[k, CLOSED] = max(known, (closed - size) // slide)
-    # All windows in (known, top] have the key's newest tuple; windows above top have none.
+    # All windows in (known, top] have the key's newest tuple. Windows above top have no tuple.
     if _is_update(top, known):
         key_rows[k, DIRTY] = 1
         count = top - known
@@ -258,17 +258,18 @@ def enter(
     locations: Integers,
     state: State,
 ) -> None:
-    """Enqueue entries in order; late entries get no location.
+    """Enqueue entries in order. Late entries get no location.
 
     Parameters
     ----------
     watermark : int
         The watermark before these entries.
     events : int64 array of shape (2 n, 2)
-        Output: each key that waits or goes on waiting with a newer window, and whether it waited before.
+        Output: each key that begins to wait or goes on waiting with a newer window, and whether it waited
+        before.
     locations : int64 array
-        Output: location of each entry; its payload belongs there if the slot still names the entry at the
-        end.
+        Output: location of each entry. The caller writes the entry's payload there if the slot still names
+        the entry at the end.
     """
     key_rows, _, registers, _, _, _ = state
     size, slide = registers[SIZE], registers[SLIDE]
@@ -289,7 +290,7 @@ def enter(
         if starter and registers[EAGER]:
             _start(k, pane, now_us, events, state)
         key_rows[k, NEWEST] = pane
-        # Mark the first tuple of a window 0: the operator opens a window when it commits to it, not here.
+        # Mark the first tuple of a window with 0: a window is opened when it is committed, not here.
         locations[i] = append(k, pane, 0 if starter else -1, i, state)
         committed = key_rows[k, COMMITTED]
         if committed != NEVER and pane < _end(committed, state):
@@ -311,7 +312,7 @@ def sweep(ids: Integers, watermark: int, now_us: int, events: Integers, state: S
 
 @kernel
 def _commit(k: int, now_us: int, state: State) -> None:
-    """Commit to the window that the key waits with: it becomes the dequeue side."""
+    """Commit to the window that the key waits with, which becomes the dequeue side."""
     key_rows, _, registers, blocks, _, _ = state
     key_rows[k, COMMITTED] = key_rows[k, CANDIDATE]
     key_rows[k, CANDIDATE] = NEVER
@@ -327,7 +328,7 @@ def _commit(k: int, now_us: int, state: State) -> None:
 
 @kernel
 def commit(ids: Integers, now_us: int, state: State) -> None:
-    """Commit to keys that left the scheduler; they become READY, in this order."""
+    """Commit to the windows of keys that left the scheduler. The keys become READY, in this order."""
     for i in range(ids.shape[0]):
         _commit(ids[i], now_us, state)
         _push_ready(ids[i], state)
@@ -362,7 +363,10 @@ def serve_ready(limit: int, state: State) -> Integers:
 
 @kernel
 def put_back(ids: Integers, replace: bool, state: State) -> None:
-    """Drop each key's tuples that its stored key row no longer needs, or all of them to `replace` them."""
+    """Drop the tuples of each key that its stored key row no longer needs.
+
+    If `replace`, all of its tuples.
+    """
     key_rows, _, _, _, slots, _ = state
     for i in range(ids.shape[0]):
         k = ids[i]
@@ -386,7 +390,7 @@ def append_stored(ids: Integers, panes: Integers, marks: Integers, locations: In
 
 @kernel
 def line_up(ids: Integers, state: State) -> None:
-    """Append stored READY keys to upq, in this order, with their stored ranks."""
+    """Append stored READY keys to upq, in this order."""
     key_rows, _, registers, _, _, _ = state
     for i in range(ids.shape[0]):
         registers[LAST_RANK] = key_rows[ids[i], READY_RANK] - 1
@@ -400,7 +404,8 @@ def finish(ids: Integers, pending_us: Integers, booked_us: Integers, state: Stat
     Parameters
     ----------
     pending_us, booked_us : int64 arrays
-        Output: time since which each key has a complete window pending, and time up to which that is booked.
+        Output: completion time of the oldest pending window of each key, and time up to which that staleness
+        is booked.
     """
     key_rows, _, registers, _, _, _ = state
     for i in range(ids.shape[0]):

@@ -41,7 +41,7 @@ class WindowArrivals:
     entries : list of pyarrow.RecordBatch
         Batches with the schema `WindowLayout.entry` or `RowLayout.arriving`, in order of arrival.
     watermark : int or None
-        All panes before it have arrived; for row windows, all rows not after it.
+        All panes before it have arrived. For windows of rows: all rows up to it have arrived.
     """
 
     entries: list[pa.RecordBatch]
@@ -52,7 +52,7 @@ class UpdateWindows:
     """Windows with update semantics: each group's most recent window is served (UpStream §6).
 
     Entries wait in `Panes` until the watermark makes their pane final. Then they enter a `WindowQueue` in
-    pane order. Used by one task at a time, by `serve`; not thread-safe.
+    pane order. Not thread-safe; `serve` uses it, in one task at a time.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class UpdateWindows:
     policy : Policy
         The policy that chooses the next group.
     weights : str or KeyWeights, optional
-        Weights of groups: a column of the layout, whose value in the newest pane counts, or weights by group
+        Weights of groups: a column of the layout, whose value in the newest pane is used, or weights by group
         value.
     """
 
@@ -122,7 +122,10 @@ class UpdateWindows:
 
     @property
     def served_at_us(self) -> int | None:
-        """Time of the last dequeue, or of the first arrival at the empty queue if later."""
+        """Time of the last dequeue.
+
+        If entries arrived later at the empty queue, the time of the first of them.
+        """
         return self._queue.served_at_us
 
     @property
@@ -131,7 +134,7 @@ class UpdateWindows:
         return self._panes.size_bytes + self._queue.size_bytes
 
     def numbers_of(self, keys: Keys) -> Integers:
-        """Return the number of each group, -1 for unknown groups."""
+        """Return the number of each group; -1 for unknown groups."""
         return self._panes.numbers_of(keys)
 
     def groups_of(self, ids: Integers) -> list[pa.Array[Any]]:
@@ -139,13 +142,13 @@ class UpdateWindows:
         return self._panes.groups_of(ids)
 
     def enqueue(self, arrivals: WindowArrivals, now_us: int) -> Enqueued:
-        """Enqueue entries; `Enqueued.conflated` counts windows that a newer one replaced.
+        """Enqueue entries. `Enqueued.conflated` counts the windows that a newer one replaced.
 
         Raises
         ------
         InvalidUsageError
-            If the weight of an entry is not a positive, finite number; then no entry is enqueued. A weight
-            applies once its pane is final, but the check is done on arrival, before the entry is in the
+            If the weight of an entry is not a positive, finite number. In this case no entry is enqueued. A
+            weight applies when its pane is final, but the check is on arrival, before the entry is in the
             state.
         """
         if isinstance(self.weights, str):
@@ -167,7 +170,7 @@ class UpdateWindows:
         return shares_of(_numbers(settled.rows.column(self.weights)))
 
     def dequeue(self, limit: int, now_us: int) -> Served:
-        """Serve up to `limit` groups; the rows have the schema `WindowLayout.window`."""
+        """Serve up to `limit` groups. The rows have the schema `WindowLayout.window`."""
         served = self._queue.dequeue(limit, now_us)
         layout = self._layout
         low, high = served.bounds[:-1], served.bounds[1:]
@@ -190,7 +193,7 @@ class UpdateWindows:
         return self._queue.account_staleness(now_us)
 
     def close(self) -> None:
-        """Do nothing: memory goes with the object."""
+        """Do nothing: there is only memory."""
 
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored."""
@@ -234,14 +237,14 @@ class UpdateWindows:
         self._stored = self._panes.groups
 
     def _groups(self, first: int, last: int) -> pa.RecordBatch:
-        """Return groups by number; the last column holds the numbers."""
+        """Return groups in the order of their numbers, with the numbers in the last column."""
         ids = np.arange(first, last)
         names = [*self._layout.groups.names, _NUMBER]
         return pa.RecordBatch.from_arrays([*self._panes.groups_of(ids), pa.array(ids)], names)
 
 
 def _numbers(weights: pa.Array[Any]) -> npt.NDArray[np.float64]:
-    """Return the weights of entries, each from its newest tuple, as numbers; refuse invalid ones."""
+    """Return the weights of entries, from their newest tuples, as numbers; refuse invalid weights."""
     numbers: npt.NDArray[np.float64] = pc.cast(weights, pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

@@ -1,22 +1,22 @@
 """Zones: the tuples of each key as a list of blocks in paged memory (UpStream §7.2).
 
-A *fixed-length contiguous zone* (FLCZ) is a block of consecutive locations of one page. It holds consecutive
-tuples of one key, between its dequeue offset and its enqueue offset. A key's window buffer is a doubly-linked
-list of such zones. Panes increase along the list and within a zone. This order is the source's ``<'``, so a
-pane number replaces a pointer, and `WS` and `WE` are kept as pane numbers.
+A *fixed-length contiguous zone* (FLCZ) is a block of consecutive locations of one page. A zone holds
+consecutive tuples of one key, between its dequeue offset and its enqueue offset. A key's window buffer is a
+doubly linked list of zones. Panes increase along the list and within a zone. This order is the source's
+``<'``, so pane numbers can replace the pointers `WS` and `WE`.
 
 Blocks are the allocation unit of `PagedMemory`. Kernels cannot allocate, so the caller gives them a *stack*
-with as many blocks as a batch can need at most. Kernels push the blocks that they free, and the caller
-returns the remaining blocks to the memory. So a freed block can be reused within the same batch.
+with the maximum number of blocks that a batch can need. Kernels push the blocks that they free, so that the
+same batch can use them again. The caller returns the remaining blocks to the memory.
 
-The arrays, shared by all kernels of a window queue, travel as one tuple (`State`)::
+All kernels of a window queue get the same arrays, as one tuple (`State`)::
 
     key_rows   one row for each key, columns as below
     due        for each key, the watermark at which its next window is complete; FOREVER if there is none
     registers  numbers of the whole queue
     blocks     one row for each block: NEXT and PREVIOUS in the list, dequeue offset (DQ), enqueue offset (NQ)
-    slots      one row for each location: pane, mark, whether it is not stored yet, the entry that put it
-    stack      free blocks
+    slots      one row for each location: pane, mark, whether it is not stored yet, the entry that it came
+    from stack      free blocks
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def append(k: int, pane: int, mark: int, entry: int, state: State) -> int:
 
 @kernel
 def _forget(k: int, location: int, state: State) -> None:
-    """Count a dropped tuple; its payload will not be written."""
+    """Count a dropped tuple, and mark its slot so that its payload is not written."""
     key_rows, _, registers, _, slots, _ = state
     slots[location, ENTRY] = NONE
     key_rows[k, ROWS] -= 1

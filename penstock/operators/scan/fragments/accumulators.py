@@ -32,7 +32,7 @@ Column: TypeAlias = "pa.Array[Any]"
 
 
 class SlotRuns(NamedTuple):
-    """Rows in runs of one slot each: the starts of runs, their slots, and the number of rows."""
+    """Runs of rows with the same slot: the starts of the runs, their slots, and the number of rows."""
 
     starts: npt.NDArray[np.int64]
     slots: Slots
@@ -44,10 +44,10 @@ class SlotRuns(NamedTuple):
 
 
 class Accumulator(Protocol):
-    """One partial aggregate of all slots."""
+    """A partial aggregate, with a value for each slot."""
 
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
-        """Add rows to their slots; `count` slots exist by now, slot 0 included."""
+        """Add rows to their slots. There are `count` slots, slot 0 included."""
 
     def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
         """Add rows by runs if that is faster; return whether they were added."""
@@ -96,7 +96,7 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
 
 
 def _require(values: Column | None) -> Column:
-    """Return values; refuse None, which only ``count(*)`` may have."""
+    """Return values; refuse None, which only ``count(*)`` has."""
     if values is None:
         raise InternalError("a partial aggregate has no values")
     return values
@@ -140,10 +140,7 @@ class Nulls:
 
 
 class _Sum:
-    """Sums of floats.
-
-    `_seen` exists only after the first null; before, every slot has a value.
-    """
+    """Sums of floats. `_seen` is None until the first null, because every slot has a value until then."""
 
     _sums: npt.NDArray[Any]
 
@@ -310,7 +307,7 @@ class _Extreme:
 
 
 class Row:
-    """The value of one row, of any type. Values that are replaced stay in memory until the result."""
+    """The value of one row, of any type. Replaced values stay in memory until `result`."""
 
     def __init__(self, kind: pa.DataType, *, last: bool) -> None:
         self._kind, self._last = kind, last
@@ -337,7 +334,7 @@ class Row:
         self._count += len(found)
 
     def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
-        """Return False, to leave the rows to `add`; see `Accumulator.add_runs`."""
+        """Return False, so that `add` adds the rows; see `Accumulator.add_runs`."""
         return False
 
     def result(self, count: int) -> Column:
@@ -403,14 +400,14 @@ class _Sketch:
         self._thetas[known:] = _NO_THETA
         there = (slots > 0) & (hashes < self._thetas[slots])
         self._added.append((slots[there].astype(np.int64), hashes[there]))
-        if sum(len(one) for one, _ in self._added) > self._room:
+        if sum(len(owners) for owners, _ in self._added) > self._room:
             self._accumulator()
 
     def _accumulator(self) -> None:
-        """Keep only the hashes that the sketches need."""
+        """Drop the hashes that the sketches do not need."""
         added, self._added = self._added, []
-        slots = np.concatenate([self._slots, *(one for one, _ in added)])
-        hashes = np.concatenate([self._hashes, *(one for _, one in added)])
+        slots = np.concatenate([self._slots, *(owners for owners, _ in added)])
+        hashes = np.concatenate([self._hashes, *(hashes for _, hashes in added)])
         self._slots, self._hashes = least_hashes(slots, hashes, self._log2_size)
         self._room = max(len(self._slots), _MIN_HASHES_TO_REDUCE)
         last = np.flatnonzero(np.diff(self._slots, append=-1))

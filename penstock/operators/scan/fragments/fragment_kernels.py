@@ -1,7 +1,7 @@
 """Kernels of the fragment function: find the slots of rows, and add values to slots.
 
-A **slot** is one pane and group. Slots are numbered from 1 in order of first appearance. Slot 0 takes the
-rows that do not count, so that kernels need no second check.
+A **slot** is one pane and group. Slots are numbered from 1 in order of first appearance. Masked rows go to
+slot 0, so that kernels need no second check.
 
 A stream is nearly ordered by time. So the hash table holds the groups of one pane at a time: an entry below
 the pane's first slot belongs to an earlier pane and counts as free. The table is never cleared, and stays
@@ -90,7 +90,7 @@ def find_slots_of_one(
 ) -> int:
     """Find slots like `find_slots`, for a group of one integer.
 
-    If groups are `numbered` from 0 on, each has its own place in the table, which is large enough.
+    If groups are `numbered` from 0 on, each group has its own place in the table.
     """
     bits = _bits(table)
     size = table.shape[0] - 1
@@ -147,20 +147,20 @@ def find_slots(
     begin: int,
     slots: Any,
 ) -> int:
-    """Find the slots of the rows from `begin` on; return the row where it stopped because an array is full.
+    """Find the slots of the rows from `begin` on; return the row before which an array was full.
 
     Parameters
     ----------
     times : array of int, (rows,)
         In steps of the time column.
     mask : array of bool, (rows,)
-        The rows that count, if `masked`.
+        The rows that are aggregated, if `masked`.
     keys : array of int64, (columns, rows)
         The group of each row.
     steps : int
         Pane length in steps.
     state : array of int64, (4,)
-        Slots in use, the start of the table's pane, that pane's first slot, and whether a pane returned.
+        Number of slots, start of the table's pane, that pane's first slot, and whether a pane returned.
         Updated.
     table : array of int32, (a power of two,)
         The hash table. Updated.
@@ -169,8 +169,7 @@ def find_slots(
     groups : array of int64, (columns, slots)
         Group of each slot. Output.
     counts : array of int64, (slots,)
-        Number of rows of each slot, added to. Counting here is cheap, because rows wait less for the previous
-        row.
+        Number of rows of each slot. Updated.
     slots : array of int32, (rows,)
         Output.
     """
@@ -221,11 +220,11 @@ def find_slots(
 def find_runs(
     times: Any, steps: int, state: Any, panes: Any, begin: int, starts: Any, slots: Any
 ) -> tuple[int, int]:
-    """Find the runs of rows in one pane, without groups; return their number and where it stopped.
+    """Find the runs of rows in one pane, without groups; return their number and the row behind the last run.
 
-    Like `find_slots`, but with one entry per run of rows in a pane: its first row in `starts`, its slot in
-    `slots`. It stops when `panes` is full. Most rows are in the pane of the previous row, so 32 rows are
-    compared at once.
+    Works like `find_slots`, but writes one entry per run: its first row to `starts`, its slot to `slots`.
+    Ends early when `panes` is full. Most rows are in the pane of the previous row, so 32 rows are compared at
+    once.
     """
     count, low = state[0], state[1]
     high = low + steps if count > 1 else low
@@ -315,7 +314,7 @@ def add_sum(slots: Any, values: Any, out: Any) -> None:
 
 @kernel
 def bound_of(values: Any) -> Any:
-    """Return a bound of the integers' absolute values, at most one too small."""
+    """Return the greatest absolute value of integers, or one less."""
     bits = np.int64(0)
     for i in range(values.shape[0]):
         value = np.int64(values[i])
@@ -370,9 +369,10 @@ def keep_greater(slots: Any, values: Any, seen: Any, out: Any) -> None:
 
 @kernel
 def keep_row(slots: Any, times: Any, last: bool, offset: int, best: Any, rows: Any) -> None:
-    """Keep each slot's row of the least or greatest time; ties keep the first or last row.
+    """Keep each slot's row with the least or greatest time.
 
-    `best` holds the times so far. `rows` holds the row as `offset` plus its number, or -1 without a row.
+    Of equal times the first or last row is kept. `best` holds the times so far. `rows` holds `offset` plus
+    the number of the row, or -1 without a row.
     """
     for i in range(slots.shape[0]):
         slot, time = slots[i], np.int64(times[i])

@@ -23,9 +23,9 @@ __all__ = ["Fragmenter", "merge_fragments", "merge_stretches"]
 
 
 class Fragmenter:
-    """Fold rows into fragments, some tens of thousands at a time.
+    """Fold rows into fragments, some tens of thousands of rows at a time.
 
-    Used by one thread, for one call of a reader.
+    One thread uses it, for one call of a reader.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Fragmenter:
     types : mapping of str to pyarrow.DataType
         Types of the time column, of the group columns, and of each partial's values by the partial's name.
     initial_slots, initial_places : int
-        The slots and the places of the hash table to begin with; both grow.
+        Initial number of slots, and of places in the hash table. Both grow.
 
     Raises
     ------
@@ -97,9 +97,9 @@ class Fragmenter:
         time, groups, values : pyarrow.Array
             The time, the group columns, and the values of each partial; None for ``count(*)``.
         mask : array of bool, optional
-            The rows that count.
+            The rows to fold; by default all.
         row_times : mapping of str to pyarrow.Array, optional
-            For a ``first`` or ``last`` partial, the times that order it, if not `time`.
+            The times that order a ``first`` or ``last`` partial, if they are not `time`.
         """
         if time.null_count:
             there = time.is_valid().to_numpy(zero_copy_only=False)
@@ -108,7 +108,7 @@ class Fragmenter:
         times = bare_values(time)
         columns = list(values)
         if self._by_runs and self._state[0] > 1 and mask is not None:
-            # The table does not know the slots of runs, so a pane and group may get a second slot.
+            # Slots of runs are not in the table, so a pane and group may get a second slot.
             self._state[3] = 1
         self._by_runs = mask is None and not self._codes
         if self._by_runs:
@@ -116,8 +116,8 @@ class Fragmenter:
             fragment_kernels.add_count_of_runs(runs.starts, runs.slots, runs.rows, self._counts)
             count = int(self._state[0])
             left = [
-                not accumulator.add_runs(runs, one, count)
-                for accumulator, one in zip(self._accumulators, columns, strict=True)
+                not accumulator.add_runs(runs, column, count)
+                for accumulator, column in zip(self._accumulators, columns, strict=True)
             ]
             slots = runs.spread() if any(left) else runs.slots
         else:
@@ -134,13 +134,13 @@ class Fragmenter:
     def _keys(self, groups: list[pa.Array[Any]], rows: int) -> npt.NDArray[np.int64]:
         """Return the groups of rows as integers, (columns, rows)."""
         if any(codes.direct and group.null_count for codes, group in zip(self._codes, groups, strict=True)):
-            # From now on these values are numbered, so finish the fragments so far first.
+            # These values are numbered from now on, so first finish the fragments so far.
             self._finish()
             for codes, group in zip(self._codes, groups, strict=True):
                 codes.direct = codes.direct and not group.null_count
         columns = [codes.of(group) for codes, group in zip(self._codes, groups, strict=True)]
         if self._numbered and len(self._codes[0]) >= len(self._table):
-            # There are more numbers than places in the table, so from now on numbers are hashed.
+            # There are more numbers than places in the table, so numbers are hashed from now on.
             self._hashed = True
             self._enter(len(self._table))
         if not columns:
@@ -187,7 +187,7 @@ class Fragmenter:
 
     @property
     def _numbered(self) -> bool:
-        """True if groups have fixed places by their numbers from 0 on. It changes only with a new table."""
+        """Whether the number of a group is its place in the table. Changes only with a new table."""
         return len(self._codes) == 1 and not self._codes[0].direct and not self._hashed
 
     def _enter(self, size: int) -> None:
@@ -267,7 +267,8 @@ def _time_of(name: str) -> str:
 def merge_stretches(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
     """Merge the fragments of consecutive stretches of a stream into one per pane and group.
 
-    The stream is nearly ordered by time, so few panes are in several stretches; only these are combined.
+    The stream is nearly ordered by time, so few panes are in several stretches. Only their fragments are
+    combined.
 
     Parameters
     ----------
@@ -278,14 +279,14 @@ def merge_stretches(fragments: Fragments, batches: Sequence[pa.RecordBatch]) -> 
     """
     batches = [batch for batch in batches if batch.num_rows]
     panes = [bare_values(batch[PANE]) for batch in batches]
-    lows, highs = [one.min() for one in panes], [one.max() for one in panes]
+    lows, highs = [pane.min() for pane in panes], [pane.max() for pane in panes]
     alone: list[pa.RecordBatch] = []
     shared: list[pa.RecordBatch] = []
-    for number, (batch, one) in enumerate(zip(batches, panes, strict=True)):
-        others = np.zeros(len(one), np.bool_)
+    for number, (batch, starts) in enumerate(zip(batches, panes, strict=True)):
+        others = np.zeros(len(starts), np.bool_)
         for other in range(len(batches)):
             if other != number:
-                others |= (lows[other] <= one) & (one <= highs[other])
+                others |= (lows[other] <= starts) & (starts <= highs[other])
         if not others.any():
             alone.append(batch)
             continue
@@ -306,8 +307,8 @@ def merge_fragments(
     batches : iterable of RecordBatch
         At least one batch; additional columns are dropped.
     times : mapping of str to str, optional
-        For each ``first`` or ``last`` partial, the column with the time of its value. Without it, earlier
-        batches count as earlier in time.
+        For each ``first`` or ``last`` partial, the column with the time of its value. By default, earlier
+        batches are earlier in time.
     """
     whole = concat_unified(list(batches))
     order = np.argsort(bare_values(whole[PANE]), kind="stable")

@@ -18,7 +18,7 @@ _NULL = -1
 
 
 def as_integers(kind: pa.DataType) -> pa.DataType | None:
-    """Return the integer type with the same layout as a type; None if there is none."""
+    """Return the integer type that has the layout of `kind`; None if there is none."""
     if pa.types.is_signed_integer(kind):
         return kind
     if pa.types.is_date32(kind) or pa.types.is_time32(kind):
@@ -31,9 +31,9 @@ def as_integers(kind: pa.DataType) -> pa.DataType | None:
 
 
 def bare_values(array: pa.Array[Any]) -> npt.NDArray[Any]:
-    """Return an array's values without copying; the type is a float or known to `as_integers`.
+    """Return an array's values without copying.
 
-    Values of nulls are undefined.
+    The type is a float, or `integer_type` has an integer for it. Values of nulls are undefined.
     """
     kind = as_integers(array.type) or array.type
     seen = array.view(kind)
@@ -42,7 +42,7 @@ def bare_values(array: pa.Array[Any]) -> npt.NDArray[Any]:
 
 
 class Codes:
-    """Numbers for the values of a group column: integers stand for themselves, others are numbered.
+    """Numbers for the values of a group column. An integer is its own number; other values are numbered.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Codes:
         return len(self._known)
 
     def of(self, array: pa.Array[Any]) -> npt.NDArray[Any]:
-        """Return the number of each value; a null is -1 unless values stand for themselves."""
+        """Return the number of each value. A null is -1, unless values are their own numbers."""
         if self.direct and not array.null_count:
             return bare_values(array)
         self._leave_direct()
