@@ -78,10 +78,7 @@ class KeyedQueue(ABC):
 
     @property
     def served_at_us(self) -> int | None:
-        """Time of the last dequeue.
-
-        If tuples arrived later at the empty queue, the time of the first of them.
-        """
+        """Time of the last dequeue or, if later, of the first arrival at the empty queue."""
         return self.accounts.served_at_us
 
     @property

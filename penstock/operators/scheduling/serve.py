@@ -51,10 +51,7 @@ class ServedQueue(Protocol[A_contra]):
 
     @property
     def served_at_us(self) -> int | None:
-        """Time of the last dequeue.
-
-        If tuples arrived later at the empty queue, the time of the first of them.
-        """
+        """Time of the last dequeue or, if later, of the first arrival at the empty queue."""
 
     def numbers_of(self, keys: Keys) -> Integers:
         """Return the number of each key, -1 for unknown keys."""

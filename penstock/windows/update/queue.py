@@ -163,10 +163,7 @@ class WindowQueue:
 
     @property
     def servable(self) -> int:
-        """Number of keys that an unlimited `dequeue` would serve.
-
-        While it is above 0, each call makes progress.
-        """
+        """Number of keys that an unlimited `dequeue` would serve; while above 0, calls make progress."""
         registers = self._buffers.registers
         return len(self) - int(registers[zones.HELD]) + int(registers[zones.READIES])
 
@@ -177,10 +174,7 @@ class WindowQueue:
 
     @property
     def served_at_us(self) -> int | None:
-        """Time of the last dequeue.
-
-        If entries arrived later at the empty queue, the time of the first of them.
-        """
+        """Time of the last dequeue or, if later, of the first arrival at the empty queue."""
         return self._served_at
 
     @property

@@ -122,10 +122,7 @@ class UpdateWindows:
 
     @property
     def served_at_us(self) -> int | None:
-        """Time of the last dequeue.
-
-        If entries arrived later at the empty queue, the time of the first of them.
-        """
+        """Time of the last dequeue or, if later, of the first arrival at the empty queue."""
         return self._queue.served_at_us
 
     @property
