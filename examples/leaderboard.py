@@ -23,7 +23,7 @@ show.table("board", "id bigint, total bigint NOT NULL, running bigint NOT NULL",
 
 @show.procedure
 def validate(e, contestants, votes):
-    """Record a vote; one for a contestant who was removed has been given back."""
+    """Record a vote. A phone whose contestant was removed may vote again."""
     if e.contestant not in contestants:
         abort("no such contestant")
     earlier = votes.get(e.phone)
