@@ -12,7 +12,15 @@ import os
 import signal
 from pathlib import Path
 
-__all__ = ["FAILPOINTS", "P_STREAM_POINTS", "SINK_POINTS", "STATE_POINTS", "InjectedError", "failpoint"]
+__all__ = [
+    "ANSWER_POINTS",
+    "FAILPOINTS",
+    "P_STREAM_POINTS",
+    "SINK_POINTS",
+    "STATE_POINTS",
+    "InjectedError",
+    "failpoint",
+]
 
 STATE_POINTS = (
     "state.before_write",
@@ -32,7 +40,10 @@ P_STREAM_POINTS = ("p_stream.after_segments", "p_stream.after_commit")
 SINK_POINTS = ("sink.after_segments", "sink.before_commit", "sink.after_commit")
 """Fail points of Spark's writes to a p-stream: in a worker, then on the driver."""
 
-FAILPOINTS = (*STATE_POINTS, *P_STREAM_POINTS, *SINK_POINTS)
+ANSWER_POINTS = ("answers.before_commit", "answers.after_commit")
+"""Fail points in workers that publish answers to requests."""
+
+FAILPOINTS = (*STATE_POINTS, *P_STREAM_POINTS, *SINK_POINTS, *ANSWER_POINTS)
 """All fail points. `failpoint` refuses other names, so tests can iterate over all of them."""
 
 _VARIABLE = "PENSTOCK_FAILPOINTS"

@@ -261,6 +261,7 @@ class DatabaseSection(Section):
     time: Text | None = None
     keep: Names = ()
     buckets: int | None = Field(default=None, ge=1)
+    requests: Text | None = None
     compatible_with: Text | None = None
     initial: dict[Text, TableSection] = {}
 

@@ -22,6 +22,7 @@ from penstock.procedures.workflows.workflow import Nested, Workflow
 
 if TYPE_CHECKING:
     from penstock.procedures.in_process.open_database import OpenDatabase
+    from penstock.procedures.requests.client import RequestClient
 
 __all__ = ["Database", "database"]
 
@@ -60,8 +61,6 @@ class Database:
     ----------
     catalog : Catalog
         The tables, streams, windows and triggers that are declared.
-    procedures : dict
-        The procedures, by name.
     workflows : dict
         The workflows, by name.
     """
@@ -74,13 +73,17 @@ class Database:
         self.name = name
         self.location = location
         self.catalog = Catalog()
-        self.procedures: dict[str, Procedure] = {}
         self.workflows: dict[str, Workflow] = {}
 
     @property
     def tables(self) -> dict[str, TableSpec]:
         """The tables that are declared, by name."""
         return self.catalog.tables
+
+    @property
+    def procedures(self) -> dict[str, Procedure]:
+        """The procedures, by name."""
+        return self.catalog.procedures
 
     def table(
         self,
@@ -353,3 +356,30 @@ class Database:
         from penstock.procedures.in_process.open_database import OpenDatabase
 
         return OpenDatabase(self, location, recovery)
+
+    def connect(self, location: str | os.PathLike[str], *, timeout: str | timedelta = "30s") -> RequestClient:
+        """Return a client of a stream of transactions over this database, for requests beside the stream.
+
+        Parameters
+        ----------
+        location : str or path
+            The location that `penstock.transactions` has as `requests`; requests wait there for the query.
+        timeout : str or timedelta
+            How long a call waits for its answer.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the location holds something else.
+        CorruptDataError, UnavailableError
+            If its files are damaged, or the file system refuses.
+
+        Examples
+        --------
+        >>> with bank.connect("bank-requests") as client:  # doctest: +SKIP
+        ...     client.call("transfer", source=1, target=2, amount=30)
+        {'left': 70, 'rejected': None}
+        """
+        from penstock.procedures.requests.client import RequestClient
+
+        return RequestClient(self.catalog, location, timeout)

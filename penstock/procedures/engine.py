@@ -56,6 +56,8 @@ class TableSet:
         Whether nothing was stored or restored yet.
     offset : int, optional
         The offset in a command log up to which the tables hold.
+    remembered : object
+        What requests derive from a table of this state (`penstock.procedures.requests`); None until then.
     """
 
     def __init__(self, specs: Iterable[TableSpec]) -> None:
@@ -72,6 +74,7 @@ class TableSet:
         self.transactions = 0
         self.is_new = True
         self.offset: int | None = None
+        self.remembered: Any = None
 
     def __getitem__(self, name: str) -> TableRows:
         """Return a table."""
@@ -231,6 +234,7 @@ class TableSet:
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in their order: to empty tables, or to catch up."""
         self.is_new = False
+        self.remembered = None
         for unit in units:
             known = {f"{name}/{part}" for name in self._tables for part in ("upserts", "tombstones")}
             if strange := unit.blocks.keys() - known:

@@ -93,5 +93,7 @@ class Transactions(Node):
         return (frozenset({*self.event.names, *self.keep, *time}),)
 
     def describe(self) -> str:
-        """Return the procedure and the order of its transactions."""
-        return f"{self.procedure.name}{'' if self.time is None else f' by {self.time}'}"
+        """Return the procedure, the order of its transactions, and whether there are requests beside them."""
+        order = "" if self.time is None else f" by {self.time}"
+        beside = "" if self.options.requests is None else " beside requests"
+        return f"{self.procedure.name}{order}{beside}"

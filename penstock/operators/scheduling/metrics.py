@@ -36,6 +36,8 @@ class BatchMetrics:
         late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
     committed, rejected : int
         For transactions: ``rows_in == committed + rejected``.
+    requests : int
+        For transactions: requests that were answered beside the stream.
     budget_used_rows : int
         Served tuples that count for the budget. Differs from `emitted` only for eager windows: some served
         windows are not complete yet.
@@ -69,6 +71,7 @@ class BatchMetrics:
     freed: int = 0
     committed: int = 0
     rejected: int = 0
+    requests: int = 0
     budget_used_rows: int = 0
     budget_used_ms: float = 0.0
     cost_us: float | None = None
@@ -143,6 +146,7 @@ _SUMMED = (
     "freed",
     "committed",
     "rejected",
+    "requests",
     "budget_used_rows",
     "budget_used_ms",
     "append_buckets",

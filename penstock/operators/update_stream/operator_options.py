@@ -109,6 +109,7 @@ class TransactionArguments(TypedDict, total=False):
 
     order: str
     buckets: int | None
+    requests: str | os.PathLike[str] | None
     compatible_with: str | None
     state_location: str | os.PathLike[str] | None
     retain_versions: int
@@ -298,6 +299,7 @@ class TransactionOptions(StateOptions):
     """The options of transactions; see `penstock.transactions`."""
 
     order: str = "arrival"
+    requests: str | os.PathLike[str] | None = None
     compatible_with: str | None = None
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import all_texts
@@ -12,6 +13,9 @@ from penstock.procedures.schema import NAME_HINT, TableSpec, is_usable_name
 from penstock.procedures.workflows.reached import Reached
 from penstock.procedures.workflows.streams import StreamSpec
 from penstock.procedures.workflows.windows import WindowSpec
+
+if TYPE_CHECKING:
+    from penstock.procedures.procedure import Procedure
 
 __all__ = ["Catalog"]
 
@@ -28,6 +32,8 @@ class Catalog:
         The procedures that run when a row is inserted, or a window slides; by the name of what they are on.
     owners : dict
         The procedure that each window belongs to.
+    procedures : dict
+        The procedures, by name.
     """
 
     tables: dict[str, TableSpec] = field(default_factory=dict)
@@ -35,6 +41,7 @@ class Catalog:
     windows: dict[str, WindowSpec] = field(default_factory=dict)
     triggers: dict[str, list[ProcedureText]] = field(default_factory=dict)
     owners: dict[str, ProcedureText] = field(default_factory=dict)
+    procedures: dict[str, Procedure] = field(default_factory=dict)
     _compiled: set[str] = field(default_factory=set)
 
     @property

@@ -26,7 +26,8 @@ from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.transaction_packing import Route, TransactionPacker
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
-from penstock.spark_ext.sources.transaction_scan import parcels_of_p_stream
+from penstock.spark_ext.sources.transaction_scan import PieceReader, parcels_of_p_stream
+from penstock.spark_ext.worker.requests import PlannedRequests
 from penstock.spark_ext.worker.stateful import Stateful, arrow_schema, check_streaming, with_safe_names
 from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
@@ -43,6 +44,7 @@ def transactions(
     keep: str | Iterable[str] = (),
     buckets: int | None = None,
     initial: Given | None = None,
+    requests: str | os.PathLike[str] | None = None,
     compatible_with: str | None = None,
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
@@ -76,6 +78,10 @@ def transactions(
         The first rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
         table. They are loaded once, with the first micro-batch of a checkpoint; later starts ignore them. All
         of them pass through the driver.
+    requests : str or path, optional
+        The location of requests, which run beside the stream: ``database.connect(requests)`` makes a client
+        that calls procedures. The requests of a micro-batch run before its events, in the order in which they
+        were sent; each runs once and gets one answer. Fixed for the life of a checkpoint.
     compatible_with : str, optional
         The digest of the checkpoint's first program, if the procedure has changed since and its new text may
         use the old tables. Without it a changed program is refused.
@@ -102,6 +108,7 @@ def transactions(
     options = TransactionOptions(
         order=order,
         buckets=buckets,
+        requests=requests,
         compatible_with=compatible_with,
         state_location=state_location,
         retain_versions=retain_versions,
@@ -248,8 +255,8 @@ def plan_transactions(
     if place.buckets > 1:
         check_routing(program)
     rows = None
+    kind = None if route is None else given.field(route).type
     if initial:
-        kind = None if route is None else given.field(route).type
         rows = InitialRows.of(df.sparkSession, initial, procedure.tables.values(), place.buckets, kind)
     needed = tuple(dict.fromkeys([*event_schema(program.event).names, *keep]))
     operator = TransactionOperator(
@@ -265,12 +272,21 @@ def plan_transactions(
     output = StructType([df.schema[field.name] if field.name in keep else own[field.name] for field in made])
     packer = TransactionPacker(given, needed, time, route, place.buckets, wakes=rows is not None)
     rows_schema = arrow_schema(output, large=large)
+    parcels, reader, way = _parcels_of(df, packer)
+    operator = replace(operator, reader=reader)
+    if options.requests is not None:
+        asked = PlannedRequests.of(
+            df.sparkSession, options.requests, procedure.catalog, place.buckets, kind, name
+        )
+        parcels = parcels.union(asked.parcels)
+        operator = replace(operator, requests=asked.programs, answers=asked.answers)
+    return PlannedTransactions(place, parcels, operator, output, rows_schema, way)
+
+
+def _parcels_of(df: DataFrame, packer: TransactionPacker) -> tuple[DataFrame, PieceReader | None, Route]:
+    """Return the parcels of events, who reads rows that are not in them, and the route."""
     from_stream = parcels_of_p_stream(df, packer)
     if from_stream is None:
-        parcels = with_safe_names(df).mapInArrow(packer, PARCELS)
-        return PlannedTransactions(place, parcels, operator, output, rows_schema, Route.SPARK)
+        return with_safe_names(df).mapInArrow(packer, PARCELS), None, Route.SPARK
     parcels, reader = from_stream
-    if place.buckets > 1:
-        return PlannedTransactions(place, parcels, operator, output, rows_schema, Route.READERS)
-    operator = replace(operator, reader=reader)
-    return PlannedTransactions(place, parcels, operator, output, rows_schema, Route.BUCKET)
+    return (parcels, None, Route.READERS) if packer.buckets > 1 else (parcels, reader, Route.BUCKET)

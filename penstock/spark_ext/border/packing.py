@@ -24,10 +24,10 @@ from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.parcels import PARCELS, ParcelLimits, to_parcels
 from penstock.spark_ext.border.types import as_arrow_of_spark
 
-__all__ = ["Packer", "PackingLimits", "parcel_row", "side_of"]
+__all__ = ["Packer", "PackingLimits", "parcel_row", "side_of", "with_side"]
 
 _SIDE = b"penstock.side"
-"""The key in a parcel's schema metadata for the rows' side of a join."""
+"""The key in a parcel's schema metadata for the rows' side."""
 
 _ARROW_PARCELS = as_arrow_of_spark(PARCELS)
 
@@ -100,8 +100,13 @@ def parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_PARCELS)
 
 
+def with_side(batch: pa.RecordBatch, side: str) -> pa.RecordBatch:
+    """Return rows that are marked as one side's of an operator with several inputs; see `side_of`."""
+    return batch.replace_schema_metadata({_SIDE: side})
+
+
 def side_of(batch: pa.RecordBatch) -> str:
-    """Return the side of a join that a parcel's rows belong to; empty for other operators."""
+    """Return the side that a parcel's rows belong to, for a join; empty for operators with one input."""
     found: bytes = (batch.schema.metadata or {}).get(_SIDE, b"")
     return found.decode()
 
@@ -211,7 +216,7 @@ class Packer:
         bounds = np.searchsorted(number[order], np.arange(self.buckets + 1))
         whole = arrivals.take(order).to_batch()
         if self.side:
-            whole = whole.replace_schema_metadata({_SIDE: self.side})
+            whole = with_side(whole, self.side)
         for bucket, label in enumerate(bucket_labels(self.buckets)):
             begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
             if begin == end:

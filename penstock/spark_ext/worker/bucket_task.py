@@ -120,6 +120,8 @@ class TaskShare:
         The number of buckets served in parallel: Spark's shuffle partitions.
     description : callable
         Returns the operator's stored description, which the first start made.
+    query_id : str
+        The query.
     """
 
     bucket: int
@@ -127,6 +129,7 @@ class TaskShare:
     batch_id: int
     parallel: int
     description: Callable[[], Mapping[str, Any]] = dict
+    query_id: str = ""
 
     @property
     def buckets_per_task(self) -> int:
@@ -230,7 +233,12 @@ class BucketTask(Generic[S]):
                 _background().submit(_release, store, found.handle)
             loaded = monotonic_s()
             task_share = TaskShare(
-                bucket, self.buckets, batch_id, self.parallel, lambda: specification_in(files) or {}
+                bucket,
+                self.buckets,
+                batch_id,
+                self.parallel,
+                lambda: specification_in(files) or {},
+                query_id,
             )
             if self.operator.follows_clock:
                 batches, metrics = self._run_recorded(store, found, parcels, task_share, clock)

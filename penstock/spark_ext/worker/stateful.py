@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STATE_LOCATION_SETTING",
     "Stateful",
+    "absolute_location",
     "arrow_schema",
     "check_streaming",
     "columns_of",
@@ -344,11 +345,15 @@ def _state_location(spark: SparkSession, given: str | os.PathLike[str] | None) -
             hint=f"pass state_location= or set {STATE_LOCATION_SETTING}; it must survive restarts, "
             "as the checkpoint does",
         )
-    if not _SCHEME.match(os.fspath(location)):
-        # Workers, and the next start, may have other working directories.
-        location = Path(location).absolute()
+    location = absolute_location(location)
     open_files(location)
-    return os.fspath(location)
+    return location
+
+
+def absolute_location(location: str | os.PathLike[str]) -> str:
+    """Return an absolute path or a URI: workers, and the next start, may have other working directories."""
+    has_scheme = _SCHEME.match(os.fspath(location))
+    return os.fspath(location) if has_scheme else os.fspath(Path(location).absolute())
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:

@@ -14,11 +14,15 @@ from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import REJECTED, TableSet, event_schema
+from penstock.procedures.requests.programs import RequestPrograms
+from penstock.procedures.requests.run import REMEMBERED_REQUESTS, answer_requests
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.border.initial_rows import InitialRows
+from penstock.spark_ext.border.packing import side_of
 from penstock.spark_ext.border.transaction_packing import place_rows, sort_rows
 from penstock.spark_ext.sources.transaction_scan import PieceReader
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
+from penstock.spark_ext.worker.requests import REQUEST_SIDE, AnswerWriter, sort_requests
 
 __all__ = ["TransactionOperator"]
 
@@ -48,6 +52,10 @@ class TransactionOperator:
         The first rows of tables.
     reader : PieceReader, optional
         Reads the rows, if the parcels only have places in a p-stream.
+    requests : RequestPrograms, optional
+        What requests may call, which run before the events of their micro-batch.
+    answers : AnswerWriter, optional
+        Publishes the answers to requests.
     """
 
     program: Program | PlainProgram
@@ -58,6 +66,8 @@ class TransactionOperator:
     identity: str
     initial: InitialRows | None = None
     reader: PieceReader | None = None
+    requests: RequestPrograms | None = None
+    answers: AnswerWriter | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return the fixed settings; see `Operator.specification`."""
@@ -65,6 +75,8 @@ class TransactionOperator:
             "program": self.identity,
             "tables": [spec.to_json() for spec in self.tables],
             "time": self.time,
+            # Spark refuses another number of sources, without a word about the reason.
+            **({"requests": True} if self.requests is not None else {}),
         }
 
     @property
@@ -79,19 +91,27 @@ class TransactionOperator:
 
     def new_state(self) -> TableSet:
         """Return empty tables."""
-        return TableSet(self.tables)
+        return TableSet((*self.tables, REMEMBERED_REQUESTS))
 
     def run(
         self, state: TableSet, parcels: Iterable[Parcel], share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Run a transaction for each row, by time and arrival; see `Operator.run`."""
-        held = [parcel.batch for parcel in parcels if parcel.batch is not None]
+        """Run requests, then a transaction for each row, by time and arrival; see `Operator.run`."""
+        held: list[pa.RecordBatch] = []
+        asked: list[pa.RecordBatch] = []
+        for parcel in parcels:
+            if parcel.batch is not None:
+                (asked if side_of(parcel.batch) == REQUEST_SIDE else held).append(parcel.batch)
         metrics = BatchMetrics()
         batches: list[pa.RecordBatch] = []
         if self.initial is not None and state.is_new and share.description().get(HAS_INITIAL_ROWS):
             for table, rows in self.initial.read_bucket(share.bucket):
                 state.load(table, rows)
         begin = monotonic_s()
+        answers = None
+        if asked and self.requests is not None:
+            answers = answer_requests(state, sort_requests(asked), self.requests, share.bucket)
+            metrics.requests = answers.num_rows
         schema = event_schema(self.program.event)
         for rows in self._ordered(held):
             first = state.transactions
@@ -102,8 +122,12 @@ class TransactionOperator:
         metrics.rows_out = metrics.rows_in
         metrics.rejected = metrics.rows_in - metrics.committed
         metrics.keys = state.rows
-        if held:
+        if held or asked:
             metrics.duration_ms["run"] = 1000 * (monotonic_s() - begin)
+        if answers is not None and self.answers is not None:
+            begin = monotonic_s()
+            self.answers.publish(answers, share.query_id, share.batch_id, share.bucket)
+            metrics.duration_ms["answer"] = 1000 * (monotonic_s() - begin)
         return batches, metrics
 
     def _ordered(self, parcels: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,204 @@
+"""A client that appends requests to a stream of transactions, and waits for their answers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock._clock import monotonic_s, new_id, pause
+from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.errors import InvalidUsageError, UnavailableError
+from penstock.procedures.compiler.program import REJECTED, event_schema, result_schema
+from penstock.procedures.requests.messages import ANSWERS, REQUESTS, decode_values, encode_values
+from penstock.procedures.requests.programs import request_program
+from penstock.units import parse_duration_us
+
+if TYPE_CHECKING:
+    from penstock.procedures.workflows.catalog import Catalog
+
+__all__ = ["ANSWERS_PLACE", "REQUESTS_PLACE", "RequestClient", "request_streams"]
+
+REQUESTS_PLACE, ANSWERS_PLACE = "requests", "answers"
+
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
+
+
+def request_streams(location: str | os.PathLike[str]) -> tuple[PStream, PStream]:
+    """Return the p-streams of requests and of answers, which are created if they do not exist.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the location holds p-streams of other columns.
+    CorruptDataError, UnavailableError
+        If their files are damaged, or the file system refuses.
+    """
+    place = os.fspath(location).rstrip("/")
+    return PStream(f"{place}/{REQUESTS_PLACE}", REQUESTS), PStream(f"{place}/{ANSWERS_PLACE}", ANSWERS)
+
+
+class RequestClient:
+    """Calls procedures of a database that a stream of transactions runs. Threads may share it.
+
+    Each request runs once and gets one answer, also if processes of the query are killed meanwhile. A client
+    that does not know whether its request was sent, because it was killed itself, sends it again with the
+    same id, and gets the answer of the first one.
+
+    Parameters
+    ----------
+    catalog : Catalog
+        What the database has.
+    location : str or path
+        The location of requests and answers.
+    timeout : str or timedelta
+        How long a call waits for its answer.
+
+    Raises
+    ------
+    InvalidUsageError, CorruptDataError, UnavailableError
+        See `penstock.procedures.databases.Database.connect`.
+    """
+
+    def __init__(
+        self, catalog: Catalog, location: str | os.PathLike[str], timeout: str | timedelta = "30s"
+    ) -> None:
+        self._catalog = catalog
+        self.location = location
+        self._timeout_s = parse_duration_us(timeout) / 1e6
+        requests, self._answers = request_streams(location)
+        self._lock = threading.Lock()
+        self._read = self._answers.end
+        self._sent: dict[str, str] = {}
+        self._found: dict[str, dict[str, Any]] = {}
+        # It commits only what a flush waits for.
+        self._writer = PStreamWriter(
+            requests.files.location, REQUESTS, writer=f"client-{new_id()}", threads=1
+        )  # fmt: skip
+
+    def __enter__(self) -> RequestClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End. Requests that were sent run nevertheless."""
+        self._writer.close()
+
+    def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
+        """Run one transaction; return its results and ``rejected``, the reason of a rejection or None.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such procedure, or an attribute does not fit.
+        UnavailableError
+            If there is no answer in time. The request may still run; its id is in the error's context, for
+            `wait`.
+        """
+        return self.wait(self.send(new_id(), procedure, **attributes))
+
+    def send(self, request_id: str, procedure: str, /, **attributes: Any) -> str:
+        """Append a request; return its id once the request is durable.
+
+        Parameters
+        ----------
+        request_id : str
+            An id of the caller. Requests of the same id are one: it runs once.
+        procedure : str
+            The name of a procedure that accesses tables only.
+        **attributes
+            The attributes of its event.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such procedure, or an attribute does not fit.
+        UnavailableError
+            If the file system refuses.
+        """
+        if not request_id:
+            raise InvalidUsageError("the id of a request is empty", procedure=procedure)
+        schema = event_schema(request_program(self._catalog, procedure).event)
+        if missing := [name for name in schema.names if name not in attributes]:
+            raise InvalidUsageError("the event lacks an attribute", procedure=procedure, attribute=missing[0])
+        try:
+            arguments = encode_values({name: attributes[name] for name in schema.names})
+        except TypeError as error:
+            raise InvalidUsageError(
+                "an attribute does not fit", procedure=procedure, reason=str(error)
+            ) from error
+        if decode_values([arguments], schema)[1]:
+            raise InvalidUsageError(
+                "an attribute does not fit", procedure=procedure, event=str(schema).replace("\n", ", ")
+            )
+        rows = {"id": [request_id], "procedure": [procedure], "arguments": [arguments]}
+        with self._lock:
+            self._sent[request_id] = procedure
+        self._writer.append(pa.table(rows, REQUESTS))
+        self._writer.flush()
+        return request_id
+
+    def wait(self, request_id: str, timeout: str | timedelta | None = None) -> dict[str, Any]:
+        """Return the answer to a request that this client has sent; see `call`.
+
+        Parameters
+        ----------
+        request_id : str
+            The id.
+        timeout : str or timedelta, optional
+            How long to wait; by default as the client was made.
+
+        Raises
+        ------
+        InvalidUsageError
+            If this client has not sent it, or has returned its answer.
+        UnavailableError
+            If there is no answer in time. The request may still run, and may be waited for again.
+        """
+        timeout_s = self._timeout_s if timeout is None else parse_duration_us(timeout) / 1e6
+        end, rest = monotonic_s() + timeout_s, _SHORTEST_PAUSE_S
+        while True:
+            with self._lock:
+                if request_id not in self._sent:
+                    raise InvalidUsageError(
+                        "this client waits for no such request", id=request_id, hint="send it first, or again"
+                    )
+                self._look()
+                found = self._found.pop(request_id, None)
+                if found is not None:
+                    return self._decoded(self._sent.pop(request_id), found)
+            if monotonic_s() >= end:
+                raise UnavailableError(
+                    "there is no answer in time",
+                    id=request_id,
+                    waited_s=timeout_s,
+                    hint="check that the query runs; the request may still run, and wait(id) goes on waiting",
+                )
+            pause(min(rest, max(end - monotonic_s(), 0)))  # other processes' commits tell nobody
+            rest = min(2 * rest, _LONGEST_PAUSE_S)
+
+    def _look(self) -> None:
+        """Read the answers since the last look; keep those to requests of this client."""
+        stream = self._answers
+        stream.refresh()
+        begin, stop = max(self._read, stream.start), stream.end
+        if begin < stop:
+            for batch in stream.read(begin, stop):
+                for row in batch.to_pylist():
+                    if row["id"] in self._sent:
+                        self._found.setdefault(row["id"], row)
+        self._read = stop
+
+    def _decoded(self, procedure: str, found: dict[str, Any]) -> dict[str, Any]:
+        program = request_program(self._catalog, procedure)
+        schema = result_schema(program).remove(len(program.results))
+        rows, _ = decode_values([found["results"] or "{}"], schema)
+        return {**rows.to_pylist()[0], REJECTED: found[REJECTED]}

@@ -1,0 +1,131 @@
+"""Requests and answers as rows of p-streams, and their values as JSON.
+
+    LOCATION/requests    id, procedure, arguments: a JSON object with the attributes of the event
+    LOCATION/answers     id, procedure, results: a JSON object, or null; rejected; bucket; transaction
+
+In JSON a decimal, a date, a time and bytes (in Base64) are texts.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+__all__ = ["ANSWERS", "REQUESTS", "decode_values", "encode_values"]
+
+REQUESTS = pa.schema([
+    pa.field("id", pa.string(), nullable=False),
+    pa.field("procedure", pa.string(), nullable=False),
+    pa.field("arguments", pa.string(), nullable=False),
+])  # fmt: skip
+"""The columns of requests."""
+
+ANSWERS = pa.schema([
+    pa.field("id", pa.string(), nullable=False),
+    pa.field("procedure", pa.string(), nullable=False),
+    pa.field("results", pa.string()),
+    pa.field("rejected", pa.string()),
+    pa.field("bucket", pa.int32(), nullable=False),
+    pa.field("transaction", pa.int64()),
+])  # fmt: skip
+"""The columns of answers. `transaction` is the place in the bucket's serial order; null if none ran."""
+
+
+def encode_values(values: Mapping[str, Any]) -> str:
+    """Return named values as a JSON object.
+
+    Raises
+    ------
+    TypeError
+        If a value is of no type that a column can have.
+    """
+    return json.dumps(values, default=_text, separators=(",", ":"))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, date | datetime):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def decode_values(texts: Sequence[str], schema: pa.Schema) -> tuple[pa.RecordBatch, list[int]]:
+    """Return JSON objects as rows, and the places of those that do not fit, which are not among the rows.
+
+    A name that an object lacks is null; other names than those of the schema are ignored.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        What `encode_values` returned.
+    schema : pyarrow.Schema
+        The columns.
+    """
+    try:
+        return _rows(texts, schema), []
+    except _MISFITS:
+        pass
+    fitting, misfits = [], []
+    for place, text in enumerate(texts):
+        try:
+            _rows([text], schema)
+            fitting.append(text)
+        except _MISFITS:
+            misfits.append(place)
+    return _rows(fitting, schema), misfits
+
+
+_MISFITS = (ValueError, TypeError, ArithmeticError, RecursionError, pa.ArrowException)
+
+
+def _rows(texts: Iterable[str], schema: pa.Schema) -> pa.RecordBatch:
+    found = [json.loads(text) for text in texts]
+    if not all(isinstance(one, dict) for one in found):
+        raise TypeError("a JSON text is no object")
+    if not schema:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(found), pa.struct([])))
+    arrays = []
+    for field in schema:
+        array = pa.array([_value(one.get(field.name), field.type) for one in found], field.type)
+        if array.null_count and not field.nullable:
+            raise ValueError("a null where none may be")
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _value(value: Any, kind: pa.DataType) -> Any:
+    """Return a value of JSON as Arrow takes it for a type."""
+    if value is None:
+        return None
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [_value(one, kind.value_type) for one in _of(value, list)]
+    if pa.types.is_boolean(kind):
+        return _of(value, bool)
+    if pa.types.is_integer(kind):
+        return _of(value, int)
+    if pa.types.is_floating(kind):
+        return float(_of(value, int, float))
+    if pa.types.is_decimal(kind):
+        return Decimal(str(_of(value, int, float, str)))
+    if pa.types.is_timestamp(kind):
+        return datetime.fromisoformat(_of(value, str))
+    if pa.types.is_date(kind):
+        return date.fromisoformat(_of(value, str))
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return base64.b64decode(_of(value, str), validate=True)
+    return _of(value, str)
+
+
+def _of(value: Any, *kinds: type) -> Any:
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise TypeError(f"a value is {type(value).__name__}")
+    return value

@@ -1,0 +1,117 @@
+"""The procedures of a database that requests may call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.procedures.analysis.routing import routing_attribute
+from penstock.procedures.compiler.program import PlainProgram, Program, event_schema
+from penstock.sql.expression import did_you_mean
+
+if TYPE_CHECKING:
+    from penstock.procedures.workflows.catalog import Catalog
+
+__all__ = ["RequestPrograms", "request_program"]
+
+NO_PROCEDURE = "no such procedure"
+NOT_FOR_REQUESTS = "not for requests"
+SEVERAL_BUCKETS = "several buckets"
+
+
+@dataclass(frozen=True)
+class RequestPrograms:
+    """What requests may call. Made on the driver, used in workers.
+
+    Parameters
+    ----------
+    programs : mapping of str to Program
+        The programs, by the names of procedures.
+    refused : mapping of str to str
+        The reasons for which requests that call other procedures are rejected.
+    """
+
+    programs: Mapping[str, Program | PlainProgram]
+    refused: Mapping[str, str]
+
+    @staticmethod
+    def of(catalog: Catalog, buckets: int, route: pa.DataType | None = None) -> RequestPrograms:
+        """Return what requests may call in a database.
+
+        Parameters
+        ----------
+        catalog : Catalog
+            What the database has.
+        buckets : int
+            The number of buckets. With several, a request runs in the bucket of its event, as events do.
+        route : pyarrow.DataType, optional
+            The type of the attribute that chooses the bucket of the stream's events, if there are several.
+        """
+        programs: dict[str, Program | PlainProgram] = {}
+        refused: dict[str, str] = {}
+        for name in catalog.procedures:
+            try:
+                program = request_program(catalog, name)
+            except InvalidUsageError:
+                refused[name] = NOT_FOR_REQUESTS
+                continue
+            if buckets > 1 and not _has_route(program, route):
+                refused[name] = SEVERAL_BUCKETS
+            else:
+                programs[name] = program
+        return RequestPrograms(programs, refused)
+
+    def route(self, procedure: str) -> str | None:
+        """Return the attribute that chooses the bucket; None if there is no such program."""
+        program = self.programs.get(procedure)
+        return None if program is None else routing_attribute(program)
+
+    def why_not(self, procedure: str) -> str:
+        """Return why a procedure that is no program is rejected."""
+        return self.refused.get(procedure, NO_PROCEDURE)
+
+
+def _has_route(program: Program | PlainProgram, route: pa.DataType | None) -> bool:
+    """Return whether a program has an attribute whose values choose buckets as those of events do."""
+    attribute = routing_attribute(program)
+    if attribute is None or route is None:
+        return False
+    try:
+        pa.nulls(0, event_schema(program.event).field(attribute).type).cast(route)
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
+
+
+def request_program(catalog: Catalog, name: str) -> Program | PlainProgram:
+    """Return what a request for a procedure runs.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such procedure, or one that only a stream may run.
+    """
+    procedure = catalog.procedures.get(name)
+    if procedure is None:
+        hint = did_you_mean(name, catalog.procedures, "procedures")
+        raise InvalidUsageError("there is no such procedure", procedure=name, hint=hint)
+    if procedure.event is None:
+        raise InvalidUsageError(
+            "a request needs to know the attributes of the event",
+            procedure=name,
+            hint='declare them: @database.procedure(event="name type, ...")',
+        )
+    windows = catalog.reached([procedure.text]).windows
+    if procedure.stream is not None or windows:
+        private = procedure.stream.name if procedure.stream is not None else next(iter(windows))
+        raise InvalidUsageError(
+            "requests call procedures that access tables only",
+            procedure=name,
+            accesses=private,
+            hint="streams and windows belong to the workflow; let it write a table that the request reads",
+        )
+    return procedure.program()

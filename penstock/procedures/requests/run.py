@@ -1,0 +1,188 @@
+"""Run requests over the tables of a bucket, each once, however often it comes.
+
+A client that does not know whether its request arrived sends it again with the same id. So a bucket remembers
+its last `REMEMBERED` requests with their answers, in a table that is stored and recovered as all tables are,
+and answers a repeated request as the first time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.procedures.engine import REJECTED, TableSet, event_schema
+from penstock.procedures.requests.messages import ANSWERS, decode_values, encode_values
+from penstock.procedures.requests.programs import RequestPrograms
+from penstock.procedures.schema import Column, Kind, TableSpec
+
+__all__ = ["REMEMBERED", "REMEMBERED_REQUESTS", "answer_requests"]
+
+REMEMBERED = 1 << 17
+"""The number of requests that a bucket remembers."""
+OTHER_REQUEST = "the id of another request"
+MISFIT = "arguments do not fit"
+
+REMEMBERED_REQUESTS = TableSpec(
+    "remembered requests",  # a name that no table of a user has
+    (
+        Column("place", pa.int64(), Kind.INTEGER, nullable=False),
+        Column("number", pa.int64(), Kind.INTEGER, nullable=False),
+        Column("id", pa.string(), Kind.TEXT, nullable=False),
+        Column("asked", pa.int64(), Kind.INTEGER, nullable=False),
+        Column("results", pa.string(), Kind.TEXT, nullable=True),
+        Column("rejected", pa.string(), Kind.TEXT, nullable=True),
+        Column("transaction", pa.int64(), Kind.INTEGER, nullable=True),
+    ),
+    ("place",),
+    None,
+)
+"""The requests that a bucket remembers: request number n is at place n % `REMEMBERED`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a request got. `asked` is a hash of the procedure and its arguments."""
+
+    asked: int
+    results: str | None
+    rejected: str | None
+    transaction: int | None
+
+
+def answer_requests(
+    state: TableSet, requests: pa.RecordBatch, programs: RequestPrograms, bucket: int, most: int = REMEMBERED
+) -> pa.RecordBatch:
+    """Run requests one after the other; return an answer for each.
+
+    Parameters
+    ----------
+    state : TableSet
+        The tables, `REMEMBERED_REQUESTS` among them.
+    requests : pyarrow.RecordBatch
+        The requests, in their order.
+    programs : RequestPrograms
+        What they may call.
+    bucket : int
+        The bucket, which is in the answers.
+    most : int
+        The number of requests to remember.
+    """
+    rows = [
+        (id_, procedure, arguments, _hash(procedure, arguments))
+        for id_, procedure, arguments in zip(*(one.to_pylist() for one in requests.columns[:3]), strict=True)
+    ]
+    memory = _Memory(state, most)
+    answers: list[_Answer] = []
+    for procedure, group in _groups(rows):
+        answers_of_new = iter(_run(state, programs, procedure, [
+            arguments for id_, _, arguments, _ in group if id_ not in memory
+        ]))  # fmt: skip
+        for id_, _, _, asked in group:
+            known = memory.get(id_)
+            if known is None:
+                results, rejected, transaction = next(answers_of_new)
+                known = _Answer(asked, results, rejected, transaction)
+                memory.add(id_, known)
+            elif known.asked != asked:
+                known = _Answer(asked, None, OTHER_REQUEST, None)
+            answers.append(known)
+    memory.store()
+    columns: list[list[Any]] = [
+        [row[0] for row in rows],
+        [row[1] for row in rows],
+        [one.results for one in answers],
+        [one.rejected for one in answers],
+        [bucket] * len(rows),
+        [one.transaction for one in answers],
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, ANSWERS, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ANSWERS)
+
+
+def _hash(*texts: str) -> int:
+    digest = hashlib.sha256("\0".join(texts).encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _groups(rows: list[tuple[str, str, str, int]]) -> Iterator[tuple[str, list[tuple[str, str, str, int]]]]:
+    """Yield runs of requests for one procedure with ids that differ, which one call of a kernel may run."""
+    group: list[tuple[str, str, str, int]] = []
+    ids: set[str] = set()
+    for row in rows:
+        if group and (row[1] != group[0][1] or row[0] in ids):
+            yield group[0][1], group
+            group, ids = [], set()
+        group.append(row)
+        ids.add(row[0])
+    if group:
+        yield group[0][1], group
+
+
+def _run(
+    state: TableSet, programs: RequestPrograms, procedure: str, arguments: list[str]
+) -> list[tuple[str | None, str | None, int | None]]:
+    """Run a transaction for each of the arguments; return results, rejection and number of each."""
+    program = programs.programs.get(procedure)
+    if program is None:
+        return [(None, programs.why_not(procedure), None)] * len(arguments)
+    events, misfits = decode_values(arguments, event_schema(program.event))
+    first = state.transactions
+    made = state.run(program, events).to_pylist() if events.num_rows else []
+    answers: list[tuple[str | None, str | None, int | None]] = []
+    for number, row in enumerate(made, first):
+        rejected = row.pop(REJECTED)
+        answers.append((None if rejected is not None else encode_values(row), rejected, number))
+    for place in misfits:
+        answers.insert(place, (None, MISFIT, None))
+    return answers
+
+
+class _Memory:
+    """The requests that a bucket remembers, by their ids."""
+
+    def __init__(self, state: TableSet, most: int) -> None:
+        self._table = state[REMEMBERED_REQUESTS.name]
+        self._most = most
+        if state.remembered is None:
+            rows = sorted(self._table.table().to_pylist(), key=lambda row: row["number"])
+            next_number = rows[-1]["number"] + 1 if rows else 0
+            state.remembered = (
+                next_number,
+                {
+                    row["id"]: _Answer(row["asked"], row["results"], row["rejected"], row["transaction"])
+                    for row in rows
+                },
+            )
+        self._state = state
+        self._next, self._known = state.remembered
+        self._new: list[tuple[int, str, _Answer]] = []
+
+    def __contains__(self, id_: str) -> bool:
+        return id_ in self._known
+
+    def get(self, id_: str) -> _Answer | None:
+        return self._known.get(id_)
+
+    def add(self, id_: str, answer: _Answer) -> None:
+        self._known[id_] = answer
+        self._new.append((self._next, id_, answer))
+        self._next += 1
+
+    def store(self) -> None:
+        """Note what was added for the next version, and forget the oldest."""
+        if not self._new:
+            return
+        for id_ in list(itertools.islice(self._known, max(len(self._known) - self._most, 0))):
+            del self._known[id_]
+        rows = [
+            {"place": number % self._most, "number": number, "id": id_, "asked": one.asked,
+             "results": one.results, "rejected": one.rejected, "transaction": one.transaction}
+            for number, id_, one in self._new[-self._most :]
+        ]  # fmt: skip
+        self._table.upsert(pa.RecordBatch.from_pylist(rows, REMEMBERED_REQUESTS.schema), dirty=True)
+        self._state.remembered = self._next, self._known

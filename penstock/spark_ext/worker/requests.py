@@ -1,0 +1,246 @@
+"""Requests beside a stream of transactions: their way to the buckets, and that of answers to clients.
+
+A request takes the way of the events: Spark plans which ones a micro-batch has, and a parcel brings them to
+their bucket, where they run before the events of the micro-batch. So Spark's log of offsets is the log of the
+merged order, and a micro-batch that runs again gives the same answers.
+
+The task of a bucket publishes its answers itself, so that any sink may take the results. The order of a
+micro-batch is durable before its answers are visible, and they are one commit of the bucket's writer, under
+the micro-batch's number. Another attempt finds its answers there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock._failpoints import failpoint
+from penstock.checkpointing.p_stream import PStream
+from penstock.checkpointing.spark_checkpoint import make_durable
+from penstock.errors import CorruptDataError
+from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.procedures.compiler.program import event_schema
+from penstock.procedures.requests.client import request_streams
+from penstock.procedures.requests.messages import ANSWERS, REQUESTS, decode_values
+from penstock.procedures.requests.programs import RequestPrograms
+from penstock.procedures.requests.run import REMEMBERED
+from penstock.procedures.workflows.catalog import Catalog
+from penstock.spark_ext.api.register import register
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.border.packing import parcel_row, with_side
+from penstock.spark_ext.border.parcels import PARCELS, to_parcels
+from penstock.spark_ext.border.transaction_packing import bucket_of_values
+from penstock.spark_ext.sources.p_stream_options import WriteOptions
+from penstock.spark_ext.sources.p_stream_rows import SegmentRows
+from penstock.spark_ext.worker.stateful import absolute_location
+
+__all__ = ["REQUEST_SIDE", "AnswerWriter", "PlannedRequests", "RequestPacker", "sort_requests"]
+
+REQUEST_SIDE = "requests"
+"""The side of a parcel that has requests."""
+
+_POSITION = f"{RESERVED_PREFIX}position"
+_PART_BITS = 40
+_SWEEP_BATCHES = 64
+"""The number of micro-batches between searches for files of failed attempts, and for old answers."""
+_KEPT = "kept"
+"""The reader of answers that stands for those which are kept."""
+
+
+@dataclass(frozen=True)
+class PlannedRequests:
+    """The requests of a query. Made on the driver.
+
+    Parameters
+    ----------
+    parcels : DataFrame
+        Their parcels, for a union with those of the events.
+    programs : RequestPrograms
+        What they may call.
+    answers : AnswerWriter
+        Publishes their answers.
+    """
+
+    parcels: DataFrame
+    programs: RequestPrograms
+    answers: AnswerWriter
+
+    @staticmethod
+    def of(
+        spark: SparkSession,
+        location: str | os.PathLike[str],
+        catalog: Catalog,
+        buckets: int,
+        route: pa.DataType | None,
+        name: str,
+    ) -> PlannedRequests:
+        """Plan requests.
+
+        Parameters
+        ----------
+        spark : SparkSession
+            The session.
+        location : str or path
+            The location of the p-streams of requests and answers, which are created if they do not exist.
+        catalog : Catalog
+            What the database has.
+        buckets : int
+            The number of buckets.
+        route : pyarrow.DataType, optional
+            The type of the attribute that chooses the bucket of an event, if there are several buckets.
+        name : str
+            The operator's name, under which the query reads requests.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the location holds something else.
+        CorruptDataError, UnavailableError
+            If its files are damaged, or the file system refuses.
+        """
+        register(spark)
+        requests, answers = request_streams(absolute_location(location))
+        programs = RequestPrograms.of(catalog, buckets, route)
+        read = spark.readStream.format("pstream").option("reader", name).load(requests.files.location)
+        packer = RequestPacker(programs, buckets, route)
+        rows = SegmentRows(WriteOptions.parse({"path": answers.files.location}), answers)
+        parcels = read.mapInArrow(packer, PARCELS)
+        return PlannedRequests(parcels, programs, AnswerWriter(answers.files.location, rows, buckets))
+
+
+@dataclass(frozen=True)
+class RequestPacker:
+    """The map side of requests, for ``mapInArrow``: each goes to the bucket of its event.
+
+    Parameters
+    ----------
+    programs : RequestPrograms
+        What they may call. Requests that call nothing, or have other arguments, go to the first bucket.
+    buckets : int
+        The number of buckets.
+    route : pyarrow.DataType, optional
+        The type of the attribute that chooses the bucket of an event, if there are several buckets.
+    """
+
+    programs: RequestPrograms
+    buckets: int
+    route: pa.DataType | None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of one partition's requests."""
+        context = TaskContext.get()
+        position = (context.partitionId() if context else 0) << _PART_BITS
+        labels = bucket_labels(self.buckets)
+        for batch in batches:
+            rows = cast_to_schema(batch, REQUESTS)
+            places = pa.array(np.arange(position, position + rows.num_rows, dtype=np.int64))
+            position += rows.num_rows
+            bucket = self._buckets(rows)
+            placed = with_side(rows.append_column(_POSITION, places), REQUEST_SIDE)
+            for number in np.unique(bucket):
+                for parcel in to_parcels([placed.filter(pa.array(bucket == number))]):
+                    yield parcel_row(labels[int(number)], 0, parcel)
+
+    def _buckets(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        found = np.zeros(rows.num_rows, np.int64)
+        if self.buckets == 1 or self.route is None:
+            return found
+        called = np.array(rows.column("procedure").to_pylist(), object)
+        arguments = rows.column("arguments").to_pylist()
+        for procedure in set(called):
+            attribute = self.programs.route(procedure)
+            if attribute is None:
+                continue
+            places = np.flatnonzero(called == procedure)
+            schema = event_schema(self.programs.programs[procedure].event)
+            events, misfits = decode_values([arguments[place] for place in places], schema)
+            fitting = np.delete(places, misfits)
+            values = events.column(attribute).cast(self.route, safe=False)
+            found[fitting] = bucket_of_values(values, self.buckets)
+        return found
+
+
+def sort_requests(parcels: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the requests of a bucket's parcels in their order."""
+    rows = pa.Table.from_batches([one.replace_schema_metadata(None) for one in parcels])
+    return rows.sort_by(_POSITION).drop_columns([_POSITION]).combine_chunks().to_batches()[0]
+
+
+@dataclass(frozen=True)
+class AnswerWriter:
+    """Publishes the answers of a bucket. Made on the driver, used in workers.
+
+    Parameters
+    ----------
+    location : str
+        The location of the p-stream of answers.
+    rows : SegmentRows
+        Writes the rows.
+    buckets : int
+        The number of buckets.
+    """
+
+    location: str
+    rows: SegmentRows
+    buckets: int
+
+    def publish(self, answers: pa.RecordBatch, query: str, batch: int, bucket: int) -> None:
+        """Make answers of a micro-batch durable and visible, unless another attempt did.
+
+        Steps: 1. write them, 2. sync the micro-batch's plan, and with it the order of its transactions, 3.
+        commit the answers.
+
+        Raises
+        ------
+        CorruptDataError
+            If the p-stream has other answers under this micro-batch's number, or newer ones.
+        UnavailableError
+            If the file system refuses.
+        """
+        writer = f"{query}-{bucket}"
+        stream = PStream(self.location)
+        known = stream.log.writers.get(writer)
+        if known is None or known.batch < batch:
+            segments = self.rows.write([answers], writer, batch, bucket)
+            # Spark tells workers not where its checkpoint is.
+            make_durable(None)
+            failpoint("answers.before_commit")
+            committed = stream.log.commit(writer, batch, segments)
+            failpoint("answers.after_commit")
+            if committed:
+                self._clean(stream, writer, batch)
+                return
+        self._check_same(stream, writer, answers, batch)
+
+    def _clean(self, stream: PStream, writer: str, batch: int) -> None:
+        stream.log.compact()
+        if batch % _SWEEP_BATCHES == 0:
+            stream.cut_back(writer)
+            stream.subscribe(_KEPT)
+            stream.trim_from(_KEPT, max(stream.end - REMEMBERED * self.buckets, stream.start))
+
+    def _check_same(self, stream: PStream, writer: str, answers: pa.RecordBatch, batch: int) -> None:
+        newest = stream.log.writers[writer].batch
+        commits = [commit for commit in stream.log.commits if commit.writer == writer and commit.rows]
+        if newest == batch:
+            if not commits or commits[-1].offset < stream.start:
+                return  # they are no longer kept
+            theirs = pa.Table.from_batches(stream.read(commits[-1].offset, commits[-1].end), ANSWERS)
+            if theirs.equals(pa.Table.from_batches([answers])):
+                return
+        raise CorruptDataError(
+            "the answers to requests are ahead of the checkpoint, and differ",
+            answers=self.location,
+            batch=batch,
+            newest_batch=newest,
+            hint="restore the checkpoint as it was, and the procedures until one more micro-batch has run; "
+            "or start with a new checkpoint",
+        )
