@@ -1,4 +1,4 @@
-"""The files of a bucket: reading and writing one, with the chain in its header."""
+"""Read and write the files of a bucket, with the chain in their headers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class State(Protocol):
         """Return the changes since the last call of `delta` or `restore`."""
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of bounded size; later changes have no effect on them."""
+        """Return the whole current state, in units of bounded size. Later changes do not affect the units."""
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply units in their order."""
 
 
 class BucketFiles:
-    """Reads and writes the files of one bucket, each checked against its name.
+    """Reads and writes the files of one bucket, and checks each file against its name.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class BucketFiles:
         before: Handle,
         parent: Pointer | None,
     ) -> Link:
-        """Publish `unit` at `pointer`, its blocks as `coded`, with the chain of `before` in its header."""
+        """Publish `unit` at `pointer` with its `coded` blocks and the chain of `before` in the header."""
         content = encode(PUnit(unit.kind, _meta(pointer, unit, before, parent)), coded)
         self.files.publish(pointer.file_name, content)
         return Link(pointer, len(content))
@@ -67,7 +67,7 @@ class BucketFiles:
         return newest, self._handle_in(pointer, newest, size_bytes)
 
     def _from_head(self, pointer: Pointer, size_bytes: int) -> Handle | None:
-        """Return the handle of a version from the header of its own file; None if the file is not whole."""
+        """Return the handle of a version from the header of its file; None if the file is not whole."""
         read = partial(self.files.read_range, pointer.file_name)
         path = self.files.path_of(pointer.file_name)
         try:
@@ -84,7 +84,7 @@ class BucketFiles:
         fields = Fields(unit.meta, path)
         before = tuple(map(Link.from_json, fields.rows("chain", 3)))
         superseded = tuple((Version(row.count(0)), row.text(1)) for row in fields.rows("superseded", 2))
-        # Early files name no base (which was one file), parent or snapshot.
+        # Files of early versions name no base, parent or snapshot. Their base is one file.
         base = fields.count("base", most=len(before) + 1) if fields.has("base") else 1
         parent = fields.row("parent", 2) if fields.has("parent") else None
         before_it = Pointer(Version(parent.count(0)), FileId(parent.text(1))) if parent else None

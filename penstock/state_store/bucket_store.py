@@ -3,35 +3,37 @@
 Every file is a p-unit (`penstock.checkpointing.p_unit`) named ``<number>-<file id>.punit``. The header of a
 version's file holds its *chain*: the files that a load needs before it, oldest first. The chain begins with
 its *base*, which is self-contained: the parts of a snapshot, or the very first delta. So a load reads the
-newest file, which a pointer names, and then the files in its chain, without listing a directory.
+file that a pointer names, and then the files in its chain, without listing a directory.
 
-A snapshot is written in the background, after the commit of its version. The first later commit that finds it
-complete adopts it: it replaces that commit's chain. The writer publishes its parts first, and then its *own
-file*, which only names them. The headers of its version and of later ones record that it was begun, and the
-name of its own file. So any process may find it, and none begins another one while this one may be adopted.
-If no commit adopts it in time, its writer counts as lost, and the commit that begins the next snapshot also
-writes it, because workers may not live long enough to write one in the background.
+A snapshot is written in the background, after the commit of its version. The first later commit that finds
+the snapshot complete adopts it: the snapshot replaces that commit's chain. The writer first publishes the
+snapshot's parts, and then its *own file*, which only names the parts. The headers of its version and of later
+versions record that the snapshot was begun, and the name of its own file. So any process can find the
+snapshot, and no process begins another one while this one may be adopted. If no commit adopts the snapshot in
+time, its writer counts as lost. Then the commit that begins the next snapshot also writes it, because workers
+may not live long enough to write one in the background.
 
-Spark may commit more than one attempt at a version: with speculation, or if a lost executor still runs, it
+Spark may commit more than one attempt at a version. With speculation, or if a lost executor still runs, Spark
 may have the pointer of one attempt in an executor's memory and the pointer of a *sibling* on disk. A task
-gets either and cannot tell which; a later task may get the other, or a successor of it.
+gets one of the two and cannot tell which. A later task may get the other, or a successor of the other.
 
 Invariants:
 
 1. A file never changes, and no two attempts share a file id.
 2. A version is the number of earlier commits plus one; its *parent* is the previous version.
 3. The number in a file's name is at least the version that first names the file. For a version's own file it
-   is that version. For a snapshot it is the last version that may adopt it, plus ``retain_versions - 1``, so
-   that its files stay as long as a version is retained upon which it may be adopted. Once the snapshot's own
-   file may be there, its parts go by rule 5 alone.
-4. The arrival of the pointer of version v proves that v was committed. The ``retain_versions`` newest
-   versions up to v may arrive later, each as any of its siblings. Attempts that still run and are of use
-   follow one of these versions or version v - ``retain_versions``. All of these are *recent* versions.
-5. A file is deleted only once a pointer has arrived, if no recent version that is there has it in its chain,
-   whichever attempt wrote that version, and if its number is below the recent ones, or the chain that arrived
-   had it before a snapshot replaced it. If a recent version cannot be read, nothing is deleted.
-6. The header of every later version names the files that a snapshot replaced, and the snapshot's own file,
-   until they are released, even if another snapshot follows before that.
+   is that version. For a snapshot it is the last version that may adopt the snapshot, plus ``retain_versions
+   - 1``, so that its files stay while any version that may adopt it is retained. When the snapshot's own file
+   may exist, rule 5 alone decides when its parts are deleted.
+4. The arrival of the pointer of version v proves that v was committed. The pointers of the
+``retain_versions`` newest versions up to v may still arrive, each as any of its siblings. Attempts that still
+run and can be committed follow one of these versions or version v - ``retain_versions``. All of these are
+*recent* versions. 5. A file is deleted only after a pointer has arrived, and only if two conditions hold. No
+recent version, of any attempt, has the file in its chain. The file's number is below the recent versions, or
+the file was in the chain that arrived before a snapshot replaced it. If a recent version cannot be read,
+nothing is deleted. 6. The header of every later version names the files that a snapshot replaced, and the
+snapshot's own file,
+   until the files are released, even if another snapshot follows before.
 7. A commit begins a snapshot only if its lineage has no snapshot that a later commit may adopt, unless this
    process knows that its own snapshot has failed.
 8. After a snapshot is due, a chain grows by no more than ``SnapshotRule.max_commits`` + 2 deltas, whatever
@@ -92,8 +94,8 @@ RETAIN_VERSIONS = 2
 class BucketStore(BucketFiles):
     """Loads and commits the state of one bucket.
 
-    Used in a Python worker by one task at a time. Several attempts of a task may use their own stores
-    on the same directory at once.
+    One task at a time uses it, in a Python worker. Several attempts of a task may use stores of their own on
+    the same directory at once.
 
     Parameters
     ----------
@@ -102,7 +104,7 @@ class BucketStore(BucketFiles):
     retain_versions : int
         The number of committed versions that stay loadable.
     background : concurrent.futures.Executor, optional
-        Writes snapshots and collects garbage; by default the caller's thread does.
+        Writes snapshots and collects garbage. By default the caller's thread does both.
     snapshots : SnapshotRule, optional
         When a snapshot is begun.
     """
@@ -133,13 +135,13 @@ class BucketStore(BucketFiles):
             If the file system refuses.
         """
         newest, handle = self._open(pointer)
-        # One file after the other, for a snapshot may be larger than memory.
+        # Apply one file after the other, because a snapshot may be larger than memory.
         sources: list[Link | PUnit] = [*handle.links[:-1], newest]
         self._restore(state, handle.links, (self._state_unit(source) for source in sources))
         return handle
 
     def catch_up(self, pointer: Pointer, state: State, held: Handle) -> Handle | None:
-        """Advance `state` from `held` to the version at `pointer` by the deltas between.
+        """Advance `state` from `held` to the version at `pointer` by the deltas between the two.
 
         Returns None, and does not change `state`, if `held` is not in the lineage of `pointer` or a snapshot
         has replaced the deltas.
@@ -154,11 +156,11 @@ class BucketStore(BucketFiles):
         if held.pointer not in pointers:
             return None
         deltas = handle.links[pointers.index(held.pointer) + 1 :]
-        # All are read before the first is applied, so that a damaged one changes nothing.
+        # Read all deltas before the first is applied, so that a damaged one changes nothing.
         sources: list[Link | PUnit] = [*deltas[:-1], newest] if deltas else []
         self._restore(state, deltas, [self._state_unit(source) for source in sources])
         if handle.snapshot == held.snapshot:
-            # It may be this process that writes it.
+            # This process may be its writer.
             handle = replace(handle, snapshot=held.snapshot)
         return handle
 
@@ -167,10 +169,9 @@ class BucketStore(BucketFiles):
 
         Call it after `release`, so that the header no longer names deleted files. Steps: 1. adopt a complete
         snapshot, 2. begin one if it is due and none is begun, 3. publish the delta, which names a begun
-        snapshot, 4. write the snapshot: in the background, or before this returns if the last one was lost.
-
-        If another process writes the snapshot, step 1 reads one small file, which usually does not exist yet:
-        at most one read for each commit that may adopt it.
+        snapshot, 4. write the snapshot: in the background, or before the call returns if the last snapshot
+        was lost. If another process writes the snapshot, step 1 tries to read one small file, which usually
+        does not exist yet.
 
         Raises
         ------
@@ -200,7 +201,7 @@ class BucketStore(BucketFiles):
         """Sweep if `held` proves that files replaced by a snapshot are unnecessary; return their number.
 
         Call it when the pointer of `held` has *arrived* and its state is loaded, never after a commit. It
-        sweeps about once a snapshot, in the caller's thread, because a worker may not live long enough for
+        sweeps about once per snapshot, in the caller's thread, because a worker may not live long enough for
         the background. A failure is logged.
         """
         names = held.releasable(self.retain_versions)
@@ -217,8 +218,8 @@ class BucketStore(BucketFiles):
         """List the files that the arrival of the pointer of `held` proves unnecessary.
 
         These are the files of attempts that failed or lost, files that a snapshot replaced, and snapshots
-        that no commit adopted; see rule 5 of the module. Reads the headers of siblings, of which there are
-        usually none.
+        that no commit adopted; see rule 5 of the module. Reads the headers of siblings; usually there are
+        none.
 
         Raises
         ------
@@ -247,7 +248,7 @@ class BucketStore(BucketFiles):
                     return []
                 needed.update(link.pointer.file_name for link in handle.links)
                 if handle.snapshot is not None:
-                    # A successor may adopt that snapshot, and all its files have one number.
+                    # A successor may adopt the snapshot. All files of a snapshot have the same number.
                     number = handle.snapshot.pointer.version
                     needed.update(name for name in found if number_of(name) == number)
         return [name for name in found if name not in needed]
@@ -261,16 +262,16 @@ class BucketStore(BucketFiles):
         return len(names)
 
     def look(self, pointer: Pointer) -> tuple[Handle, PUnit]:
-        """Return the handle of the version at `pointer`, and its own unit, without loading the chain."""
+        """Return the handle of the version at `pointer` and the unit of its file, not loading the chain."""
         newest, handle = self._open(pointer)
         return handle, PUnit(newest.kind, newest.meta["state"], newest.blocks)
 
     def find(self, pointer: Pointer) -> Handle:
         """Return the handle of the version at `pointer`, after checking that all files of its chain exist.
 
-        Called when no state is loaded yet. Lists the directory, and reads the header of the version's own
-        file. Only a file that is missing or has the wrong length is read whole, as in `load`, which raises
-        the error. The content of files with the right length is not checked.
+        Called when no state is loaded yet. Lists the directory and reads the header of the version's own
+        file. If a file is missing or has the wrong length, reads it as `load` does, which raises the error.
+        The content of files with the right length is not checked.
 
         Raises
         ------
@@ -303,13 +304,13 @@ class BucketStore(BucketFiles):
         return Snapshot(Pointer(number, FileId(new_id())), last, deltas_begin)
 
     def _adopt(self, held: Handle, version: Version) -> Handle:
-        """Return `held`, the base of `version`, with its snapshot adopted if that is complete by now."""
+        """Return `held`, after adopting its snapshot if that is complete."""
         snapshot = held.snapshot
         if snapshot is None:
             return held
         ours = snapshot.parts
         if ours is not None and not ours.done():
-            # However late it is: a process writes one at a time.
+            # Adopt it however late it is, because a process writes one at a time.
             return held
         without = replace(held, snapshot=None)
         if version > snapshot.last or (ours is not None and ours.exception() is not None):
@@ -342,13 +343,13 @@ class BucketStore(BucketFiles):
         try:
             parts = self._write_parts(pointer.version, units)
             self._publish(pointer, PUnit("snapshot", {}), {}, Handle(parts, base=0), None)
-        except Exception as error:  # of whatever kind: this thread is the only one to see it
+        except Exception as error:  # Of any kind, because no other thread sees it.
             _log.warning("no snapshot was written [location=%s error=%s]", self.files.location, error)
             raise
         return parts
 
     def _write_parts(self, number: Version, units: Iterator[PUnit]) -> tuple[Link, ...]:
-        """Publish the parts of a snapshot; on failure delete them, since no file names them yet."""
+        """Publish the parts of a snapshot; after a failure delete them, because no file names them yet."""
         parts: list[Link] = []
         try:
             for unit in units:
@@ -363,7 +364,7 @@ class BucketStore(BucketFiles):
         return tuple(parts)
 
     def _run(self, work: Callable[[], T], *, wait: bool = False) -> Future[T]:
-        """Run `work` in the background, or here if there is no background or the caller must wait."""
+        """Run `work` in the background, or in this thread without a background or if the caller must wait."""
         if self._background is not None and not wait:
             return self._background.submit(work)
         future: Future[T] = Future()

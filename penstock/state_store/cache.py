@@ -1,8 +1,8 @@
 """The states that a Python worker keeps between micro-batches.
 
-Workers are not tied to partitions: a state may come back a few versions later, or never. A state is
-*taken out* while a task works on it and put back only after its commit, so a task that fails leaves
-nothing half done behind.
+Workers are not tied to partitions: a worker may need a state again some versions later, or never. A task
+*takes* a state out of the cache and puts it back only after the commit, so a task that fails leaves no
+half-changed state in the cache.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ S = TypeVar("S", bound=CachedState)
 
 @dataclass(slots=True)
 class Found(Generic[S]):
-    """A state at the requested version, and how it was found: one of the three counts is 1."""
+    """A state at the requested version. One of the three counts is 1 and says how it was found."""
 
     state: S
     handle: Handle
@@ -63,7 +63,7 @@ class StateCache(Generic[S]):
     Parameters
     ----------
     capacity_bytes : int
-        The bound. A single state that is larger is not kept.
+        The bound. A state that is larger by itself is not kept.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -80,7 +80,7 @@ class StateCache(Generic[S]):
         Parameters
         ----------
         pointer : Pointer or None
-            The version to find; None for the empty state of a bucket without one.
+            The version to find; None for the empty state of a bucket without versions.
         new : callable
             Makes an empty state.
         """
@@ -103,7 +103,7 @@ class StateCache(Generic[S]):
             return Found(state, store.load(pointer, state), loads=1)
 
     def put(self, store: BucketStore, state: S, handle: Handle) -> None:
-        """Cache `state`, which is at `handle`; close it if it exceeds the capacity by itself."""
+        """Cache `state`, which is at `handle`; close a state that is larger than the capacity."""
         if state.size_bytes > self.capacity_bytes:
             state.close()
             return

@@ -1,15 +1,15 @@
-"""Record the clock readings of a micro-batch's first attempt, so that every later attempt serves the same.
+"""Record the clock readings of a micro-batch's first attempt, so that later attempts serve the same rows.
 
 With a budget of time, or linecutting, an operator's output depends on the clock. A micro-batch may run again
 after a sink has taken the output of an earlier attempt. A sink that skips known micro-batches would then miss
-rows that only the later attempt serves. But an operator is a function of its state, of its arrivals in order,
-and of the clock. So an attempt records the clock readings before any of its output is visible, and an attempt
-that finds a record replays them.
+rows that only the later attempt serves. The output is a function of the state, of the ordered arrivals, and
+of the clock. So an attempt records the clock readings before its output is visible, and an attempt that finds
+a record replays the readings.
 
-A record is a file beside the versions of a bucket, ``<number>-<file id of the parent>.clock``; its number is
-the version that follows this parent. It is a p-unit, and garbage by the same rule as a version
-(`penstock.state_store.bucket_store`); a sweep deletes it. If the file system cannot tell that a name is
-taken, concurrent attempts may differ; successive attempts do not.
+A record is a file beside the versions of a bucket, ``<number>-<file id of the parent>.clock``, where the
+number is the version that follows the parent. It is a p-unit, and becomes garbage by the same rule as a
+version (`penstock.state_store.bucket_store`). If the file system cannot tell that a name is taken, concurrent
+attempts may differ; successive attempts do not.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class RecordedClock:
     Parameters
     ----------
     clock : Clock
-        The clock to read once the record is used up. With a record, this happens only if a source returns
-        other rows than before.
+        The clock to read after the end of the record. With a record, the end is reached only if a source
+        returns other rows than before.
     recorded : list of int
         The record.
     """
@@ -91,12 +91,14 @@ class ClockRecord:
         return [times.number(number) for number in range(len(times))]
 
     def publish(self, readings: list[int]) -> None:
-        """Make the record durable; only one attempt succeeds, if the file system can tell.
+        """Make the record durable.
+
+        Only one attempt succeeds, if the file system can tell that a name is taken.
 
         Raises
         ------
         ConflictError
-            If another attempt was faster: the output of this one must not become visible.
+            If another attempt was faster. The output of this attempt must not become visible.
         UnavailableError
             If the file system refuses.
         """

@@ -1,6 +1,6 @@
 """Lineage of versions of a bucket's state: pointers, chains of files, and their names.
 
-`penstock.state_store.bucket_store` explains them and their invariants.
+`penstock.state_store.bucket_store` explains these terms and their invariants.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class Link:
 
     @staticmethod
     def from_json(value: Fields) -> Link:
-        """Return the link in a header."""
+        """Return the link that a header holds."""
         return Link(Pointer(Version(value.count(0)), FileId(value.text(1))), value.count(2))
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot that was begun; the headers of its version and of later versions name it."""
+    """A snapshot that was begun. The headers of its version and of later versions name it."""
 
     pointer: Pointer
     """Its own file; all its parts have the same number."""
@@ -78,7 +78,7 @@ class Snapshot:
     """The parts that this process writes; None if another process writes or wrote them."""
 
     def is_lost(self, version: Version) -> bool:
-        """Return whether another process failed to finish it before `version` is committed."""
+        """Return whether its writer counts as lost at the commit of `version`."""
         return self.parts is None and version > self.last
 
     def to_json(self) -> list[object]:
@@ -87,14 +87,14 @@ class Snapshot:
 
     @staticmethod
     def from_json(value: Fields) -> Snapshot:
-        """Return the snapshot in a header."""
+        """Return the snapshot that a header holds."""
         pointer = Pointer(Version(value.count(0)), FileId(value.text(1)))
         return Snapshot(pointer, Version(value.count(2)), value.count(3))
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """The position of a loaded state: its chain up to and with its newest file.
+    """The position of a loaded state: its chain, with its newest file.
 
     Attributes
     ----------
@@ -103,12 +103,12 @@ class Handle:
     base : int
         The number of links that are the base.
     superseded : tuple of (Version, str)
-        Names of files that a snapshot replaced, including its own file, that may still exist, each with the
-        version that adopted the snapshot.
+        Files that a snapshot replaced and that may still exist, and the snapshot's own file: the version that
+        adopted the snapshot, and the file's name.
     parent : Pointer or None
         The previous version.
     snapshot : optional
-        The begun snapshot of this version or an earlier one that is not adopted yet.
+        A snapshot of this or an earlier version that was begun and is not adopted yet.
     """
 
     links: tuple[Link, ...] = ()
@@ -128,7 +128,7 @@ class Handle:
         return sum(link.size_bytes for link in self.links)
 
     def bytes_since(self, before: Handle) -> int:
-        """Return the bytes written by the commit from `before` to this version, including a new base."""
+        """Return the bytes that the commit from `before` to this version wrote, with a new base."""
         known = {link.pointer.file_name for link in before.links}
         return sum(link.size_bytes for link in self.links if link.pointer.file_name not in known)
 
@@ -147,13 +147,13 @@ class Handle:
 
 
 def number_of(name: str) -> Version | None:
-    """Return the number in a file's name, finished or not; None if it is not a bucket's file."""
+    """Return the number in a file's name, finished or not; None if the file is not of a bucket."""
     match = _NAME.fullmatch(name)
     return Version(int(match[1])) if match else None
 
 
 def pointer_of(name: str) -> Pointer | None:
-    """Return the pointer to a finished file of a chain; None if `name` is not such a file's."""
+    """Return the pointer to a finished file of a chain; None if `name` is no such name."""
     number = number_of(name)
     if number is None or name.startswith("."):
         return None

@@ -1,7 +1,7 @@
-"""Find the owners of the state in a state location.
+"""Find the operators whose state is in a state location.
 
-State lies in ``<location>/<query id>/<operator>/<bucket>/``. `find_operators` takes a directory at any of
-these levels.
+State is in ``<location>/<query id>/<operator>/<bucket>/``. `find_operators` takes a directory at any of these
+levels.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class Operator:
     query, name : str
         The last two names of that directory.
     files : Files or None
-        Its directory; None if the survey began at one of its buckets.
+        Its directory; None if only one of its buckets was given.
     buckets : tuple of Files
         The directories of its buckets, by name.
     damage : tuple of Damage
         The damage of the files that all buckets share.
     query_name : str or None
-        The name with which the query was first started, if it had one.
+        The query's name at its first start, if it had one.
     """
 
     location: str
@@ -65,12 +65,12 @@ class Operator:
 
     @property
     def query_label(self) -> str:
-        """A label for people: the query's name and id, or its id alone."""
+        """The query's name and id, or its id alone."""
         return f"{self.query_name} ({self.query})" if self.query_name else self.query
 
 
 def find_operators(place: Files) -> list[Operator]:
-    """Return the operators whose state lies in `place`, in the order of their names.
+    """Return the operators whose state is in `place`, in the order of their names.
 
     Parameters
     ----------
@@ -135,5 +135,5 @@ def _read_shared(place: Files, entries: Sequence[FileFacts]) -> tuple[list[Damag
 
 
 def names_in(location: str) -> list[str]:
-    """Return the parts of a location between its slashes."""
+    """Split a location at its slashes."""
     return location.partition("?")[0].split("/")

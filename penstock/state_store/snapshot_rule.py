@@ -11,7 +11,7 @@ __all__ = ["SnapshotRule"]
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRule:
-    """When a snapshot is begun, and how long it may take. Tests choose other values than the defaults.
+    """The rule that says when a snapshot is begun, and how long it may take.
 
     Parameters
     ----------
@@ -20,9 +20,9 @@ class SnapshotRule:
     deltas_per_base : float
         A snapshot is due when the deltas of a chain hold more bytes than this multiple of its base.
     min_delta_bytes : int
-        A chain with fewer bytes of deltas gets no snapshot, unless it has too many deltas.
+        A chain with fewer bytes of deltas gets no snapshot, unless there are too many deltas.
     max_commits : int
-        The number of commits within which a snapshot must be complete; otherwise it counts as lost.
+        The number of commits within which a snapshot must be complete. Later it counts as lost.
     """
 
     max_deltas: int = 64
@@ -31,7 +31,7 @@ class SnapshotRule:
     max_commits: int = 16
 
     def is_due(self, held: Handle, more_bytes: int) -> bool:
-        """Return whether the deltas outgrow the base with one more delta of about `more_bytes`."""
+        """Return whether a snapshot is due with one more delta of about `more_bytes`."""
         sizes = [*(link.size_bytes for link in held.links), more_bytes]
         base, deltas = sizes[: held.base], sizes[held.base :]
         limit = max(self.deltas_per_base * sum(base), self.min_delta_bytes)

@@ -3,27 +3,27 @@
 `penstock.state_store.location.find_operators` finds the buckets, `survey_bucket` examines one, and
 `delete_garbage` deletes its garbage.
 
-Only the checkpoint knows the committed version (`penstock.spark_ext.state_reader.committed`); with its
-pointers a survey is exact. The files alone prove this: a task writes version w only after the pointer to w -
-1 has arrived, which proves that w - 1 was committed (`bucket_store`), and a version's header names that
-pointer as its parent. So the newest *proven* pointer is the parent of any file of the highest version. The
-files of that version itself may be committed, in flight or lost. And a version that was committed once need
-not be committed now: after a checkpoint was restored to an older state, the first version that it commits
-looks like an attempt that lost.
+Only the checkpoint knows the committed version (`penstock.spark_ext.state_reader.committed`). With its
+pointers a survey is exact. The files alone prove less. A task writes version w only after the pointer to w -
+1 has arrived, which proves that w - 1 was committed (`bucket_store`). The header of w names that pointer as
+its parent. So the newest *proven* pointer is the parent of any file of the highest version. Files of the
+highest version itself may be committed, in flight or lost. And a version that was committed once need not be
+committed now: after a checkpoint was restored to an older state, the first version that it commits looks like
+an attempt that lost.
 
 Invariants:
 
-1. With a committed pointer, garbage is the files that its arrival in a task would prove unnecessary:
-   `BucketStore.garbage`.
-2. Without one, the checkpoint may point at any loadable version. Garbage is the files in none of their
-   chains, with a number of at most the lowest of these versions: a task that goes on from one of them writes
-   higher numbers, and adopts no snapshot with such a low number.
-3. Garbage stays garbage, because later versions name only files that earlier versions name, or files with
-   higher numbers. So it may be deleted at any later time, even while the query runs, and files that running
-   attempts write stay.
-4. Nothing is deleted from a bucket if the committed version cannot be loaded, or, without one, if any file is
-   damaged or one of the newest versions lacks a file: then the loadable versions do not show which files are
-   needed, and other files may help to restore it.
+1. With a committed pointer, garbage is the files that the arrival of the pointer in a task would prove
+unnecessary: `BucketStore.garbage`. 2. Without a committed pointer, the checkpoint may point at any loadable
+version. A file is garbage if no loadable version has it in its chain and its number is at most the lowest
+loadable version. A task that goes on from a loadable version writes higher numbers, and adopts no snapshot
+with such a low number. 3. Garbage stays garbage, because later versions name only files that earlier versions
+name, or files with
+   higher numbers. So garbage may be deleted at any later time, even while the query runs. Files of running
+   attempts stay.
+4. Nothing is deleted from a bucket if the committed version cannot be loaded. Without a committed pointer,
+nothing is deleted if any file is damaged or one of the newest versions lacks a file: then the loadable
+versions do not show which files are needed.
 """
 
 from __future__ import annotations
@@ -83,23 +83,23 @@ class BucketSurvey:
     written_us : int or None
         The newest modification time, as the file system reports it.
     newest : tuple of Pointer
-        The readable files of the highest version: one for each attempt that wrote it.
+        The readable files of the highest version, one for each attempt at the version.
     proven : Pointer or None
-        The committed pointer if it was given, else the newest pointer proven to have been committed; None if
-        there is none.
+        The committed pointer if it was given, else the newest pointer that the files prove; None if there is
+        none.
     likely : Pointer or None
         The most likely current version: the committed pointer if it was given, else the file of the highest
         version if there is only one, else `proven`. `chain`, `rows` and `waiting` describe it.
     chain : Chain or None
-        The files that a load of it reads.
+        The files that a load of `likely` reads.
     rows, waiting : int or None
-        The numbers of its keys and of its waiting keys, if the operator stores them.
+        The number of keys and of waiting keys, if the operator stores these numbers.
     versions : tuple of Version
         The versions up to `proven` that can be loaded and that garbage collection keeps, oldest first.
     garbage : tuple of FileFacts
         The files that garbage collection deletes.
     withheld : str or None
-        The reason why garbage collection deletes nothing, other than a lack of garbage.
+        The reason why garbage collection deletes nothing although there may be garbage.
     damage : tuple of Damage
         Files that cannot be read, and files that are missing.
     """
@@ -121,7 +121,7 @@ class BucketSurvey:
 
     @property
     def name(self) -> str:
-        """The bucket's directory without those above."""
+        """The name of the bucket's directory."""
         return names_in(self.location)[-1]
 
     @property
@@ -133,9 +133,9 @@ class BucketSurvey:
 def survey_bucket(
     bucket: Files, *, committed: Pointer | None = None, retain_versions: int = RETAIN_VERSIONS
 ) -> BucketSurvey:
-    """Survey one bucket; read and check every file in it, one after the other.
+    """Survey one bucket: read and check all of its files, one after the other.
 
-    Damage is a finding, not an error. The query may run meanwhile: files that it deletes do not count as
+    Damage is a finding, not an error. The query may run meanwhile. Files that it deletes do not count as
     missing.
 
     Parameters
@@ -143,10 +143,10 @@ def survey_bucket(
     bucket : Files
         The bucket's directory.
     committed : Pointer, optional
-        The bucket's pointer in the newest committed micro-batch. Without it, every version that can be
-        loaded is kept: the checkpoint may point at any of them.
+        The bucket's pointer in the newest committed micro-batch. Without it, every version that can be loaded
+        is kept, because the checkpoint may point at any.
     retain_versions : int
-        The number of versions up to `committed` that garbage collection keeps loadable; it is stored nowhere.
+        The number of versions up to `committed` that garbage collection keeps loadable.
 
     Raises
     ------
@@ -165,7 +165,7 @@ def survey_bucket(
             break
         sight = _look(store, after, committed)
     else:
-        # The query deletes files faster than the survey reads. Missing files are its deletions.
+        # The query deletes files faster than the survey reads, so the missing files are deleted ones.
         present = _list(bucket)
         sight.unreadable = {name: error for name, error in sight.unreadable.items() if name in present}
     return _survey(store, sight, committed)
@@ -174,8 +174,8 @@ def survey_bucket(
 def delete_garbage(bucket: Files, found: BucketSurvey) -> Iterator[FileFacts]:
     """Delete the garbage in `found`; yield each file once it is deleted.
 
-    `found` may be old, and the query may run: see the module. A caller that stops early has deleted the
-    yielded files; the rest stays.
+    `found` may be old, and the query may run; see invariant 3. If the caller stops early, only the yielded
+    files are deleted.
 
     Raises
     ------
@@ -243,7 +243,10 @@ def _list(bucket: Files) -> dict[str, FileFacts]:
 
 
 def _open(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
-    """Return the handle of the version at `pointer` and its own unit; also for a part of a snapshot."""
+    """Return the handle of the version at `pointer` and the unit in its file.
+
+    Parts of snapshots are opened, too.
+    """
     handle, unit = store.look(pointer)
     if handle.parent is not None and handle.parent.version != pointer.version - 1:
         path = store.files.path_of(pointer.file_name)
@@ -265,7 +268,7 @@ def _look(store: BucketStore, facts: dict[str, FileFacts], committed: Pointer | 
         if handle.base:
             sight.handles[pointer] = handle
             sight.meta[pointer] = unit.meta
-    # Files outside the committed lineage need not be whole.
+    # Files outside of the committed lineage need not be whole.
     for pointer in [committed] if committed else [_find_proven(sight.handles), *_highest(sight.handles)]:
         if pointer in sight.handles:
             _miss(store, sight, [link.pointer.file_name for link in sight.handles[pointer].links])
@@ -358,7 +361,10 @@ def _highest(handles: Mapping[Pointer, Handle]) -> list[Pointer]:
 
 
 def _find_proven(handles: Mapping[Pointer, Handle]) -> Pointer | None:
-    """Return the newest pointer whose commit the files prove; None also if they contradict each other."""
+    """Return the newest pointer whose commit the files prove.
+
+    None if there is none or the files contradict each other.
+    """
     parents = {handles[pointer].parent for pointer in _highest(handles)}
     return parents.pop() if len(parents) == 1 else None
 

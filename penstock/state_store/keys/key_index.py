@@ -17,12 +17,12 @@ _INITIAL_KEYS = 64
 
 
 def grow(array: npt.NDArray[Any], needed: int, *, used: int | None = None) -> npt.NDArray[Any]:
-    """Return `array` or, if shorter than `needed`, a copy of at least twice its length.
+    """Return `array`; if it is shorter than `needed`, return a copy of at least twice its length.
 
     Parameters
     ----------
     used : int, optional
-        The number of leading elements to copy; by default all. The others are zero.
+        The number of leading elements to copy; by default all. Other elements of the copy are zero.
     """
     if needed <= len(array):
         return array
@@ -128,9 +128,9 @@ def _find_or_add_words(
     count: int,
     out: Positions,
 ) -> tuple[int, int]:
-    """As `_find_or_add`, if all known keys have one word: two memory accesses a key instead of five.
+    """Do `_find_or_add` if all known keys have one word, with two memory accesses per key instead of five.
 
-    It also stops at a key of another length.
+    Stops at a key of another length, too.
     """
     mask = table.shape[0] - 1
     limit = min(table.shape[0] // 2, known_hashes.shape[0], known_starts.shape[0] - 1, known_words.shape[0])
@@ -175,7 +175,7 @@ def _gather_words(words: Words, from_starts: Positions, starts: Positions, out: 
 
 
 class KeyIndex:
-    """Numbers keys densely in order of first appearance; open addressing, linear probing."""
+    """Numbers keys 0, 1, 2, ... in order of first appearance. Open addressing, linear probing."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -211,7 +211,7 @@ class KeyIndex:
         return self._starts[numbers]
 
     def find(self, keys: Keys) -> Positions:
-        """Return each key's number, -1 for a key without one."""
+        """Return each key's number; -1 for a key without one."""
         out = np.empty(len(keys), np.int64)
         _find(
             keys.words, keys.starts, keys.hashes,
@@ -220,7 +220,7 @@ class KeyIndex:
         return out
 
     def find_or_add(self, keys: Keys) -> Positions:
-        """Return each key's number; keys without one get the next ones."""
+        """Return each key's number. New keys get the next numbers."""
         out = np.empty(len(keys), np.int64)
         begin = 0
         while True:
@@ -237,7 +237,7 @@ class KeyIndex:
             self._grow(int(keys.starts[begin + 1] - keys.starts[begin]))
 
     def reserve(self, count: int, words: int) -> None:
-        """Reserve room for `count` keys of `words` words in all, so that adding them copies nothing."""
+        """Reserve room for `count` keys with `words` words in total, so that adding them copies nothing."""
         if 2 * count > len(self._table):
             self._table = np.full(1 << (2 * count - 1).bit_length(), _ABSENT, np.int32)
             _rebuild(self._table, self._hashes, self._count)
@@ -253,7 +253,7 @@ class KeyIndex:
                 setattr(self, name, larger)
 
     def subset(self, numbers: Positions) -> KeyIndex:
-        """Return an index of only the keys with these numbers, which differ; they become 0, 1, 2, ..."""
+        """Return an index of the keys with these distinct numbers, which become 0, 1, 2, ..."""
         other = KeyIndex()
         count = len(numbers)
         starts = np.zeros(count + 1, np.int64)

@@ -1,4 +1,4 @@
-"""Sets of keys in a few bytes a key, for tables whose rows are not in memory.
+"""Sets of keys with a few bytes per key, for tables whose rows are not in memory.
 
 The set stores the fingerprint of each key. The fingerprint of a one-word key is the hash of the word
 (`penstock.state_store.keys.key_words.hash_words`), which is invertible, so no two keys collide. Other keys
@@ -31,7 +31,7 @@ _ONE = np.uint64(1)
 
 @kernel
 def _second_hash(words: Words, starts: Positions, secret: int, out: Words) -> None:
-    """Compute a second hash of each key, independent of the first; it is an odd number."""
+    """Compute a second hash of each key, an odd number that is independent of the first hash."""
     for i in range(out.shape[0]):
         h = np.uint64(secret)
         for position in range(starts[i], starts[i + 1]):
@@ -64,7 +64,7 @@ def _slot_of(first: Any, last: Any, table: Words) -> int:
 
 @kernel
 def _add(prints: Words, table: Words) -> int:
-    """Add fingerprints, except those that end in 0; return the number of new ones."""
+    """Add fingerprints, except those with a last word of 0; return the number of new ones."""
     width = table.shape[1]
     count = 0
     for i in range(prints.shape[0]):
@@ -87,12 +87,12 @@ def _contains(prints: Words, table: Words, out: npt.NDArray[np.bool_]) -> None:
 
 
 class KeySet:
-    """A set of keys that stores only their fingerprints; open addressing, linear probing.
+    """A set of keys that stores only their fingerprints. Open addressing, linear probing.
 
     Parameters
     ----------
     one_word : bool
-        Whether every key has one word: then a slot takes 8 bytes, else 16.
+        Whether every key has one word. A slot then takes 8 bytes, else 16.
     growth : float
         The growth factor of a full table.
     """
@@ -151,5 +151,5 @@ class KeySet:
 
     @staticmethod
     def _has_zero(prints: Words) -> bool:
-        # Exactly one one-word key has the fingerprint 0, which means "empty" in the table.
+        # Exactly one one-word key has the fingerprint 0, which marks empty slots in the table.
         return not prints[:, -1].all()

@@ -1,10 +1,9 @@
 """Keys as runs of 64-bit words, so that one index serves every key type.
 
-A key column of fixed width becomes one word (two for decimals); a string or binary value becomes a
-word with its length in bytes and then its bytes, padded with zeros to whole words. The words of a
-key's columns follow each other. The encoding is lossless but for floats, whose -0.0 and NaNs become
-0.0 and one NaN, as Spark's own grouping does. It is part of the on-disk contract: the bucket of a key
-follows from the hash of its words.
+A key column of fixed width becomes one word (two for decimals). A string or binary value becomes a word with
+its length in bytes, then its bytes, padded with zeros to whole words. The words of a key's columns follow
+each other. The encoding is lossless except that -0.0 becomes 0.0 and all NaNs become one NaN, as in Spark's
+grouping. The encoding is part of the on-disk format: the hash of a key's words determines its bucket.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ class KeyCodec:
 
     @property
     def is_word(self) -> bool:
-        """True if each key is a single word."""
+        """Whether each key is a single word."""
         return self._widths == [1]
 
     def words(self, columns: Sequence[pa.Array[Any]]) -> Words:
@@ -219,7 +218,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _width(field: pa.Field[Any]) -> int:
-    """Return the number of words of a value of `field`, 0 if it varies."""
+    """Return the number of words of a value of `field`; 0 if it varies."""
     kind = field.type
     if (
         pa.types.is_integer(kind)

@@ -26,7 +26,7 @@ _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 def number_block(words: Words, begin: int, end: int, table: Any, known: Words, count: int, out: Any) -> int:
     """Write the number of each of ``words[begin:end]`` to `out`; return the count of known words.
 
-    `table` and `known` must have room for all of them. All words are hashed first, so that the processor
+    `table` and `known` must have room for all of the words. All words are hashed first, so that the processor
     fetches the slots of several words in parallel.
     """
     mask = np.uint64(table.shape[0] - 1)
@@ -51,14 +51,15 @@ def number_block(words: Words, begin: int, end: int, table: Any, known: Words, c
 
 
 class WordIndex:
-    """Numbers words in order of first appearance, as `KeyIndex` does keys: open addressing, linear probing.
+    """Numbers words in order of first appearance, as `KeyIndex` numbers keys.
 
     Attributes
     ----------
     table : int32 array
-        Numbers of words at the places of their hashes; a power of two of them, twice `known` or more.
+        The numbers of words, at the places of their hashes. The length is a power of two, at least twice that
+        of `known`.
     known : uint64 array
-        The words by their numbers; the first `count` are set.
+        The words by their numbers. The first `count` are set.
     numbers : int64 array
         Memory for the numbers of a block.
     """

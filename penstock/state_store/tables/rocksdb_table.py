@@ -1,12 +1,12 @@
 """The working copy on local disk, for buckets larger than memory: RocksDB, through rocksdict.
 
 A row is one entry: the words of its key (`penstock.state_store.keys.key_words`) and the bytes of its values
-(`penstock.state_store.tables.row_codec`). Keys of fixed width are big-endian, so that numbers which follow
-each other lie beside each other; text keeps its bytes in their order. Entries are written and read in batches
-sorted by key, which RocksDB serves several times faster than unsorted ones.
+(`penstock.state_store.tables.row_codec`). Keys of fixed width are big-endian, so that successive numbers are
+neighbours. The bytes of texts keep their order. Entries are written and read in batches sorted by key, for
+which RocksDB is several times faster than for unsorted batches.
 
-The database is scratch. It has no write-ahead log, because the committed p-units are the log, and it lives in
-a directory of its own, so that attempts of one task never share one.
+The database is scratch. It has no write-ahead log, because the committed p-units are the log. It is in a
+directory of its own, so that attempts of one task never share one.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SharedMemory:
 
 @functools.cache
 def process_memory() -> SharedMemory:
-    """Return the memory of this process's tables; the first one creates it."""
+    """Return the memory that the tables of this process share; create it at the first call."""
     memtables = rocksdict.WriteBufferManager(_MEMTABLES_BYTES, False)
     return SharedMemory(rocksdict.Cache(_CACHE_BYTES), _CACHE_BYTES, memtables)
 
@@ -95,10 +95,10 @@ def _options(memtable_bytes: int, shared: SharedMemory) -> Any:
 
 @contextlib.contextmanager
 def _refusals(fact: str, path: Path) -> Iterator[None]:
-    """Turn errors of rocksdict and the file system into Penstock's."""
+    """Turn errors of rocksdict and the file system into errors of Penstock."""
     try:
         yield
-    except Exception as error:  # rocksdict raises plain exceptions
+    except Exception as error:  # rocksdict raises plain exceptions.
         raise UnavailableError(
             fact, path=path, reason=str(error), hint="check space and permissions of the scratch directory"
         ) from error
@@ -127,7 +127,7 @@ class _Database:
             self._directory = Scratch(scratch)
             self.path = self._directory.path
             self._db = rocksdict.Rdict(str(self.path / "db"), _options(memtable_bytes, shared))
-        # rocksdict has lost table options silently before; without the shared cache memory is unbounded.
+        # rocksdict has silently lost table options before. Without the shared cache, memory is unbounded.
         capacity = self._db.property_value("rocksdb.block-cache-capacity")
         if capacity != str(shared.cache_bytes):
             self.close()
@@ -159,7 +159,7 @@ class _Database:
         return items
 
     def close(self) -> None:
-        # It is scratch: data that a full disk refuses is not needed, and the rest must be deleted.
+        # Data that a full disk refuses is not needed any more, and the directory must be deleted.
         with contextlib.suppress(Exception):
             self._db.close()
         self._directory.close()
@@ -172,9 +172,9 @@ class _Database:
 class RocksdbTable:
     """A `penstock.state_store.tables.table.Table` on local disk.
 
-    The table counts its rows exactly, so `put` must know which keys exist. A `KeySet` in memory tells, with
-    11 to 16 bytes for a one-word key and twice that for others, up to `key_set_bytes`; beyond that `put`
-    queries the database, which is several times slower.
+    The table counts its rows exactly, so `put` must know which keys exist. A `KeySet` in memory knows the
+    keys, with 11 to 16 bytes for a one-word key and twice as many for others. When it would exceed
+    `key_set_bytes`, `put` queries the database instead, which is several times slower.
 
     Parameters
     ----------
@@ -184,13 +184,13 @@ class RocksdbTable:
         The key's columns.
     scratch : pathlib.Path, optional
         The parent of the table's private directory (`penstock.state_store.tables.scratch`); by default the
-        system's temporary directory. It is removed by `close`, or when the process ends.
+        system's temporary directory. The directory is removed by `close`, or after the process has ended.
     key_set_bytes : int
         The memory for the `KeySet`.
     memtable_bytes : int
         The memory for unflushed rows.
     batch_bytes : int
-        The most bytes of a batch of `rows`, where one row has fewer.
+        Maximum bytes of a batch of `rows`, unless a single row has more.
     shared : SharedMemory, optional
         The memory that it shares with other tables; by default the memory of the process.
 
@@ -232,13 +232,13 @@ class RocksdbTable:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the table, beside the process's block cache."""
+        """Memory of the table, without the block cache of the process."""
         database = 0 if self._database is None else self._database.size_bytes
         known = 0 if self._known is None else self._known.size_bytes
         return database + known
 
     def get(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, Found]:
-        """Return the values of `keys`, null if absent, and a mask of the keys found."""
+        """Return the values of `keys`, null for absent keys, and the mask of the keys found."""
         order, sorted_keys = self._sort_keys(self._layout.keys_of(keys))
         entries = self._open.get(sorted_keys)
         there = _not_none(entries)
@@ -253,7 +253,7 @@ class RocksdbTable:
         return rows, found
 
     def put(self, rows: pa.RecordBatch) -> None:
-        """Insert or replace rows; the last row of a repeated key wins."""
+        """Insert or replace rows. The last row of a repeated key wins."""
         values = self._layout.values_of(rows)
         keys = self._layout.keys_of(rows)
         order, sorted_keys = self._sort_keys(keys, last=True)
@@ -290,7 +290,10 @@ class RocksdbTable:
         return self._database
 
     def _sort_keys(self, keys: Keys, *, last: bool = False) -> tuple[Positions, list[bytes]]:
-        """Return positions sorted by the keys' bytes, and the bytes; only the `last` of equal keys."""
+        """Return positions sorted by the keys' bytes, and these bytes.
+
+        With `last`, return only the last of equal keys.
+        """
         count = len(keys)
         if not count:
             return np.zeros(0, np.int64), []
@@ -316,7 +319,7 @@ class RocksdbTable:
         return order, ordered
 
     def _decode(self, entries: list[bytes], order: Positions | slice) -> pa.RecordBatch:
-        """Return the values of entries, in this order."""
+        """Return the values of entries, in the given order."""
         data, starts = _concatenate(entries)
         schema = self._layout.value_schema
         if not len(schema):

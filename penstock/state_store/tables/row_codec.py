@@ -1,6 +1,6 @@
 """Rows as byte strings, for stores that keep rows in a heap or a key-value store.
 
-A row's bytes are the concatenated bytes of its columns. A column's bytes are, for its one element::
+A row's bytes are the concatenated bytes of its columns. A column of one element has these bytes::
 
     validity   1 byte, 0 for null
     then       fixed width: its bytes, a boolean as one byte
@@ -8,9 +8,10 @@ A row's bytes are the concatenated bytes of its columns. A column's bytes are, f
                list, map: length in elements (as above), then its elements as a column of that many
                struct: its fields, each as a column
 
-A column of m elements (within a list) has m validity bytes, then m values or m lengths and what they count.
-So each type is written and read by copying one range per row, whatever the nesting, and every step handles
-whole columns. The bytes never leave the process that wrote them: they are not a durable format.
+A column of m elements (within a list) has m validity bytes, then m values, or m lengths and the bytes or
+elements of these lengths. So each type is written and read by copying one range per row, whatever the
+nesting, and every step handles whole columns. The bytes are not a durable format: they never leave the
+process that wrote them.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def byte_ranges(column: pa.Array[Any]) -> tuple[Positions, Bytes]:
 def from_byte_ranges(
     kind: pa.DataType, bounds: Positions, data: Bytes, validity: pa.Buffer | None
 ) -> pa.Array[Any]:
-    """Return the text or binary column with these offsets, which begin at 0; it owns `data`."""
+    """Return the text or binary column with these offsets, which begin at 0. The column owns `data`."""
     offsets = _offsets(kind, bounds)
     return pa.Array.from_buffers(kind, len(bounds) - 1, [validity, offsets, pa.py_buffer(data)])
 
@@ -143,7 +144,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _fixed_width(kind: pa.DataType) -> int:
-    """Return the size of a value in bytes, 0 if it varies or the type has children."""
+    """Return the size of a value in bytes; 0 if the size varies or the type has children."""
     if is_bytes(kind) or _is_list(kind) or pa.types.is_nested(kind) or pa.types.is_null(kind):
         return 0
     if pa.types.is_dictionary(kind) or isinstance(kind, pa.BaseExtensionType):

@@ -41,7 +41,7 @@ def _missing_room(sizes: Positions, locations: Positions, bounds: Positions) -> 
 def _touch(
     starts: Positions, sizes: Positions, heap: Bytes, locations: Positions, begin: int, end: int
 ) -> int:
-    """Prefetch the bytes of some locations, so that the following copies find them cached.
+    """Prefetch the bytes of some locations, so that the copies after it find them cached.
 
     The reads are independent, so the processor overlaps them. Returns a meaningless number, without which the
     compiler would drop the reads.
@@ -112,17 +112,16 @@ class RowStore:
     """Holds the columns of `schema` for numbered locations.
 
     Values of fixed width are in an array. The bytes of other values are in a heap for each column, and a
-    location holds their range: text and binary unchanged, nested values as encoded by `RowCodec`. A new value
-    overwrites the old one if it is not longer; the heap is compacted when most of it is garbage.
-
-    Used by a working copy or an operator, by one thread at a time.
+    location holds their range. Texts and binary values are unchanged; `RowCodec` encodes nested values. A new
+    value overwrites the old one if it is not longer. The heap is compacted when most of it is garbage. Not
+    thread-safe; a working copy or an operator uses it.
 
     Parameters
     ----------
     schema : pyarrow.Schema
         The columns, with any type of a Spark column.
     min_garbage_bytes : int
-        The least garbage in a column that `compact` collects.
+        `compact` collects garbage in a column only if there is at least this much.
 
     Raises
     ------
@@ -141,13 +140,13 @@ class RowStore:
         return sum(column.size_bytes for column in self._columns)
 
     def resize(self, capacity: int) -> None:
-        """Make room for locations below `capacity`, and free those above."""
+        """Make room for locations below `capacity`; drop the others."""
         self._capacity = capacity
         for column in self._columns:
             column.resize(capacity)
 
     def put(self, locations: Positions, rows: pa.RecordBatch) -> None:
-        """Write row i of `rows` to ``locations[i]``; the locations differ."""
+        """Write row i of `rows` to ``locations[i]``. The locations are distinct."""
         if not len(locations):
             return
         where = _run(locations)
@@ -184,11 +183,11 @@ class RowStore:
 
     @property
     def may_compact(self) -> bool:
-        """True if `compact` would look for garbage; otherwise it does nothing."""
+        """Whether `compact` would look for garbage."""
         return any(column.may_compact for column in self._columns)
 
     def compact(self, locations: Positions) -> None:
-        """Drop bytes that none of the locations in use refers to, if that pays off."""
+        """Drop the bytes to which no location in use refers, if there are many."""
         for column in self._columns:
             column.compact(locations)
 
@@ -234,7 +233,7 @@ class _Column(ABC):
     def copy(self) -> _Column: ...
 
     def compact(self, locations: Positions) -> None:  # noqa: B027 - values of one width leave no garbage
-        """Drop bytes that `locations` do not refer to."""
+        """Drop the bytes to which none of `locations` refers."""
 
     def _put_nulls(self, where: _Where, column: pa.Array[Any]) -> None:
         if column.null_count and self._null is None:
@@ -362,7 +361,7 @@ class _HeapColumn(_Column):
 
     @property
     def may_compact(self) -> bool:
-        # Counting takes time, so count only when the heap has doubled since the last count.
+        # A count takes time, so count only when the heap has doubled since the last count.
         return self._end >= 2 * self._used + self._min_garbage_bytes
 
     def compact(self, locations: Positions) -> None:
@@ -392,7 +391,7 @@ class _HeapColumn(_Column):
         return other
 
     def _append(self, where: slice, bounds: Positions, data: Bytes) -> None:
-        """Put values at locations in a row that have no bytes yet."""
+        """Append values for consecutive locations that have no bytes yet."""
         first = int(bounds[0])
         end = self._end + int(bounds[-1]) - first
         self._heap = grow(self._heap, end, used=self._end)

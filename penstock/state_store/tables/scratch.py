@@ -1,8 +1,8 @@
-"""Private directories that live at most as long as their process.
+"""Private directories that are removed with their process.
 
-Python workers are killed without warning, also by Spark, so cleanup at process exit is not certain. The owner
-of a directory holds a lock on it. A directory without a lock belongs to an ended process, and the next
-process that creates one beside it removes it. Unlike process ids, locks also work between containers.
+Spark may kill Python workers without warning, so cleanup at process exit is not certain. The owner of a
+directory holds a lock on it. A directory without a lock belongs to an ended process. The next process that
+creates a directory beside it removes it. Unlike process ids, locks also work between containers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ PREFIX = "penstock-rocksdb-"
 
 
 class Scratch:
-    """A private directory. It is removed by `close`, with the object, at process exit, or by the next owner.
+    """A private directory.
+
+    It is removed by `close`, with the object, at process exit, or by the next owner.
 
     Parameters
     ----------
@@ -39,7 +41,7 @@ class Scratch:
         parent = Path(tempfile.gettempdir()) if parent is None else parent
         _remove_abandoned(parent)
         lock = None
-        # Until it has a lock, another process may take it for one that is abandoned.
+        # Until the directory has a lock, another process may take it for an abandoned one.
         while lock is None:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             lock = _lock(self.path)
@@ -51,7 +53,7 @@ class Scratch:
 
 
 def _lock(path: Path) -> int | None:
-    """Return a descriptor that locks a directory; None if another process locks it, or removed it."""
+    """Return a descriptor that locks a directory; None if another process has locked or removed it."""
     try:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -68,7 +70,7 @@ def _lock(path: Path) -> int | None:
 
 
 def _remove(path: Path, lock: int, owner: int) -> None:
-    # A forked child has the object, too, and must not remove its parent's directory.
+    # A forked child also has the object, and must not remove the directory of its parent.
     if os.getpid() == owner:
         _durable.delete_tree(path)
     os.close(lock)
@@ -77,7 +79,7 @@ def _remove(path: Path, lock: int, owner: int) -> None:
 def _remove_abandoned(parent: Path) -> None:
     """Remove the directories whose processes are gone."""
     for path in parent.glob(f"{PREFIX}*"):
-        # It may belong to another user, or not be ours.
+        # The directory may belong to another user, or to another program.
         with contextlib.suppress(PermissionError, NotADirectoryError):
             lock = _lock(path)
             if lock is not None:

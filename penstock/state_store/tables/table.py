@@ -20,15 +20,15 @@ Found = npt.NDArray[np.bool_]
 
 
 class Table(Protocol):
-    """Rows by key. It is scratch: its user stores the durable state in p-units.
+    """Rows by key. A table is scratch: its user stores the durable state in p-units.
 
-    Used in a Python worker by one task at a time; nothing here is thread-safe but the iterator that `rows`
-    returns. Keys hold no nulls; -0.0 and 0.0 are one key, and so are all NaNs.
+    Not thread-safe, except the iterator that `rows` returns; one task at a time uses a table. Keys have no
+    nulls. All zeros are one key, and so are all NaNs.
 
     Attributes
     ----------
     schema : pyarrow.Schema
-        All columns; `rows` returns the key's first.
+        All columns. `rows` returns the key's columns first.
     key : tuple of str
         The key's columns.
     """
@@ -45,24 +45,24 @@ class Table(Protocol):
         Parameters
         ----------
         keys : pyarrow.RecordBatch
-            The key columns; others are ignored.
+            The key columns. Other columns are ignored.
 
         Returns
         -------
         rows : pyarrow.RecordBatch
-            The value columns, row i for key i; all nulls if the key is absent.
+            The value columns, with row i for key i; all nulls if the key is absent.
         found : bool array
             A mask of the keys found.
 
         Raises
         ------
         InvalidUsageError
-            If a key column is missing, of another type, or has nulls; or if the values are more text than
-            one batch can hold: ask for fewer keys.
+            If a key column is missing, of another type, or has nulls, or if the values have more text than
+            one batch can hold.
         """
 
     def put(self, rows: pa.RecordBatch) -> None:
-        """Insert or replace rows; the last row of a repeated key wins.
+        """Insert or replace rows. The last row of a repeated key wins.
 
         Raises
         ------
@@ -73,7 +73,7 @@ class Table(Protocol):
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Return all rows as of this call in batches of bounded bytes, at least one; the key comes first.
 
-        The table may change, and be closed, while another thread consumes the iterator.
+        Another thread may consume the iterator while the table changes or is closed.
         """
 
     @property
@@ -81,7 +81,7 @@ class Table(Protocol):
         """The approximate memory of the table."""
 
     def close(self) -> None:
-        """Release memory and files; the table is unusable afterwards. Closing twice is not an error."""
+        """Release memory and files. The table is unusable afterwards. Closing twice is not an error."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Layout:
         Raises
         ------
         InvalidUsageError
-            If one is missing or of another type.
+            If a value column is missing or of another type.
         """
         columns = [_column(rows, field) for field in self.value_schema]
         if not columns:

@@ -16,7 +16,7 @@ __all__ = ["TableMaker", "WorkingCopy", "table_maker"]
 
 
 class WorkingCopy(StrEnum):
-    """A kind of working copy. Files do not depend on it, and it may change at any restart.
+    """A kind of working copy. Files do not depend on the kind, which may change at any restart.
 
     MEMORY
         The whole bucket is in memory.
@@ -36,7 +36,7 @@ class TableMaker(Protocol):
 
 
 def table_maker(copy: WorkingCopy, scratch: Path | None = None) -> TableMaker | None:
-    """Return the factory of the table for rows outside memory; None if all are in memory.
+    """Return the factory of tables for rows outside of memory; None if all rows are in memory.
 
     Parameters
     ----------
