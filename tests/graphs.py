@@ -112,7 +112,7 @@ class Oracle:
         # Only what the scan reads is there.
         inner = f"SELECT {made} FROM (SELECT {_list(scan.columns)} FROM {above}) AS r{where}"
         if scan.latest_by is not None:
-            return self._newest(f"({inner}) AS s", scan.made, scan.latest_by.key, scan.latest_by.time)
+            return self._newest(f"({inner}) AS s", scan.selected, scan.latest_by.key, scan.latest_by.time)
         if scan.fragments is None:
             return inner
         found = scan.fragments

@@ -20,7 +20,14 @@ from benchmarks.paper.window_experiments import figure_12, figure_13, figure_14
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.simulation.server import append_stream, simulate, update_stream
-from penstock.operators.simulation.traces import UNIT_US, Floats, Trace, drawn_keys, steady_keys, zipf
+from penstock.operators.simulation.traces import (
+    UNIT_US,
+    Floats,
+    Trace,
+    draw_arrivals,
+    make_steady_arrivals,
+    zipf_weights,
+)
 
 __all__ = [
     "EXPERIMENTS",
@@ -63,7 +70,7 @@ def _load_case(case: _LoadCase) -> dict[str, Any]:
         queue = AppendQueue(stream, accept=min(1.0, 1 / case.load), seed=1)
     else:
         queue = UpdateQueue(stream, Policy.FIFO if case.queue == FIFO else Policy.IN_PLACE)
-    trace = drawn_keys(np.ones(case.keys), 1.0, case.updates, seed=case.keys)
+    trace = draw_arrivals(np.ones(case.keys), 1.0, case.updates, seed=case.keys)
     outcome = simulate(queue, stream, trace, round(case.load * UNIT_US))
     return {
         "keys": case.keys,
@@ -120,9 +127,9 @@ def _cut_case(case: _CutCase) -> list[dict[str, Any]]:
     """Serve the same arrivals by IN-PLACE and by LINECUTTING."""
     rates = _rates_9(case.slow, case.load)
     trace = (
-        steady_keys(rates, case.units, seed=case.slow)
+        make_steady_arrivals(rates, case.units, seed=case.slow)
         if case.arrivals == "steady"
-        else drawn_keys(rates, float(rates.sum()), case.units, seed=case.slow)
+        else draw_arrivals(rates, float(rates.sum()), case.units, seed=case.slow)
     )
     cost_us = round(_LOAD_9 * UNIT_US)
     stream = append_stream()
@@ -185,7 +192,7 @@ def _memory_case(case: _MemoryCase) -> dict[str, Any]:
     queue = UpdateQueue(stream, Policy.IN_PLACE, page_rows=_PAGE_ROWS_16)
     rate = case.rate / 1000 / 1000 * UNIT_US  # per unit, of which 1000 make a second
     duration = (case.deliveries + 2) * 1000 / _SERVED_PER_S_16
-    trace = drawn_keys(zipf(_KEYS_16, case.theta), rate, duration, seed=round(case.theta * 10))
+    trace = draw_arrivals(zipf_weights(_KEYS_16, case.theta), rate, duration, seed=round(case.theta * 10))
     held: list[tuple[int, int, int]] = []
 
     def watch() -> None:

@@ -15,7 +15,7 @@ from benchmarks.paper.windows import (
     own_panes,
     simulate_windows,
 )
-from penstock.operators.simulation.traces import UNIT_US, Trace, drawn_keys, zipf
+from penstock.operators.simulation.traces import UNIT_US, Trace, draw_arrivals, zipf_weights
 from penstock.windows.update.results import WindowMode
 
 __all__ = ["figure_12", "figure_13", "figure_14"]
@@ -105,8 +105,8 @@ def _arrival_case(case: _ArrivalCase) -> dict[str, Any]:
         times = np.arange(units, dtype=np.int64)
         trace = Trace(times * UNIT_US, times % _KEYS_14, units * UNIT_US)
     else:
-        weights = zipf(_KEYS_14, float(case.arrivals.split()[1]))
-        trace = drawn_keys(weights, 1.0, units, seed=14)
+        weights = zipf_weights(_KEYS_14, float(case.arrivals.split()[1]))
+        trace = draw_arrivals(weights, 1.0, units, seed=14)
     panes = own_panes(trace) if case.measured_in == OWN else np.arange(units, dtype=np.int64)
     lazy, eager = (
         simulate_windows(mode, case.size, 1, trace, panes, UNIT_US)

@@ -239,7 +239,7 @@ def _fragment(node: Aggregate, window: Window) -> Assemble | None:
     select = {name: expression for name, expression in _selected_columns(scan).items() if name in needed}
     narrow = _narrow(scan.columns, scan.where, select)
     fragments = Fragments(window.pane_ms, window.time, window.time_unit, group_by, split.partials)
-    fragments = fragments.delayed(window.delay_ms, column(window.time).text)
+    fragments = fragments.with_watermark(window.delay_ms, column(window.time).text)
     whole = replace(narrow, fragments=fragments)
     if any(field.type == UNKNOWN for field in scan_schema(whole, base[0].schema)):
         return None

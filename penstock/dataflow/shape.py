@@ -79,7 +79,7 @@ def _line(node: Node, leads: list[int]) -> dict[str, Any]:
 def _partials(node: Node) -> Sequence[Partial]:
     """Return the partials that a node makes or combines."""
     if isinstance(node, PushedScan) and node.scan.fragments is not None:
-        return node.scan.fragments.plain.partials
+        return node.scan.fragments.without_watermark.partials
     return node.decomposition.partials if isinstance(node, Assemble) else ()
 
 
@@ -96,7 +96,7 @@ def _lasting_node(node: Node) -> Node:
     These are its budget, the windows that its buckets prune, and the watermark that readers report.
     """
     if isinstance(node, PushedScan) and node.scan.fragments is not None:
-        return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.plain))
+        return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.without_watermark))
     if isinstance(node, UpdateQueue):
         return replace(node, options=replace(node.options, budget=None))
     if isinstance(node, Window):

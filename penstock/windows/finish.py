@@ -83,7 +83,7 @@ class Finish:
         Aggregates must have exactly the types of `output`, so that no cast is needed.
         """
         types = {field.name: field.type for field in self.windows}
-        partials = pa.schema(types | dict.fromkeys(self.assembly.derived, pa.float64()))
+        partials = pa.schema(types | dict.fromkeys(self.assembly.derived_names, pa.float64()))
         for name, text in self.assembly.aggregates.items():
             if type_of(Expression.parse(text), partials) != self.output.field(name).type:
                 return None
@@ -228,9 +228,9 @@ class WindowRows:
         if name in self._groups:
             column = self._groups[name].take(self._take(self._of))
         elif parts := self._assembly.parts(name):
-            return self._assembly.computed(name, [self._take(self._values.column(part)) for part in parts])
+            return self._assembly.compute(name, [self._take(self._values.column(part)) for part in parts])
         else:
-            column = self._assembly.whole(name, self._take(self._values.column(name)))
+            column = self._assembly.as_spark(name, self._take(self._values.column(name)))
         kind = self._finish.windows.field(name).type
         return column if column.type.equals(kind) else column.cast(kind)
 

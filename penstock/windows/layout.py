@@ -76,7 +76,7 @@ class WindowLayout:
             for partial, kind in both
             if made is None or partial.name in self._left
         ]
-        return pa.schema([*kept, *((name, pa.float64()) for name in (made.derived if made else ()))])
+        return pa.schema([*kept, *((name, pa.float64()) for name in (made.derived_names if made else ()))])
 
     @cached_property
     def _left(self) -> frozenset[str]:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from penstock.operators.aggregates.moments import deviation_columns, deviation_sources
 from penstock.operators.aggregates.wide import cast_sums
 from penstock.operators.scan.fragments import fragment_kernels
-from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, new_accumulator, without_nulls
+from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, new_accumulator, skip_nulls
 from penstock.operators.scan.fragments.keys import bare_values
 from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.update_stream.stream import Integers
@@ -120,7 +120,7 @@ class Extremes:
         """Return the indices of windows with the extreme value, in order."""
         (window_groups,), keys = _number_window_groups([groups], [starts], NumberingLimits())
         if values.null_count:
-            window_groups = without_nulls(window_groups, values)
+            window_groups = skip_nulls(window_groups, values)
         numbers = bare_values(values)
         best, seen = np.zeros(keys.count + 1, numbers.dtype), np.zeros(keys.count + 1, np.bool_)
         keep = fragment_kernels.keep_greater if self.greatest else fragment_kernels.keep_less
@@ -213,7 +213,7 @@ class WindowAccumulator:
             )
             for batch in batches
         ]
-        return self._aggregate(parts, [partial.again for partial in self.fragments.partials])
+        return self._aggregate(parts, [partial.combining for partial in self.fragments.partials])
 
     def _aggregate(self, parts: list[_Rows], partials: Sequence[Partial]) -> list[pa.RecordBatch]:
         parts = [part for part in parts if len(part.of)]

@@ -47,7 +47,7 @@ def deviation(made: pa.RecordBatch) -> list[float | None]:
     """Return the deviations of partials."""
     (parts,) = ASSEMBLY.deviations.values()
     (name,) = ASSEMBLY.deviations
-    found: list[float | None] = ASSEMBLY.computed(name, [made[part] for part in parts]).to_pylist()
+    found: list[float | None] = ASSEMBLY.compute(name, [made[part] for part in parts]).to_pylist()
     return found
 
 

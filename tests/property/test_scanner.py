@@ -237,7 +237,7 @@ def test_rows_without_a_time_are_counted() -> None:
     connection = duckdb.connect()
     connection.register("rows", data)
     (wanted,) = connection.sql("select count(*) from rows where n > 0 and ts is null").fetchall()
-    assert (scanner.without_time,) == wanted
+    assert (scanner.null_times,) == wanted
     assert scanner.schema.names == [PANE, "c"]
     assert found.num_rows
 

@@ -14,7 +14,7 @@ from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weighted_scheduler import WeightedScheduler
 from penstock.operators.scheduling.weights import KeyWeights, shares_of
-from penstock.operators.simulation import UNIT_US, drawn_keys, simulate, update_stream
+from penstock.operators.simulation import UNIT_US, draw_arrivals, simulate, update_stream
 from penstock.operators.simulation.traces import Trace
 from tests.naive_weighted import NaiveWeightedQueue, most_services
 from tests.streams import (
@@ -242,7 +242,7 @@ def _weighted_staleness(
 def test_weighted_staleness_falls_where_weights_are_skewed(policy: Policy, slow: int) -> None:
     """Ten keys at load 5, one of weight 10; all update equally often, or some ten times less often."""
     weights, equal = [10.0] + [1.0] * 9, [1.0] * 10
-    trace = drawn_keys(np.array([1.0] * (10 - slow) + [0.1] * slow), 1.0, 4_000, seed=7)
+    trace = draw_arrivals(np.array([1.0] * (10 - slow) + [0.1] * slow), 1.0, 4_000, seed=7)
     found, unweighted = (
         _weighted_staleness(policy, scheduled, weights, trace, 5) for scheduled in (weights, equal)
     )
@@ -251,7 +251,7 @@ def test_weighted_staleness_falls_where_weights_are_skewed(policy: Policy, slow:
 
 def test_shares_by_roots_of_weights_beat_shares_by_weights_under_overload() -> None:
     weights = [10.0] + [1.0] * 9
-    trace = drawn_keys(np.ones(10), 1.0, 6_000, seed=8)
+    trace = draw_arrivals(np.ones(10), 1.0, 6_000, seed=8)
     by_root, by_weight, equal = (
         _weighted_staleness(Policy.IN_PLACE, [w**power for w in weights], weights, trace, 30)
         for power in (1, 2, 0)

@@ -133,7 +133,7 @@ KERNELS = {
     },
     "selection": {"_find_true"},
     "comparison_kernels": {"keep"},
-    "join_kernels": {"mark_old", "link", "next_pairs", "unlink_useless"},
+    "join_kernels": {"mark_old", "link", "find_pairs", "unlink_useless"},
     "fragment_kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
         *("find_runs", "add_count_of_runs", "add_sum_of_runs", "add_whole_of_runs"),

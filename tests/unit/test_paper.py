@@ -22,11 +22,11 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.simulation import (
     UNIT_US,
     append_stream,
-    drawn_keys,
+    draw_arrivals,
+    make_steady_arrivals,
     simulate,
-    steady_keys,
     update_stream,
-    zipf,
+    zipf_weights,
 )
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 
@@ -67,7 +67,7 @@ def test_update_queues_beat_shedding_which_beats_the_append_queue(
 def test_the_queue_explains_application_staleness_up_to_wait_and_cost(load: float) -> None:
     """For one key: wait * cost <= area between the two for a result <= wait * cost + cost**2 / 2."""
     stream = append_stream()
-    trace = drawn_keys(np.ones(1), 1.0, 1_000, seed=1)
+    trace = draw_arrivals(np.ones(1), 1.0, 1_000, seed=1)
     outcome = simulate(UpdateQueue(stream, Policy.IN_PLACE), stream, trace, round(load * UNIT_US))
     area = (outcome.application.area - outcome.queue.area) / outcome.delivered / UNIT_US**2
     wait = outcome.wait_us / UNIT_US
@@ -114,7 +114,7 @@ def test_paging_on_demand_uses_less_memory_than_a_place_for_every_key() -> None:
 
 @pytest.mark.parametrize("policy", [Policy.FIFO, Policy.IN_PLACE])
 def test_arrivals_of_one_service_may_enter_together(policy: Policy) -> None:
-    trace = drawn_keys(zipf(10, 0.6), 1.0, 300, seed=2)
+    trace = draw_arrivals(zipf_weights(10, 0.6), 1.0, 300, seed=2)
     together, each = append_stream(), update_stream()
     left = simulate(UpdateQueue(together, policy), together, trace, 4_000)
     right = simulate(UpdateQueue(each, policy), each, trace, 4_000)
@@ -125,14 +125,14 @@ def test_arrivals_of_one_service_may_enter_together(policy: Policy) -> None:
 
 def test_a_run_ends_after_so_many_results() -> None:
     stream = append_stream()
-    trace = drawn_keys(np.ones(5), 1.0, 1_000, seed=0)
+    trace = draw_arrivals(np.ones(5), 1.0, 1_000, seed=0)
     outcome = simulate(UpdateQueue(stream, Policy.FIFO), stream, trace, 3_000, deliveries=20)
     assert outcome.delivered == 20
 
 
 def test_an_idle_server_waits_for_the_next_arrival() -> None:
     stream = append_stream()
-    trace = drawn_keys(np.ones(1), 0.1, 100, seed=0)
+    trace = draw_arrivals(np.ones(1), 0.1, 100, seed=0)
     outcome = simulate(UpdateQueue(stream, Policy.FIFO), stream, trace, 3_000)
     assert outcome.delivered == 10
     assert outcome.queue_updates == 0
@@ -140,7 +140,7 @@ def test_an_idle_server_waits_for_the_next_arrival() -> None:
 
 
 def test_steady_keys_keep_their_pace() -> None:
-    trace = steady_keys(np.array([0.1, 0.01]), 5_000, seed=4)
+    trace = make_steady_arrivals(np.array([0.1, 0.01]), 5_000, seed=4)
     assert np.all(np.diff(trace.times_us) >= 0)
     fast, slow = (trace.times_us[trace.keys == key] for key in (0, 1))
     assert len(fast) == pytest.approx(500, rel=0.05)
@@ -150,8 +150,8 @@ def test_steady_keys_keep_their_pace() -> None:
 
 
 def test_drawn_keys_follow_their_weights() -> None:
-    trace = drawn_keys(zipf(4, 0.9), 2.0, 20_000, seed=5)
-    assert np.bincount(trace.keys) / len(trace.keys) == pytest.approx(zipf(4, 0.9), abs=0.01)
+    trace = draw_arrivals(zipf_weights(4, 0.9), 2.0, 20_000, seed=5)
+    assert np.bincount(trace.keys) / len(trace.keys) == pytest.approx(zipf_weights(4, 0.9), abs=0.01)
     assert set(np.diff(trace.times_us)) == {500}
 
 

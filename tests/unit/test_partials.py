@@ -129,5 +129,5 @@ def test_a_pane_divides_size_and_slide() -> None:
 def test_sums_of_whole_numbers_may_be_no_doubles() -> None:
     assembly = Assembly({}, {"mean": ("sum", "count")}, {"deviation": ("count", "m2")})
     sums, counts = pa.array([None, 2**53 + 1], pa.int64()), pa.array([0, 2])
-    assert assembly.computed("mean", [sums, counts]).to_pylist() == [None, 2.0**52]
-    assert assembly.computed("deviation", [counts, pa.array([None, 2.0])]).to_pylist() == [None, 2.0**0.5]
+    assert assembly.compute("mean", [sums, counts]).to_pylist() == [None, 2.0**52]
+    assert assembly.compute("deviation", [counts, pa.array([None, 2.0])]).to_pylist() == [None, 2.0**0.5]

@@ -291,15 +291,15 @@ def test_rows_with_nulls_in_key_time_or_arrival_are_found() -> None:
         pa.array([1, 2, 3, None, 5], pa.timestamp("us")),
     ]
     rows = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-    assert UpdateStream(SCHEMA, ("k",), "t").unusable(rows).tolist() == [False, True, True, False, False]
+    assert UpdateStream(SCHEMA, ("k",), "t").find_unusable(rows).tolist() == [False, True, True, False, False]
     with_arrival = UpdateStream(SCHEMA, ("k",), "t", "a")
-    assert with_arrival.unusable(rows).tolist() == [False, True, True, True, False]
+    assert with_arrival.find_unusable(rows).tolist() == [False, True, True, True, False]
     float_time = UpdateStream(SCHEMA, ("k",), "x")
-    assert float_time.unusable(rows).tolist() == [False, True, False, True, True]
+    assert float_time.find_unusable(rows).tolist() == [False, True, False, True, True]
     float_key = UpdateStream(SCHEMA, ("x",), "t")
-    assert float_key.unusable(rows).tolist() == [False, False, True, False, True]
-    kept, dropped = with_arrival.without_unusable(rows, "drop")
+    assert float_key.find_unusable(rows).tolist() == [False, False, True, False, True]
+    kept, dropped = with_arrival.drop_unusable(rows, "drop")
     assert (kept.column("k").to_pylist(), dropped) == ([1, 5], 3)
     with pytest.raises(InvalidUsageError, match="rows=3"):
-        with_arrival.without_unusable(rows, "error")
-    assert with_arrival.without_unusable(kept, "error") == (kept, 0)
+        with_arrival.drop_unusable(rows, "error")
+    assert with_arrival.drop_unusable(kept, "error") == (kept, 0)

@@ -83,7 +83,7 @@ def test_a_column_of_numbers_may_be_the_weight(kind: pa.DataType) -> None:
     columns = [pa.array([1, 2]), pa.array([1, 1]), pa.array([1, 9]).cast(kind)]
     rows = pa.RecordBatch.from_arrays(columns, schema=stream.schema)
     assert column_shares(stream, rows).tolist() == [ONE, 3 * ONE]
-    assert not stream.unusable(rows).any()
+    assert not stream.find_unusable(rows).any()
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.bool_(), pa.timestamp("us")], ids=str)
@@ -101,8 +101,8 @@ def test_rows_without_a_weight_are_refused_or_dropped_and_counted() -> None:
     stream = _stream(pa.int64())
     weights = pa.array([1.0, None, 0.0, -2.0, math.nan, math.inf, 3.0])
     rows = pa.RecordBatch.from_arrays([pa.array(range(7)), pa.array([1] * 7), weights], schema=stream.schema)
-    kept, dropped = stream.without_unusable(rows, "drop")
+    kept, dropped = stream.drop_unusable(rows, "drop")
     assert (kept.column("key").to_pylist(), dropped) == ([0, 6], 5)
     with pytest.raises(InvalidUsageError, match="weight that is not positive and finite") as caught:
-        stream.without_unusable(rows, "error")
+        stream.drop_unusable(rows, "error")
     assert caught.value.context["columns"] == ["key", "time", "weight"]

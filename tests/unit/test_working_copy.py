@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.update_stream.options import one_of
+from penstock.operators.update_stream.options import parse_choice
 from penstock.spark_ext.worker.queue_operator import local_directory
 from penstock.state_store.tables.rocksdb_table import RocksdbTable
 from penstock.state_store.tables.scratch import PREFIX, Scratch
@@ -32,7 +32,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_a_wrong_name_is_told() -> None:
     with pytest.raises(InvalidUsageError, match=r"option=working_copy got=disk known=.*memory.*rocksdb"):
-        one_of("working_copy", "disk", WorkingCopy)
+        parse_choice("working_copy", "disk", WorkingCopy)
 
 
 def test_the_copy_in_memory_has_no_table_and_the_other_lies_where_spark_says(

@@ -14,7 +14,7 @@ from penstock.dataflow.nodes import Aggregate, RowWindow, Select, Window, Window
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import WEIGHT, TimeUnit
 from penstock.operators.update_stream.operator_options import WindowArguments, WindowOptions, make_options
-from penstock.operators.update_stream.options import milliseconds
+from penstock.operators.update_stream.options import parse_ms
 from penstock.sql.expression import Expression, column
 from penstock.units import window_rows
 
@@ -84,8 +84,8 @@ class Windows(Written):
             return self._with(
                 RowWindow(own, (self.root,), time, found, made, size_rows=rows[0], slide_rows=rows[1])
             )
-        size_ms = milliseconds("size", size)
-        slide_ms = size_ms if slide is None else milliseconds("slide", slide)
+        size_ms = parse_ms("size", size)
+        slide_ms = size_ms if slide is None else parse_ms("slide", slide)
         return self._with(Window(own, (self.root,), time, found, size_ms, slide_ms, made))
 
     def group_by(self, *columns: str, **expressions: str) -> Self:

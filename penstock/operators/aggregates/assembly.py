@@ -56,11 +56,11 @@ class Assembly:
         texts: dict[str, str] = {}
         for name, text in decomposition.assembly.items():
             made = Expression.parse(text)
-            texts[name] = edit(made.text, found.replaced(made.text, made.tree))
+            texts[name] = edit(made.text, found.find_replacements(made.text, made.tree))
         return cls(texts, found.means, found.deviations, wraps)
 
     @property
-    def derived(self) -> tuple[str, ...]:
+    def derived_names(self) -> tuple[str, ...]:
         """The names of means and deviations."""
         return (*self.means, *self.deviations)
 
@@ -68,7 +68,9 @@ class Assembly:
     def read(self) -> frozenset[str]:
         """The partials that aggregates read directly."""
         texts = self.aggregates.values()
-        return frozenset(one for text in texts for one in Expression.parse(text).columns) - {*self.derived}
+        return frozenset(one for text in texts for one in Expression.parse(text).columns) - {
+            *self.derived_names
+        }
 
     def finish(self, values: pa.RecordBatch, kept: Iterable[str]) -> pa.RecordBatch:
         """Return the partials as Spark represents them, then the means and deviations.
@@ -78,12 +80,12 @@ class Assembly:
         InvalidUsageError
             If a sum overflows.
         """
-        made = {name: self.whole(name, values.column(name)) for name in kept}
-        for name in self.derived:
-            made[name] = self.computed(name, [values.column(part) for part in self.parts(name)])
+        made = {name: self.as_spark(name, values.column(name)) for name in kept}
+        for name in self.derived_names:
+            made[name] = self.compute(name, [values.column(part) for part in self.parts(name)])
         return pa.RecordBatch.from_arrays(list(made.values()), list(made))
 
-    def whole(self, name: str, column: pa.Array[Any]) -> pa.Array[Any]:
+    def as_spark(self, name: str, column: pa.Array[Any]) -> pa.Array[Any]:
         """Return a partial as Spark represents it. Only integer sums are converted.
 
         Raises
@@ -107,7 +109,7 @@ class Assembly:
         """Return the names of the partials of a mean or deviation; empty for any other name."""
         return self.means.get(name) or self.deviations.get(name) or ()
 
-    def computed(self, name: str, parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
+    def compute(self, name: str, parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
         """Compute a mean or deviation from its parts, row by row."""
         return _mean(*parts) if name in self.means else _deviation(*parts)
 
@@ -127,7 +129,7 @@ class _Divisions:
         self.means: dict[str, tuple[str, str]] = {}
         self.deviations: dict[str, tuple[str, str]] = {}
 
-    def replaced(self, text: str, node: Tree) -> list[tuple[Tree, str]]:
+    def find_replacements(self, text: str, node: Tree) -> list[tuple[Tree, str]]:
         """Map division nodes to the columns that hold their values."""
         if node.kind == "case" and (parts := self._known.get(text[node.start : node.stop])) is not None:
             return [(node, self._name_column("deviation", self.deviations, parts))]
@@ -137,7 +139,7 @@ class _Divisions:
             columns = total.kind == count.kind == "column"
             if columns and divided is not None and divided[0] == "sum" and by == ("count", divided[1]):
                 return [(node, self._name_column("mean", self.means, (total.value, count.value)))]
-        return [edit for part in node.children for edit in self.replaced(text, part)]
+        return [edit for part in node.children for edit in self.find_replacements(text, part)]
 
     @staticmethod
     def _name_column(what: str, known: dict[str, Any], parts: tuple[str, ...]) -> str:

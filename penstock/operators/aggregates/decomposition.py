@@ -221,7 +221,7 @@ class _Partials:
         if kind is not None:
             made = self._column(kind, text)
             if kind in ("first", "last"):
-                self._at(kind, made)
+                self._add_time(kind, made)
             return made
         if function in ("avg", "mean"):
             total, count = self._column("sum", text), self._column("count", text)
@@ -232,7 +232,7 @@ class _Partials:
             return deviation(count, self._column("m2", text))
         return None
 
-    def _at(self, kind: PartialKind, made: str) -> None:
+    def _add_time(self, kind: PartialKind, made: str) -> None:
         """Add the partial with the time of a first or last value."""
         when = self._column("min" if kind == "first" else "max", self._time)
         (name,), (time,) = Expression.parse(made).columns, Expression.parse(when).columns

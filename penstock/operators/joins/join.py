@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
-from penstock.operators.joins.join_kernels import NOBODY, START, link, mark_old, next_pairs, unlink_useless
+from penstock.operators.joins.join_kernels import NOBODY, START, find_pairs, link, mark_old, unlink_useless
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.update_stream.arrivals import Arrivals
@@ -254,7 +254,7 @@ class UpdateJoin:
         while len(pairs.ids):
             bounds = np.zeros(len(pairs.ids) + 1, np.int64)
             out = [np.empty(limit * len(pairs.ids), np.int64) for _ in _SIDES]
-            next_pairs(
+            find_pairs(
                 pairs.ids, pairs.at_left, pairs.at_right, pairs.partner,
                 left.after, right.after, left.times, right.times, left.fresh, right.fresh,
                 self._matched[0], self._matched[1], self._within, limit, bounds, out[0], out[1],
@@ -271,7 +271,7 @@ class UpdateJoin:
             self._dirty[pairs.ids[which]] = True
             if len(chosen):
                 made.append(rows.take(pa.array(chosen)))
-            pairs = pairs.without(which)
+            pairs = pairs.remove(which)
             limit = max(min(4 * limit, _MOST_PAIRS_PER_ROUND // max(len(pairs.ids), 1)), 1)
         return concat(made) if made else pa.RecordBatch.from_pylist([], self.joined.schema)
 
@@ -431,7 +431,7 @@ class _Pairs:
         """Return a cursor at the start of the lists."""
         return _Pairs(ids, left.copy(), right.copy(), np.full(len(ids), START))
 
-    def without(self, matched: Integers) -> _Pairs:
+    def remove(self, matched: Integers) -> _Pairs:
         """Return the cursor without the keys at these positions and without exhausted keys."""
         left = (self.at_left != NOBODY) & (self.at_right != NOBODY)
         left[matched] = False

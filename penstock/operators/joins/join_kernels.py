@@ -14,7 +14,7 @@ from penstock._kernels import kernel
 from penstock.operators.update_stream.stream import Integers
 from penstock.units import NEVER
 
-__all__ = ["NOBODY", "START", "link", "mark_old", "next_pairs", "unlink_useless"]
+__all__ = ["NOBODY", "START", "find_pairs", "link", "mark_old", "unlink_useless"]
 
 NOBODY = -1
 """The end of a list."""
@@ -58,7 +58,7 @@ def link(
 
 
 @kernel
-def next_pairs(
+def find_pairs(
     ids: Integers,
     at_left: Integers,
     at_right: Integers,

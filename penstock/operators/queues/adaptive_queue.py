@@ -169,7 +169,7 @@ class AdaptiveQueue(KeyedQueue):
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now; see `KeyedQueue.account_staleness`."""
-        if parts := self._appended.held():
+        if parts := self._appended.held_keys():
             ids, arrived = np.concatenate(parts), np.concatenate(self._appended.arrivals())
             accounts, records = self.accounts, self.accounts.records
             # If a key waits in the update queue, its oldest update is there.
@@ -219,7 +219,7 @@ class AdaptiveQueue(KeyedQueue):
             head = stored.count("head", most=tail)
             if first < held.tail:
                 raise stored.damaged("first", "the number after the unit before")
-            if first > held.tail or not held.held():
+            if first > held.tail or not held.held_keys():
                 held.begin_at(first)
             held.take(max(head - held.head, 0))
             held.head = max(held.head, head)
@@ -230,7 +230,7 @@ class AdaptiveQueue(KeyedQueue):
             held.tail = self._written = tail
             self.appending, self.switches = stored.flag("appending"), stored.count("switches")
         # Later units remove tuples of earlier ones.
-        for ids in held.held():
+        for ids in held.held_keys():
             self.accounts.book_restored(ids)
 
     def _meta(self, begin: int) -> dict[str, Any]:
@@ -245,7 +245,7 @@ class AdaptiveQueue(KeyedQueue):
 
     def _block(self, begin: int) -> pa.RecordBatch:
         """Return the appended tuples from number `begin` on, to be stored."""
-        chunk = self._appended.since(begin)
+        chunk = self._appended.rows_since(begin)
         return pa.RecordBatch.from_arrays(
             [*chunk.rows.columns, pa.array(chunk.arrived_us)], [*self.stream.schema.names, _ARRIVED]
         )

@@ -62,12 +62,12 @@ class AppendedTuples:
         """Approximate memory of the tuples in bytes."""
         return sum(chunk.rows.nbytes + 16 * len(chunk.ids) for chunk in self._chunks)
 
-    def held(self) -> list[Integers]:
+    def held_keys(self) -> list[Integers]:
         """Return the keys of the tuples, in parts."""
         return [chunk.ids for chunk in self._chunks]
 
     def arrivals(self) -> list[Integers]:
-        """Return the arrival times of the tuples, in the parts of `held`."""
+        """Return the arrival times of the tuples, in the parts of `held_keys`."""
         return [chunk.arrived_us for chunk in self._chunks]
 
     def renumber(self, numbers: Integers) -> None:
@@ -92,7 +92,7 @@ class AppendedTuples:
             self.head += len(part.ids)
         return self._concat(parts)
 
-    def since(self, begin: int) -> TupleChunk:
+    def rows_since(self, begin: int) -> TupleChunk:
         """Return the tuples from number `begin` on, without removing them."""
         parts, number = [], self.head
         for chunk in self._chunks:

@@ -44,7 +44,7 @@ class ForgetRule:
     min_idle: int = 1024
     idle_per_kept: float = 1.0
 
-    def pays(self, idle: int, kept: int) -> bool:
+    def should_forget(self, idle: int, kept: int) -> bool:
         """Return whether to forget idle keys."""
         return idle > max(self.idle_per_kept * kept, self.min_idle)
 
@@ -277,7 +277,7 @@ class TabledKeyRecords(KeyRecords):
 
     def may_forget(self, kept: int) -> bool:
         """Return whether forgetting pays."""
-        return self._forgetting.pays(len(self) - kept, kept)
+        return self._forgetting.should_forget(len(self) - kept, kept)
 
     def split_records(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
         """Return the records of keys in memory, then the others from the table."""

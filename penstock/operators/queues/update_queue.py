@@ -56,7 +56,7 @@ class KeyHolder(Protocol):
     def __len__(self) -> int:
         """Return the number of tuples."""
 
-    def held(self) -> list[Integers]:
+    def held_keys(self) -> list[Integers]:
         """Return the keys of the tuples, in parts."""
 
     def renumber(self, numbers: Integers) -> None:
@@ -296,7 +296,7 @@ class UpdateQueue(KeyedQueue):
         """Return the keys that must stay in memory because tuples of them wait."""
         if self._holder is None:
             return self._waiting_keys()
-        return np.unique(np.concatenate([self._waiting_keys(), *self._holder.held()]))
+        return np.unique(np.concatenate([self._waiting_keys(), *self._holder.held_keys()]))
 
     def _forget(self) -> None:
         """Forget idle keys, if their records are in a table and there are many."""

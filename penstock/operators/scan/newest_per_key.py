@@ -40,7 +40,7 @@ class Latest:
     def add(self, rows: pa.Table) -> None:
         """Add the next rows."""
         for batch in rows.combine_chunks().to_batches():
-            unusable = self._stream.unusable(batch)
+            unusable = self._stream.find_unusable(batch)
             if unusable.any():
                 self._unusable.append(batch.filter(pa.array(unusable)))
                 batch = batch.filter(pa.array(~unusable))  # noqa: PLW2901 - the remaining rows

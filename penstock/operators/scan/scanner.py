@@ -75,7 +75,7 @@ class Scanner:
             computed += [(value, read) for value in self._select.values()]
             used = {name for value in self._select.values() for name in value.columns}
             self._selected = [name for name in self._columns if name in used] or self._columns
-        made = self._made_schema(read)
+        made = self._select_schema(read)
         self._latest = None if scan.latest_by is None else Latest(scan.latest_by, made)
         self._fragmenter = None
         self.schema = made
@@ -98,7 +98,7 @@ class Scanner:
             1.0 if any(can_fail(*computation) for computation in computed) else _MAX_SHARE_TO_SELECT_FIRST
         )
 
-    def _made_schema(self, read: pa.Schema) -> pa.Schema:
+    def _select_schema(self, read: pa.Schema) -> pa.Schema:
         if self._select is None:
             return read
         return pa.schema(
@@ -111,9 +111,9 @@ class Scanner:
         )
 
     @property
-    def without_time(self) -> int:
+    def null_times(self) -> int:
         """Number of rows that are in no fragment because their time is null."""
-        return 0 if self._fragmenter is None else self._fragmenter.without_time
+        return 0 if self._fragmenter is None else self._fragmenter.null_times
 
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
         """Run the scan on p-units.
@@ -158,7 +158,7 @@ class Scanner:
             found = self._rows(rows)
             if found is not None:
                 yield from found.to_batches()
-            elif self._fragmenter is not None and self._fragmenter.made >= (most_fragments or math.inf):
+            elif self._fragmenter is not None and self._fragmenter.count >= (most_fragments or math.inf):
                 yield self._fragmenter.finish()
         if self._fragmenter is not None:
             yield self._fragmenter.finish()
@@ -210,7 +210,7 @@ class Scanner:
             self._fold(self._fragmenter, rows, None if mask is None else _bytes(mask))
             return None
         if self._latest is not None:
-            self._latest.add(_plain(rows))
+            self._latest.add(_decode_dictionaries(rows))
             return None
         schema = adopt_coding(self.schema, rows.schema) if dictionaries else self.schema
         return rows if rows.schema.equals(schema) else rows.cast(schema)
@@ -220,19 +220,19 @@ class Scanner:
         found = mask_of(self._intervals, rows) if self._intervals else None
         if found is None:
             first, *parts = self._conjuncts
-            mask = _truth(first, rows)
+            mask = _find_true(first, rows)
         elif self._evaluate:
             mask, parts = _bits(found), list(self._evaluate)
         else:
             return found
         for part in parts:
             if part not in self._failing:
-                mask = pc.and_(mask, _truth(part, rows))
+                mask = pc.and_(mask, _find_true(part, rows))
                 continue
             # A conjunct that can fail must see only the rows that all conjuncts before it accept.
             passed = pc.indices_nonzero(mask)
             made = np.zeros(len(mask), np.bool_)
-            made[passed.to_numpy()] = _bytes(_truth(part, rows.take(passed)))
+            made[passed.to_numpy()] = _bytes(_find_true(part, rows.take(passed)))
             mask = _bits(made)
         return mask
 
@@ -270,7 +270,7 @@ def _evaluate(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
         if not column.indices.null_count and not can_fail(expression, plain):
             values = evaluate(expression, pa.table({coded[0]: column.dictionary}))
             return pa.chunked_array([_whole(values).take(column.indices)])
-    return evaluate(expression, _plain(rows.select(list(kinds))))
+    return evaluate(expression, _decode_dictionaries(rows.select(list(kinds))))
 
 
 def _divide(
@@ -291,7 +291,7 @@ def _divide(
     return tuple(evaluated), union_intervals(intervals)
 
 
-def _truth(part: Expression, rows: pa.Table) -> pa.Array[Any]:
+def _find_true(part: Expression, rows: pa.Table) -> pa.Array[Any]:
     """Return the mask of rows for which a conjunct is true."""
     return pc.fill_null(_whole(_evaluate(part, rows)), False)
 
@@ -315,7 +315,7 @@ def _bytes(mask: _Mask) -> npt.NDArray[np.bool_]:
     return np.unpackbits(bits, bitorder="little", count=end)[mask.offset :].view(np.bool_)
 
 
-def _plain(rows: pa.Table) -> pa.Table:
+def _decode_dictionaries(rows: pa.Table) -> pa.Table:
     """Decode dictionary columns."""
     if not any(pa.types.is_dictionary(field.type) for field in rows.schema):
         return rows

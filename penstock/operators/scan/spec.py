@@ -58,16 +58,16 @@ _AGAIN: Final[dict[PartialKind, PartialKind]] = {
 _UNITS: Final = get_args(TimeUnit)
 
 
-def _need(holds: bool, fact: str, **context: Any) -> None:
+def _require(holds: bool, fact: str, **context: Any) -> None:
     if not holds:
         raise InvalidUsageError(f"wrong scan: {fact}", **context)
 
 
-def _need_names(names: object, what: str) -> None:
+def _require_names(names: object, what: str) -> None:
     """Check a tuple of distinct, non-empty names."""
     if not isinstance(names, tuple) or not all(isinstance(name, str) and name for name in names):
         raise InvalidUsageError(f"wrong scan: {what} is not a tuple of names")
-    _need(len(set(names)) == len(names), f"{what} names a column twice", names=", ".join(names))
+    _require(len(set(names)) == len(names), f"{what} names a column twice", names=", ".join(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +113,13 @@ class Partial:
     log2_size: int = 0
 
     def __post_init__(self) -> None:
-        _need(self.kind in _KINDS, "unknown partial", kind=self.kind, known=", ".join(_KINDS))
-        _need(bool(self.expression and self.name), "a partial without expression or name", kind=self.kind)
-        _need(self.expression != "*" or self.kind == "count", "only count is of *", kind=self.kind)
-        _need((self.log2_size > 0) == (self.kind == "sketch"), "a sketch has a size", kind=self.kind)
+        _require(self.kind in _KINDS, "unknown partial", kind=self.kind, known=", ".join(_KINDS))
+        _require(bool(self.expression and self.name), "a partial without expression or name", kind=self.kind)
+        _require(self.expression != "*" or self.kind == "count", "only count is of *", kind=self.kind)
+        _require((self.log2_size > 0) == (self.kind == "sketch"), "a sketch has a size", kind=self.kind)
 
     @property
-    def again(self) -> Partial:
+    def combining(self) -> Partial:
         """The partial that combines several of these, under the same name."""
         return replace(self, kind=_AGAIN.get(self.kind, self.kind), expression=self.name)
 
@@ -150,8 +150,8 @@ class LatestBy:
     by_last: bool = False
 
     def __post_init__(self) -> None:
-        _need_names(self.key, "key")
-        _need(bool(self.key and self.time), "conflation needs a key and a time")
+        _require_names(self.key, "key")
+        _require(bool(self.key and self.time), "conflation needs a key and a time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,18 +194,20 @@ class Fragments:
     delay_ms: int = 0
 
     def __post_init__(self) -> None:
-        _need_names(self.group_by, "group_by")
-        _need(self.time_unit in _UNITS, "unknown unit of time", unit=self.time_unit, known=", ".join(_UNITS))
-        _need(bool(self.time), "fragments need a time")
-        _need(self.pane_ms >= 1, "a pane is at least 1 ms", pane_ms=self.pane_ms)
+        _require_names(self.group_by, "group_by")
+        _require(
+            self.time_unit in _UNITS, "unknown unit of time", unit=self.time_unit, known=", ".join(_UNITS)
+        )
+        _require(bool(self.time), "fragments need a time")
+        _require(self.pane_ms >= 1, "a pane is at least 1 ms", pane_ms=self.pane_ms)
         whole = self.time_unit != "s" or self.pane_ms % 1000 == 0
-        _need(whole, "a pane is shorter than a step of its time", pane_ms=self.pane_ms, time=self.time)
-        _need(bool(self.partials), "fragments aggregate nothing")
-        _need_names((PANE, *self.group_by, *(partial.name for partial in self.partials)), "a fragment")
+        _require(whole, "a pane is shorter than a step of its time", pane_ms=self.pane_ms, time=self.time)
+        _require(bool(self.partials), "fragments aggregate nothing")
+        _require_names((PANE, *self.group_by, *(partial.name for partial in self.partials)), "a fragment")
         told = any(partial.name == NEWEST for partial in self.partials)
-        _need((self.delay_ms > 0) == told, "a delay goes with the newest time", delay_ms=self.delay_ms)
+        _require((self.delay_ms > 0) == told, "a delay goes with the newest time", delay_ms=self.delay_ms)
 
-    def delayed(self, delay_ms: int, time: str) -> Fragments:
+    def with_watermark(self, delay_ms: int, time: str) -> Fragments:
         """Return fragments that also have the newest time, if a watermark with this delay needs it.
 
         Parameters
@@ -221,7 +223,7 @@ class Fragments:
         return replace(self, partials=(*self.partials, newest), delay_ms=delay_ms)
 
     @property
-    def plain(self) -> Fragments:
+    def without_watermark(self) -> Fragments:
         """The same fragments without the newest time."""
         partials = tuple(partial for partial in self.partials if partial.name != NEWEST)
         return replace(self, partials=partials, delay_ms=0)
@@ -270,28 +272,30 @@ class Scan:
     fragments: Fragments | None = None
 
     def __post_init__(self) -> None:
-        _need_names(self.columns, "columns")
-        _need(self.where is None or bool(self.where.strip()), "an empty predicate")
+        _require_names(self.columns, "columns")
+        _require(self.where is None or bool(self.where.strip()), "an empty predicate")
         if self.select is not None:
-            _need(bool(self.select), "an empty select")
-            _need(all(self.select) and all(self.select.values()), "a select without name or text")
+            _require(bool(self.select), "an empty select")
+            _require(all(self.select) and all(self.select.values()), "a select without name or text")
             object.__setattr__(self, "select", MappingProxyType(dict(self.select)))
-        _need(self.latest_by is None or self.fragments is None, "both conflation and fragments")
+        _require(self.latest_by is None or self.fragments is None, "both conflation and fragments")
         if self.latest_by is not None:
-            self._need_made((*self.latest_by.key, self.latest_by.time))
+            self._need_columns((*self.latest_by.key, self.latest_by.time))
         if self.fragments is not None:
-            self._need_made((*self.fragments.group_by, self.fragments.time))
+            self._need_columns((*self.fragments.group_by, self.fragments.time))
 
-    def _need_made(self, names: Iterable[str]) -> None:
+    def _need_columns(self, names: Iterable[str]) -> None:
         for name in names:
-            _need(name in self.made, "a column that is not made", column=name, made=", ".join(self.made))
+            _require(
+                name in self.selected, "a column that is not made", column=name, made=", ".join(self.selected)
+            )
 
     def __hash__(self) -> int:
         """Hash the JSON form."""
         return hash(self.to_json())
 
     @property
-    def made(self) -> tuple[str, ...]:
+    def selected(self) -> tuple[str, ...]:
         """The names of the columns after `select`."""
         return self.columns if self.select is None else tuple(self.select)
 
@@ -299,7 +303,7 @@ class Scan:
     def output(self) -> tuple[str, ...]:
         """The names of the output columns."""
         if self.fragments is None:
-            return self.made
+            return self.selected
         return (PANE, *self.fragments.group_by, *(partial.name for partial in self.fragments.partials))
 
     def to_json(self) -> str:

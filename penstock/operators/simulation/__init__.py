@@ -2,7 +2,13 @@
 
 from penstock.operators.simulation.policies import compare_policies
 from penstock.operators.simulation.server import Outcome, Queue, append_stream, simulate, update_stream
-from penstock.operators.simulation.traces import UNIT_US, Trace, drawn_keys, steady_keys, zipf
+from penstock.operators.simulation.traces import (
+    UNIT_US,
+    Trace,
+    draw_arrivals,
+    make_steady_arrivals,
+    zipf_weights,
+)
 
 __all__ = [
     "UNIT_US",
@@ -11,9 +17,9 @@ __all__ = [
     "Trace",
     "append_stream",
     "compare_policies",
-    "drawn_keys",
+    "draw_arrivals",
+    "make_steady_arrivals",
     "simulate",
-    "steady_keys",
     "update_stream",
-    "zipf",
+    "zipf_weights",
 ]

@@ -9,7 +9,7 @@ from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.simulation.server import simulate, update_stream
-from penstock.operators.simulation.traces import UNIT_US, drawn_keys, zipf
+from penstock.operators.simulation.traces import UNIT_US, draw_arrivals, zipf_weights
 
 __all__ = ["APPEND", "compare_policies"]
 
@@ -51,7 +51,7 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
             hint="load, keys and updates are positive, skew is at least 0",
         )  # fmt: skip
     stream = update_stream()
-    trace = drawn_keys(zipf(keys, skew), 1.0, updates, seed=seed)
+    trace = draw_arrivals(zipf_weights(keys, skew), 1.0, updates, seed=seed)
     cost_us = max(round(load * UNIT_US), 1)
     queues = {
         APPEND: AdaptiveQueue(stream, Policy.FIFO, Semantics.APPEND),

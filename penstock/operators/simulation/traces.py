@@ -10,7 +10,7 @@ import numpy.typing as npt
 from penstock.operators.simulation.draws import draws
 from penstock.operators.update_stream.stream import Integers
 
-__all__ = ["UNIT_US", "Floats", "Trace", "drawn_keys", "steady_keys", "zipf"]
+__all__ = ["UNIT_US", "Floats", "Trace", "draw_arrivals", "make_steady_arrivals", "zipf_weights"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -37,7 +37,7 @@ class Trace:
     end_us: int
 
 
-def drawn_keys(weights: Floats, rate: float, duration: float, *, seed: int) -> Trace:
+def draw_arrivals(weights: Floats, rate: float, duration: float, *, seed: int) -> Trace:
     """Return `rate` evenly spaced arrivals per unit, with keys drawn by `weights`.
 
     UpStream §5.2 models keys this way: each arrival has key i with probability p_i.
@@ -50,7 +50,7 @@ def drawn_keys(weights: Floats, rate: float, duration: float, *, seed: int) -> T
     return Trace(times.astype(np.int64), keys.astype(np.int64), int(duration * UNIT_US))
 
 
-def steady_keys(rates: Floats, duration: float, *, seed: int, jitter: float = 0.5) -> Trace:
+def make_steady_arrivals(rates: Floats, duration: float, *, seed: int, jitter: float = 0.5) -> Trace:
     """Return arrivals of keys that update at different rates.
 
     The time between two updates of key i is ``1 / rates[i]``, varied uniformly by up to `jitter` of itself,
@@ -71,7 +71,7 @@ def steady_keys(rates: Floats, duration: float, *, seed: int, jitter: float = 0.
     return Trace(together[order], np.concatenate(keys)[order], int(duration * UNIT_US))
 
 
-def zipf(keys: int, theta: float) -> Floats:
+def zipf_weights(keys: int, theta: float) -> Floats:
     """Return the weights of a Zipf distribution: key i has ``1 / (i + 1) ** theta``."""
     weights: Floats = np.arange(1, keys + 1, dtype=np.float64) ** -theta
     return weights / weights.sum()

@@ -37,7 +37,7 @@ def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     ValueError
         If a column has nulls that `schema` does not allow.
     """
-    columns = [_as(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
+    columns = [_cast(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
     for column, field in zip(columns, schema, strict=True):
         if not field.nullable and column.null_count:
             raise ValueError(f"the column {field.name} has nulls where none may be")
@@ -88,7 +88,7 @@ def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
-def _as(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
+def _cast(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
     if column.type == kind:
         return column
     # Arrow refuses to cast a null struct whose fields are not nullable, even to its own type.

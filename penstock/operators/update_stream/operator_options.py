@@ -21,8 +21,8 @@ from penstock.operators.update_stream.options import (
     budget_of,
     check_options,
     cost_of,
-    milliseconds,
-    one_of,
+    parse_choice,
+    parse_ms,
     weight_of,
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
@@ -172,7 +172,7 @@ class QueueOptions(StateOptions):
         """Check the options."""
         StateOptions.__post_init__(self)
         for name, kind in (("policy", Policy), ("semantics", Semantics), ("working_copy", WorkingCopy)):
-            object.__setattr__(self, name, one_of(name, getattr(self, name), kind))
+            object.__setattr__(self, name, parse_choice(name, getattr(self, name), kind))
         if self.apply is None and self.output_schema is not None:
             raise InvalidUsageError("output_schema is for the results of apply, which is missing")
         if self.apply is not None and not callable(self.apply):
@@ -250,11 +250,11 @@ class WindowOptions(StateOptions):
     def __post_init__(self) -> None:
         """Check the options."""
         StateOptions.__post_init__(self)
-        object.__setattr__(self, "mode", one_of("mode", self.mode, WindowMode))
+        object.__setattr__(self, "mode", parse_choice("mode", self.mode, WindowMode))
         if self.policy is not None:
-            object.__setattr__(self, "policy", one_of("policy", self.policy, Policy))
+            object.__setattr__(self, "policy", parse_choice("policy", self.policy, Policy))
         if self.watermark_delay is not None:
-            milliseconds("watermark_delay", self.watermark_delay, least=0)
+            parse_ms("watermark_delay", self.watermark_delay, least=0)
         for option in ("budget", "policy", "cost", "weight"):
             if getattr(self, option) is not None and not self.by_key:
                 raise InvalidUsageError(
@@ -291,7 +291,7 @@ class WindowOptions(StateOptions):
         """The watermark delay in milliseconds; None if not given."""
         if self.watermark_delay is None:
             return None
-        return milliseconds("watermark_delay", self.watermark_delay, least=0)
+        return parse_ms("watermark_delay", self.watermark_delay, least=0)
 
 
 @dataclass(frozen=True, kw_only=True)

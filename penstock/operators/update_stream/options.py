@@ -23,8 +23,8 @@ __all__ = [
     "check_options",
     "check_weight",
     "cost_of",
-    "milliseconds",
-    "one_of",
+    "parse_choice",
+    "parse_ms",
     "weight_of",
 ]
 
@@ -190,7 +190,7 @@ def check_by_key(key: Sequence[str], weights: Mapping[Any, Any]) -> None:
             )
 
 
-def one_of(option: str, got: str, kind: type[E]) -> E:
+def parse_choice(option: str, got: str, kind: type[E]) -> E:
     """Return the member of an enumeration that an option names.
 
     Raises
@@ -206,7 +206,7 @@ def one_of(option: str, got: str, kind: type[E]) -> E:
         ) from None
 
 
-def milliseconds(option: str, given: str | timedelta, *, least: int = 1) -> int:
+def parse_ms(option: str, given: str | timedelta, *, least: int = 1) -> int:
     """Convert a duration to whole milliseconds.
 
     Parameters

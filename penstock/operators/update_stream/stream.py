@@ -124,7 +124,7 @@ class UpdateStream:
             return np.zeros(0, np.int64)
         return rows.column(self.source).to_numpy().astype(np.int64, copy=False)
 
-    def unusable(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+    def find_unusable(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Mark rows with a null (or NaN) in the key, time or arrival column, and rows without a valid weight.
 
         A weight is a positive, finite number.
@@ -141,7 +141,7 @@ class UpdateStream:
             mask |= ~((numbers > 0) & np.isfinite(numbers))
         return mask
 
-    def without_unusable(self, rows: pa.RecordBatch, nulls: str) -> tuple[pa.RecordBatch, int]:
+    def drop_unusable(self, rows: pa.RecordBatch, nulls: str) -> tuple[pa.RecordBatch, int]:
         """Return the usable rows and the number of dropped rows.
 
         Raises
@@ -149,7 +149,7 @@ class UpdateStream:
         InvalidUsageError
             If there are unusable rows and `nulls` is ``"error"``.
         """
-        mask = self.unusable(rows)
+        mask = self.find_unusable(rows)
         count = int(np.count_nonzero(mask))
         if not count:
             return rows, 0

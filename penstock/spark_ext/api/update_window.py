@@ -26,7 +26,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.operator_options import WindowOptions
-from penstock.operators.update_stream.options import check_column, milliseconds
+from penstock.operators.update_stream.options import check_column, parse_ms
 from penstock.spark_ext.api.failure import refusal_of
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.parcels import PARCELS
@@ -224,10 +224,10 @@ def plan_windows(
         )  # fmt: skip
         packer = RowOrderPacker(schema, TIME, plan.packer(buckets), options.nulls)
     else:
-        size_ms = milliseconds("size", size)
-        slide_ms = size_ms if slide is None else milliseconds("slide", slide)
+        size_ms = parse_ms("size", size)
+        slide_ms = size_ms if slide is None else parse_ms("slide", slide)
         panes = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials)
-        fragments = panes.delayed(common["delay_ms"], TIME)
+        fragments = panes.with_watermark(common["delay_ms"], TIME)
         with _users_expressions(split):
             made = row_fragmenter(schema, fragments).schema
         plan = TimeWindowPlan(fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, **common)

@@ -160,9 +160,7 @@ class Packer:
     def _usable(self, batches: Iterable[pa.RecordBatch], drops: _Drops) -> Iterator[pa.RecordBatch]:
         """Return the usable rows."""
         for batch in batches:
-            rows, dropped = self.stream.without_unusable(
-                cast_to_schema(batch, self.stream.schema), self.nulls
-            )
+            rows, dropped = self.stream.drop_unusable(cast_to_schema(batch, self.stream.schema), self.nulls)
             drops.rows += dropped
             if rows.num_rows:
                 yield rows

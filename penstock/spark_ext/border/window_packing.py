@@ -31,7 +31,7 @@ from penstock.windows.append.pane_partials import sort_order
 from penstock.windows.groups import GroupCodec, GroupSampling
 from penstock.windows.layout import ENTRY_PANE
 
-__all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "look_up", "row_fragmenter", "without_time"]
+__all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "look_up", "null_time_error", "row_fragmenter"]
 
 MOST_FRAGMENTS = 1 << 20
 """A task emits its fragments when it has this many."""
@@ -75,7 +75,7 @@ class EntryPacker:
         entry = [
             *(schema.field(name) for name in fragments.group_by),
             pa.field(ENTRY_PANE, pa.int64()),
-            *(schema.field(partial.name) for partial in fragments.plain.partials),
+            *(schema.field(partial.name) for partial in fragments.without_watermark.partials),
         ]
         delayed = fragments if fragments.delay_ms else None
         return cls(fragments.pane_steps, pa.schema(entry), buckets, delayed)
@@ -203,7 +203,7 @@ def add_rows(fragmenter: Fragmenter, fragments: Fragments, rows: pa.RecordBatch)
     )
 
 
-def without_time(rows: int) -> InvalidUsageError:
+def null_time_error(rows: int) -> InvalidUsageError:
     """Return the error for rows without a time."""
     return InvalidUsageError(
         "rows without a time",
@@ -238,15 +238,15 @@ class RowPacker:
         """Return the parcels of one partition's rows."""
         fragmenter = row_fragmenter(self.schema, self.fragments)
         made = self._fragments(fragmenter, batches)
-        yield from self.packer.pack(made, lambda: fragmenter.without_time)
+        yield from self.packer.pack(made, lambda: fragmenter.null_times)
 
     def _fragments(
         self, fragmenter: Fragmenter, batches: Iterable[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             add_rows(fragmenter, self.fragments, cast_to_schema(batch, self.schema))
-            if fragmenter.without_time and self.nulls == "error":
-                raise without_time(fragmenter.without_time)
-            if fragmenter.made >= MOST_FRAGMENTS:
+            if fragmenter.null_times and self.nulls == "error":
+                raise null_time_error(fragmenter.null_times)
+            if fragmenter.count >= MOST_FRAGMENTS:
                 yield fragmenter.finish()
         yield fragmenter.finish()

@@ -166,7 +166,7 @@ class Pushed:
             typed = (convert(batch, schema_like(crossing, batch.schema)) for batch in fragments)
             fragments = look_up(made, lookup, typed)
         packer = EntryPacker.of(made, schema, buckets)
-        yield from packer.pack(fragments, lambda: scanner.without_time)
+        yield from packer.pack(fragments, lambda: scanner.null_times)
 
 
 def _compared_columns(scan: Scan) -> Iterator[str]:

@@ -17,7 +17,7 @@ from penstock.operators.scan.fragments.keys import bare_values
 from penstock.operators.scan.spec import PANE, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.spark_ext.border.window_packing import EntryPacker, without_time
+from penstock.spark_ext.border.window_packing import EntryPacker, null_time_error
 from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.windows.finish import Finish, Step
 from penstock.windows.layout import ENTRY_PANE, RowLayout
@@ -146,7 +146,7 @@ class RowOrderPacker:
             rows = cast_to_schema(batch, self.schema)
             missing = rows.column(self.time).null_count
             if missing and self.nulls == "error":
-                raise without_time(missing)
+                raise null_time_error(missing)
             dropped += missing
             held.append(rows.filter(rows.column(self.time).is_valid()) if missing else rows)
             if sum(one.num_rows for one in held) >= _CHUNK_ROWS:

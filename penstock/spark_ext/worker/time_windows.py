@@ -40,7 +40,7 @@ class TimeWindowPlan(WindowPlan):
         rows = self.decomposition.rows
         assert rows is not None  # noqa: S101  # the planner has counted them
         pane = self.fragments.pane_ms
-        partials = self.fragments.plain.partials
+        partials = self.fragments.without_watermark.partials
         return WindowLayout(
             WindowSpec(self.size_ms // pane, self.slide_ms // pane),
             pa.schema([self.schema.field(name) for name in self.fragments.group_by]),

@@ -17,7 +17,7 @@ from penstock.operators.aggregates.sketches import estimates
 from penstock.operators.aggregates.wide import WIDE, from_words, to_words
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scan.fragments.accumulators import new_accumulator
-from penstock.operators.scan.fragments.keys import as_integers, bare_values
+from penstock.operators.scan.fragments.keys import bare_values, integer_type
 from penstock.operators.scan.spec import Partial
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import KeyIndex
@@ -184,7 +184,7 @@ def _may_overflow(column: _Column) -> bool:
 
 def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> _Column:
     seen = _have_values(column, low, high)
-    kind = as_integers(column.type)
+    kind = integer_type(column.type)
     if kind is None:
         null: Any = -np.inf if greatest else np.nan
     else:

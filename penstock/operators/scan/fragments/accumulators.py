@@ -15,12 +15,12 @@ from penstock.operators.aggregates.moments import divide_sums
 from penstock.operators.aggregates.sketches import hashes_in, hashes_of, images_of, least_hashes
 from penstock.operators.aggregates.wide import WIDE, from_words, to_words
 from penstock.operators.scan.fragments import fragment_kernels
-from penstock.operators.scan.fragments.keys import as_integers, bare_values
+from penstock.operators.scan.fragments.keys import bare_values, integer_type
 from penstock.operators.scan.spec import Partial
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.state_store.keys.key_words import KeyCodec
 
-__all__ = ["Accumulator", "Nulls", "Row", "SlotRuns", "new_accumulator", "without_nulls"]
+__all__ = ["Accumulator", "Nulls", "Row", "SlotRuns", "new_accumulator", "skip_nulls"]
 
 _INITIAL_SLOTS = 1024
 _BEYOND = 1 << 63
@@ -73,7 +73,7 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
     if partial.kind == "sketch":
         return _Sketch(kind, partial.log2_size)
     number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
-    if partial.kind in ("min", "max") and (number or as_integers(kind) is not None):
+    if partial.kind in ("min", "max") and (number or integer_type(kind) is not None):
         return _Extreme(kind, greatest=partial.kind == "max")
     if partial.kind in ("sum", "add") and pa.types.is_signed_integer(kind):
         return _WholeSum()
@@ -110,7 +110,7 @@ def _grow(array: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
     return larger
 
 
-def without_nulls(slots: Slots, values: Column) -> Slots:
+def skip_nulls(slots: Slots, values: Column) -> Slots:
     """Return the slots of rows, 0 for nulls."""
     return np.where(values.is_valid().to_numpy(zero_copy_only=False), slots, np.int32(0))
 
@@ -153,7 +153,7 @@ class _Sum:
         values = _require(values)
         self._sums = _grow(self._sums, count)
         if values.null_count:
-            slots = without_nulls(slots, values)
+            slots = skip_nulls(slots, values)
             if self._seen is None:
                 self._seen = np.zeros(count, np.bool_)
                 self._seen[: self._slots] = True
@@ -247,7 +247,7 @@ class _Deviations:
         values = _require(values)
         self._moments = _grow(self._moments, count)
         if values.null_count:
-            slots = without_nulls(slots, values)
+            slots = skip_nulls(slots, values)
         if self._large:
             moment_kernels.add_integers(
                 slots, bare_values(values), self._moments, self._moments.view(np.int64)
@@ -285,7 +285,7 @@ class _AddedDeviations(_Deviations):
 
 class _Extreme:
     def __init__(self, kind: pa.DataType, *, greatest: bool) -> None:
-        self._kind, self._seen_as = kind, as_integers(kind) or kind
+        self._kind, self._seen_as = kind, integer_type(kind) or kind
         self._best = np.zeros(_INITIAL_SLOTS, self._seen_as.to_pandas_dtype())
         self._seen = np.zeros(_INITIAL_SLOTS, np.bool_)
         self._kernel = fragment_kernels.keep_greater if greatest else fragment_kernels.keep_less
@@ -294,7 +294,7 @@ class _Extreme:
         values = _require(values)
         self._best, self._seen = _grow(self._best, count), _grow(self._seen, count)
         if values.null_count:
-            slots = without_nulls(slots, values)
+            slots = skip_nulls(slots, values)
         self._kernel(slots, bare_values(values), self._seen, self._best)
 
     def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
@@ -358,7 +358,7 @@ class _Distinct:
             slots = np.repeat(slots, pc.list_value_length(values).to_numpy())
             values = values.flatten()
         if values.null_count:
-            slots = without_nulls(slots, values)
+            slots = skip_nulls(slots, values)
         if not slots.all():
             values, slots = values.take(pa.array(np.flatnonzero(slots))), slots[slots > 0]
         if len(slots):
@@ -394,7 +394,7 @@ class _Sketch:
             slots = np.repeat(slots, sizes)
         else:
             hashes = hashes_of(bare_values(values))
-            slots = without_nulls(slots, values) if values.null_count else slots
+            slots = skip_nulls(slots, values) if values.null_count else slots
         known = len(self._thetas)
         self._thetas = _grow(self._thetas, count)
         self._thetas[known:] = _NO_THETA

@@ -16,7 +16,7 @@ from penstock.operators.aggregates.moments import deviation_columns, deviation_s
 from penstock.operators.aggregates.wide import concat_unified
 from penstock.operators.scan.fragments import fragment_kernels
 from penstock.operators.scan.fragments.accumulators import Accumulator, Nulls, Row, SlotRuns, new_accumulator
-from penstock.operators.scan.fragments.keys import Codes, as_integers, bare_values
+from penstock.operators.scan.fragments.keys import Codes, bare_values, integer_type
 from penstock.operators.scan.spec import PANE, Fragments
 
 __all__ = ["Fragmenter", "merge_fragments", "merge_stretches"]
@@ -52,18 +52,18 @@ class Fragmenter:
     ) -> None:
         self._fragments, self._types = fragments, types
         self._initial_slots, self._initial_places = initial_slots, initial_places
-        if as_integers(types[fragments.time]) is None:
+        if integer_type(types[fragments.time]) is None:
             raise InvalidUsageError(
                 "the time of a pane is neither a timestamp nor a signed integer",
                 column=fragments.time,
                 type=str(types[fragments.time]),
             )
-        self.without_time = 0
+        self.null_times = 0
         """Rows left out because their time is null."""
         self._finished: list[pa.RecordBatch] = []
         self._start()
         names = [PANE, *fragments.group_by, *(partial.name for partial in fragments.partials)]
-        self.schema = self._made().select(names).schema
+        self.schema = self._collect().select(names).schema
         """The schema of the fragments."""
 
     def _start(self) -> None:
@@ -103,7 +103,7 @@ class Fragmenter:
         """
         if time.null_count:
             there = time.is_valid().to_numpy(zero_copy_only=False)
-            self.without_time += int((~there).sum() if mask is None else (mask & ~there).sum())
+            self.null_times += int((~there).sum() if mask is None else (mask & ~there).sum())
             mask = there if mask is None else mask & there
         times = bare_values(time)
         columns = list(values)
@@ -211,11 +211,11 @@ class Fragmenter:
 
     # ------------------------------------------------------------------------------------- results
 
-    def _made(self) -> pa.RecordBatch:
+    def _collect(self) -> pa.RecordBatch:
         """Return the fragments so far, with the time of each first or last value."""
         count = int(self._state[0])
         kind = self._types[self._fragments.time]
-        panes = pa.array(self._panes[1:count]).cast(as_integers(kind)).view(kind)
+        panes = pa.array(self._panes[1:count]).cast(integer_type(kind)).view(kind)
         groups = [codes.values(self._groups[i, 1:count]) for i, codes in enumerate(self._codes)]
         rows = pa.array(self._counts[1:count])
         partials = [
@@ -233,13 +233,13 @@ class Fragmenter:
 
     def _finish(self) -> None:
         if self._state[0] > 1:
-            self._finished.append(self._made())
+            self._finished.append(self._collect())
         disordered = bool(self._state[3])
         self._start()
         self._state[3] = disordered
 
     @property
-    def made(self) -> int:
+    def count(self) -> int:
         """Approximate number of fragments so far."""
         return int(self._state[0]) - 1 + sum(batch.num_rows for batch in self._finished)
 
@@ -317,7 +317,7 @@ def merge_fragments(
         fragments,
         time=PANE,
         group_by=tuple(fragments.group_by),
-        partials=tuple(partial.again for partial in fragments.partials),
+        partials=tuple(partial.combining for partial in fragments.partials),
     )
     values = {field.name: whole[field.name] for field in whole.schema}
     values |= {

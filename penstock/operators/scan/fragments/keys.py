@@ -12,12 +12,12 @@ import pyarrow.compute as pc
 
 from penstock.compression.codecs.dictionary import look_up
 
-__all__ = ["Codes", "as_integers", "bare_values"]
+__all__ = ["Codes", "bare_values", "integer_type"]
 
 _NULL = -1
 
 
-def as_integers(kind: pa.DataType) -> pa.DataType | None:
+def integer_type(kind: pa.DataType) -> pa.DataType | None:
     """Return the integer type that has the layout of `kind`; None if there is none."""
     if pa.types.is_signed_integer(kind):
         return kind
@@ -35,7 +35,7 @@ def bare_values(array: pa.Array[Any]) -> npt.NDArray[Any]:
 
     The type is a float, or `integer_type` has an integer for it. Values of nulls are undefined.
     """
-    kind = as_integers(array.type) or array.type
+    kind = integer_type(array.type) or array.type
     seen = array.view(kind)
     bare = pa.Array.from_buffers(kind, len(seen), [None, seen.buffers()[1]], offset=seen.offset)
     return bare.to_numpy()
@@ -54,7 +54,7 @@ class Codes:
         self._kind = kind
         self._known: dict[Any, int] = {}
         self._values: list[pa.Array[Any]] = []
-        self.direct = as_integers(kind) is not None
+        self.direct = integer_type(kind) is not None
         """True while values stand for themselves; then no value may be null."""
 
     def __len__(self) -> int:
@@ -88,15 +88,15 @@ class Codes:
     def values(self, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
         """Return the values of numbers."""
         if self.direct:
-            whole = as_integers(self._kind)
+            whole = integer_type(self._kind)
             return pa.array(codes, pa.int64()).cast(whole).view(self._kind)
-        known = pa.array(list(map(_original, self._known)), as_integers(self._kind) or self._kind)
+        known = pa.array(list(map(_original, self._known)), integer_type(self._kind) or self._kind)
         return known.view(self._kind).take(pa.array(codes, mask=codes == _NULL))
 
 
 def _distinct(values: pa.Array[Any]) -> Any:
     # Python has no dates before year 1 or after 9999, and no nanoseconds.
-    whole = as_integers(values.type)
+    whole = integer_type(values.type)
     return map(_hashable, (values if whole is None else values.view(whole)).to_pylist())
 
 
