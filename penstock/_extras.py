@@ -1,4 +1,4 @@
-"""Optional libraries, installed by ``penstock[plot]`` and ``penstock[sketch]``."""
+"""Optional libraries, installed by the extras of ``pyproject.toml``, such as ``penstock[plot]``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from penstock.errors import InvalidUsageError
 
 __all__ = ["need_extra"]
 
-Extra = Literal["plot", "sketch"]
+Extra = Literal["mqtt", "plot", "sketch", "websocket"]
 
-_MODULES: Final[dict[Extra, str]] = {"plot": "matplotlib", "sketch": "datasketches"}
+_MODULES: Final[dict[Extra, tuple[str, str]]] = {
+    "mqtt": ("paho", "paho-mqtt"),
+    "plot": ("matplotlib", "matplotlib"),
+    "sketch": ("datasketches", "datasketches"),
+    "websocket": ("websockets", "websockets"),
+}
+"""For each extra the module to look for, and the package that has it."""
 
 
 def need_extra(extra: Extra, purpose: str) -> None:
@@ -19,7 +25,7 @@ def need_extra(extra: Extra, purpose: str) -> None:
 
     Parameters
     ----------
-    extra : {"plot", "sketch"}
+    extra : str
         Its name in ``pyproject.toml``.
     purpose : str
         The feature that needs it, for the message.
@@ -29,9 +35,9 @@ def need_extra(extra: Extra, purpose: str) -> None:
     InvalidUsageError
         If it is not installed.
     """
-    module = _MODULES[extra]
+    module, package = _MODULES[extra]
     if importlib.util.find_spec(module) is None:
         raise InvalidUsageError(
-            f"{purpose} needs {module}, which is not installed",
-            hint=f"pip install 'penstock[{extra}]', or pip install {module}",
+            f"{purpose} needs {package}, which is not installed",
+            hint=f"pip install 'penstock[{extra}]', or pip install {package}",
         )

@@ -584,7 +584,7 @@ def test_lint_finds_deletes_and_renames_outside_their_door(machine: Machine, cal
     assert "lint: FAILED: doors (of 6 checks)" in result.out
 
 
-@pytest.mark.parametrize("path", [*(f"script/{name}" for name in SCRIPTS), ".ci/run"])
+@pytest.mark.parametrize("path", [*(f"script/{name}" for name in SCRIPTS), "script/servers", ".ci/run"])
 def test_scripts_are_executable_posix_sh(path: str) -> None:
     text = (ROOT / path).read_text()
     assert text.startswith("#!/bin/sh\n")

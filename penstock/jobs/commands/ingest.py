@@ -1,4 +1,4 @@
-"""``penstock ingest``: appends files, pipes and sockets to a p-stream."""
+"""``penstock ingest``: appends files, pipes, sockets and messages to a p-stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def ingest(
         list[str] | None,
         typer.Argument(
             metavar="[SOURCE]...",
-            help="Files, or quoted patterns of files; HOST:PORT of a socket; nothing for stdin.",
+            help="Files, or quoted patterns of files; HOST:PORT of a socket; mqtt://HOST:PORT/TOPIC; "
+            "ws://HOST:PORT/PATH; nothing for stdin.",
             show_default=False,
         ),
     ] = None,
@@ -35,12 +36,16 @@ def ingest(
         typer.Option(
             "--from",
             metavar="KIND",
-            help="csv, json (one array, or NDJSON), ndjson, parquet, arrow (IPC), stdin or socket.",
+            help="csv, json (one array, or NDJSON), ndjson, parquet, arrow (IPC), stdin, socket, mqtt or "
+            "websocket.",
             show_default=False,
         ),
     ] = ...,  # type: ignore[assignment]  # typer's mark for an option that must be given
     line_format: Annotated[
-        str, typer.Option("--format", help="The format of lines from stdin or a socket: csv or ndjson.")
+        str,
+        typer.Option(
+            "--format", help="The format of lines from stdin or a socket, and of messages: csv or ndjson."
+        ),
     ] = "ndjson",
     schema: Annotated[
         str | None,
@@ -65,8 +70,24 @@ def ingest(
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for more rows in the files, and for new files.")
+        bool,
+        typer.Option(
+            "--follow",
+            help="Wait for more rows in the files, and for new files; connect again to a WebSocket.",
+        ),
     ] = False,
+    topic_column: Annotated[
+        str | None,
+        typer.Option(help="The column that gets the topics of MQTT messages.", show_default=False),
+    ] = None,
+    send: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A message to send to a WebSocket after each connect, such as a subscription. May be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = None,
     on_error: Annotated[
         str, typer.Option(help="What to do with a record that cannot be read: fail, or skip (and count) it.")
     ] = "fail",
@@ -83,17 +104,22 @@ def ingest(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors.")] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Append files, stdin or a socket to a p-stream.
+    """Append files, stdin, a socket or messages to a p-stream.
 
     Files are read exactly once. Each commit records how far they were read, so the same command continues at
     the last commit, however it ended. Stdin and sockets cannot be read again: if the command is killed, rows
     that it has read but not committed are lost, and rows that are sent again are appended again.
+
+    Messages of MQTT are acknowledged once their rows are durable. The broker keeps others for a day, so none
+    is lost while this command is restarted; after a crash some may be appended twice. Messages of a WebSocket
+    that come while nobody reads are lost.
 
     Ctrl-C and SIGTERM commit what was read. The exit codes are 130 and 143.
 
     \b
     penstock ingest readings --from csv 'logs/*.csv' --follow
     penstock ingest plugs --from csv plugs.csv --schema "ts bigint, load double"
+    penstock ingest sensors --from mqtt 'mqtt://localhost/plant/+/temperature' --topic-column topic
     zcat clicks.gz | penstock ingest clicks --from stdin --format ndjson
     """  # noqa: D301 - the escape is the mark of lines that are not joined
     with errors(debug=debug):
@@ -119,6 +145,8 @@ def ingest(
             multiline=multiline,
             null=tuple(null or ()),
             follow=follow,
+            topic_column=topic_column,
+            greetings=tuple(send or ()),
             skip_bad=on_error == "skip",
             writer=writer,
             goal=goal,

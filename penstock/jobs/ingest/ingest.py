@@ -16,6 +16,8 @@ from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.jobs.ingest.byte_source import FileBytes, PipeBytes, connect
+from penstock.jobs.ingest.messages import Messages, MessageSource
+from penstock.jobs.ingest.mqtt import MqttMessages
 from penstock.jobs.ingest.records import CsvDialect, Dialect, JsonDialect
 from penstock.jobs.ingest.sources import (
     ArrowFile,
@@ -26,13 +28,15 @@ from penstock.jobs.ingest.sources import (
     Source,
     TextSource,
 )
+from penstock.jobs.ingest.websocket import WebSocketMessages
 
 __all__ = ["KINDS", "ReadSizes", "Report", "Settings", "Totals", "ingest_sources"]
 
 _TABLES = {"parquet": ParquetFile, "arrow": ArrowFile}
 _TEXTS = ("csv", "json", "ndjson")
 _LINES = ("csv", "ndjson")
-_PIPES = ("stdin", "socket")
+_MESSAGES = ("mqtt", "websocket")
+_PIPES = ("stdin", "socket", *_MESSAGES)
 KINDS = (*_TEXTS, *_TABLES, *_PIPES)
 """The formats that rows can be read from."""
 
@@ -51,15 +55,19 @@ class Settings:
     kind : str
         One of `KINDS`.
     sources : tuple of str
-        Files and file patterns, or the address of a socket.
+        Files and file patterns, or the address of a socket, a broker or a WebSocket.
     line_format : str
-        The format of a pipe's lines: ``csv`` or ``ndjson``.
+        The format of a pipe's lines, or of messages: ``csv`` or ``ndjson``.
     schema : str, optional
         The stream's columns; see `penstock.ddl.parse_schema`.
     header, delimiter, multiline, null
         As in `CsvDialect`.
     follow : bool
-        Whether to wait for new rows in the files, and for new files.
+        Whether to wait for new rows in the files, and for new files; or to connect again to a WebSocket.
+    topic_column : str, optional
+        The column that gets the topics of a broker's messages.
+    greetings : tuple of str
+        Messages to send to a WebSocket after each connect.
     skip_bad : bool
         Whether to skip records that cannot be read.
     writer, goal, interval
@@ -83,6 +91,8 @@ class Settings:
     multiline: bool = False
     null: tuple[str, ...] = ()
     follow: bool = False
+    topic_column: str | None = None
+    greetings: tuple[str, ...] = ()
     skip_bad: bool = False
     writer: str = "ingest"
     goal: str = "balanced"
@@ -99,16 +109,24 @@ class Settings:
         if self.kind == "stdin":
             if self.sources:
                 raise InvalidUsageError("stdin and a file are both given", hint="leave it out")
-        elif self.kind == "socket":
+        elif self.kind in _PIPES:
             if len(self.sources) != 1:
-                raise InvalidUsageError("a socket needs exactly one address", hint="write HOST:PORT")
+                example = {"socket": "HOST:PORT", "mqtt": "mqtt://HOST:PORT/TOPIC"}.get(self.kind)
+                raise InvalidUsageError(
+                    f"the kind {self.kind} needs exactly one address",
+                    hint=f"write {example or 'ws://HOST:PORT/PATH'}",
+                )
         elif not self.sources:
             raise InvalidUsageError("no file is given", hint="name one or more files, or a quoted pattern")
-        if self.follow and self.kind in _PIPES:
+        if self.follow and self.kind in _PIPES and self.kind != "websocket":
             raise InvalidUsageError(
-                "only files can be followed",
-                hint="leave --follow out; a pipe or socket is read to its end anyway",
+                "only files and a WebSocket can be followed",
+                hint="leave --follow out; a pipe, socket or broker is read to its end anyway",
             )
+        if self.topic_column is not None and self.kind != "mqtt":
+            raise InvalidUsageError("only messages of MQTT have topics", hint="leave --topic-column out")
+        if self.greetings and self.kind != "websocket":
+            raise InvalidUsageError("only a WebSocket is sent messages", hint="leave --send out")
 
     @property
     def text_format(self) -> str | None:
@@ -238,6 +256,8 @@ class _Ingest:
             found: Iterator[tuple[str, Source]] = iter(
                 [("stdin", TextSource(PipeBytes("stdin", sys.stdin.fileno()), dialect, sizes=settings.sizes))]
             )
+        elif settings.kind in _MESSAGES:
+            found = iter([(settings.kind, self._messages(dialect))] if not self._sources else [])
         elif settings.kind == "socket":
             found = iter(
                 [("socket", TextSource(connect(settings.sources[0]), dialect, sizes=settings.sizes))]
@@ -252,6 +272,15 @@ class _Ingest:
             self._sources[name] = source
             new.append(source)
         return new
+
+    def _messages(self, dialect: Dialect) -> MessageSource:
+        settings, address = self._settings, self._settings.sources[0]
+        messages: Messages
+        if settings.kind == "mqtt":
+            messages = MqttMessages(address, f"penstock-{settings.writer}")
+        else:
+            messages = WebSocketMessages(address, settings.greetings, reconnects=settings.follow)
+        return MessageSource(messages, dialect, settings.topic_column, settings.sizes.chunk_bytes)
 
     def _file(self, path: str, dialect: Dialect) -> Source:
         settings = self._settings
@@ -282,6 +311,9 @@ class _Ingest:
             rows = self._totals.rows
             for source in pending:
                 self._read(source, writer)
+                if isinstance(source, MessageSource) and source.acknowledges:
+                    writer.flush()
+                    source.acknowledge()
             pending = [source for source in pending if not source.done]
             if self._settings.follow:
                 for source in self._open_new(dialect):
