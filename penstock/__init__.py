@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.spark_ext.api.update_union import update_union
     from penstock.spark_ext.api.update_window import update_window
     from penstock.spark_ext.graph.runner import start
+    from penstock.spark_ext.state_reader.fork import fork_state
     from penstock.spark_ext.state_reader.read_state import read_state
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "abort",
     "database",
     "event",
+    "fork_state",
     "graph",
     "load_pipeline",
     "metrics",
@@ -57,6 +59,7 @@ __getattr__ = lazily(
         "abort": "penstock.procedures",
         "database": "penstock.procedures",
         "event": "penstock.procedures",
+        "fork_state": "penstock.spark_ext.state_reader.fork",
         "graph": "penstock.dataflow",
         "load_pipeline": "penstock.conf.pipeline",
         "metrics": "penstock.spark_ext.api.metrics",

@@ -24,6 +24,7 @@ from penstock.jobs.commands.gc import gc
 from penstock.jobs.commands.ingest import ingest
 from penstock.jobs.commands.inspect import inspect
 from penstock.jobs.commands.repair import repair
+from penstock.jobs.commands.state import state
 
 if TYPE_CHECKING:
     from penstock.conf.pipeline import Pipeline
@@ -338,7 +339,8 @@ app.command()(ingest)
 app.command()(gc)
 app.command()(repair)
 app.add_typer(inspect)
-for _command in (*app.registered_commands, *inspect.registered_commands):
+app.add_typer(state)
+for _command in (*app.registered_commands, *inspect.registered_commands, *state.registered_commands):
     _command.help = unwrap(_command.callback)
 
 
