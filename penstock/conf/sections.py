@@ -262,6 +262,7 @@ class DatabaseSection(Section):
     keep: Names = ()
     buckets: int | None = Field(default=None, ge=1)
     requests: Text | None = None
+    batch: Text | int | None = None
     compatible_with: Text | None = None
     initial: dict[Text, TableSection] = {}
 

@@ -11,7 +11,7 @@ from penstock.dataflow.nodes.base import Node, known
 from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.operator_options import TransactionOptions
-from penstock.procedures.analysis.columns import program_for, transaction_schema
+from penstock.procedures.analysis.columns import batch_column, program_for, transaction_schema
 from penstock.procedures.analysis.routing import routing_attribute
 from penstock.procedures.compiler.program import event_schema
 from penstock.procedures.procedure import Procedure
@@ -66,7 +66,9 @@ class Transactions(Node):
             if missing:
                 hint = did_you_mean(missing[0], self.procedure.tables, "tables")
                 raise InvalidUsageError("there is no such table", table=missing[0], hint=hint)
-            return transaction_schema(program_for(self.procedure, given), given, self.keep, self.time)
+            program = program_for(self.procedure, given)
+            batch_column(program, given, self.options.batch)
+            return transaction_schema(program, given, self.keep, self.time)
         except InvalidUsageError as error:
             raise self.wrong(error.fact, error.hint, **error.context) from error
 
@@ -84,16 +86,17 @@ class Transactions(Node):
         """The number of buckets; None if it is that of shuffle partitions."""
         if self.options.buckets is None:
             program = program_for(self.procedure, self.inputs[0].schema)
-            return 1 if routing_attribute(program) is None else None
+            return 1 if self.options.batch is not None or routing_attribute(program) is None else None
         return self.options.buckets
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Return the event's attributes, the time, and the columns to keep."""
-        time = {self.time} if self.time is not None else set()
-        return (frozenset({*self.event.names, *self.keep, *time}),)
+        others = {one for one in (self.time, self.options.batch) if isinstance(one, str)}
+        return (frozenset({*self.event.names, *self.keep, *others}),)
 
     def describe(self) -> str:
         """Return the procedure, the order of its transactions, and whether there are requests beside them."""
         order = "" if self.time is None else f" by {self.time}"
         beside = "" if self.options.requests is None else " beside requests"
-        return f"{self.procedure.name}{order}{beside}"
+        batches = "" if self.options.batch is None else f" in batches by {self.options.batch}"
+        return f"{self.procedure.name}{order}{batches}{beside}"

@@ -13,7 +13,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs.commands.common import console, size, utc_time
 from penstock.jobs.inspect.state import describe_bucket, survey_buckets, version_range
 from penstock.procedures.engine import TableSet
-from penstock.procedures.requests.run import REMEMBERED_REQUESTS
+from penstock.procedures.hidden_tables import HIDDEN_TABLES
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.worker.bucket_task import specification_in
 from penstock.state_store.bucket_store import BucketStore
@@ -121,7 +121,7 @@ def _bucket(store: BucketStore, survey: BucketSurvey, tables: Sequence[TableSpec
             )
             for spec in tables
         ]
-        state = TableSet((*known, REMEMBERED_REQUESTS))
+        state = TableSet((*known, *HIDDEN_TABLES))
         store.load(survey.likely, state)
     return StoredBucket(
         survey,

@@ -32,10 +32,11 @@ class BatchMetrics:
         Keys that wait after the batch (under append semantics, tuples); all keys ever seen, or for a join the
         keys with state.
     held, freed : int
+        For transactions in batches: tuples of a batch that is not complete.
         For a join: tuples kept for future matches; freed tuples. No tuple waits in a join, so ``rows_in ==
         late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
     committed, rejected : int
-        For transactions: ``rows_in == committed + rejected``.
+        For transactions: ``rows_in == committed + rejected + growth of held``.
     requests : int
         For transactions: requests that were answered beside the stream.
     budget_used_rows : int

@@ -110,6 +110,7 @@ class TransactionArguments(TypedDict, total=False):
     order: str
     buckets: int | None
     requests: str | os.PathLike[str] | None
+    batch: str | int | None
     compatible_with: str | None
     state_location: str | os.PathLike[str] | None
     retain_versions: int
@@ -300,6 +301,7 @@ class TransactionOptions(StateOptions):
 
     order: str = "arrival"
     requests: str | os.PathLike[str] | None = None
+    batch: str | int | None = None
     compatible_with: str | None = None
 
     def __post_init__(self) -> None:
@@ -308,6 +310,10 @@ class TransactionOptions(StateOptions):
         if self.order not in _ORDERS:
             raise InvalidUsageError(
                 "an option has an unknown value", option="order", got=self.order, known=_ORDERS
+            )
+        if not (self.batch is None or isinstance(self.batch, str) or _is_positive(self.batch)):
+            raise InvalidUsageError(
+                "a batch is neither a column nor a number of events", batch=repr(self.batch)
             )
 
 

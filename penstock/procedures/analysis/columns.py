@@ -10,9 +10,10 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import fits
 from penstock.procedures.compiler.program import PlainProgram, Program, event_schema, result_schema
 from penstock.procedures.procedure import Procedure
+from penstock.procedures.workflows.batches import batch_bounds, check_batches
 from penstock.procedures.workflows.workflow import Workflow
 
-__all__ = ["program_for", "transaction_schema"]
+__all__ = ["batch_column", "program_for", "transaction_schema"]
 
 _OURS = (pa.field("bucket", pa.int32()), pa.field("transaction", pa.int64()))
 
@@ -42,6 +43,27 @@ def program_for(procedure: Procedure | Workflow, given: pa.Schema) -> Program | 
                 hint="cast it",
             )
     return program
+
+
+def batch_column(
+    program: Program | PlainProgram, given: pa.Schema, batch: str | int | None
+) -> tuple[str, ...]:
+    """Return the column that tells atomic batches, if there is one.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such column, its values cannot be compared, or the program takes no batches.
+    """
+    if batch is None:
+        return ()
+    check_batches(program)
+    if not isinstance(batch, str):
+        return ()
+    if batch not in given.names:
+        raise InvalidUsageError("there is no such column", column=batch)
+    batch_bounds(pa.nulls(0, given.field(batch).type), batch)
+    return (batch,)
 
 
 def transaction_schema(

@@ -19,7 +19,7 @@ from penstock.procedures.engine import TableSet, event_schema, result_schema
 from penstock.procedures.in_process.command_log import Call, CommandLog
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
 from penstock.procedures.schema import TableSpec
-from penstock.procedures.workflows.batches import batch_bounds
+from penstock.procedures.workflows.batches import batch_bounds, check_batches
 from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
@@ -285,12 +285,7 @@ class OpenDatabase:
     def _bounds(
         program: Program | PlainProgram, events: pa.Table | pa.RecordBatch, batch: str
     ) -> npt.NDArray[np.int64]:
-        if not program.stages:
-            raise InvalidUsageError(
-                "only a workflow takes batches",
-                procedure=program.name,
-                hint="make one of the procedure with database.workflow(...)",
-            )
+        check_batches(program)
         if batch not in events.schema.names:
             raise InvalidUsageError("there is no such column", column=batch)
         column = events.column(batch)

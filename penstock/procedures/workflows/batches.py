@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
+from penstock.procedures.schema import Column, Kind, TableSpec
 
-__all__ = ["batch_bounds"]
+if TYPE_CHECKING:
+    from penstock.procedures.compiler.program import PlainProgram, Program
+    from penstock.procedures.engine import TableSet
+
+__all__ = ["HELD_EVENTS", "batch_bounds", "check_batches", "cut_batches", "held_events", "hold_events"]
+
+HELD_EVENTS = TableSpec(
+    "held events",  # a name that no table of a user has
+    (
+        Column("place", pa.int64(), Kind.INTEGER, nullable=False),
+        Column("events", pa.binary(), Kind.BINARY, nullable=False),
+    ),
+    ("place",),
+    None,
+)
+"""The events of an atomic batch that has begun: one row, with an Arrow IPC stream, or none."""
+
+
+def check_batches(program: Program | PlainProgram) -> None:
+    """Check that a program takes atomic batches.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is a procedure.
+    """
+    if not program.stages:
+        raise InvalidUsageError(
+            "only a workflow takes batches",
+            procedure=program.name,
+            hint="make one of the procedure with database.workflow(...)",
+        )
 
 
 def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
@@ -36,3 +68,40 @@ def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
         ) from error
     begins = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
     return np.concatenate([[0] if len(numbers) else [], begins, [len(numbers)]]).astype(np.int64)
+
+
+def cut_batches(events: pa.RecordBatch, batch: str | int) -> tuple[npt.NDArray[np.int64], int]:
+    """Return where the atomic batches begin that are complete, and the number of events in them.
+
+    Parameters
+    ----------
+    events : pyarrow.RecordBatch
+        The events of a stream, which goes on behind them.
+    batch : str or int
+        The column that tells batches, of which the last one may go on; or the number of events of each.
+    """
+    if isinstance(batch, str):
+        bounds = batch_bounds(events.column(batch), batch)[:-1]
+    else:
+        bounds = np.arange(events.num_rows // batch + 1, dtype=np.int64) * batch
+    return bounds, int(bounds[-1]) if len(bounds) else 0
+
+
+def held_events(state: TableSet) -> pa.RecordBatch | None:
+    """Return the events of a batch that has begun; None if there are none."""
+    rows = state[HELD_EVENTS.name].table()
+    if not rows.num_rows:
+        return None
+    with pa.ipc.open_stream(rows.column("events")[0].as_buffer()) as reader:
+        return reader.read_next_batch()
+
+
+def hold_events(state: TableSet, events: pa.RecordBatch | None) -> None:
+    """Store the events of a batch that has begun, instead of those before."""
+    row = None
+    if events is not None and events.num_rows:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, events.schema) as writer:
+            writer.write_batch(events)
+        row = {"place": 0, "events": sink.getvalue().to_pybytes()}
+    state[HELD_EVENTS.name].replace({(0,): row})

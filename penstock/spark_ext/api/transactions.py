@@ -12,11 +12,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
+from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.operator_options import (
     TransactionArguments,
     TransactionOptions,
 )
-from penstock.procedures.analysis.columns import program_for, transaction_schema
+from penstock.procedures.analysis.columns import batch_column, program_for, transaction_schema
 from penstock.procedures.analysis.routing import check_routing, routing_attribute
 from penstock.procedures.engine import event_schema
 from penstock.procedures.procedure import Procedure
@@ -45,6 +46,7 @@ def transactions(
     buckets: int | None = None,
     initial: Given | None = None,
     requests: str | os.PathLike[str] | None = None,
+    batch: str | int | None = None,
     compatible_with: str | None = None,
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
@@ -82,6 +84,10 @@ def transactions(
         The location of requests, which run beside the stream: ``database.connect(requests)`` makes a client
         that calls procedures. The requests of a micro-batch run before its events, in the order in which they
         were sent; each runs once and gets one answer. Fixed for the life of a checkpoint.
+    batch : str or int, optional
+        Makes atomic batches of the rows for a workflow, each of which is one round: rows behind each other
+        with an equal value in this column, or this many rows. A batch runs once it is complete: with a
+        column, once the next one begins. It needs one bucket, and is fixed for the life of a checkpoint.
     compatible_with : str, optional
         The digest of the checkpoint's first program, if the procedure has changed since and its new text may
         use the old tables. Without it a changed program is refused.
@@ -109,6 +115,7 @@ def transactions(
         order=order,
         buckets=buckets,
         requests=requests,
+        batch=batch,
         compatible_with=compatible_with,
         state_location=state_location,
         retain_versions=retain_versions,
@@ -245,7 +252,8 @@ def plan_transactions(
     given = arrow_schema(df.schema, large=large)
     program = program_for(procedure, given)
     made = transaction_schema(program, given, keep, time)
-    route = routing_attribute(program)
+    batch = batch_column(program, given, options.batch)
+    route = routing_attribute(program) if options.batch is None else None
     options = replace(
         options,
         buckets=1 if options.buckets is None and route is None else options.buckets,
@@ -253,12 +261,16 @@ def plan_transactions(
     )
     place = Stateful.of(df.sparkSession, name, options)
     if place.buckets > 1:
+        if options.batch is not None:
+            raise InvalidUsageError(
+                "atomic batches need one bucket", buckets=place.buckets, hint="leave out buckets="
+            )
         check_routing(program)
     rows = None
     kind = None if route is None else given.field(route).type
     if initial:
         rows = InitialRows.of(df.sparkSession, initial, procedure.tables.values(), place.buckets, kind)
-    needed = tuple(dict.fromkeys([*event_schema(program.event).names, *keep]))
+    needed = tuple(dict.fromkeys([*event_schema(program.event).names, *batch, *keep]))
     operator = TransactionOperator(
         program=program,
         tables=tuple(procedure.tables.values()),
@@ -267,6 +279,7 @@ def plan_transactions(
         time=time,
         identity=options.compatible_with or program.digest,
         initial=rows,
+        batch=options.batch,
     )
     own = spark_schema(pa.schema([field for field in made if field.name not in keep]))
     output = StructType([df.schema[field.name] if field.name in keep else own[field.name] for field in made])

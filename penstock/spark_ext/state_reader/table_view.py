@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from penstock.checkpointing import PUnit
 from penstock.procedures.engine import TableSet
-from penstock.procedures.requests.run import REMEMBERED_REQUESTS
+from penstock.procedures.hidden_tables import HIDDEN_TABLES
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.state_reader.state_view import Stored, displayed_schema, one_of_tables
@@ -38,7 +38,7 @@ class TableView:
 
     def new_state(self) -> TableSet:
         """See `StateView.new_state`."""
-        return TableSet((*self.tables, REMEMBERED_REQUESTS))
+        return TableSet((*self.tables, *HIDDEN_TABLES))
 
     def rows(self, state: TableSet, unit: PUnit) -> list[pa.Array[Any]] | None:
         """See `StateView.rows`."""

@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock._clock import Clock, monotonic_s
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.operators.update_stream.stream import concat
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import REJECTED, TableSet, event_schema
+from penstock.procedures.hidden_tables import HIDDEN_TABLES
 from penstock.procedures.requests.programs import RequestPrograms
-from penstock.procedures.requests.run import REMEMBERED_REQUESTS, answer_requests
+from penstock.procedures.requests.run import answer_requests
 from penstock.procedures.schema import TableSpec
+from penstock.procedures.workflows.batches import cut_batches, held_events, hold_events
 from penstock.spark_ext.border.initial_rows import InitialRows
 from penstock.spark_ext.border.packing import side_of
 from penstock.spark_ext.border.transaction_packing import place_rows, sort_rows
@@ -56,6 +60,8 @@ class TransactionOperator:
         What requests may call, which run before the events of their micro-batch.
     answers : AnswerWriter, optional
         Publishes the answers to requests.
+    batch : str or int, optional
+        What makes the atomic batches of a workflow; see `penstock.transactions`.
     """
 
     program: Program | PlainProgram
@@ -68,6 +74,7 @@ class TransactionOperator:
     reader: PieceReader | None = None
     requests: RequestPrograms | None = None
     answers: AnswerWriter | None = None
+    batch: str | int | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return the fixed settings; see `Operator.specification`."""
@@ -77,6 +84,7 @@ class TransactionOperator:
             "time": self.time,
             # Spark refuses another number of sources, without a word about the reason.
             **({"requests": True} if self.requests is not None else {}),
+            **({"batch": self.batch} if self.batch is not None else {}),
         }
 
     @property
@@ -91,7 +99,7 @@ class TransactionOperator:
 
     def new_state(self) -> TableSet:
         """Return empty tables."""
-        return TableSet((*self.tables, REMEMBERED_REQUESTS))
+        return TableSet((*self.tables, *HIDDEN_TABLES))
 
     def run(
         self, state: TableSet, parcels: Iterable[Parcel], share: TaskShare, clock: Clock
@@ -113,14 +121,22 @@ class TransactionOperator:
             answers = answer_requests(state, sort_requests(asked), self.requests, share.bucket)
             metrics.requests = answers.num_rows
         schema = event_schema(self.program.event)
-        for rows in self._ordered(held):
+        waiting = None if self.batch is None else held_events(state)
+        before = 0 if waiting is None else waiting.num_rows
+        for arrived in self._ordered(held):
+            rows, bounds, waiting = self._complete(arrived, waiting)
+            if not rows.num_rows:
+                continue
             first = state.transactions
-            made = state.run(self.program, cast_to_schema(rows.select(schema.names), schema))
-            batches.append(self._results(share, first, rows, made))
-            metrics.rows_in += made.num_rows
+            made = state.run(self.program, cast_to_schema(rows.select(schema.names), schema), bounds)
+            batches.append(self._results(share, first, rows, made, bounds))
+            metrics.rows_out += made.num_rows
             metrics.committed += made.column(made.schema.get_field_index(REJECTED)).null_count
-        metrics.rows_out = metrics.rows_in
-        metrics.rejected = metrics.rows_in - metrics.committed
+        if held and self.batch is not None:
+            hold_events(state, waiting)
+        metrics.held = 0 if waiting is None else waiting.num_rows
+        metrics.rows_in = metrics.rows_out + metrics.held - before
+        metrics.rejected = metrics.rows_out - metrics.committed
         metrics.keys = state.rows
         if held or asked:
             metrics.duration_ms["run"] = 1000 * (monotonic_s() - begin)
@@ -144,13 +160,29 @@ class TransactionOperator:
                 position += rows.num_rows
             yield sort_rows(held, len(self.needed))
 
+    def _complete(
+        self, arrived: pa.RecordBatch, waiting: pa.RecordBatch | None
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64] | None, pa.RecordBatch | None]:
+        """Return the rows of complete batches, where the batches begin, and the rows that wait for more."""
+        if self.batch is None:
+            return arrived, None, None
+        rows = arrived if waiting is None else concat([cast_to_schema(waiting, arrived.schema), arrived])
+        bounds, count = cut_batches(rows, self.batch)
+        return rows.slice(0, count), bounds, rows.slice(count)
+
     def _results(
-        self, share: TaskShare, first: int, rows: pa.RecordBatch, made: pa.RecordBatch
+        self,
+        share: TaskShare,
+        first: int,
+        rows: pa.RecordBatch,
+        made: pa.RecordBatch,
+        bounds: npt.NDArray[np.int64] | None,
     ) -> pa.RecordBatch:
         count = rows.num_rows
+        numbers = np.arange(first, first + (count if bounds is None else len(bounds) - 1), dtype=np.int64)
         arrays = [
             pa.array(np.full(count, share.bucket, np.int32)),
-            pa.array(np.arange(first, first + count, dtype=np.int64)),
+            pa.array(numbers if bounds is None else np.repeat(numbers, np.diff(bounds))),
             *(rows.column(name) for name in self.keep),
             *made.columns,
         ]
