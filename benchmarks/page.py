@@ -222,9 +222,9 @@ micro-batches are medians after a warm-up.
 
 ## Update queues
 
-The newest tuple of each key, with state, three columns. `native` is Spark's
-`groupBy(key).agg(max_by(struct))`, `native-flat` is `agg(max(ts), max_by(value, ts))`, which Spark compiles
-to faster code if all columns have a fixed width, `per-key` is `applyInPandasWithState` grouped by the update
+Each contender keeps the newest tuple of each key, with three columns, in state. `native` is Spark's
+`groupBy(key).agg(max_by(struct))`. `native-flat` is `agg(max(ts), max_by(value, ts))`, which Spark compiles
+to faster code if all columns have a fixed width. `per-key` is `applyInPandasWithState` grouped by the update
 key. `native = 1` is the speed relative to Spark's ([file](../benchmarks/results/update_queue_speed.txt)).
 
 {text_table("update_queue_speed", "workload", UPDATE_QUEUE_SPEED, gap=4)}
@@ -244,16 +244,16 @@ The working copies of an update queue ([file](../benchmarks/results/update_queue
 ## Windows
 
 The queries of (Scabbard Table 3), and NEXMark's fifth (NQ5), in Spark with checkpoints on, million tuples a
-second. Each row is the newest run that also measured Spark's own windows, from Parquet files. `sample` has
-the files' own event times, `dense` 10,000 tuples in each second of event time. An empty cell was not measured
-in that run ([file](../benchmarks/results/windows_in_spark.txt), with the sizes of micro-batches).
+second. Each row shows the newest run that also measured Spark's own windows over Parquet files. `sample`
+uses the files' own event times, `dense` has 10,000 tuples in each second of event time. An empty cell was not
+measured in this run ([file](../benchmarks/results/windows_in_spark.txt), with the sizes of micro-batches).
 
 {windows()}
 
 ## P-streams
 
-One process appends durably while Spark reads, down to the fragments of windows, with direct I/O, million
-tuples a second. `Scabbard` is the figure of the paper's own system on this machine
+One process appends durably, with direct I/O, while Spark reads and makes the fragments of windows; million
+tuples a second. `Scabbard` is the speed of the paper's own system on this machine
 ([file](../benchmarks/results/p_stream_speed.txt)).
 
 {p_streams()}
@@ -267,30 +267,30 @@ a second ([file](../benchmarks/results/transactions_speed.txt)). `kernel` prefet
 {text_table("transactions_speed", "program", TRANSACTIONS_SPEED)}
 
 The same programs, event by event, in other systems on the same machine, transactions a second
-([file](../benchmarks/results/transactions_peers.txt), with memory and how each is run). None syncs its
-writes: Penstock and dicts are in memory, PostgreSQL commits asynchronously. Results and tables are equal;
-those of two threads, whose order is not fixed, are not compared. A contender that is far slower runs fewer
-of the same events.
+([file](../benchmarks/results/transactions_peers.txt), with memory and how each is run). No contender syncs
+its writes: Penstock and dicts are in memory, PostgreSQL commits asynchronously. All contenders give the same
+results and tables. Runs of two threads are not compared, because their order is not fixed. Much slower
+contenders run fewer of the same events.
 
 {peers()}
 
 ## Figures of S-Store
 
-The experiments of (S-Store §4). In figures 5 to 9 Penstock is on both sides, equally durable: what its
-triggers, windows and workflows save, against the same procedures without them. `python -m
-benchmarks.paper.s_store NUMBER` measures and draws one. A client is a process of its own, and calls the
-database over a socket. One that drives calls each procedure once it has the result of the one before. One of
-a workflow sends events without waiting, unless the column says so, and the server runs what has come as one
-call. So the ratios of figures 6 and 8 have also what batches save over round trips, and with them one sync
-for many calls; `workflow, client waits` is without that. In figure 11 a core keeps up while the worst latency
-is below the threshold. Figures are medians of as many runs as the command in the file says, and ratios
-medians of those of the runs.
+The experiments of (S-Store §4). Figures 5 to 9 compare Penstock with itself, equally durable: procedures with
+triggers, windows and workflows, against the same procedures without them. `python -m
+benchmarks.paper.s_store NUMBER` measures and draws a figure. A client is a separate process that calls the
+database over a socket. A client that drives a workflow calls each procedure after the previous result. A
+client of a stored workflow sends events without waiting, and the server runs all waiting events as one call.
+So the ratios of figures 6 and 8 include the round trips and syncs that these larger calls save. In the column
+`workflow, client waits` the client waits for each result, so nothing is saved by larger calls. In figure 11 a
+core keeps up while the worst latency is below the threshold. Values are medians of the runs; the command in
+the file gives the number of runs. Ratios are medians of the ratios of the runs.
 
 {s_store()}
 
 ## Compression
 
-All 60 columns of seven streams, on one core. `ratio` is of all bytes, `geo` the geometric mean of the
+All 60 columns of seven streams, on one core. `ratio` counts all bytes; `geo` is the geometric mean of the
 columns' ratios. `encode` and `decode` are MB/s of raw bytes ([file](../benchmarks/results/compression.txt),
 which explains the other columns).
 
@@ -298,8 +298,8 @@ which explains the other columns).
 
 ## Recovery
 
-Driver, JVM and workers of a graph are killed, and started again: an update queue of a million keys with 155
-MB of state, beside a p-stream of 1.1 GB ([file](../benchmarks/results/recovery.txt)).
+The driver, JVM and workers of a graph are killed and started again. The graph has an update queue of a million
+keys, with 155 MB of state, and a p-stream of 1.1 GB ([file](../benchmarks/results/recovery.txt)).
 
 {recovery()}
 
