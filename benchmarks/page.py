@@ -298,8 +298,8 @@ which explains the other columns).
 
 ## Recovery
 
-The driver, JVM and workers of a graph are killed and started again. The graph has an update queue of a million
-keys, with 155 MB of state, and a p-stream of 1.1 GB ([file](../benchmarks/results/recovery.txt)).
+The driver, JVM and workers of a graph are killed and started again. The graph has an update queue of a
+million keys, with 155 MB of state, and a p-stream of 1.1 GB ([file](../benchmarks/results/recovery.txt)).
 
 {recovery()}
 
