@@ -45,7 +45,7 @@ class Fields:
         self._file = file
         self._path = path
 
-    def damaged(self, key: str | int, expected: str) -> CorruptDataError:
+    def damage_error(self, key: str | int, expected: str) -> CorruptDataError:
         """Return the error for a field with the wrong type or range."""
         error = CorruptDataError(
             "a field of a file's header is missing or not what it should be",
@@ -66,7 +66,7 @@ class Fields:
             value = None
         # An exact type: true and false are no numbers.
         if type(value) is not kind:
-            raise self.damaged(key, _KINDS[kind])
+            raise self.damage_error(key, _KINDS[kind])
         return value
 
     def has(self, key: str) -> bool:
@@ -80,7 +80,7 @@ class Fields:
         except LookupError:
             value = None
         if type(value) is not int or not least <= value <= most:
-            raise self.damaged(key, f"a whole number from {least} to {most}")
+            raise self.damage_error(key, f"a whole number from {least} to {most}")
         return value
 
     def count(self, key: str | int, most: int = FOREVER) -> int:
@@ -101,7 +101,7 @@ class Fields:
         """Return a finite number."""
         value = self._values.get(key)
         if type(value) not in (int, float) or not math.isfinite(value):
-            raise self.damaged(key, "a finite number")
+            raise self.damage_error(key, "a finite number")
         return float(value)
 
     def real_or_none(self, key: str) -> float | None:
@@ -120,7 +120,7 @@ class Fields:
         """Return a text that may name a file."""
         name = self.text(key)
         if not is_name(name):
-            raise self.damaged(key, "a name")
+            raise self.damage_error(key, "a name")
         return name
 
     def flag(self, key: str) -> bool:
@@ -143,7 +143,7 @@ class Fields:
         """Return the items of a list of a fixed length."""
         found = self.items(key)
         if len(found) != length:
-            raise self.damaged(key, f"a list of {length}")
+            raise self.damage_error(key, f"a list of {length}")
         return found
 
     def rows(self, key: str | int, length: int) -> Iterator[Fields]:
@@ -160,7 +160,7 @@ class Fields:
                 if type(value) is not int or value < 0 or value > FOREVER:
                     sound = False
             if not sound:
-                raise self.damaged(key, f"lists of {length} whole numbers, as number {number} is not")
+                raise self.damage_error(key, f"lists of {length} whole numbers, as number {number} is not")
         return rows
 
     def objects(self, key: str | int) -> Iterator[Fields]:

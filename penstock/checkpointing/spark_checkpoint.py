@@ -150,7 +150,7 @@ class _Log:
     def is_torn(self) -> bool:
         return not all(whole for names in self.names.values() for whole in names.values())
 
-    def gone_after(self, number: int) -> Iterator[_File]:
+    def find_damaged(self, number: int) -> Iterator[_File]:
         """Yield the files that are torn, or have a greater number."""
         for later, names in self.names.items():
             yield from ((self.files, name) for name, whole in names.items() if later > number or not whole)
@@ -300,13 +300,13 @@ class _Checkpoint:
 
     def _from(self, batch: int, committed: int) -> tuple[int | None, list[_File]]:
         """List the files to delete so that `batch` is the newest plan, and `committed` the newest commit."""
-        gone = [*self.offsets.gone_after(batch), *self.commits.gone_after(committed)]
+        gone = [*self.offsets.find_damaged(batch), *self.commits.find_damaged(committed)]
         found = self._found_by(batch) if batch >= 0 else {}
         for source, log in enumerate(self.sources):
             if log.is_torn:
-                gone += log.gone_after(found.get(source, -1))
+                gone += log.find_damaged(found.get(source, -1))
         for log in self.states:
-            gone += log.gone_after(committed + 1)
+            gone += log.find_damaged(committed + 1)
         if batch >= 0:
             return batch, gone
         if self.has_torn_metadata:

@@ -138,7 +138,7 @@ class Reader:
         self.file = file
         self.max_count = max_count
 
-    def damaged(self, fact: str) -> CorruptDataError:
+    def damage_error(self, fact: str) -> CorruptDataError:
         """Return the error for damage at this position."""
         return CorruptDataError(fact, file=self.file, offset=self._at)
 
@@ -151,7 +151,7 @@ class Reader:
             If there are fewer.
         """
         if size > self._end - self._at:
-            raise self.damaged("the block is cut")
+            raise self.damage_error("the block is cut")
         part = self._data[self._at : self._at + size]
         self._at += size
         return part
@@ -166,7 +166,7 @@ class Reader:
         """
         at = self._at
         if at >= self._end:
-            raise self.damaged("the block is cut")
+            raise self.damage_error("the block is cut")
         self._at = at + 1
         value: int = self._view[at]
         return value
@@ -190,7 +190,7 @@ class Reader:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
-        raise self.damaged("a number in the block has too many bytes")
+        raise self.damage_error("a number in the block has too many bytes")
 
     def node(self, depth: int = 0) -> Node:
         """Return the next node.
@@ -202,16 +202,16 @@ class Reader:
         """
         at, view = self._at, self._view
         if at + 3 > self._end:
-            raise self.damaged("the block is cut")
+            raise self.damage_error("the block is cut")
         codec, shape, count = view[at], view[at + 1], view[at + 2]
         self._at = at + 3
         if count > 0x7F:
             self._at = at + 2
             count = self.varint()
         if shape & 0x80 or depth >= MAX_DEPTH:
-            raise self.damaged("the block has a stream that nothing writes")
+            raise self.damage_error("the block has a stream that nothing writes")
         if count > self.max_count:
-            raise self.damaged("a stream states more values than its block has rows")
+            raise self.damage_error("a stream states more values than its block has rows")
         parameters = self.bytes(self.varint()).tobytes() if shape & 0x20 else b""
         payload = self.bytes(self.varint()) if shape & 0x40 else _EMPTY
         children = tuple([self.node(depth + 1) for _ in range(shape >> 2 & 7)]) if shape & 0x1C else ()

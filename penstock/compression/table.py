@@ -141,7 +141,7 @@ def _directory_in(content: Any, file: object, offset: int) -> _Directory:
         try:
             name = text.decode()
         except UnicodeDecodeError as error:
-            raise reader.damaged("a column's name is not UTF-8") from error
+            raise reader.damage_error("a column's name is not UTF-8") from error
         nullable[name] = bool(reader.byte())
         length = reader.varint()
         places[name] = (at, length)

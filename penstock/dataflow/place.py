@@ -33,10 +33,10 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.sql.evaluate import type_of
 from penstock.sql.expression import Expression, column, conjunction
 
-__all__ = ["fuse", "place_p_stream", "pushable", "scan_of", "stored_bytes"]
+__all__ = ["fuse", "is_pushable", "place_p_stream", "scan_of", "stored_bytes"]
 
 
-def pushable(node: Node) -> bool:
+def is_pushable(node: Node) -> bool:
     """Return whether Penstock can run an operator itself, before a p-stream or in its reader.
 
     Selections and projections are pushable if `penstock.sql.evaluate` knows every expression and
@@ -79,7 +79,7 @@ def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics 
         if not isinstance(source, Source) or source.name not in sources:
             continue
         chain: list[Node] = [source]
-        while readers[id(chain[-1])] == 1 and pushable(below[id(chain[-1])]):
+        while readers[id(chain[-1])] == 1 and is_pushable(below[id(chain[-1])]):
             chain.append(below[id(chain[-1])])
         sizes = [stored_bytes(flow[id(node)], statistics) for node in chain]
         at = max(number for number, size in enumerate(sizes) if size <= min(sizes))
@@ -132,7 +132,7 @@ def _more(made: Node) -> str:
 def scan_of(node: Node) -> tuple[Source | None, Scan | None]:
     """Return a node's source and the scan between them; None if a scan cannot do it all."""
     chain: list[Where | Select] = []
-    while isinstance(node, Where | Select) and pushable(node):
+    while isinstance(node, Where | Select) and is_pushable(node):
         chain.append(node)
         node = node.inputs[0]
     if not isinstance(node, Source):
@@ -152,7 +152,7 @@ def _fuse_node(node: Node) -> Node | None:
     above = node.inputs[0] if node.inputs else None
     if isinstance(node, Where | Select) and above is not None:
         scan = _scan(above)
-        if scan is None or not pushable(node):
+        if scan is None or not is_pushable(node):
             return None
         base, scan = _base(above), _append_to_scan(scan, node)
         return PushedScan(node.name, base, scan) if _selects(scan, base[0].schema) else None

@@ -22,7 +22,7 @@ from penstock.dataflow.nodes import (
     rebuild,
     topological,
 )
-from penstock.dataflow.place import fuse, place_p_stream, pushable, scan_of, stored_bytes
+from penstock.dataflow.place import fuse, is_pushable, place_p_stream, scan_of, stored_bytes
 from penstock.dataflow.rules import merge, prune, push_where, split_conjunctions, to_fixed_point
 from penstock.dataflow.statistics import Statistics, flows
 from penstock.errors import InvalidUsageError
@@ -253,6 +253,6 @@ def _reaches_p_stream(root: Node, source: Source) -> bool:
             return False
         if isinstance(below[0], Materialize):
             return True
-        if not pushable(below[0]):
+        if not is_pushable(below[0]):
             return False
         at = below[0]

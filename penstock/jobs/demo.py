@@ -307,7 +307,7 @@ def _note(outcome: _Outcome, reader: ProgressReader, moment: int) -> None:
             outcome.waiting = batch["waiting_keys"]
             outcome.cost_us = batch["cost_us"]
     if outcome.name == "append queue":
-        outcome.waiting = max(outcome.observer.arrived(moment) - outcome.read, 0)
+        outcome.waiting = max(outcome.observer.count_arrived(moment) - outcome.read, 0)
 
 
 def _view(outcome: _Outcome, moment: int) -> Table:
@@ -318,7 +318,7 @@ def _view(outcome: _Outcome, moment: int) -> Table:
     table = Table(title=f"{outcome.name}, {elapsed:.0f} of {outcome.seconds:.0f} s", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("rows in", f"{observer.arrived(moment):,}")
+    table.add_row("rows in", f"{observer.count_arrived(moment):,}")
     table.add_row("delivered", f"{observer.delivered:,}")
     table.add_row("conflated", _count(outcome.conflated))
     table.add_row("waiting", _waiting_text(outcome))
@@ -349,7 +349,7 @@ def _report(console: Console, outcomes: list[_Outcome]) -> None:
         p95 = float(np.mean([sample.p95_ms for sample in samples]))
         columns.append(
             (
-                f"{outcome.observer.arrived(outcome.end_us):,}",
+                f"{outcome.observer.count_arrived(outcome.end_us):,}",
                 f"{outcome.observer.delivered:,}",
                 _count(outcome.conflated),
                 _waiting_text(outcome),

@@ -58,7 +58,7 @@ class Observer:
         with self._lock:
             return sum(len(sequences) for _, sequences in self._deliveries)
 
-    def arrived(self, at_us: int) -> int:
+    def count_arrived(self, at_us: int) -> int:
         """Return how many updates had arrived by `at_us`."""
         return int(np.searchsorted(self._arrived_us, at_us, side="right"))
 

@@ -90,7 +90,7 @@ class BucketFiles:
         before_it = Pointer(Version(parent.count(0)), FileId(parent.text(1))) if parent else None
         snapshot = Snapshot.from_json(fields.row("snapshot", 4)) if fields.has("snapshot") else None
         if snapshot is not None and snapshot.deltas_begin > len(before) + 1:
-            raise fields.damaged("snapshot", "a place in the chain")
+            raise fields.damage_error("snapshot", "a place in the chain")
         names = [link.pointer.file_name for link in before] + [name for _, name in superseded]
         names += [snapshot.pointer.file_name] if snapshot else []
         if any(number_of(name) is None for name in names):
@@ -101,14 +101,14 @@ class BucketFiles:
         """Apply the units of some files; an error names its file."""
         at = -1
 
-        def counted() -> Iterator[PUnit]:
+        def count_units() -> Iterator[PUnit]:
             nonlocal at
             for unit in units:
                 at += 1
                 yield unit
 
         try:
-            state.restore(counted())
+            state.restore(count_units())
         except CorruptDataError as error:
             raise error.name_file(self.files.path_of(links[at].pointer.file_name)) from error
 

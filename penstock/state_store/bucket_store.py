@@ -179,7 +179,7 @@ class BucketStore(BucketFiles):
             If the file system refuses; the version at `held` is untouched.
         """
         pointer = Pointer(Version(1 + (held.pointer.version if held.pointer else 0)), FileId(new_id()))
-        released = set(held.releasable(self.retain_versions))
+        released = set(held.releasable_files(self.retain_versions))
         kept = tuple(entry for entry in held.superseded if entry[1] not in released)
         before = self._adopt(replace(held, superseded=kept), pointer.version)
         unit = state.delta()
@@ -204,7 +204,7 @@ class BucketStore(BucketFiles):
         sweeps about once per snapshot, in the caller's thread, because a worker may not live long enough for
         the background. A failure is logged.
         """
-        names = held.releasable(self.retain_versions)
+        names = held.releasable_files(self.retain_versions)
         if names:
             failpoint("operator.before_release")
             self._try_sweep(held)
@@ -228,8 +228,8 @@ class BucketStore(BucketFiles):
         """
         if held.pointer is None:
             return []
-        needed = held.needed(self.retain_versions)
-        released = held.releasable(self.retain_versions)
+        needed = held.needed_files(self.retain_versions)
+        released = held.releasable_files(self.retain_versions)
         lowest = held.pointer.version - self.retain_versions
         found: list[str] = []
         siblings: list[tuple[Pointer, int]] = []

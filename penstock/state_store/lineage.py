@@ -132,16 +132,16 @@ class Handle:
         known = {link.pointer.file_name for link in before.links}
         return sum(link.size_bytes for link in self.links if link.pointer.file_name not in known)
 
-    def releasable(self, retain_versions: int) -> list[str]:
+    def releasable_files(self, retain_versions: int) -> list[str]:
         """Return the superseded files that `pointer` and the `retain_versions` before it do not need."""
         if self.pointer is None:
             return []
         lowest = self.pointer.version - retain_versions
         return [name for version, name in self.superseded if version <= lowest]
 
-    def needed(self, retain_versions: int) -> set[str]:
+    def needed_files(self, retain_versions: int) -> set[str]:
         """Return the files that `pointer` and the `retain_versions` versions before it need."""
-        released = set(self.releasable(retain_versions))
+        released = set(self.releasable_files(retain_versions))
         names = {link.pointer.file_name for link in self.links}
         return names | {name for _, name in self.superseded if name not in released}
 

@@ -83,7 +83,7 @@ class WindowLayout:
         """The partials that emitted windows have."""
         return self.assembly.read if self.assembly else frozenset()
 
-    def finished(self, values: pa.RecordBatch) -> pa.RecordBatch:
+    def finish(self, values: pa.RecordBatch) -> pa.RecordBatch:
         """Compute the columns of `results` from the partials of windows.
 
         Raises
@@ -198,7 +198,7 @@ class ClosedWindows:
 
     def batch(self, layout: WindowLayout) -> pa.RecordBatch:
         """Return the windows with their groups, in the schema `WindowLayout.window`."""
-        groups, values = [column.take(self.of) for column in self.groups], layout.finished(self.values)
+        groups, values = [column.take(self.of) for column in self.groups], layout.finish(self.values)
         return pa.RecordBatch.from_arrays([*groups, self.starts, *values.columns], schema=layout.window)
 
 

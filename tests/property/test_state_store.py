@@ -278,7 +278,7 @@ class Workers(RuleBasedStateMachine):
             recent = [p for name in left if (p := pointer_of(name)) and lowest <= p.version]
             for pointer in recent:
                 left -= {link.pointer.file_name for link in store.look(pointer)[0].links}
-            for name in left - handle.needed(RETAIN):
+            for name in left - handle.needed_files(RETAIN):
                 assert (number_of(name) or 0) >= lowest
 
     @invariant()

@@ -148,7 +148,7 @@ def test_a_snapshot_may_be_written_while_commits_go_on(store: BucketStore, commi
         handle = store.commit(state, handle)
         later.run()
     store.sweep(handle)
-    assert names_of(store) == handle.needed(RETAIN_VERSIONS) | _ahead(store, handle)
+    assert names_of(store) == handle.needed_files(RETAIN_VERSIONS) | _ahead(store, handle)
 
 
 def test_a_snapshot_that_cannot_be_written_fails_no_commit_and_leaves_nothing(
@@ -202,7 +202,7 @@ def test_release_deletes_what_a_snapshot_superseded_and_what_no_attempt_can_need
         assert set(links_of(handle)) <= names_of(store)
     store.sweep(handle)
     assert orphan not in names_of(store), "no recent version follows it"
-    assert handle.needed(RETAIN_VERSIONS) <= names_of(store)
+    assert handle.needed_files(RETAIN_VERSIONS) <= names_of(store)
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -14,7 +14,7 @@ from penstock.jobs import demo
 def _outcome(name: str) -> Any:
     sample = SimpleNamespace(average_ms=1_234_567.0, p95_ms=9_876_543.0)
     observer = SimpleNamespace(
-        arrived=lambda _: 1_234_567_890, delivered=987_654_321, samples=lambda _: [sample, sample]
+        count_arrived=lambda _: 1_234_567_890, delivered=987_654_321, samples=lambda _: [sample, sample]
     )
     seen: Any = observer
     return demo._Outcome(

@@ -288,7 +288,7 @@ def test_what_no_version_needs_that_can_be_loaded_is_garbage_without_the_checkpo
     lost = _attempt(store, handles[5])
     handle = store.commit(state, store.commit(state, handles[5]))
     assert survey_bucket(store.files).garbage == (), "the first version can be loaded"
-    for name in handle.releasable(RETAIN_VERSIONS):
+    for name in handle.releasable_files(RETAIN_VERSIONS):
         store.files.delete(name)
     found = survey_bucket(store.files)
     assert found.versions == (6, 7)

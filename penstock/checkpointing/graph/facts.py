@@ -155,7 +155,7 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
     fields = Fields(document, directory.files.path_of("graph"))
     named = {entry.name("name"): entry for entry in fields.objects("queries")}
     if not named:
-        raise fields.damaged("queries", "one query or more")
+        raise fields.damage_error("queries", "one query or more")
     progress = {name: directory.progress(name) for name in named}
     queries = tuple(
         QueryFacts(name, entry.text_or_none("writes"), progress[name].planned, progress[name].committed)
@@ -170,7 +170,7 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
         for each in entry.objects("readers"):
             name, query = each.text("name"), each.text("query")
             if query not in progress:
-                raise each.damaged("query", "the name of a query")
+                raise each.damage_error("query", "the name of a query")
             committed = progress[query].rows.get(stream.identity, 0)
             readers.append(ReaderFacts(name, query, done.get(name, 0), committed, stream.end - committed))
             if query == queries[-1].name:

@@ -290,15 +290,15 @@ def _start(fields: Fields) -> Start:
     )
     for name in start.readers:
         if not is_name(name):
-            raise fields.damaged("readers", "names")
+            raise fields.damage_error("readers", "names")
     end = start.start
     for number, commit in enumerate(start.commits):
         # The first may hold released rows.
         if commit.end <= end or (number and commit.offset != end):
-            raise fields.damaged("commits", "commits that follow one another")
+            raise fields.damage_error("commits", "commits that follow one another")
         end = commit.end
     if end != start.end:
-        raise fields.damaged("end", "the end of the last commit")
+        raise fields.damage_error("end", "the end of the last commit")
     return start
 
 

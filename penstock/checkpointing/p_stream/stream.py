@@ -157,9 +157,9 @@ class PStream:
         try:
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fields.text("schema"))))
         except (ValueError, OSError, pa.ArrowException) as error:
-            raise fields.damaged("schema", "an Arrow IPC schema in Base64") from error
+            raise fields.damage_error("schema", "an Arrow IPC schema in Base64") from error
         if len(set(schema.names)) < len(schema):
-            raise fields.damaged("schema", "a schema whose names differ")
+            raise fields.damage_error("schema", "a schema whose names differ")
         direct_io = fields.flag("direct_io") if fields.has("direct_io") else False
         return Description(fields.text("identity"), schema, direct_io)
 

@@ -12,7 +12,7 @@ from penstock.dataflow.types import expression_type
 from penstock.errors import InvalidUsageError
 from penstock.sql.expression import Expression, did_you_mean
 
-__all__ = ["Node", "distinct", "duration", "infer", "known", "rebuild", "topological"]
+__all__ = ["Node", "distinct", "duration", "find_column", "infer", "rebuild", "topological"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,13 @@ def infer(node: Node, expression: Expression, schema: pa.Schema) -> pa.DataType:
     if expression.aggregate:
         raise node.wrong("an aggregate is allowed only in agg", expression=expression.text)
     for name in expression.columns:
-        known(node, name, schema, expression)
+        find_column(node, name, schema, expression)
     return expression_type(expression, schema)
 
 
-def known(node: Node, name: str, schema: pa.Schema, expression: Expression | None = None) -> pa.Field[Any]:
+def find_column(
+    node: Node, name: str, schema: pa.Schema, expression: Expression | None = None
+) -> pa.Field[Any]:
     """Return a column of a schema, or raise an error that suggests a similar name."""
     if name not in schema.names:
         context: Mapping[str, Any] = {} if expression is None else {"expression": expression.text}

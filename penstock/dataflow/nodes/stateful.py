@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from penstock.dataflow.nodes.base import Node, distinct, duration, infer, known
+from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
 from penstock.dataflow.nodes.service import check_weights
 from penstock.dataflow.nodes.stateless import Select, Source, Union
 from penstock.dataflow.nodes.window import Aggregate, Assemble
@@ -74,7 +74,7 @@ class UpdateQueue(Node):
     def _schema(self) -> pa.Schema:
         schema = self.inputs[0].schema
         for name in (*self.update_key, self.time, *self.options.columns):
-            known(self, name, schema)
+            find_column(self, name, schema)
         check_weights(self, self.options.weight, self.update_key)
         return distinct(self, _results(schema, self.options))
 
@@ -140,7 +140,7 @@ class UpdateUnion(Union):
         # Zero-argument super() fails in a dataclass with slots.
         schema = Union._schema(self)
         for name in (*self.update_key, self.time, *self.options.columns):
-            known(self, name, schema)
+            find_column(self, name, schema)
         check_weights(self, self.options.weight, self.update_key)
         return distinct(self, _results(schema, self.options))
 
@@ -199,7 +199,7 @@ class Join(Node):
         left, right = (input.schema for input in self.inputs)
         for schema in (left, right):
             for name in (*self.on, self.time):
-                known(self, name, schema)
+                find_column(self, name, schema)
         for name in (*self.on, self.time):
             types = [schema.field(name).type for schema in (left, right)]
             if types[0] != types[1] and UNKNOWN not in types:

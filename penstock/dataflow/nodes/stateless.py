@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
-from penstock.dataflow.nodes.base import Node, distinct, duration, infer, known
+from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
 from penstock.dataflow.types import UNKNOWN, declared_type, scan_schema
 from penstock.operators.scan.spec import Scan
 from penstock.sql.expression import Expression, column
@@ -61,7 +61,7 @@ class Source(Node):
                 "the kind of source is unknown", kind=self.kind, known=", ".join(get_args(SourceKind))
             )
         for name in (*self.update_key, *((self.time,) if self.time else ())):
-            known(self, name, self.columns)
+            find_column(self, name, self.columns)
         return distinct(self, self.columns)
 
     def _key(self) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ class StreamTableJoin(Node):
     def _schema(self) -> pa.Schema:
         for schema in (self.inputs[0].schema, self.columns):
             for name in self.on:
-                known(self, name, schema)
+                find_column(self, name, schema)
         fields = [*self.inputs[0].schema, *(field for field in self.columns if field.name not in self.on)]
         return distinct(self, pa.schema(fields))
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from penstock.dataflow.nodes.base import Node, known
+from penstock.dataflow.nodes.base import Node, find_column
 from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.operator_options import TransactionOptions
@@ -47,7 +47,7 @@ class Transactions(Node):
     def _schema(self) -> pa.Schema:
         given = self.inputs[0].schema
         for name in (*self.keep, *([self.time] if self.time is not None else [])):
-            known(self, name, given)
+            find_column(self, name, given)
         unknown = [column.name for column in given if column.type == UNKNOWN]
         procedures: tuple[Procedure, ...] = ()
         if isinstance(self.procedure, Workflow):

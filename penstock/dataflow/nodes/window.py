@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 import pyarrow as pa
 
-from penstock.dataflow.nodes.base import Node, distinct, duration, known
+from penstock.dataflow.nodes.base import Node, distinct, duration, find_column
 from penstock.dataflow.nodes.service import check_weights
 from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
@@ -63,7 +63,7 @@ class Window(Node):
     def _schema(self) -> pa.Schema:
         weight = self.options.weight
         for name in (self.time, *((weight,) if isinstance(weight, str) else ())):
-            known(self, name, self.inputs[0].schema)
+            find_column(self, name, self.inputs[0].schema)
         self._check_lengths()
         check_weights(self, weight)
         return self.inputs[0].schema
@@ -218,12 +218,12 @@ class Aggregate(Node):
             )
         if not windowed:
             check_window_kept(self, above)
-        fields = [known(self, name, schema) for name in self.group_by]
+        fields = [find_column(self, name, schema) for name in self.group_by]
         if windowed:
             fields.append(pa.field(WINDOW, _WINDOW_TYPE))
         for name, expression in self.aggregates:
             for used in expression.columns:
-                known(self, used, schema, expression)
+                find_column(self, used, schema, expression)
             if name != WEIGHT:
                 fields.append(pa.field(name, aggregate_type(expression, schema)))
         for partial in self.decomposition.partials:

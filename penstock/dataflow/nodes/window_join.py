@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from penstock.dataflow.nodes.base import Node, distinct, duration, infer, known
+from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
 from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.nodes.window import (
     WINDOW,
@@ -63,7 +63,7 @@ class WindowJoin(Node):
         if WINDOW in self.on:
             raise self.wrong(f"{WINDOW} is always part of the join", "name the other columns only")
         for name in self.on:
-            if known(self, name, left).type != known(self, name, right).type:
+            if find_column(self, name, left).type != find_column(self, name, right).type:
                 raise self.wrong("a column has different types on the two sides", "cast it", column=name)
         fields = [*left, *(field for field in right if field.name not in (WINDOW, *self.on))]
         schema = distinct(self, pa.schema(fields))

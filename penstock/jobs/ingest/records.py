@@ -64,7 +64,7 @@ class Records(ABC):
         ends = self.ends(content)
         return int(ends[-1]) if ends.size else 0
 
-    def half(self, content: bytes) -> int:
+    def middle_end(self, content: bytes) -> int:
         """Return an end of a record near the middle of records; 0 if there is only one."""
         ends = self.ends(content)
         half = int(ends[(ends.size - 1) // 2]) if ends.size else 0
@@ -107,7 +107,7 @@ class Records(ABC):
         """Parse records; without a schema find the columns."""
 
     @abstractmethod
-    def why(self, record: bytes, schema: pa.Schema) -> str:
+    def explain_failure(self, record: bytes, schema: pa.Schema) -> str:
         """Say why a record cannot be parsed, without its content."""
 
     def _wrong_column(self, record: bytes, schema: pa.Schema) -> str:
@@ -273,7 +273,7 @@ class CsvRecords(Records):
             ),
         )
 
-    def why(self, record: bytes, schema: pa.Schema) -> str:
+    def explain_failure(self, record: bytes, schema: pa.Schema) -> str:
         """Say why a line cannot be parsed."""
         options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
         try:
@@ -345,7 +345,7 @@ class JsonRecords(Records):
         """Return records as lines."""
         return content
 
-    def why(self, record: bytes, schema: pa.Schema) -> str:
+    def explain_failure(self, record: bytes, schema: pa.Schema) -> str:
         """Say why an object cannot be parsed."""
         try:
             value = json.loads(self._lines(record))
@@ -418,9 +418,9 @@ def parse_records(
     try:
         rows = records.parse(content, schema)
     except pa.ArrowInvalid:
-        half = records.half(content)
+        half = records.middle_end(content)
         if not half:
-            yield at + len(content), Bad(at, records.why(content, schema))
+            yield at + len(content), Bad(at, records.explain_failure(content, schema))
             return
         yield from parse_records(records, content[:half], schema, at)
         yield from parse_records(records, content[half:], schema, at + half)

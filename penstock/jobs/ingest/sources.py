@@ -194,9 +194,9 @@ class TextSource(Source):
             try:
                 return records.infer(chunk)
             except pa.ArrowInvalid:
-                half = records.half(chunk)
+                half = records.middle_end(chunk)
                 if not half:
-                    why = records.why(chunk, pa.schema([]))
+                    why = records.explain_failure(chunk, pa.schema([]))
                     raise BadRecord(self.name, self._line(self._at), self._at, why).error() from None
                 chunk = chunk[:half]
 

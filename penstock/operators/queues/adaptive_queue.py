@@ -218,7 +218,7 @@ class AdaptiveQueue(KeyedQueue):
             first = stored.number("first", tail - block.num_rows, tail - block.num_rows)
             head = stored.count("head", most=tail)
             if first < held.tail:
-                raise stored.damaged("first", "the number after the unit before")
+                raise stored.damage_error("first", "the number after the unit before")
             if first > held.tail or not held.held_keys():
                 held.begin_at(first)
             held.take(max(head - held.head, 0))

@@ -75,7 +75,7 @@ class _Known:
     rows: Refs = _NO_REFS
     text: ast.expr | None = None
 
-    def joined(self, other: _Known) -> _Known:
+    def merge(self, other: _Known) -> _Known:
         """Return what holds for both."""
         same = self.text is not None and other.text is not None and _text(self.text) == _text(other.text)
         return _Known(self.refs | other.refs, self.rows | other.rows, self.text if same else None)
@@ -204,8 +204,8 @@ class _Finder:
 
     def _if(self, node: ast.If) -> _Condition | bool:
         refs = self.refs(node.test)
-        holds = _Condition(self.shown(node.test), refs)
-        fails = _Condition(self.shown(_negate(node.test)), refs)
+        holds = _Condition(self.show(node.test), refs)
+        fails = _Condition(self.show(_negate(node.test)), refs)
         before = dict(self.frame.names)
         reached = self._branch(holds, node.body)
         after, self.frame.names = self.frame.names, before
@@ -220,7 +220,7 @@ class _Finder:
         for name, known in after.items():
             other = self.frame.names.get(name)
             if other != known:
-                joined = known if other is None else known.joined(other)
+                joined = known if other is None else known.merge(other)
                 self.frame.names[name] = _Known(joined.refs | refs, joined.rows, joined.text)
         return True
 
@@ -241,7 +241,7 @@ class _Finder:
                 self.frame.names[node.target.id] = _Known(refs, rows)
             self.body(node.body)
             for name, known in before.items():
-                self.frame.names[name] = self.frame.names[name].joined(known)
+                self.frame.names[name] = self.frame.names[name].merge(known)
 
     def _assign(self, node: ast.Assign) -> None:
         for target in node.targets:
@@ -256,11 +256,11 @@ class _Finder:
         if isinstance(target, ast.Name):
             rows = self.rows(value)
             known = not refs and not _LONG.intersection(map(type, ast.walk(value)))
-            self.frame.names[target.id] = _Known(refs, rows, self.replaced(value) if known else None)
+            self.frame.names[target.id] = _Known(refs, rows, self.inline_names(value) if known else None)
         elif isinstance(target, ast.Attribute):
             for row in self.rows(target.value):
                 mode = OperationMode.READ_MODIFY if row in refs else OperationMode.WRITE
-                self.note(mode, row, f"{target.attr} = {self.shown(value)}", refs)
+                self.note(mode, row, f"{target.attr} = {self.show(value)}", refs)
 
     def _delete(self, node: ast.Delete) -> None:
         for target in node.targets:
@@ -331,7 +331,7 @@ class _Finder:
         columns = self.keys.get(str(self._table(table)), ())
         key = [given[name] for name in columns if name in given]
         row = self._key(table, key[0] if len(key) == 1 else ast.Tuple(key, ast.Load()))
-        rest = [f"{name}={self.shown(value)}" for name, value in given.items() if name not in columns]
+        rest = [f"{name}={self.show(value)}" for name, value in given.items() if name not in columns]
         self.note(OperationMode.INSERT, row, ", ".join(rest), refs)
         return frozenset({row})
 
@@ -341,7 +341,7 @@ class _Finder:
         known = self.frame.event
         if isinstance(event, ast.Call):
             known = {
-                str(keyword.arg): _Known(self.refs(keyword.value), _NO_REFS, self.replaced(keyword.value))
+                str(keyword.arg): _Known(self.refs(keyword.value), _NO_REFS, self.inline_names(keyword.value))
                 for keyword in event.keywords
             }
         self.frames.append(_Frame(text, known))
@@ -371,7 +371,7 @@ class _Finder:
         parts = selection_parts(node)
         if parts is None or self._table(parts[0]) is None:
             return None
-        name = self.shown(node)
+        name = self.show(node)
         self.key_refs[name] = self.key_refs.get(name, _NO_REFS) | (
             _NO_REFS if parts[2] is None else self.refs(parts[2])
         )
@@ -379,7 +379,7 @@ class _Finder:
 
     def _key(self, table: ast.expr, key: ast.expr) -> str:
         parts = key.elts if isinstance(key, ast.Tuple) else [key]
-        name = f"{self._table(table)}[{', '.join(self.shown(part) for part in parts)}]"
+        name = f"{self._table(table)}[{', '.join(self.show(part) for part in parts)}]"
         refs = _NO_REFS.union(*(self.refs(part) for part in parts))
         self.key_refs[name] = self.key_refs.get(name, _NO_REFS) | refs
         return name
@@ -402,14 +402,14 @@ class _Finder:
         function = node.func if isinstance(node, ast.Call) else None
         return isinstance(function, ast.Name) and self.frame.text.names.get(function.id) is word
 
-    def replaced(self, node: ast.expr) -> ast.expr:
+    def inline_names(self, node: ast.expr) -> ast.expr:
         """Return an expression in terms of the event and of rows, as far as names are known."""
         made: ast.expr = _Replacer(self).visit(copy.deepcopy(node))
         return made
 
-    def shown(self, node: ast.expr) -> str:
+    def show(self, node: ast.expr) -> str:
         """Return the text of an expression."""
-        return _text(self.replaced(node))
+        return _text(self.inline_names(node))
 
 
 class _Replacer(ast.NodeTransformer):

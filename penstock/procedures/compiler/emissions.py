@@ -6,7 +6,7 @@ import ast
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from penstock.procedures.compiler.expressions import widened
+from penstock.procedures.compiler.expressions import widen
 from penstock.procedures.compiler.layout import Layout, StreamCode, TableCode
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.scope import Facts
@@ -94,14 +94,14 @@ class Emissions(Writes):
         made: dict[str, Value | ListOf] = {}
         origins = self.origins.get(stream.spec.name, {})
         for column in stream.spec.columns:
-            code = widened(column, f"{stream.column(column.name)}[{place}]")
+            code = widen(column, f"{stream.column(column.name)}[{place}]")
             null = f"{stream.null(column.name)}[{place}]" if column.nullable else None
             made[column.name] = Value(column.kind, code, null, origins.get(column.name))
         return made
 
     def _columns(self, node: ast.Call, spec: RelationSpec) -> dict[str, Value]:
         """Compile values for all columns, as these hold them."""
-        given = self.given(node, spec.name, spec.names)
+        given = self.named_values(node, spec.name, spec.names)
         made: dict[str, Value] = {}
         for column in spec.columns:
             value = given.get(column.name, Nothing())
@@ -113,7 +113,7 @@ class Emissions(Writes):
             if not column.nullable:
                 value = self.check_null(value)
             null = value.null and self.out.keep(value.null)
-            fitted = self.out.keep(widened(column, self.fit(node, column, value)))
+            fitted = self.out.keep(widen(column, self.fit(node, column, value)))
             made[column.name] = Value(column.kind, fitted, null, value.attribute)
         return made
 
@@ -177,7 +177,7 @@ class Emissions(Writes):
             attributes = dict(zip(table.spec.key, row.attributes, strict=True))
             values = {}
             for column in table.spec.columns:
-                code = self.out.keep(widened(column, f"{table.column(column.name)}[{row.slot}]"))
+                code = self.out.keep(widen(column, f"{table.column(column.name)}[{row.slot}]"))
                 null = self.out.keep(f"{table.null(column.name)}[{row.slot}]") if column.nullable else None
                 values[column.name] = Value(column.kind, code, null, attributes.get(column.name))
             self.fire(node, name, values)

@@ -25,7 +25,7 @@ from penstock.procedures.compiler.scope import Facts, Scope, Scopes, UnknownKind
 from penstock.procedures.compiler.values import Access, AccessMode, ListOf, Nothing, Row, Value
 from penstock.procedures.schema import Column, Kind
 
-__all__ = ["NO_ROW", "Expressions", "widened"]
+__all__ = ["NO_ROW", "Expressions", "widen"]
 
 NO_ROW = "no row"
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -84,7 +84,7 @@ class Expressions(ABC):
         hint = {Nothing: "compare with `is None`", Row: "name one of its columns", ListOf: "take an element"}
         raise self.wrong(node, f"{what} is no value", hint[type(found)])
 
-    def certain(self, node: ast.expr) -> Value:
+    def value_not_null(self, node: ast.expr) -> Value:
         """Compile an expression whose value must not be null."""
         return self.check_null(self.value(node))
 
@@ -97,7 +97,7 @@ class Expressions(ABC):
 
     def condition(self, node: ast.expr) -> Value:
         """Compile an expression that is true or false."""
-        value = self.certain(node)
+        value = self.value_not_null(node)
         if value.kind is not Kind.BOOLEAN:
             raise self.wrong(node, f"a condition is no {value.kind}", "compare it with something")
         return value
@@ -119,7 +119,9 @@ class Expressions(ABC):
             # Python would read the least one as the negative of a number that is beyond them.
             return Value(Kind.INTEGER, "LEAST" if value == _INT64[0] else f"({value})")
         if isinstance(value, float):
-            return Value(Kind.FLOAT, f"({value!r})" if math.isfinite(value) else operations.not_finite(value))
+            return Value(
+                Kind.FLOAT, f"({value!r})" if math.isfinite(value) else operations.code_of_not_finite(value)
+            )
         if isinstance(value, str | bytes):
             kind = Kind.TEXT if isinstance(value, str) else Kind.BINARY
             return Value(kind, f"texts[{self.layout.text(value)}]")
@@ -206,7 +208,7 @@ class Expressions(ABC):
         self.access(row, AccessMode.READ)
         code = self.layout.tables[row.table]
         array = code.column(column.name)
-        value = self.out.keep(widened(column, f"{array}[{row.slot}]"))
+        value = self.out.keep(widen(column, f"{array}[{row.slot}]"))
         null = self.out.keep(f"{code.null(column.name)}[{row.slot}]") if column.nullable else None
         return Value(column.kind, value, null)
 
@@ -264,7 +266,7 @@ class Expressions(ABC):
 
     def element(self, found: ListOf, at: str) -> Value:
         """Return an element of a list."""
-        value = self.out.keep(widened(found.column, f"{found.values}[{at}]"))
+        value = self.out.keep(widen(found.column, f"{found.values}[{at}]"))
         return Value(found.column.kind, value, self.out.keep(f"{found.null}[{at}]"))
 
     def list_there(self, found: ListOf) -> ListOf:
@@ -277,9 +279,9 @@ class Expressions(ABC):
 
     def _binop(self, node: ast.BinOp) -> Value:
         sign = self.sign(node, node.op)
-        return self.operated(sign, self.value(node.left), self.value(node.right))
+        return self.operate(sign, self.value(node.left), self.value(node.right))
 
-    def operated(self, sign: str, a: Value, b: Value) -> Value:
+    def operate(self, sign: str, a: Value, b: Value) -> Value:
         """Return the result of an operator."""
         return operate(self.out, sign, self.check_null(a), self.check_null(b))
 
@@ -296,7 +298,7 @@ class Expressions(ABC):
         if isinstance(node.op, ast.USub):
             if isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int | float):
                 return self.literal(node, -node.operand.value)
-            return operations.negate(self.out, self.certain(node.operand))
+            return operations.negate(self.out, self.value_not_null(node.operand))
         raise self.wrong(node, f"a procedure has no {type(node.op).__name__}")
 
     def _boolop(self, node: ast.BoolOp) -> Value:
@@ -408,7 +410,7 @@ class Expressions(ABC):
         if node.keywords:
             raise self.wrong(node, f"{name} takes no keywords here")
         if name in ("int", "float", "abs") and len(node.args) == 1:
-            value = self.certain(node.args[0])
+            value = self.value_not_null(node.args[0])
             if name == "abs":
                 return self._abs(node, value)
             return (operations.as_integer if name == "int" else operations.as_float)(self.out, value)
@@ -441,7 +443,7 @@ class Expressions(ABC):
         """Compile an insert."""
 
 
-def widened(column: Column, code: str) -> str:
+def widen(column: Column, code: str) -> str:
     """Return a stored value as procedures have it."""
     if column.kind is Kind.INTEGER and column.dtype.itemsize < 8:
         return f"np.int64({code})"

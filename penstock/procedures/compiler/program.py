@@ -37,10 +37,10 @@ __all__ = [
     "event_schema",
     "event_values",
     "free_lines",
-    "made_program",
+    "make_program",
     "program_digest",
     "result_schema",
-    "settled",
+    "run_passes",
     "undo_lines",
 ]
 
@@ -269,19 +269,19 @@ def compile_program(
             compiler.body(text.tree.body)
         return compiler
 
-    compiler = settled(text, one_pass)
+    compiler = run_passes(text, one_pass)
     lines, logs = compiler.out.finish()
     layout = compiler.layout
     lookups, used = find_lookups(text, layout)
     body = _kernel(layout, compiler, lines[1:], prefetch_lines(layout, lookups, used), logs=logs)
     lists = {column.name for column in event if column.is_list}
     return replace(
-        made_program(text.name, compiler, body, logs=logs, digest=digest),
+        make_program(text.name, compiler, body, logs=logs, digest=digest),
         lookups=tuple(next((name for name in lookup.key if name in lists), None) for lookup in lookups),
     )
 
 
-def settled(text: ProcedureText, one_pass: Callable[[Facts], Statements]) -> Statements:
+def run_passes(text: ProcedureText, one_pass: Callable[[Facts], Statements]) -> Statements:
     """Return what the last of several passes gave, each of which knows the facts of those before.
 
     Raises
@@ -305,7 +305,7 @@ def settled(text: ProcedureText, one_pass: Callable[[Facts], Statements]) -> Sta
     )
 
 
-def made_program(
+def make_program(
     name: str,
     compiler: Statements,
     body: list[str],

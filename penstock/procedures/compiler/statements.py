@@ -239,7 +239,7 @@ class Statements(Selections, Emissions):
                 raise self.wrong(node.value, "a column gets a value")
             if isinstance(value, Value):
                 value = self._kept(value)
-            self.write(target, self.written_row(target), value)
+            self.write(target, self.compile_written_row(target), value)
             return
         raise self.wrong(
             target, "this cannot be assigned", "assign a variable or a column of a row; rows are inserted"
@@ -253,9 +253,9 @@ class Statements(Selections, Emissions):
         target = node.target
         if isinstance(target, ast.Name):
             read = ast.copy_location(ast.Name(target.id, ast.Load()), target)
-            self._store_value(target, self.operated(sign, self.value(read), self.value(node.value)))
+            self._store_value(target, self.operate(sign, self.value(read), self.value(node.value)))
         elif isinstance(target, ast.Attribute):
-            row = self.written_row(target)
+            row = self.compile_written_row(target)
             old = self.read(target, row, self.column(target, row))
             self.deleted_from.append(set())
             try:
@@ -265,7 +265,7 @@ class Statements(Selections, Emissions):
             if row.table in deleted:
                 hint = "keep the value in a variable first"
                 raise self.wrong(node, f"the value may delete the row of {row.table} that it changes", hint)
-            self.write(target, row, self.operated(sign, old, value))
+            self.write(target, row, self.operate(sign, old, value))
         else:
             raise self.wrong(target, "this cannot be assigned")
 

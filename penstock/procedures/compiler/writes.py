@@ -24,7 +24,7 @@ class Writes(Expressions):
         self.deleted_from: list[set[str]] = []
         self.open_selections: list[tuple[str, IndexSpec]] = []
 
-    def written_row(self, target: ast.Attribute) -> Row:
+    def compile_written_row(self, target: ast.Attribute) -> Row:
         """Compile the row that an assignment changes."""
         if isinstance(target.value, ast.Name) and target.value.id == self.scope.text.event:
             raise self.wrong(target, "an event cannot be changed", "keep the value in a variable")
@@ -99,7 +99,7 @@ class Writes(Expressions):
         """Compile an insert."""
         spec = table.spec
         self._check_order(node, spec.name, None)
-        given = self.given(node, spec.name, spec.names)
+        given = self.named_values(node, spec.name, spec.names)
         fitted: dict[str, tuple[str | None, str]] = {}
         for column in spec.columns:
             value = given.get(column.name, Nothing())
@@ -137,7 +137,7 @@ class Writes(Expressions):
         self.access(row, AccessMode.INSERT)
         return row
 
-    def given(self, node: ast.Call, of: str, names: tuple[str, ...]) -> dict[str, Value | Nothing]:
+    def named_values(self, node: ast.Call, of: str, names: tuple[str, ...]) -> dict[str, Value | Nothing]:
         """Compile the values that a call gives to the columns of what it inserts into."""
         if node.args or any(keyword.arg is None for keyword in node.keywords):
             raise self.wrong(node, "columns are given by name", f"{ast.unparse(node.func)}(column=value)")

@@ -71,7 +71,7 @@ class Selection:
         bound = f"{self._arguments[0]}[{slot}, :{len(self.index.words)}]"
         return self._seek(bound, last=descending, inclusive=False)
 
-    def beyond(self, slot: str, *, descending: bool) -> str | None:
+    def end_condition(self, slot: str, *, descending: bool) -> str | None:
         """Return the condition that a row is after the end of the range; None if it has no end."""
         nodes, _, _, *rest = self._arguments
         bound, sign = (self.low, "<") if descending else (self.high, ">=")
@@ -210,7 +210,7 @@ class Selections(Writes):
     def _end(self, selection: Selection, *, descending: bool) -> Row:
         """Compile the first or the last row."""
         slot = self.out.keep(selection.begin(descending=descending))
-        beyond = selection.beyond(slot, descending=descending)
+        beyond = selection.end_condition(slot, descending=descending)
         if beyond is not None:
             with self.out.block(f"if {slot} >= 0 and {beyond}:"):
                 self.out.line(f"{slot} = np.int64(-1)")
@@ -233,7 +233,7 @@ class Selections(Writes):
             selection.step(slot, descending=descending),
         )
         self.out.line(f"{slot} = {begin} if {slot} < 0 else {step}")
-        beyond = selection.beyond(slot, descending=descending)
+        beyond = selection.end_condition(slot, descending=descending)
         with self.out.block(f"if {slot} < 0" + (f" or {beyond}:" if beyond else ":")):
             self.out.line("break")
 
@@ -296,7 +296,7 @@ class Selections(Writes):
         return ("?",) * width, (None,) * width
 
     def _limit(self, node: ast.expr) -> str:
-        value = self.certain(node)
+        value = self.value_not_null(node)
         if value.kind is not Kind.INTEGER:
             raise self.wrong(node, f"a number of rows is no {value.kind}")
         return self.out.keep(value.code)

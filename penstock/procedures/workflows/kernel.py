@@ -23,8 +23,8 @@ from penstock.procedures.compiler.program import (
     Program,
     event_values,
     free_lines,
-    made_program,
-    settled,
+    make_program,
+    run_passes,
     undo_lines,
 )
 from penstock.procedures.compiler.scope import Facts, Scope
@@ -66,10 +66,10 @@ def compile_workflow(
     def one_pass(facts: Facts) -> Statements:
         return _Rounds(Layout.of(reached, event, results), facts, stages).compiler
 
-    compiler = settled(stages[0].text, one_pass)
+    compiler = run_passes(stages[0].text, one_pass)
     lines, logs = compiler.out.finish()
     body = _kernel(compiler.layout, compiler.out, stages, lines[1:], logs=logs)
-    made = made_program(name, compiler, body, logs=logs, digest=digest)
+    made = make_program(name, compiler, body, logs=logs, digest=digest)
     return replace(
         made,
         stages=tuple(stage.text.name for stage in stages),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-__all__ = ["CycleError", "in_order"]
+__all__ = ["CycleError", "sort_members"]
 
 T = TypeVar("T", bound=Hashable)
 
@@ -14,7 +14,7 @@ class CycleError(Exception):
     """Its only argument has the members of a cycle, the first one again at the end."""
 
 
-def in_order(members: Sequence[T], after: Mapping[T, Iterable[T]]) -> list[T]:
+def sort_members(members: Sequence[T], after: Mapping[T, Iterable[T]]) -> list[T]:
     """Return members so that each comes behind those that it is `after`; ties are in the order given.
 
     Raises

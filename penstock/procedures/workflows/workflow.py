@@ -15,7 +15,7 @@ from penstock.procedures.procedure import Procedure
 from penstock.procedures.schema import TableSpec, columns_of
 from penstock.procedures.workflows.catalog import Catalog
 from penstock.procedures.workflows.kernel import compile_workflow
-from penstock.procedures.workflows.order import CycleError, in_order
+from penstock.procedures.workflows.order import CycleError, sort_members
 from penstock.procedures.workflows.reached import Reached
 from penstock.procedures.workflows.stages import Stage, transactions_of
 
@@ -125,7 +125,7 @@ class Workflow:
                 if group_of[taker.name] != group_of[name]:
                     groups_after[group_of[taker.name]].append(group_of[name])
         try:
-            in_order(list(procedures), after)
+            sort_members(list(procedures), after)
         except CycleError as error:
             first = procedures[error.args[0][0]]
             raise first.text.wrong(
@@ -134,7 +134,7 @@ class Workflow:
                 "a workflow is acyclic: let one of them write a table instead of a stream",
             ) from None
         try:
-            order = in_order(list(groups_after), groups_after)
+            order = sort_members(list(groups_after), groups_after)
         except CycleError as error:
             circle = " -> ".join("+".join(group.name for group in groups[number]) for number in error.args[0])
             first = groups[error.args[0][0]][0]
@@ -146,7 +146,7 @@ class Workflow:
         made = [
             (procedures[name], number)
             for number in order
-            for name in in_order([group.name for group in groups[number]], after)
+            for name in sort_members([group.name for group in groups[number]], after)
         ]
         return tuple(name for name, _ in made), tuple(number for _, number in made)
 

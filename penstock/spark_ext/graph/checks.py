@@ -31,7 +31,7 @@ from penstock.errors import InvalidUsageError
 from penstock.sql.evaluate import needs_ansi
 from penstock.sql.expression import Expression
 
-__all__ = ["check_runnable", "find_ansi_expressions", "holds_back", "with_state"]
+__all__ = ["check_runnable", "find_ansi_expressions", "find_stateful", "holds_back"]
 
 
 def check_runnable(root: Node) -> None:
@@ -136,7 +136,7 @@ def _refuse_stateful(node: Aggregate) -> None:
 
 def _refuse_two_states(end: Node) -> None:
     """Refuse a query with more than one Penstock state, as Spark would."""
-    found = with_state(end)
+    found = find_stateful(end)
     if len(found) > 1:
         below, above = found[0], found[1]
         raise InvalidUsageError(
@@ -148,7 +148,7 @@ def _refuse_two_states(end: Node) -> None:
         )
 
 
-def with_state(end: Node) -> list[Node]:
+def find_stateful(end: Node) -> list[Node]:
     """Return the operators with Penstock's state in the query of a node's output."""
     found: list[Node] = []
     waiting = [end]

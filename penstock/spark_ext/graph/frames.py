@@ -43,7 +43,7 @@ from penstock.spark_ext.api.update_join import run_join
 from penstock.spark_ext.api.update_queue import run_queue
 from penstock.spark_ext.api.update_union import run_union
 from penstock.spark_ext.border.types import same_types, spark_schema
-from penstock.spark_ext.graph.checks import find_ansi_expressions, with_state
+from penstock.spark_ext.graph.checks import find_ansi_expressions, find_stateful
 from penstock.spark_ext.graph.inputs import check_frame, check_one_row_each
 from penstock.spark_ext.graph.lookup_tables import join_table, lookup_in
 from penstock.spark_ext.graph.state import StatePlace
@@ -214,7 +214,7 @@ class Frames:
         InvalidUsageError
             If no file system is known for its state location.
         """
-        for node in with_state(end):
+        for node in find_stateful(end):
             own = UpdateQueue | UpdateUnion | Join | Transactions
             given = node.options if isinstance(node, own) else StateOptions()
             place = Stateful.of(self._spark, _plain(node.name), self._locate(given))
@@ -355,7 +355,7 @@ class Frames:
         fold = window_accumulator(node, windows.plan, rows, texts, seen) if self._ansi else None
         if fold is None:
             return aggregate_windows(node, rows)
-        return finish_aggregate(node, windows.folded(place, fold), fold)
+        return finish_aggregate(node, windows.folded_type(place, fold), fold)
 
     def _read_pushed(self, node: PushedScan) -> DataFrame:
         """Return a reader's output, computed by Spark if the reader's results would differ."""

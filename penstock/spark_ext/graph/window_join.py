@@ -231,7 +231,7 @@ def _make(sides: Sequence[Side], place: Stateful) -> DataFrame:
     own = any(map(has_own_workers, layouts))
     rows = place.run(parcels, operator, made, output, waits=False, own_workers=own)
     for number, side in enumerate(sides):
-        rows = _with(rows, number, side.windows.plan.computed())
+        rows = _with(rows, number, side.windows.plan.compute_columns())
     return rows
 
 
@@ -258,12 +258,12 @@ def _aggregate(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
     by_window = ByWindow.of(step, wraps=wraps_around(rows.sparkSession))
     rows = _with(rows, side, by_window.values)
     values = as_arrow_of_spark(StructType(_fields(rows, _STRUCTS[side])))
-    made = by_window.folded(values)
+    made = by_window.folded_type(values)
     output = StructType(
         [StructField(field.name, made) if field.name == _STRUCTS[side] else field for field in rows.schema]
     )
     fold = _Fold(side, as_arrow_of_spark(rows.schema), values, by_window, as_arrow_of_spark(output))
-    return _with(rows.mapInArrow(fold, output), side, by_window.computed(step))
+    return _with(rows.mapInArrow(fold, output), side, by_window.compute_columns(step))
 
 
 def _fields(rows: DataFrame, name: str) -> list[StructField]:
@@ -296,7 +296,7 @@ class _Fold:
             nulls = pa.nulls(others.num_rows, self.output.field(place).type)
             kept = [nulls if at == place else column for at, column in enumerate(others.columns)]
             yield pa.RecordBatch.from_arrays(kept, schema=self.output)
-        made = self.by_window.finished(fragmenter.finish())
+        made = self.by_window.finish(fragmenter.finish())
         kind = self.output.field(place).type
         fields = pa.schema([kind.field(number) for number in range(kind.num_fields)])
         struct = pa.StructArray.from_arrays(cast_to_schema(made, fields).columns, fields=list(fields))

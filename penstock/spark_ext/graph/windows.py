@@ -177,10 +177,10 @@ def aggregate_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     by_window = ByWindow.of(node, wraps=wraps_around(windows.sparkSession))
     rows = windows.select(*by_window.values)
     schema = as_arrow_of_spark(rows.schema)
-    made = by_window.folded(schema)
+    made = by_window.folded_type(schema)
     fold = _Fold(schema, by_window, as_arrow_of_spark(made))
     folded = rows.repartition(sf.col(START_COLUMN)).mapInArrow(fold, made)
-    return folded.select(*by_window.computed(node))
+    return folded.select(*by_window.compute_columns(node))
 
 
 def window_accumulator(
@@ -219,10 +219,10 @@ def finish_aggregate(node: Aggregate, folded: DataFrame, fold: WindowAccumulator
     """Return aggregates of windows that each bucket has folded."""
     by_window = ByWindow.of(node, wraps=wraps_around(folded.sparkSession))
     empty = pa.RecordBatch.from_pylist([], fold.made)
-    made = by_window.finished(empty).schema
+    made = by_window.finish(empty).schema
     merge = _Merge(fold, by_window, made)
     merged = folded.repartition(sf.col(PANE)).mapInArrow(merge, spark_schema(made))
-    return merged.select(*by_window.computed(node))
+    return merged.select(*by_window.compute_columns(node))
 
 
 @dataclass(frozen=True)
@@ -265,11 +265,11 @@ class ByWindow:
         size = sf.unix_micros(sf.col(f"{WINDOW}.end")) - start
         return [start.alias(START_COLUMN), size.alias(_SIZE), *self.read]
 
-    def folded(self, schema: pa.Schema) -> StructType:
+    def folded_type(self, schema: pa.Schema) -> StructType:
         """Return the columns of the folded values of a schema."""
-        return spark_schema(self.finished(row_fragmenter(schema, self.fragments).finish()).schema)
+        return spark_schema(self.finish(row_fragmenter(schema, self.fragments).finish()).schema)
 
-    def finished(self, folded: pa.RecordBatch) -> pa.RecordBatch:
+    def finish(self, folded: pa.RecordBatch) -> pa.RecordBatch:
         """Return folded values in Spark's types.
 
         Raises
@@ -281,7 +281,7 @@ class ByWindow:
         kept = {PANE, *self.fragments.group_by, *self.assembly.read}
         return self.assembly.finish(made, [name for name in made.schema.names if name in kept])
 
-    def computed(self, node: Aggregate) -> list[Column]:
+    def compute_columns(self, node: Aggregate) -> list[Column]:
         """Return groups, window and aggregates, computed by Spark from folded values."""
         end = sf.col(PANE) + sf.col(_SIZE)
         window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
@@ -307,7 +307,7 @@ class _Fold:
         fragmenter = row_fragmenter(self.rows, fragments)
         for batch in batches:
             add_rows(fragmenter, fragments, cast_to_schema(batch, self.rows))
-        yield cast_to_schema(self.by_window.finished(fragmenter.finish()), self.made)
+        yield cast_to_schema(self.by_window.finish(fragmenter.finish()), self.made)
 
 
 @dataclass(frozen=True)
@@ -321,4 +321,4 @@ class _Merge:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for each start and group."""
         for folded in self.fold.combine(cast_to_schema(batch, self.fold.made) for batch in batches):
-            yield cast_to_schema(self.by_window.finished(folded), self.made)
+            yield cast_to_schema(self.by_window.finish(folded), self.made)

@@ -229,7 +229,11 @@ class BucketTask(Generic[S]):
         found = _CACHE.take(store, pointer, self.operator.new_state)
         try:
             # The previous owner of the bucket may have died and left files.
-            if found.loads or found.handle.releasable(self.retain_versions) or self._sweeps(bucket, batch_id):
+            if (
+                found.loads
+                or found.handle.releasable_files(self.retain_versions)
+                or self._sweeps(bucket, batch_id)
+            ):
                 _background().submit(_release, store, found.handle)
             loaded = monotonic_s()
             task_share = TaskShare(

@@ -147,7 +147,7 @@ class WindowPlan(ABC):
         operator = self._operator(columns)
         own = has_own_workers(self.layout)
         windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=waits, own_workers=own)
-        return windows.select(*self.computed())
+        return windows.select(*self.compute_columns())
 
     def written(
         self,
@@ -163,7 +163,7 @@ class WindowPlan(ABC):
         own = has_own_workers(self.layout)
         return place.run(parcels, operator, DESCRIPTORS, made, waits=False, own_workers=own, into=into)
 
-    def folded(
+    def folded_type(
         self, place: Stateful, parcels: DataFrame, columns: Iterable[str], fold: WindowAccumulator
     ) -> DataFrame:
         """Return the windows folded by the operator; see `results`."""
@@ -220,7 +220,7 @@ class WindowPlan(ABC):
             "schema": list(columns),
         }
 
-    def computed(self) -> list[Column]:
+    def compute_columns(self) -> list[Column]:
         """Return groups, window and aggregates, computed by Spark from windows' partials."""
         made: dict[str, Column] = {name: sf.col(quote(name)) for name in self.fragments.group_by}
         start, end = self._bounds()
@@ -262,9 +262,9 @@ class PlannedWindows:
         """Return the windows, computed in their own place."""
         return self.plan.results(place, self.parcels, self.columns)
 
-    def folded(self, place: Stateful, fold: WindowAccumulator) -> DataFrame:
+    def folded_type(self, place: Stateful, fold: WindowAccumulator) -> DataFrame:
         """Return the windows folded by the operator."""
-        return self.plan.folded(place, self.parcels, self.columns, fold)
+        return self.plan.folded_type(place, self.parcels, self.columns, fold)
 
     def written(self, place: Stateful, finish: Finish, into: OperatorRows) -> DataFrame:
         """Return descriptors of the results that the operator writes."""

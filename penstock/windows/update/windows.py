@@ -172,7 +172,7 @@ class UpdateWindows:
         layout = self._layout
         low, high = served.bounds[:-1], served.bounds[1:]
         values = slide(layout.partials, layout.times, served.panes, served.rows, low, high, closing=True)
-        made = layout.finished(values).columns
+        made = layout.finish(values).columns
         columns = [*self._panes.groups_of(served.ids), pa.array(served.start_pane), *made]
         rows = pa.RecordBatch.from_arrays(columns, schema=layout.window)
         return Served(rows, served.ids, served.arrived_us, served.staleness_us, served.booked_us)
