@@ -119,9 +119,7 @@ class Expressions(ABC):
             # Python would read the least one as the negative of a number that is beyond them.
             return Value(Kind.INTEGER, "LEAST" if value == _INT64[0] else f"({value})")
         if isinstance(value, float):
-            return Value(
-                Kind.FLOAT, f"({value!r})" if math.isfinite(value) else operations.code_of_not_finite(value)
-            )
+            return Value(Kind.FLOAT, f"({value!r})" if math.isfinite(value) else operations.non_finite(value))
         if isinstance(value, str | bytes):
             kind = Kind.TEXT if isinstance(value, str) else Kind.BINARY
             return Value(kind, f"texts[{self.layout.text(value)}]")

@@ -21,10 +21,10 @@ __all__ = [
     "as_decimal",
     "as_float",
     "as_integer",
-    "code_of_not_finite",
     "compare",
     "decimal",
     "negate",
+    "non_finite",
     "operate",
     "pick",
 ]
@@ -101,7 +101,7 @@ def decimal(value: Decimal) -> Value | None:
     return Value(Kind.decimal(scale), f"({digits})")
 
 
-def code_of_not_finite(value: float) -> str:
+def non_finite(value: float) -> str:
     """Return the code of an infinite float or NaN."""
     return "np.nan" if math.isnan(value) else ("np.inf" if value > 0 else "(-np.inf)")
 
