@@ -243,6 +243,8 @@ class Database:
             If it is outside of the subset of Python that is compiled, there is no such table, its name is
             taken, or it inserts into what it is on, maybe through other triggers.
         """
+        if not isinstance(on, str | TableSpec | StreamSpec | WindowSpec):
+            raise InvalidUsageError("a trigger is on a table, stream or window", got=type(on).__name__)
         name = on if isinstance(on, str) else on.name
         catalog = self.catalog
         spec = catalog.tables.get(name) or catalog.streams.get(name) or catalog.windows.get(name)

@@ -24,7 +24,8 @@ __all__ = ["check_rows", "databases_in", "procedure_of"]
 def databases_in(path: str | Path) -> dict[str, Database]:
     """Run a Python file; return the databases that it makes, by name.
 
-    Its ``__name__`` is not ``"__main__"``: what a program does behind that test is not done.
+    Its ``__name__`` is not ``"__main__"``: what a program does behind that test is not done. It may import
+    modules that are beside it.
 
     Raises
     ------
@@ -38,6 +39,8 @@ def databases_in(path: str | Path) -> dict[str, Database]:
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look for their module. It does not stay, so that its functions are pickled by value.
     sys.modules[spec.name] = module
+    beside = str(file.absolute().parent)
+    sys.path.insert(0, beside)
     try:
         spec.loader.exec_module(module)
     except PenstockError:
@@ -55,6 +58,7 @@ def databases_in(path: str | Path) -> dict[str, Database]:
         ) from error
     finally:
         del sys.modules[spec.name]
+        sys.path.remove(beside)
     found = {one.name: one for one in vars(module).values() if isinstance(one, Database)}
     if not found:
         raise InvalidUsageError(

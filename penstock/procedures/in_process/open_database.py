@@ -52,6 +52,12 @@ class OpenDatabase:
     ) -> None:
         if recovery not in ("weak", "strong"):
             raise InvalidUsageError("there is no such recovery", recovery=recovery, hint="use weak or strong")
+        if not (location is None or isinstance(location, str | os.PathLike)):
+            raise InvalidUsageError("the location of a database is no path", got=type(location).__name__)
+        if location is None and recovery == "strong":
+            raise InvalidUsageError(
+                "recovery is of a database in a directory", recovery=recovery, hint="give open() a location"
+            )
         self._database = database
         self._programs: dict[tuple[str, pa.Schema], Program | PlainProgram] = {}
         self._closed = self._broken = False
@@ -173,8 +179,15 @@ class OpenDatabase:
             If a key is there already, or a column does not fit.
         """
         self._check_open()
-        spec = self._spec(table)
-        for batch in batches_of(_as_arrow(rows, of=table), spec.schema, of=table):
+        spec, given = self._spec(table), _as_arrow(rows, of=table)
+        if unknown := [name for name in given.schema.names if name not in spec.names]:
+            raise InvalidUsageError(
+                "the table has no such columns",
+                table=table,
+                columns=", ".join(unknown),
+                hint=did_you_mean(unknown[0], spec.names, "columns"),
+            )
+        for batch in batches_of(given, spec.schema, of=table):
             change = partial(self._state.load, table, batch)
             self._perform(Call(_LOAD + table, "", batch), change, InvalidUsageError)
 
@@ -251,6 +264,7 @@ class OpenDatabase:
 
     def _program(self, procedure: str, events: pa.Schema) -> Program | PlainProgram:
         # Finding the program anew takes longer than running a transaction.
+        _check_text(procedure, of="procedure")
         program = self._programs.get((procedure, events))
         if program is None:
             database = self._database
@@ -297,11 +311,17 @@ class OpenDatabase:
         return pa.Table.from_batches([self._state[name].table()])
 
     def _spec(self, name: str) -> TableSpec:
+        _check_text(name, of="table")
         if name not in self._database.tables:
             hint = did_you_mean(name, self._database.tables, "tables")
             raise InvalidUsageError("there is no such table", table=name, hint=hint)
         self._check_opened(name)
         return self._database.tables[name]
+
+
+def _check_text(name: object, *, of: str) -> None:
+    if not isinstance(name, str):
+        raise InvalidUsageError(f"the name of a {of} is a text", got=type(name).__name__)
 
 
 def _as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, of: str) -> pa.Table | pa.RecordBatch:

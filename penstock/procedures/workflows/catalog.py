@@ -62,6 +62,12 @@ class Catalog:
             raise InvalidUsageError(
                 f"a {kind}'s name is no identifier of Python", **{kind: repr(spec.name)}, hint=NAME_HINT
             )
+        if spec.name.startswith("_"):
+            raise InvalidUsageError(
+                f"a {kind}'s name begins with _",
+                **{kind: spec.name},
+                hint="such names belong to procedures that Penstock generates",
+            )
         names = [spec.name]
         if isinstance(spec, WindowSpec):
             names += [spec.rows.name, spec.facts.name]

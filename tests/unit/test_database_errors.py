@@ -1,0 +1,66 @@
+"""Wrong arguments of databases are errors that say what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.databases import databases_in
+from penstock.procedures.databases import Database
+
+
+@pytest.fixture
+def bank() -> Database:
+    made = penstock.database("bank")
+    made.table("accounts", "id bigint, balance bigint", key="id")
+    return made
+
+
+def test_arguments_of_another_type_are_told(bank: Database) -> None:
+    wrong: Any = 5
+    with pytest.raises(InvalidUsageError, match="the location of a database is no path: got=int"):
+        bank.open(wrong)
+    with pytest.raises(InvalidUsageError, match="a trigger is on a table, stream or window: got=int"):
+        bank.trigger(wrong)
+    with bank.open() as db:
+        for name in (["w"], None, 5):
+            unusable: Any = name
+            with pytest.raises(InvalidUsageError, match="the name of a procedure is a text"):
+                db.call(unusable)
+            with pytest.raises(InvalidUsageError, match="the name of a table is a text"):
+                db.table(unusable)
+
+
+def test_strong_recovery_needs_a_location(bank: Database) -> None:
+    with pytest.raises(InvalidUsageError, match="recovery is of a database in a directory: recovery=strong"):
+        bank.open(recovery="strong")
+
+
+@pytest.mark.parametrize("name", ["_facts", "_row", "_e", "_key"])
+def test_names_that_generated_procedures_have_are_refused(bank: Database, name: str) -> None:
+    for declare in (
+        lambda: bank.table(name, "id bigint", key="id"),
+        lambda: bank.stream(name, "id bigint"),
+        lambda: bank.window(name, "id bigint", size=2, slide=1),
+    ):
+        with pytest.raises(InvalidUsageError, match="name begins with _"):
+            declare()
+
+
+def test_a_load_refuses_columns_that_the_table_lacks(bank: Database) -> None:
+    with bank.open() as db:
+        with pytest.raises(InvalidUsageError, match=r"the table has no such columns.*columns=balanse"):
+            db.load("accounts", {"id": [1], "balanse": [2]})
+        db.load("accounts", {"id": [1]})
+        assert db.table("accounts").num_rows == 1
+
+
+def test_a_file_imports_a_module_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_bank_file.py").write_text('NAME = "bank"\n')
+    file = tmp_path / "bank.py"
+    file.write_text("import penstock\nfrom beside_bank_file import NAME\nbank = penstock.database(NAME)\n")
+    assert list(databases_in(file)) == ["bank"]
