@@ -1,0 +1,195 @@
+"""Pipelines that read and write a real Kafka broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.conf.pipeline import Pipeline
+from penstock.jobs.pipelines.run import run_to_end
+from penstock.jobs.pipelines.start import start_pipeline
+from tests.kafka import Broker, Record, add_connector, broker
+from tests.processes import until
+from tests.spark.conftest import Sessions
+
+__all__ = ["broker"]
+
+pytestmark = pytest.mark.spark
+
+_COLUMNS = "symbol STRING, time LONG, price DOUBLE"
+
+
+@pytest.fixture(scope="module")
+def spark(broker: Broker, sessions: Sessions) -> Any:
+    """Give a session with Spark's connector."""
+    with sessions.session() as session:
+        add_connector(session)
+        yield session
+
+
+def quote(symbol: str, time: int, price: float = 1.0, **more: Any) -> Record:
+    """Return a record whose value is JSON of `_COLUMNS`."""
+    value = json.dumps({"symbol": symbol, "time": time, "price": price})
+    return Record(symbol.encode(), value.encode(), **more)
+
+
+def pipeline(broker: Broker, directory: Path, options: dict[str, str], **sections: Any) -> Pipeline:
+    """Return a pipeline from topics to the topic ``out`` and a number, unless sections say otherwise."""
+    servers = {"kafka.bootstrap.servers": broker.address}
+    source = {"type": "kafka", "value_format": "json", "schema": _COLUMNS} | sections.pop("source", {})
+    source["options"] = servers | {"startingOffsets": "earliest"} | options
+    query = {"checkpoint": str(directory / "checkpoint"), "trigger": "available_now"}
+    given = {"queue": {"key": "symbol", "time": "time", "nulls": "drop"}, "query": query} | sections
+    sink = given.pop("sink", None) or {"type": "kafka", "options": servers | {"topic": given.pop("to")}}
+    return Pipeline.model_validate(given | {"source": source, "sink": sink})
+
+
+def values(records: list[Record]) -> list[tuple[str, int]]:
+    """Return symbol and time of the records of a sink, in their order."""
+    rows = [json.loads(record.value or b"null") for record in records]
+    return [(row["symbol"], row["time"]) for row in rows]
+
+
+def test_the_newest_of_each_key_of_several_topics_reaches_a_topic_under_its_key(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    for name, partitions in (("a1", 1), ("a2", 2), ("a-out", 1)):
+        broker.make_topic(name, partitions)
+    broker.send("a1", [quote("A", 1), quote("B", 5), quote("A", 3)])
+    broker.send("a2", [quote("A", 2), quote("C", 1)], partition=1)
+    run = pipeline(broker, tmp_path, {"subscribe": "a1,a2"}, to="a-out")
+    totals = run_to_end(run, spark=spark)
+    sent = broker.read("a-out")
+    assert sorted(values(sent)) == [("A", 3), ("B", 5), ("C", 1)]
+    assert [record.key for record in sent] == [symbol.encode() for symbol, _ in values(sent)]
+    assert (totals.rows_in, totals.conflated) == (5, 2)
+
+
+def test_a_restart_reads_on_and_finds_topics_that_a_pattern_matches_since(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    broker.make_topic("b-out")
+    broker.make_topic("b-in-1")
+    broker.send("b-in-1", [quote("A", 1)])
+    run = pipeline(broker, tmp_path, {"subscribePattern": "b-in-.*"}, to="b-out")
+    run_to_end(run, spark=spark)
+    broker.make_topic("b-in-2")
+    broker.send("b-in-1", [quote("A", 2), quote("B", 1)])
+    broker.send("b-in-2", [quote("A", 0), quote("C", 7)])
+    run_to_end(run, spark=spark)
+    assert sorted(values(broker.read("b-out"))) == [("A", 1), ("A", 2), ("B", 1), ("C", 7)]
+
+
+def test_reading_starts_at_offsets_and_at_times(broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
+    broker.make_topic("c-in")
+    broker.send("c-in", [quote(name, 1, timestamp_ms=1_000 * at) for at, name in enumerate("ABCD", 1)])
+    for options, expected in (
+        ({"startingOffsets": '{"c-in": {"0": 2}}'}, "CD"),
+        ({"startingTimestamp": "1500"}, "BCD"),
+        ({"startingOffsetsByTimestamp": '{"c-in": {"0": 3500}}'}, "D"),
+    ):
+        out = broker.make_topic(f"c-out-{expected}")
+        run = pipeline(broker, tmp_path / expected, {"subscribe": "c-in"} | options, to=out)
+        run_to_end(run, spark=spark)
+        assert sorted(symbol for symbol, _ in values(broker.read(out))) == list(expected), options
+
+
+def test_a_compacted_topic_and_its_tombstones_are_read(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    broker.make_topic("d-out")
+    broker.make_topic(
+        "d-in",
+        cleanup_policy="compact",
+        segment_ms="50",
+        min_cleanable_dirty_ratio="0.01",
+        max_compaction_lag_ms="100",
+    )
+    broker.send("d-in", [quote("A", at) for at in range(1, 100)] + [quote("B", 1), Record(b"B", None)])
+    # The active segment is never compacted: a later record begins another.
+    assert until(lambda: _compacted(broker, "d-in"), 60)
+    run = pipeline(broker, tmp_path, {"subscribe": "d-in"}, to="d-out")
+    totals = run_to_end(run, spark=spark)
+    assert values(broker.read("d-out"))[:1] == [("A", 99)]
+    assert totals.rows_in < 99
+
+
+def _compacted(broker: Broker, topic: str) -> bool:
+    broker.send(topic, [quote("other", 0)])
+    return sum(record.key == b"A" for record in broker.read(topic)) == 1
+
+
+@pytest.mark.parametrize(("on_error", "expected"), [("keep", (5, 2)), ("skip", (3, 0))])
+def test_values_that_are_not_json_of_the_schema_are_counted(
+    broker: Broker, spark: SparkSession, tmp_path: Path, on_error: str, expected: tuple[int, int]
+) -> None:
+    topic = broker.make_topic(f"e-in-{on_error}")
+    broker.make_topic(f"e-out-{on_error}")
+    records = [
+        quote("A", 1),
+        Record(b"A", b"{"),
+        quote("B", 2),
+        Record(b"B", b'{"symbol": "C", "time": "x"}'),
+    ]
+    broker.send(topic, [*records, quote("C", 3)])
+    run = pipeline(
+        broker, tmp_path, {"subscribe": topic}, source={"on_error": on_error}, to=f"e-out-{on_error}"
+    )
+    totals = run_to_end(run, spark=spark)
+    assert totals.bad_records == 2
+    assert (totals.rows_in, totals.dropped) == expected
+    assert sorted(values(broker.read(f"e-out-{on_error}"))) == [("A", 1), ("B", 2), ("C", 3)]
+
+
+def test_keys_headers_and_positions_are_columns_of_raw_records(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    broker.make_topic("f-in")
+    broker.make_topic("f-out")
+    sent = [
+        quote("A", 1, timestamp_ms=9, headers=(("trace", b"x"),)),
+        quote("A", 2, timestamp_ms=8, headers=(("trace", b"y"),)),
+    ]
+    broker.send("f-in", sent)
+    run = pipeline(
+        broker,
+        tmp_path,
+        {"subscribe": "f-in", "includeHeaders": "true"},
+        source={"value_format": "raw", "schema": None},
+        queue={"key": "key", "time": "offset"},
+        results={"projection": ["key", "offset", "CAST(headers[0].value AS STRING) AS trace"]},
+        to="f-out",
+    )
+    run_to_end(run, spark=spark)
+    (record,) = broker.read("f-out")
+    row = json.loads(record.value or b"")
+    assert (record.key, row["offset"], row["trace"]) == (b"A", 1, "y")
+
+
+def test_a_query_outlives_a_broker_that_is_killed_and_comes_back(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    broker.make_topic("g-in")
+    broker.make_topic("g-out")
+    broker.send("g-in", [quote("A", 1)])
+    run = pipeline(
+        broker,
+        tmp_path,
+        {"subscribe": "g-in"},
+        query={"checkpoint": str(tmp_path / "checkpoint"), "trigger": "200 ms"},
+        to="g-out",
+    )
+    running = start_pipeline(spark, run)
+    try:
+        assert until(lambda: len(broker.read("g-out")) == 1, 60)
+        broker.kill()
+        broker.start()
+        broker.send("g-in", [quote("A", 2)])
+        assert until(lambda: ("A", 2) in values(broker.read("g-out")), 60)
+        assert not running.await_termination(0)  # which raises a failure
+    finally:
+        running.stop()
