@@ -99,7 +99,9 @@ class MessageSource(Source):
         try:
             schema = self._records.infer(content)
         except pa.ArrowInvalid:
-            raise self._bad(0, self._records.why(content[: int(ends[0])], pa.schema([]))).error() from None
+            raise self._bad(
+                0, self._records.explain_failure(content[: int(ends[0])], pa.schema([]))
+            ).error() from None
         return schema if self._topic is None else schema.append(pa.field(self._topic, pa.string()))
 
     def begin(self, schema: pa.Schema, clock: Mapping[str, int]) -> None:
