@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import penstock
+from penstock.errors import InvalidUsageError
 from penstock.procedures.databases import Database
 from penstock.procedures.plain.tables import PlainTables
 from penstock.procedures.procedure import Procedure
@@ -238,6 +239,25 @@ def test_tasks_write_results_themselves_or_spark_does(spark: SparkSession, tmp_p
     assert [tuple(row.values()) for row in made] == [
         (0, number, kind, *row) for number, (kind, row) in enumerate(expected)
     ]
+
+
+def test_an_error_of_transactions_that_write_their_results_names_the_node(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    database, spend = spending()
+    schema = pa.schema({"account": pa.int64(), "amount": pa.int64()})
+    append(Place(tmp_path), schema.empty_table())
+    graph = penstock.graph("g").source("events", schema).transactions(
+        spend, name="spending", initial=("accounts",)
+    )  # fmt: skip
+    graph = graph.sink("pstream", path=str(tmp_path / "out"))
+    twice = spark.createDataFrame([(1, 2), (1, 3)], "account long, balance long")
+    with pytest.raises(InvalidUsageError, match=r"two rows have one key.*node=spending"):
+        penstock.start(
+            graph, spark, tmp_path / "graph", sources={"events": tmp_path / "events"},
+            tables={"accounts": twice},
+        )  # fmt: skip
+    assert database.tables.keys() == {"accounts"}
 
 
 @pytest.mark.parametrize("wide", [False, True])

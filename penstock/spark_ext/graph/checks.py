@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+
+from pyspark.errors import AnalysisException, ParseException
 
 from penstock.dataflow.nodes import (
     Aggregate,
@@ -28,10 +31,30 @@ from penstock.dataflow.nodes import (
 )
 from penstock.dataflow.types import scan_schema
 from penstock.errors import InvalidUsageError
+from penstock.spark_ext.api.failure import spark_message
 from penstock.sql.evaluate import needs_ansi
 from penstock.sql.expression import Expression
 
-__all__ = ["check_runnable", "find_ansi_expressions", "find_stateful", "holds_back"]
+__all__ = ["check_runnable", "errors_named", "find_ansi_expressions", "find_stateful", "holds_back"]
+
+
+@contextmanager
+def errors_named(node: Node) -> Iterator[None]:
+    """Add the name of a node to the errors of making its DataFrame; those of a source name it already.
+
+    Raises
+    ------
+    InvalidUsageError
+        Instead of an error of Spark's analyser, and with the node's name.
+    """
+    try:
+        yield
+    except (AnalysisException, ParseException) as error:
+        raise InvalidUsageError(spark_message(error), node=node.name) from error
+    except InvalidUsageError as error:
+        if isinstance(node, Source) or "node" in error.context:
+            raise
+        raise InvalidUsageError(error.fact, hint=error.hint, **error.context, node=node.name) from error
 
 
 def check_runnable(root: Node) -> None:

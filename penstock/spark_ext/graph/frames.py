@@ -10,7 +10,6 @@ from datetime import timedelta
 from functools import reduce
 from typing import TypeVar
 
-from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -37,13 +36,12 @@ from penstock.dataflow.nodes import (
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.scan.spec import Scan
 from penstock.operators.update_stream.operator_options import StateOptions
-from penstock.spark_ext.api.failure import spark_message
 from penstock.spark_ext.api.transactions import PlannedTransactions, plan_transactions
 from penstock.spark_ext.api.update_join import run_join
 from penstock.spark_ext.api.update_queue import run_queue
 from penstock.spark_ext.api.update_union import run_union
 from penstock.spark_ext.border.types import same_types, spark_schema
-from penstock.spark_ext.graph.checks import find_ansi_expressions, find_stateful
+from penstock.spark_ext.graph.checks import errors_named, find_ansi_expressions, find_stateful
 from penstock.spark_ext.graph.inputs import check_frame, check_one_row_each
 from penstock.spark_ext.graph.lookup_tables import join_table, lookup_in
 from penstock.spark_ext.graph.state import StatePlace
@@ -190,7 +188,8 @@ class Frames:
         before = len(self._readings)
         at, steps = split_steps(node)
         if isinstance(at, Transactions) and not steps:
-            made = self._transactions(at)
+            with errors_named(at):
+                made = self._transactions(at)
             rows, read = made.descriptors(options), tuple(self._readings[before:])
             return Written(rows, made.schema, read, direct=True)
         if not isinstance(at, Assemble):
@@ -222,14 +221,8 @@ class Frames:
         return None
 
     def _of(self, node: Node) -> DataFrame:
-        try:
+        with errors_named(node):
             return self._make(node)
-        except (AnalysisException, ParseException) as error:
-            raise InvalidUsageError(spark_message(error), node=node.name) from error
-        except InvalidUsageError as error:
-            if isinstance(node, Source) or "node" in error.context:
-                raise
-            raise InvalidUsageError(error.fact, hint=error.hint, **error.context, node=node.name) from error
 
     def _make(self, node: Node) -> DataFrame:
         match node:
