@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 
 class Fields:
-    """The fields of a JSON object, or the items of a list, each checked when it is read.
+    """The fields of a JSON object, or the items of a list. Each is checked when it is read.
 
     Parameters
     ----------
     values : mapping or sequence
         The parsed JSON.
     file : object, optional
-        Names the file in errors.
+        The file's name, for errors.
     path : str
         The path of the values in the file's header, for errors.
     """
@@ -64,7 +64,7 @@ class Fields:
             value = self._values[key]
         except LookupError:
             value = None
-        # An exact type: true and false are no numbers.
+        # The type must be exact, because true and false are no numbers.
         if type(value) is not kind:
             raise self.damage_error(key, _KINDS[kind])
         return value
@@ -74,7 +74,7 @@ class Fields:
         return self._values.get(key) is not None
 
     def number(self, key: str | int, least: int = NEVER, most: int = FOREVER) -> int:
-        """Return a whole number within bounds; by default one of 64 bits."""
+        """Return a whole number within bounds, by default of 64 bits."""
         try:
             value = self._values[key]
         except LookupError:
@@ -88,7 +88,7 @@ class Fields:
         return self.number(key, 0, most)
 
     def number_or_none(self, key: str | int) -> int | None:
-        """Return a whole number of 64 bits; None if it is null. The field is there."""
+        """Return a whole number of 64 bits; None if the field is null. A missing field is an error."""
         return None if self._is_null(key) else self.number(key)
 
     def _is_null(self, key: str | int) -> bool:
@@ -105,7 +105,7 @@ class Fields:
         return float(value)
 
     def real_or_none(self, key: str) -> float | None:
-        """Return a finite number; None if it is null. The field is there."""
+        """Return a finite number; None if the field is null. A missing field is an error."""
         return None if self._is_null(key) else self.real(key)
 
     def text(self, key: str | int) -> str:
@@ -113,7 +113,7 @@ class Fields:
         return self._get(key, str)
 
     def text_or_none(self, key: str) -> str | None:
-        """Return a text; None if it is null. The field is there."""
+        """Return a text; None if the field is null. A missing field is an error."""
         return None if self._is_null(key) else self.text(key)
 
     def name(self, key: str | int) -> str:
@@ -147,12 +147,12 @@ class Fields:
         return found
 
     def rows(self, key: str | int, length: int) -> Iterator[Fields]:
-        """Return the items of each list in a list; all have a fixed length."""
+        """Return the items of each list in a list. All inner lists have the same length."""
         found = self.items(key)
         return (found.row(number, length) for number in range(len(found)))
 
     def count_rows(self, key: str | int, length: int) -> list[list[int]]:
-        """Return the items of each list in a list, all counts; for many lists, faster than `rows`."""
+        """Return the items, all counts, of each list in a list. Faster than `rows` for many lists."""
         rows: list[Any] = self._get(key, list)
         for number, row in enumerate(rows):
             sound = type(row) is list and len(row) == length

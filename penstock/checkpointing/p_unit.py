@@ -14,7 +14,7 @@ Layout, little-endian::
     24+H    ...    the blocks in the header's order, each a table's block (`penstock.compression.table`),
                    each padded with zeros to a multiple of 8 bytes from the start of the file
 
-In format version 1 each block is an Arrow IPC stream of one batch; it is still read.
+In format version 1, which can still be read, each block is an Arrow IPC stream of one batch.
 
 Nothing in a p-unit is ever unpickled or evaluated, and sizes are checked against the file's length
 before any memory is taken. The caller defines the block names and the content of `meta`.

@@ -138,7 +138,7 @@ class _Log:
         self.names.setdefault(number, {})[name] = whole
 
     def has(self, number: int) -> bool:
-        """Return whether any file of a number is whole; one is enough for a version of state."""
+        """Return whether any file of a number is whole. A version of state needs only one whole file."""
         return any(self.names.get(number, {}).values())
 
     @property
@@ -151,7 +151,7 @@ class _Log:
         return not all(whole for names in self.names.values() for whole in names.values())
 
     def find_damaged(self, number: int) -> Iterator[_File]:
-        """Yield the files that are torn, or have a greater number."""
+        """Yield the files that are torn or have a greater number."""
         for later, names in self.names.items():
             yield from ((self.files, name) for name, whole in names.items() if later > number or not whole)
 
@@ -212,7 +212,7 @@ def _to_repair(files: LocalFiles) -> tuple[int | None, list[_File]]:
 
 
 def _torn_start(offsets: Files) -> list[_File]:
-    """Return the remains of an unfinished first offset, which Spark would take for another query's."""
+    """Return the remains of an unfinished first offset, which Spark would take for those of another query."""
     names = [fact.name for fact in offsets.list()]
     return [] if any(map(str.isdecimal, names)) else [(offsets, name) for name in names if name[0] == "."]
 
@@ -232,7 +232,7 @@ class _Checkpoint:
     files : Files
         Its directory.
     thorough : bool
-        Whether all of the state is read; see `_states`.
+        Whether the state is read whole; see `_states`.
     """
 
     def __init__(self, files: LocalFiles, *, thorough: bool = False) -> None:
@@ -283,7 +283,7 @@ class _Checkpoint:
         )
 
     def _found_by(self, batch: int) -> dict[int, int]:
-        """Return the log number that each file source has reached with a micro-batch."""
+        """Return the number in the log of each file source that a micro-batch has reached."""
         lines = bytes(self.offsets.files.read(str(batch))).decode().splitlines()[2:]
         found = {}
         for source, line in enumerate(lines):
@@ -324,10 +324,10 @@ def _log(files: Files) -> _Log:
 
 
 def _states(files: LocalFiles, since: int) -> Iterator[_Log]:
-    """Yield the versions of each part of the state; an operator's description counts as version 1.
+    """Yield the versions of each part of the state. An operator's description counts as version 1.
 
     Files older than the version `since` are assumed to be whole. Snapshots are written late, so their lengths
-    are compared with their checksum files. There are many files, so none is read without need.
+    are compared with their checksum files. There are many files, so a file is read only if necessary.
     """
     log = _Log(files)
     for name, is_directory in _list(files.directory):
@@ -367,7 +367,10 @@ def _sums_of(name: str) -> str:
 
 
 def _is_whole(files: Files, name: str, *, text: bool = False) -> bool:
-    """Return whether a file is undamaged, by its checksums; a text file without them, by its text."""
+    """Return whether a file is undamaged, by its checksums.
+
+    A text file without checksums is judged by its text.
+    """
     content = bytes(files.read(name))
     if not content:
         return False

@@ -28,10 +28,10 @@ line    step                                   function                         
 ======  =====================================  ==========================================  ============
 
 The trace is off unless the environment variable ``PENSTOCK_TRACE`` names a file, to which every process
-appends JSON lines, or `tracing` injects a sink. A line precedes an effect that destroys or shows something
-(``commit``, ``release``, ``trim``, ``deleted``) and follows all other effects, so that the order of the lines
-proves the order of the effects. ``commit`` has a second line, ``committed``, once the effect is known; both
-name the writer and its session, for other entries may take the number that a commit tried.
+appends JSON lines, or `tracing` injects a sink. A line is written before an effect that destroys or shows
+something (``commit``, ``release``, ``trim``, ``deleted``), and after all other effects. So the order of the
+lines proves the order of the effects. After a ``commit`` succeeds, a line ``committed`` follows. Both lines
+name the writer and its session, because another entry may take the number that a commit tried.
 `tests.models.replay` replays a trace through the model of the protocol (docs/design/0006).
 """
 
@@ -52,7 +52,10 @@ _VARIABLE = "PENSTOCK_TRACE"
 
 
 def _append_to(path: str) -> TraceSink:
-    """Return a sink that appends lines to a file; each is one write, so processes share the file."""
+    """Return a sink that appends lines to a file.
+
+    Each line is one write, so that processes can share the file.
+    """
 
     def append(event: dict[str, Any]) -> None:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -22,7 +22,7 @@ def keep(
     first: bool,
     mask: npt.NDArray[np.bool_],
 ) -> None:
-    """Update a mask with the values that an interval lets pass.
+    """Restrict a mask to the values that an interval accepts.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def keep(
     mask : numpy.ndarray of bool, (rows,)
         The mask. Updated.
     """
-    # Only loop-invariant branches, so that the compiler can vectorize the loop.
+    # All branches are loop-invariant, so that the compiler can vectorize the loop.
     if first:
         for i in range(len(values)):
             x = values[i]

@@ -1,9 +1,9 @@
 """Comparisons of numbers with literals, evaluated in one pass over each column.
 
-Every comparison of a column with a literal accepts a closed interval of the column's type, or everything
-outside of one. Conjunctions of accepted intervals are intervals again. The ends encode Spark's rules: NaN
-equals itself and is greater than every number, -0.0 is 0.0, and a ``FLOAT`` is compared with other numbers as
-a ``DOUBLE``. So one kernel, compiled once per type, needs no operators: ``x > 0.1`` of a ``FLOAT`` accepts
+A comparison of a column with a literal accepts a closed interval of the column's type, or all values outside
+of an interval. A conjunction of intervals is an interval again. The ends encode Spark's rules: NaN equals
+itself and is greater than every number, -0.0 is 0.0, and a ``FLOAT`` is compared with other numbers as a
+``DOUBLE``. So one kernel, compiled once per type, serves all operators: ``x > 0.1`` of a ``FLOAT`` accepts
 NaN, and all numbers from the least ``FLOAT`` greater than 0.1 on.
 
 `penstock.sql.evaluate` defines the semantics and handles all other cases: 64-bit integers against
@@ -50,7 +50,7 @@ class Interval:
     nan : bool
         Whether NaN is in the interval.
     inverted : bool
-        Whether the condition is true outside of the interval instead.
+        Whether the condition is true outside of the interval, not inside.
     """
 
     column: str
@@ -61,7 +61,7 @@ class Interval:
 
 
 def intervals_of(part: Expression, schema: pa.Schema) -> list[Interval] | None:
-    """Convert a conjunct to intervals of columns; None if it is not such a comparison.
+    """Convert a conjunct to intervals of columns; None if the conjunct is no comparison with a literal.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def _of_floats(column: str, kind: np.dtype[Any], operator: str, value: float) ->
 
 
 def union_intervals(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """Intersect the intervals of each column; inverted intervals stay separate."""
+    """Intersect the intervals of each column. Inverted intervals stay separate."""
     found: dict[str, Interval] = {}
     others = []
     for interval in intervals:
@@ -166,7 +166,7 @@ def mask_of(intervals: Iterable[Interval], rows: pa.Table) -> npt.NDArray[np.boo
     -------
     numpy.ndarray of bool, (rows,), or None
     """
-    # Planning alone does not load the compiler.
+    # Imported here so that planning does not load the compiler.
     from penstock.sql.comparison_kernels import keep
 
     columns = []

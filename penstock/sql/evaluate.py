@@ -2,14 +2,13 @@
 
 It supports a part of Spark SQL, chosen so that its results equal Spark's (ANSI mode), nulls and NaNs
 included: columns and fields, literals, comparison, boolean logic, arithmetic of numbers, ``CASE``, ``IF``,
-``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions. `type_of` returns
-whether an expression is supported; the planner pushes no other, and Spark evaluates the rest. Spark also
-evaluates everything with rules of its own: decimals except short literals, implicit casts, and divisors that
-may be zero.
+``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions. `type_of` says
+whether an expression is supported. Spark evaluates all others, among them those with Spark's own rules:
+decimals except short literals, implicit casts, and divisors that may be zero.
 
-Only integer overflow can fail. A part that may fail is evaluated only for the rows for which Spark evaluates
-it: rows that take its branch, or rows that previous operands leave undecided. If Spark's optimizer may remove
-a failing part, the expression is left to Spark (`penstock.sql.folding`).
+Only integer overflow makes an expression fail. A part that may fail is evaluated only for the rows for which
+Spark evaluates it: rows that take its branch, or rows that the operands before it leave undecided. If Spark's
+optimizer may remove a failing part, Spark evaluates the expression (`penstock.sql.folding`).
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def constant(node: Tree) -> pa.Scalar[Any] | None:
 
 
 def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
-    """Return the type of an expression that gives Spark's results; None if Spark has to evaluate it."""
+    """Return the type of an expression; None if only Spark can evaluate the expression."""
     found = type_of_expression(expression, schema)
     plain = schema.remove_metadata()
     if found is None or may_shorten(expression.tree, lambda node: infer_type(node, plain)[:2]):
@@ -96,7 +95,7 @@ def type_of_expression(expression: Expression, schema: pa.Schema) -> pa.DataType
         return schema.field(name).type if schema.names.count(name) == 1 else None
     if not expression.deterministic or expression.aggregate:
         return None
-    plain = schema.remove_metadata()  # some versions of Arrow cannot hash metadata
+    plain = schema.remove_metadata()  # Some versions of Arrow cannot hash metadata.
     found = infer_type(expression.tree, plain)[0]
     return None if found is None or pa.types.is_null(found) or pa.types.is_decimal(found) else found
 

@@ -48,7 +48,7 @@ def infer_type(node: Tree, schema: pa.Schema) -> tuple[pa.DataType | None, bool,
 
 
 def to_column(value: Value, rows: int) -> pa.ChunkedArray[Any]:
-    """Return a value as a column of `rows` rows; a constant is repeated."""
+    """Return a value as a column of `rows` rows; repeat a constant."""
     if isinstance(value, pa.Scalar):
         value = pa.repeat(value, rows)
     return value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([value])
@@ -71,7 +71,7 @@ def evaluate_node(node: Tree, rows: Rows) -> Value:
 
 
 def _evaluate_operands(node: Tree, rows: Rows) -> list[Value]:
-    """Evaluate two operands; the second only for rows in which the first is not null."""
+    """Evaluate two operands, the second only for rows in which the first is not null."""
     left = evaluate_node(node.parts[0], rows)
     if isinstance(left, pa.Scalar) or not left.null_count:
         return [left, evaluate_node(node.parts[1], rows)]
@@ -79,7 +79,7 @@ def _evaluate_operands(node: Tree, rows: Rows) -> list[Value]:
 
 
 def _evaluate_where(node: Tree, rows: Rows, mask: Mask) -> Value:
-    """Evaluate a node where a mask is true; elsewhere the value is null if the node can fail."""
+    """Evaluate a node. If it can fail, evaluate only the rows of a mask; other rows are null."""
     if mask is None or not _can_fail(node, rows):
         return evaluate_node(node, rows)
     bits = to_column(mask, rows.table.num_rows).combine_chunks().to_numpy(zero_copy_only=False)
@@ -222,7 +222,7 @@ def _match(node: Tree, rows: Rows) -> Value:
 
 
 def _choose(conditions: list[Value], values: list[Value], rows: Rows) -> Value:
-    """Return each row's value of the first true condition; the last value has no condition."""
+    """Return, for each row, the value of the first true condition. The last value has no condition."""
     *values, result = to_common_type(rows, *values)
     for condition, value in zip(reversed(conditions), reversed(values), strict=True):
         taken = to_column(condition, rows.table.num_rows) if isinstance(condition, pa.Scalar) else condition
@@ -231,7 +231,7 @@ def _choose(conditions: list[Value], values: list[Value], rows: Rows) -> Value:
 
 
 def _branches(conditions: list[Callable[[Mask], Value]], parts: list[Tree | None], rows: Rows) -> Value:
-    """Evaluate a choice, each part only for the rows that reach it."""
+    """Evaluate a choice; evaluate each part only for the rows that reach it."""
     left: Mask = None
     taken: list[Value] = []
     values: list[Value] = []

@@ -34,7 +34,7 @@ _LITERAL_FUNCTIONS: Final = frozenset({"localtimestamp", "localtime"})
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """One SQL expression; made by `Expression.parse`.
+    """An SQL expression. `Expression.parse` creates it.
 
     Parameters
     ----------
@@ -43,9 +43,9 @@ class Expression:
     columns : tuple of str
         Sorted names of the columns that it reads. A field of a struct counts as the struct.
     deterministic : bool
-        Whether it returns the same for the same row wherever it is evaluated, even after columns are replaced
-        by their definitions. Unknown functions count as nondeterministic, so they are never moved, merged or
-        evaluated elsewhere.
+        Whether it returns the same value for the same row wherever it is evaluated, even after columns are
+        replaced by their definitions. Unknown functions count as nondeterministic, so they are never moved,
+        merged or evaluated elsewhere.
     aggregate : bool
         Whether it contains an aggregate, such as ``sum(load)``.
     """
@@ -73,12 +73,12 @@ class Expression:
 
     @property
     def is_column(self) -> bool:
-        """True if the expression is just a column."""
+        """Whether the expression is only a column."""
         return len(self.columns) == 1 and self == column(self.columns[0])
 
     @property
     def generates(self) -> bool:
-        """True if it may generate several rows from one, like ``explode``."""
+        """Whether it may generate several rows from one, like ``explode``."""
         return any(node.kind == "call" and node.value in GENERATORS for node in self.tree.walk())
 
     def slice(self, node: Tree) -> Expression:
@@ -92,7 +92,8 @@ class Expression:
     def conjuncts(self) -> tuple[Expression, ...]:
         """Return the operands of its conjunction: ``a AND b`` has two.
 
-        Constants come first, because Spark folds them before execution, and drops the others for ``FALSE``.
+        Constants come first, because Spark folds them before execution and drops the other operands of a
+        ``FALSE``.
         """
         parts: list[Tree] = []
         waiting = [self.tree]
@@ -109,7 +110,7 @@ class Expression:
         return (self,) if len(parts) == 1 else tuple(map(self.slice, parts))
 
     def substitute(self, columns: Mapping[str, Expression]) -> Expression:
-        """Replace columns by expressions; columns that are not named stay."""
+        """Replace columns by expressions. Other columns stay."""
         whole = self.tree
         edits: list[tuple[Tree, str]] = []
         for node in _columns(whole):

@@ -62,7 +62,6 @@ class BucketFiles:
         return Link(pointer, len(content))
 
     def _open(self, pointer: Pointer) -> tuple[PUnit, Handle]:
-        """Read the file at `pointer` and the chain in its header."""
         newest, size_bytes = self._read(pointer)
         return newest, self._handle_in(pointer, newest, size_bytes)
 

@@ -110,6 +110,5 @@ class ClockRecord:
 
 
 def _name(parent: Pointer | None) -> str:
-    """Return the name of the record of the turn after `parent`."""
     number, file_id = (parent.version + 1, parent.file_id) if parent else (1, "first")
     return f"{number:012d}-{file_id}{CLOCK_SUFFIX}"

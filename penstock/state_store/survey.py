@@ -278,7 +278,6 @@ def _look(store: BucketStore, facts: dict[str, FileFacts], committed: Pointer | 
 
 
 def _miss(store: BucketStore, sight: _Sight, names: list[str]) -> None:
-    """Record which of `names` are missing."""
     for name in names:
         if name not in sight.facts and name not in sight.unreadable:
             path = store.files.path_of(name)
@@ -355,7 +354,6 @@ def _garbage(
 
 
 def _highest(handles: Mapping[Pointer, Handle]) -> list[Pointer]:
-    """Return the pointers of the highest version."""
     highest = max((pointer.version for pointer in handles), default=0)
     return sorted((p for p in handles if p.version == highest), key=lambda pointer: pointer.file_id)
 

@@ -224,7 +224,6 @@ class WindowRows:
         )
 
     def _partial(self, name: str) -> pa.Array[Any]:
-        """Return a group column, a partial, a mean or a deviation."""
         if name in self._groups:
             column = self._groups[name].take(self._take(self._of))
         elif parts := self._assembly.parts(name):
@@ -235,7 +234,6 @@ class WindowRows:
         return column if column.type.equals(kind) else column.cast(kind)
 
     def _windows(self) -> pa.Array[Any]:
-        """Return the windows' starts and ends."""
         kind = self._finish.output.field(self._finish.window).type
         if not pa.types.is_struct(kind):
             raise InternalError("a window is a struct of its start and end")

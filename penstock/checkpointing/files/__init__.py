@@ -16,10 +16,10 @@ private            0600 and 0700         policy of the bucket         umask of t
 =================  ====================  ===========================  ==================================
 
 pyarrow has no conditional create for any object store. Names are unique to an attempt, so only a file with a
-fixed name can be replaced; processes that race to write it must write equal content.
+fixed name can be replaced. Processes that race to write such a file must write equal content.
 
-Nothing here retries: pyarrow's clients do (S3 for about six seconds; Google Cloud Storage for up to 15
-minutes, unless the URI says ``retry_limit_seconds=``).
+Only pyarrow's clients retry (S3 for about six seconds; Google Cloud Storage for up to 15 minutes, unless the
+URI says ``retry_limit_seconds=``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def open_files(location: str | os.PathLike[str]) -> Files:
     Raises
     ------
     InvalidUsageError
-        If no file system is known for it. A mistake in the rest of a URI is found by the first use.
+        If no file system is known for the location. Other mistakes in a URI are found at the first use.
 
     Examples
     --------

@@ -16,7 +16,7 @@ Content = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """One entry of a directory. A directory's `size_bytes` is 0.
+    """An entry of a directory. The `size_bytes` of a subdirectory is 0.
 
     `written_us` is the modification time, as the file system reports it. It is for display only.
     """
@@ -35,37 +35,35 @@ class FileFacts:
 class Files(Protocol):
     """One directory of immutable files.
 
-    Used in the driver and in Python workers, by any number of threads and processes at once. It is small,
-    holds no connection, and may be pickled. The first call in each process connects, so a process that forks
-    before that call passes no connection to its children.
+    The driver and Python workers use it, in any number of threads and processes at once. It is small, holds
+    no connection, and may be pickled. The first call in each process connects, so a process that forks before
+    its first call passes no connection to its children.
     """
 
     @property
     def location(self) -> str:
-        """The location as users know it: an absolute path, or a URI in which secrets are ``***``.
+        """The location for messages: an absolute path, or a URI in which secrets are ``***``.
 
-        It is for messages. To reopen a directory whose URI holds secrets, or a child directory, pickle the
-        object instead of opening its location.
+        To reopen a directory whose URI has secrets, or a child directory, pickle the object.
         """
 
     def publish(self, name: str, *content: Content) -> None:
-        """Create the file `name` atomically; it is durable when this returns.
+        """Create the file `name` atomically. The file is durable when the call returns.
 
         Parameters
         ----------
         name : str
             A name without directories.
         *content : bytes or memoryview
-            The consecutive parts of the content: at least one byte in all. They are read before this returns,
-            and the caller keeps them.
+            The consecutive parts of the content, at least one byte in total. The call does not keep them.
 
         Raises
         ------
         ConflictError
             If a file of this name exists, and the file system can tell (see the module).
         UnavailableError
-            If the file system refuses. The file may still exist, since a reply can get lost; it is then
-            complete.
+            If the file system refuses. The file may exist nevertheless, because a reply can get lost; it is
+            complete then.
         InvalidUsageError
             If the name or the location is not possible, or the content is empty.
         """
@@ -106,7 +104,7 @@ class Files(Protocol):
     def list(self) -> list[FileFacts]:
         """Return the direct children by name, including unfinished files; none if there is no directory.
 
-        For operators and garbage collection, never on the critical path of a batch. Files published or
+        Commands and garbage collection use it; it is too slow for every batch. Files that are published or
         deleted meanwhile may or may not be listed.
 
         Raises

@@ -17,7 +17,7 @@ __all__ = ["LocalFiles"]
 class LocalFiles:
     """A directory on a local disk or mount; see `Files`.
 
-    Files and directories are private to the user. All work is done by `penstock._durable`.
+    Files and directories are private to the user. `penstock._durable` does all work.
 
     Parameters
     ----------

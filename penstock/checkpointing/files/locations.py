@@ -29,9 +29,9 @@ fork."""
 
 
 def file_system(uri: str, *, delayed: bool = True) -> tuple[Any, str]:
-    """Return pyarrow's file system of `uri` and the path in it. It is created once in each process.
+    """Return pyarrow's file system of `uri`, created once per process, and the path in it.
 
-    With `delayed`, S3 gets no request before a stream is closed, so that one request suffices.
+    With `delayed`, a write to S3 sends nothing before the stream is closed, so that one request suffices.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def file_system(uri: str, *, delayed: bool = True) -> tuple[Any, str]:
                 hint="see pyarrow.fs.FileSystem.from_uri",
             ) from None
         if not _FILE_SYSTEMS:
-            # Registered after pyarrow's own, hence called before S3 is shut down.
+            # Registered after pyarrow's function, and so called before S3 is shut down.
             atexit.register(_FILE_SYSTEMS.clear)
         found = _FILE_SYSTEMS[key] = system, path.rstrip("/")
     return found
@@ -92,7 +92,7 @@ def without_secrets(uri: str) -> str:
     begin, mark, end = address.rpartition("@")
     if mark:
         scheme, _, user = begin.partition("://")
-        # Also if a slash in the password was not encoded, as it must be.
+        # A slash in the password must be encoded; find the password even if it is not.
         address = f"{scheme}://{'***' if ':' in user else user}@{end}"
     pairs = [text.partition("=") for text in query.split("&") if text]
     telling = "&".join(f"{key}={value if key in _TELLING else '***'}" for key, _, value in pairs)
@@ -108,7 +108,7 @@ def _reason(error: Exception, uri: str = "") -> str:
 
 @contextlib.contextmanager
 def refusals(fact: str, file: str, uri: str = "") -> Iterator[None]:
-    """Turn errors of a file system into `UnavailableError`; our own `FileNotFoundError` passes."""
+    """Turn errors of a file system into `UnavailableError`, except our own `FileNotFoundError`."""
     try:
         yield
     except FileNotFoundError as error:

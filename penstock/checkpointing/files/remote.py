@@ -30,19 +30,19 @@ _PART_BYTES = 10 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class RemoteFiles:
-    """A directory on a file system of pyarrow's; see `Files` and the module.
+    """A directory on a file system of pyarrow; see `Files` and `penstock.checkpointing.files`.
 
-    On S3 a file of less than 10 MiB takes one PUT, a larger one a multipart upload, of which pyarrow holds a
-    second copy in memory. A read takes two requests (HEAD, GET), and a delete three (HEAD, DELETE, and a PUT
-    of an empty object that stands for the directory). A multipart upload whose process dies leaves no file,
-    but takes space: let the bucket's policy end such uploads after some days.
+    On S3 a file of less than 10 MiB takes one PUT. A larger one takes a multipart upload, of which pyarrow
+    holds a second copy in memory. A read takes two requests (HEAD, GET). A delete takes three (HEAD, DELETE,
+    and a PUT of an empty object that stands for the directory). A multipart upload whose process dies leaves
+    no file but takes space: let the bucket's policy end such uploads after some days.
 
     Parameters
     ----------
     uri : str
         The location as the user wrote it, including secrets.
     below : tuple of str
-        The path of subdirectories from there to this one.
+        The names of the subdirectories from `uri` to this directory.
     """
 
     uri: str = field(repr=False)
@@ -58,8 +58,8 @@ class RemoteFiles:
         """Create the file `name`; see `Files.publish`."""
         target, views = check_name(name), bytes_of(content)
         with self._refusals("cannot write state", self.path_of(name)):
-            # A large upload to S3 begins on opening. If that fails, no stream stays open whose close would
-            # create an incomplete object.
+            # A large upload to S3 begins when the stream is opened. If opening fails, no open stream is left
+            # whose close would create an incomplete object.
             system, directory = self._place(delayed=sum(view.nbytes for view in views) < _PART_BYTES)
             if self._scheme in OBJECT_STORES:
                 _write(system, f"{directory}/{target}", views)
@@ -70,7 +70,7 @@ class RemoteFiles:
         """Publish on a file system that shows a file while it grows.
 
         Steps: 1. look whether the name is taken, 2. write a temporary file, 3. move it to its name.
-        pyarrow's move replaces an existing file, hence step 1.
+        Step 1 is needed because pyarrow's move replaces an existing file.
         """
         path, temporary = f"{directory}/{name}", f"{directory}/.{name}.{new_id()}.tmp"
         if _exists(system, path):

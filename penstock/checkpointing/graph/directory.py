@@ -1,14 +1,14 @@
 """The directory of a running graph: one checkpoint that holds all state for a restart.
 
     CHECKPOINT/
-      graph-NUMBER.json           what graph this is: its shape, its plan, p-streams and queries
-      recovery-NUMBER.json        how the newest restart went
+      graph-NUMBER.json           the graph: its shape, plan, p-streams and queries
+      recovery-NUMBER.json        the report of the newest restart
       p-streams/NAME/             p-streams that the graph writes (`penstock.checkpointing.p_stream`)
       queries/NAME/               Spark's own checkpoint of each of its queries
       state/                      of update queues (`penstock.state_store`)
 
-Of numbered files the largest number counts; a file is deleted once its successor is durable. Nothing here
-needs Spark: only the logs of its checkpoints are read, whose files are a line ``v1`` and then lines of JSON.
+Of numbered files the largest number is valid; a file is deleted when its successor is durable. Nothing here
+needs Spark: the logs of Spark's checkpoints are files with a line ``v1`` and then lines of JSON.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class QueryProgress:
     Parameters
     ----------
     id : str or None
-        Spark's id of the query, which names its state and output; None before its first start.
+        Spark's id of the query, which names its state and output; None before the query's first start.
     planned, committed : int
         The newest planned and the newest committed micro-batch; -1 if there is none.
     rows : mapping of str to int
-        For each p-stream it reads, by identity: the row up to which it has committed. If it reads a p-stream
-        several times, the least.
+        For each p-stream that the query reads, by identity: the row up to which the query has committed. Of
+        several readers of one p-stream, the least row.
     """
 
     id: str | None = None
@@ -56,7 +56,7 @@ class QueryProgress:
 
 
 class GraphDirectory:
-    """A graph's checkpoint. Used on the driver, and by commands; nothing is held open.
+    """A graph's checkpoint. The driver and commands use it. It holds nothing open.
 
     Parameters
     ----------
@@ -88,9 +88,9 @@ class GraphDirectory:
         Raises
         ------
         CorruptDataError
-            If it is not a JSON object.
+            If the document is not a JSON object.
         InvalidUsageError
-            If its format is newer than this version of Penstock knows.
+            If the document's format is newer than this version of Penstock knows.
         UnavailableError
             If the file system refuses.
         """
@@ -99,7 +99,7 @@ class GraphDirectory:
             if number is None:
                 return None
             name = _name(kind, number)
-            # It can be missing only if a newer one exists by now.
+            # The file can be missing only if there is a newer one by now.
             with contextlib.suppress(FileNotFoundError):
                 content = bytes(self.files.read(name))
                 break
@@ -149,7 +149,7 @@ class GraphDirectory:
         return self.place("queries", name)
 
     def progress(self, query: str) -> QueryProgress:
-        """Return a query's progress; safe while it runs.
+        """Return a query's progress. The query may run meanwhile.
 
         Raises
         ------
@@ -164,7 +164,9 @@ class GraphDirectory:
         return QueryProgress(_id_of(files), planned, committed, rows)
 
     def batch_rows(self, query: str, batch: int) -> dict[str, int]:
-        """Return the end row of a micro-batch in each p-stream, by identity; the least of several readers.
+        """Return the end row of a micro-batch in each p-stream, by identity.
+
+        Of several readers, the least.
 
         Spark keeps the newest hundred micro-batches; for older ones the result is empty.
 
@@ -192,9 +194,9 @@ class GraphDirectory:
         query : str
             The query.
         identity : str
-            The p-stream's.
+            The identity of the p-stream.
         row : int
-            The row before which its readers released all.
+            The readers of the query have released all rows before this one.
 
         Raises
         ------
@@ -235,7 +237,7 @@ def _offsets(text: str, file: str) -> Iterator[tuple[str, int]]:
         try:
             offset = json.loads(line)
         except (ValueError, RecursionError):
-            continue  # other sources write what they like
+            continue  # Other sources write offsets in formats of their own.
         if isinstance(offset, dict) and {"identity", "offset"} <= offset.keys():
             fields = Fields(offset, file)
             yield fields.text("identity"), fields.count("offset")

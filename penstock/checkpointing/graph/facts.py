@@ -21,11 +21,11 @@ class Markers:
     Parameters
     ----------
     retain : int
-        Batches that the writers of its p-streams made durable.
+        Batches that the writers of the graph's p-streams made durable.
     checkpoint : int
-        Micro-batches that the query of its results has committed.
+        Micro-batches that the query of the graph's results has committed.
     release : int
-        Micro-batches of that query whose rows all readers have released.
+        Micro-batches of the query of the graph's results whose rows all readers have released.
     """
 
     retain: int
@@ -42,9 +42,9 @@ class ReaderFacts:
     name, query : str
         The names of the subscription and of the query that reads.
     released : int
-        It has released all rows before this one.
+        The subscription has released all rows before this one.
     committed : int
-        Its query has committed all rows before this one.
+        The query has committed all rows before this one.
     lag : int
         Durable rows that are in no committed micro-batch yet.
     """
@@ -63,7 +63,7 @@ class StreamFacts:
     Parameters
     ----------
     name, location : str
-        Its name in the graph, and where it is.
+        The p-stream's name in the graph, and its location.
     own : bool
         Whether the graph writes it.
     start, end : int
@@ -73,7 +73,7 @@ class StreamFacts:
     retained : int
         Batches that its writers have made durable.
     readers : tuple of ReaderFacts
-        The graph's readers; other readers may be subscribed, too.
+        The graph's readers. Other readers may be subscribed, too.
     """
 
     name: str
@@ -89,7 +89,7 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True)
 class QueryFacts:
-    """One of the graph's queries; micro-batches are -1 where there is none."""
+    """One of the graph's queries. The number of a missing micro-batch is -1."""
 
     name: str
     writes: str | None
@@ -134,14 +134,14 @@ class GraphFacts:
 
 
 def facts_of(directory: GraphDirectory) -> GraphFacts:
-    """Return the facts in a graph's checkpoint. The graph may run meanwhile.
+    """Read the facts in a graph's checkpoint. The graph may run meanwhile.
 
     Raises
     ------
     InvalidUsageError
-        If there is no graph, or one of its p-streams is gone.
+        If there is no graph, or one of its p-streams does not exist.
     CorruptDataError
-        If something in it is damaged.
+        If a file in the checkpoint is damaged.
     UnavailableError
         If the file system refuses.
     """

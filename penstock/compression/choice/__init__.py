@@ -1,1 +1,1 @@
-"""Choosing how columns are coded: goals, costs, statistics, the search for a cascade, and the chooser."""
+"""The choice of cascades for columns: goals, costs, statistics, the search, and the chooser."""

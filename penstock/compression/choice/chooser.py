@@ -1,4 +1,4 @@
-"""The chooser: decides how to encode columns, remembers it, and decides again periodically."""
+"""The chooser: decides how to encode columns, keeps the decisions, and renews them periodically."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class Decision:
     made_s, took_s : float
         The time of the decision, on the chooser's clock, and its duration.
     type : pyarrow.DataType
-        The type of the values that it decided for.
+        The type of the values for which the plan was made.
     blocks, deoptimised : int
-        The numbers of blocks encoded, and of blocks in which a value did not fit the plan.
+        The number of encoded blocks, and of blocks in which a value did not fit the plan.
     decisions : int
         The number of decisions.
     """
@@ -69,11 +69,11 @@ class Decision:
 
 @dataclass(slots=True)
 class Chooser:
-    """Decides how to encode columns, remembers it, and decides again periodically.
+    """Decides how to encode columns, keeps the decisions, and renews them periodically.
 
-    It decides when it first sees a column, when the column's type changes, for the block after one in which a
-    value did not fit, and after `interval_s` or 40 times the duration of decisions about all columns,
-    whichever is longer. One chooser belongs to one writer; it is not safe to share among threads.
+    It decides about a column at the first block, when the column's type changes, after a block in which a
+    value did not fit, and after `interval_s`, or 40 times the duration of the decisions about all columns if
+    that is longer. Each writer has a chooser of its own. Not thread-safe.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Chooser:
             Quantized(bound)
 
     def plan(self, column: str, array: pa.Array[Any], kind: pa.DataType) -> Plan:
-        """Return how to encode `array`, the next values of `column`, with their type."""
+        """Return the plan for `array`, the next values of `column`; `kind` is their type."""
         known = self.columns.get(column)
         now_s = self.now_s()
         # A plan for floats may be lossy, which must not happen to the bits of other types.
@@ -129,7 +129,7 @@ class Chooser:
         return plan
 
     def _interval_s(self) -> float:
-        """Return the seconds between decisions about a column, so that decisions keep to their share."""
+        """Return the seconds between decisions about a column, which keep to their share of the time."""
         return max(self.interval_s, sum(known.took_s for known in self.columns.values()) / DECIDING_SHARE)
 
     def record_block(self, column: str, *, fits: bool) -> None:
@@ -142,7 +142,7 @@ class Chooser:
 
 
 def plan_quickly(array: pa.Array[Any], kind: pa.DataType, goal: str | Goal = "balanced") -> Plan:
-    """Return how to encode an array once, judged by a few values whatever its length.
+    """Return a plan for an array by a few of its values, however long it is.
 
     The plan is not checked against all values, so it may not fit.
     """
@@ -151,7 +151,7 @@ def plan_quickly(array: pa.Array[Any], kind: pa.DataType, goal: str | Goal = "ba
 
 
 def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: bool) -> Plan:
-    """Return how to encode an array, judged by samples of it."""
+    """Return a plan for an array, judged by samples."""
     short = sample_of(array, _QUICK_SAMPLE_ROWS if quick else _SAMPLE)
     long = short
     if not quick and goal.write_mb_s < _LONG_SAMPLE_BELOW_MB_S:
@@ -184,7 +184,7 @@ def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: boo
 def _tokens(
     array: pa.Array[Any], short: pa.Array[Any], long: pa.Array[Any], goal: Goal, other: tuple[float, Plan]
 ) -> Iterator[tuple[float, Plan]]:
-    """Yield the plan that encodes texts as tokens and its cost, if it may be cheaper than another plan."""
+    """Yield the plan that encodes texts as tokens, and its cost, if it may be cheaper than another plan."""
     size = raw_bytes(to_streams(long))
     if token_cost(0, size, goal) >= other[0] or not size:
         return
@@ -206,11 +206,11 @@ def _tokens(
                 few[position], many[position], goal, floats=False, bound=None, text=text, share=share
             )
             total += found[0].cost
-            # All texts may have more.
+            # All texts together may have more.
             cascade = found[0].cascade if found[0].cascade != ("constant",) else ("lz4",) if text else ()
         else:
             node = encode_light(many[position])
-            # Words are about the same for more texts.
+            # More texts have about the same words.
             total += cost(node, (), goal, share) * (share if "others" not in name else 1.0)
         cascades.append(cascade)
     yield total, Plan(False, tuple(cascades), other[1].validity, tokens=True, forms=forms)

@@ -3,8 +3,8 @@
 The cost of a value is in nanoseconds: to encode it, to write its bytes at the bandwidth, and, weighted, to
 decode it. Sizes are measured on an encoded sample. Times are constants of each codec, summed over the encoded
 tree, so a codec that sees few values (such as the values of runs) costs little. (Scabbard §5.2 leaves such a
-model to future work; its goals "minimise time" and "minimise bytes" are an infinite and a zero bandwidth
-here.)
+model to future work. Its goals "minimise time" and "minimise bytes" correspond to an infinite and a zero
+bandwidth.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["COSTS", "Cost", "cost", "kind_of", "least_cost", "token_cost"]
 
 
 class Cost(NamedTuple):
-    """A codec's time in nanoseconds: for each value, and for each byte of a value."""
+    """The time of a codec in nanoseconds, per value and per byte of a value."""
 
     encode_value: float
     encode_byte: float
@@ -30,7 +30,7 @@ class Cost(NamedTuple):
 
 
 COSTS: dict[str, Cost] = {
-    # Plain is a view of the values; this estimates copying them into the block and out of it.
+    # Plain is a view of the values. Its cost is an estimate of copying values into the block and out of it.
     "plain": Cost(0.0, 0.05, 0.0, 0.05),
     "constant": Cost(0.02, 0.02, 0.0, 0.03),
     "ns": Cost(0.1, 0.05, 0.09, 0.05),
@@ -75,11 +75,12 @@ def cost(node: Node, cascade: Cascade, goal: Goal, share: float = 1.0) -> float:
     node : Node
         The encoded stream, or a sample of it.
     cascade : Cascade
-        The cascade that encoded it. It tells the levels of one codec apart, which a node does not.
+        The cascade that encoded the node. It has the level of a codec, which a node does not have.
     goal : Goal
         The cost to minimise.
     share : float
-        The sample's share of a block. Parts that a block has once, whatever its rows, count by this share.
+        The sample's share of a block. Only this share is counted of parts that a block has once, whatever its
+        number of rows.
     """
     size = _size_bytes(node, share)
     if not goal.write_mb_s:
@@ -98,7 +99,7 @@ def least_cost(count: int, size_bytes: int, codec: str, goal: Goal) -> float:
 
 
 def token_cost(pieces: int, size_bytes: int, goal: Goal) -> float:
-    """Return the cost of splitting and joining texts, without encoding their pieces; see `cost`."""
+    """Return the cost of splitting and joining texts, without the cost of encoding the pieces; see `cost`."""
     if not goal.write_mb_s:
         return 0.0
     encode = _TOKENS.encode_value * pieces + _TOKENS.encode_byte * size_bytes

@@ -20,12 +20,12 @@ class Goal:
     write_mb_s : float
         Write bandwidth in 10**6 bytes a second. 0 minimises bytes alone, infinity time alone.
     decode_weight : float
-        The weight of a nanosecond of decoding relative to one of encoding.
+        The weight of decoding time relative to encoding time.
 
     Raises
     ------
     InvalidUsageError
-        If one is negative or not a number.
+        If a number is negative or NaN.
     """
 
     write_mb_s: float
@@ -53,7 +53,7 @@ def goal_of(goal: str | Goal) -> Goal:
     Raises
     ------
     InvalidUsageError
-        If it is neither.
+        If `goal` is neither a name nor a bandwidth.
 
     Examples
     --------

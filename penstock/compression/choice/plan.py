@@ -24,13 +24,13 @@ class Plan:
     dictionary : bool
         Whether distinct texts are stored separately.
     cascades : tuple of Cascade
-        One for each stream; streams without one are encoded by `encode_light`.
+        The cascade of each stream. `encode_light` encodes streams without a cascade.
     validity : Cascade
         The cascade of the validity stream.
     tokens : bool
         Whether texts are cut into tokens.
     forms : Forms, optional
-        The patterns of these texts; by default learned from each block.
+        The patterns of the texts; by default they are learned from each block.
     """
 
     dictionary: bool
@@ -43,13 +43,13 @@ class Plan:
     def of(cls, kind: pa.DataType, cascade: Cascade) -> Plan:
         """Return the plan that encodes a column of a type by one cascade.
 
-        For text the cascade applies to lengths and bytes; with a dictionary to the codes; with tokens to
-        forms, codes, numbers and others.
+        For text the cascade applies to lengths and bytes; with a dictionary, to the codes; with tokens, to
+        all streams of tokens.
 
         Raises
         ------
         InvalidUsageError
-            If it is lossy and the values are not floating-point numbers.
+            If the cascade is lossy and the values are not floating-point numbers.
         """
         for place, name in enumerate(cascade):
             exact = pa.types.is_floating(kind) and set(cascade[:place]) <= {"run_length"}

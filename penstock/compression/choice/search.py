@@ -1,8 +1,8 @@
-"""Search for the best cascade of a stream: try all on a short sample, then the best few on a long one.
+"""Search for the best cascade of a stream: try all on a short sample, then the best on a long one.
 
 The statistics of a sample rule out most candidates before any encoding, and lower bounds on costs rule out
-most others. If the goal values bytes, the best few of each family encode a longer sample, since a codec that
-exploits repeats shows its effect only there. (Scabbard §5.2)
+most of the others. If the goal counts bytes, the best candidates of each family encode a longer sample,
+because a codec that exploits repeats shows its effect only there. (Scabbard §5.2)
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def rank(
     share: float = 1.0,
     depth: int = 0,
 ) -> list[Choice]:
-    """Return the cascades tried on a stream, the cheapest first.
+    """Return the cascades that were tried on a stream, the cheapest first.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def rank(
 
 
 def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -> list[Choice]:
-    """Encode `values`; search for the cascade that follows a transform."""
+    """Encode `values` with a cascade; after a transform, search for the rest of the cascade."""
     codec, _ = head_of(cascade)
     if not isinstance(codec, Transform):
         node = codec.encode(values)
@@ -113,7 +113,7 @@ def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -
 
 
 def _finalists(ranked: list[Choice], count: int) -> list[Choice]:
-    """Return the cheapest cascades, and the cheapest that end with each codec of repeats."""
+    """Return the cheapest cascades, and for each codec of repeats the cheapest cascades that end with it."""
     found = {choice.cascade: choice for choice in ranked[:count]}
     for family in _FAMILIES:
         ends = (choice for choice in ranked if choice.cascade[-1].removeprefix("ns_") == family)
@@ -138,7 +138,7 @@ def decide(
     Parameters
     ----------
     short, long : Ints
-        The samples: all cascades are tried on the short one, the best few on the long one.
+        The samples. All cascades are tried on the short one, the best on the long one.
     goal : Goal
         The cost to minimise.
     floats, bound, text, depth
@@ -191,7 +191,7 @@ def _text_candidates(stats: ColumnStats, goal: Goal) -> Iterator[Cascade]:
 def _candidates(
     stats: ColumnStats, goal: Goal, *, floats: bool, bound: float | None, depth: int
 ) -> Iterator[Cascade]:
-    """Yield candidate cascades, the cheap ones first; a transform comes without its continuation."""
+    """Yield candidate cascades, the cheap ones first. A transform comes without the rest of its cascade."""
     if stats.runs == 1:
         yield ("constant",)
         return

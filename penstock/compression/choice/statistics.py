@@ -33,11 +33,12 @@ class ColumnStats:
     least, most : int
         Range of the values, as signed integers.
     range_bits, delta_bits, delta_of_delta_bits : int
-        Bits of the widest offset from the least value, from the least delta, from the least delta of deltas.
+        Bits of the widest offset: from the least value, from the least delta, and from the least delta of
+        deltas.
     runs : int
         Runs of equal values.
     distinct : int or None
-        Distinct values; None if they are more than half of the sample.
+        Number of distinct values; None if it is more than half of the sample.
     divisor : int
         The greatest common divisor of all differences of two values.
     ascending : bool
@@ -120,7 +121,7 @@ def stream_stats(sample: Ints, *, floats: bool = False) -> ColumnStats:
 def sample_of(array: pa.Array[Any], rows: int, stretches: int = 4) -> pa.Array[Any]:
     """Return up to `rows` values: runs of whole sub-blocks, spread over the array, in order.
 
-    Texts are long, so the sample has as many as have about the bytes of `rows` numbers.
+    Texts are long, so a sample of texts has about as many bytes as `rows` numbers.
     """
     if Layout.TEXT in layouts_of(array.type) and len(array):
         rows = max(_MIN_SAMPLED_TEXTS, min(rows, 8 * rows * len(array) // max(array.nbytes, 1)))
@@ -138,10 +139,10 @@ def column_stats(array: pa.Array[Any] | pa.ChunkedArray[Any], rows: int = 1 << 1
     Parameters
     ----------
     array : pyarrow.Array or pyarrow.ChunkedArray
-        Any column. The statistics of text describe its dictionary codes, of decimals the low 8 bytes, of
-        nested values their bytes.
+        Any column. The statistics describe the dictionary codes of texts, the low 8 bytes of decimals, and
+        the bytes of nested values.
     rows : int
-        Values in the sample, at most.
+        Maximum number of values in the sample.
 
     Returns
     -------

@@ -155,11 +155,6 @@ class _Encoder:
         self._count += int(used[0])
         self._total += size
 
-    @property
-    def others_bytes(self) -> int:
-        """The number of bytes stored verbatim."""
-        return sum(part.size for part in self._others)
-
     def streams(self) -> tuple[Ints, ...]:
         """Return the streams of all texts."""
         pieces = [self._total]

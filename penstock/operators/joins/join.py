@@ -101,7 +101,6 @@ class _Side:
         return self.memory.size_bytes + self.rows.size_bytes + sum(array.nbytes for array in arrays)
 
     def reserve(self, keys: int) -> None:
-        """Make room for the lists of `keys` keys."""
         known = len(self.head)
         self.head = grow(self.head, keys)
         self.head[known:] = NOBODY
@@ -125,7 +124,6 @@ class _Side:
         self.memory.free(locations)
 
     def compact(self) -> None:
-        """Release unused memory."""
         if self.memory.shrink():
             self._resize()
         if self.rows.may_compact:
@@ -314,7 +312,6 @@ class UpdateJoin:
         return count
 
     def _keep(self, ids: Integers) -> None:
-        """Forget all keys but these."""
         columns = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
         number = np.full(len(self._index), NOBODY, np.int64)
         number[ids] = np.arange(len(ids))

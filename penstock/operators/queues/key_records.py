@@ -193,7 +193,6 @@ class KeyRecords:
             self._arrays[name.removeprefix(RESERVED_PREFIX)][ids] = column.to_numpy()
 
     def _make_room(self) -> None:
-        """Make room for all numbers; initialize new records."""
         known, needed = len(self.dirty), len(self)
         if needed <= known:
             return

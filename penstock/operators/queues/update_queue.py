@@ -330,7 +330,6 @@ class UpdateQueue(KeyedQueue):
         return accepted, fresh & ~(again & behind), given_way
 
     def _sort_arrivals(self, arrivals: Arrivals) -> Arrivals:
-        """Sort `arrivals` into the order in which the scheduler takes their keys."""
         if self.policy is Policy.FIFO:
             position = arrivals.last
             arrival = as_micros(arrivals.rows.column(self.stream.arrival)) if self.stream.arrival else None
@@ -383,7 +382,6 @@ class UpdateQueue(KeyedQueue):
         return None if self.stream.weight is None else column_shares(self.stream, rows)
 
     def _load(self) -> int:
-        """Return the scheduler's load of the tuples in service."""
         known = len(self._records)
         return self._queue.load(self._records["in_service"][:known]) if self.accounts.in_service else 0
 
@@ -392,7 +390,6 @@ class UpdateQueue(KeyedQueue):
         return payload if len(chosen) == rows.num_rows else payload.take(pa.array(chosen))
 
     def _assemble(self, ids: Integers, payload: pa.RecordBatch) -> pa.RecordBatch:
-        """Assemble rows from the payload and the keys in the index."""
         keys = dict(zip(self.stream.key, self._records.key_columns(ids), strict=True))
         names = self.stream.schema.names
         arrays = [keys[name] if name in keys else payload.column(name) for name in names]
@@ -402,7 +399,6 @@ class UpdateQueue(KeyedQueue):
         return np.flatnonzero(self._records["location"][: len(self._records)] != NOWHERE)
 
     def _compact(self) -> None:
-        """Release memory that waiting tuples no longer need."""
         if self.memory.shrink():
             self._rows.resize(self.memory.capacity)
         self._rows.compact(self._records["location"][self._waiting_keys()])

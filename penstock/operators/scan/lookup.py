@@ -98,7 +98,6 @@ class Lookup:
         return _read(text)
 
     def _complete(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows without nulls in `on`."""
         for name in self.on:
             if rows.column(name).null_count:
                 rows = rows.filter(pc.is_valid(rows.column(name)))

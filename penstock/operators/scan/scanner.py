@@ -216,7 +216,6 @@ class Scanner:
         return rows if rows.schema.equals(schema) else rows.cast(schema)
 
     def _mask(self, rows: pa.Table) -> _Mask:
-        """Return the mask of rows for which the predicate is true."""
         found = mask_of(self._intervals, rows) if self._intervals else None
         if found is None:
             first, *parts = self._conjuncts
@@ -297,7 +296,6 @@ def _find_true(part: Expression, rows: pa.Table) -> pa.Array[Any]:
 
 
 def _bits(mask: _Mask) -> pa.Array[Any]:
-    """Convert a mask to Arrow bits."""
     if isinstance(mask, pa.Array):
         return mask
     packed = np.packbits(mask, bitorder="little")
@@ -316,7 +314,6 @@ def _bytes(mask: _Mask) -> npt.NDArray[np.bool_]:
 
 
 def _decode_dictionaries(rows: pa.Table) -> pa.Table:
-    """Decode dictionary columns."""
     if not any(pa.types.is_dictionary(field.type) for field in rows.schema):
         return rows
     fields = [

@@ -30,7 +30,6 @@ Floats = npt.NDArray[np.float64]
 
 @kernel
 def _bin(value: float, edges: Floats) -> int:
-    """Return the number of the bin that holds `value`."""
     if value < 1.0:
         return 0
     number = min(int(math.log(value) / _LOG_BIN_GROWTH) + 1, edges.shape[0] - 1)

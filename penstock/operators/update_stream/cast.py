@@ -113,7 +113,6 @@ class _Labelled:
 
 
 def _nullable(kind: pa.DataType) -> pa.DataType:
-    """Return `kind` with every field in it nullable."""
     if pa.types.is_struct(kind):
         return pa.struct([_nullable_field(kind.field(i)) for i in range(kind.num_fields)])
     if pa.types.is_map(kind):

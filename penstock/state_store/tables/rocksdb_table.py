@@ -356,7 +356,6 @@ def _not_none(values: list[bytes | None]) -> Found:
 
 
 def _concatenate(entries: list[bytes]) -> tuple[Any, Positions]:
-    """Return the concatenated bytes of all entries, and their offsets."""
     ends = np.cumsum(np.fromiter(map(len, entries), np.int64, len(entries)))
     starts = np.zeros(len(entries), np.int64)
     starts[1:] = ends[:-1]
@@ -364,7 +363,6 @@ def _concatenate(entries: list[bytes]) -> tuple[Any, Positions]:
 
 
 def _slices(bounds: Positions, data: Any) -> list[bytes]:
-    """Return the ranges of `data` as bytes."""
     width = int(bounds[1])
     if width and int(bounds[-1]) == width * (len(bounds) - 1) and bool(np.all(np.diff(bounds) == width)):
         fixed: list[bytes] = data.view(f"V{width}").tolist()

@@ -77,7 +77,6 @@ def _remove(path: Path, lock: int, owner: int) -> None:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove the directories whose processes are gone."""
     for path in parent.glob(f"{PREFIX}*"):
         # The directory may belong to another user, or to another program.
         with contextlib.suppress(PermissionError, NotADirectoryError):

@@ -201,7 +201,6 @@ class Panes(ABC):
         return int(np.count_nonzero(self._has_partials()))
 
     def _has_partials(self) -> npt.NDArray[np.bool_]:
-        """Mark the group numbers that have a partial."""
         known = np.zeros(len(self._index), np.bool_)
         for part in self._held.parts:
             known[part.ids] = True

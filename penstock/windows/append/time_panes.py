@@ -140,7 +140,6 @@ class TimePanes(Panes):
         return known
 
     def _many_silent(self) -> bool:
-        """Return whether many groups have no partials."""
         limits = self._limits
         most = limits.groups_per_live * self._live() + limits.min_silent_groups
         return not self._finalizes and len(self._index) > most

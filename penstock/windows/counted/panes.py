@@ -101,7 +101,6 @@ class CountPanes(Panes):
         return len(times) - held, int(np.count_nonzero(late))
 
     def _is_late(self, rows: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Mark the rows that the watermark has passed."""
         times = rows.column(ENTRY_PANE).to_numpy()
         return np.zeros(len(times), np.bool_) if self.watermark is None else times <= self.watermark
 

@@ -243,7 +243,6 @@ class WindowBuffers:
         return self.find(ids, begins, ends, fresh=fresh)
 
     def _resize(self) -> None:
-        """Fit the arrays to the memory's capacity."""
         blocks = self.memory.capacity
         kept = min(blocks, len(self._blocks))
         for name, rows in (("_blocks", 1), ("_slots", self._block_rows)):
