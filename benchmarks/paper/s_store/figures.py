@@ -95,7 +95,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "9a": Figure(
         "workflows that are durable one by one, with weak and strong recovery",
-        "Weak recovery has up to four times the throughput of strong, which falls with each trigger.",
+        "Weak recovery has up to four times the throughput of strong; strong slows with each trigger.",
         figure_9a,
         ("triggers",),
         "workflows/s",
