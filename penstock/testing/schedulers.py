@@ -49,7 +49,7 @@ class _Driver:
 
 
 class SchedulerTests:
-    """The promise of a scheduler: each waiting key is served once, in an order that storing keeps."""
+    """The promise of a scheduler: each waiting key is served once, in an order that survives storage."""
 
     @pytest.fixture
     def new(self) -> Callable[[], Scheduler]:

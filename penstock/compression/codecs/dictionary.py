@@ -152,7 +152,7 @@ class Dictionary(Transform):
         Raises
         ------
         UnfitError
-            If there are more than `MAX_DISTINCT`.
+            If there are more than `MAX_DISTINCT` distinct values.
         """
         found = codes_of(values)
         if found is None:

@@ -128,7 +128,10 @@ def _eight_digits(word: Any) -> Any:
 
 @kernel
 def _digits_of(word: Any, size: int) -> Any:
-    """Align the first `size` of 8 digits to the end, each less 48; bytes that are not digits are above 9."""
+    """Subtract 48 from the first `size` of 8 bytes and align them to the end.
+
+    Other bytes than digits exceed 9.
+    """
     return (word ^ ASCII_ZEROS) << np.uint64(8 * (8 - size))
 
 

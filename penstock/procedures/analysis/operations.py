@@ -181,7 +181,7 @@ class _Finder:
         return True
 
     def _other(self, node: ast.stmt) -> None:
-        """Follow a statement that only procedures have which Python runs."""
+        """Follow a statement of a kind that only plain procedures may have."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
                 self.body([child])
