@@ -21,7 +21,7 @@ from penstock.dataflow import Graph
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 from penstock.spark_ext.graph.handle import RunningGraph
 from tests.graphs import rounded, rows_of
-from tests.spark.queries import PATIENCE_S, SCHEMA, Input, quotes
+from tests.spark.queries import PATIENCE_S, SCHEMA, Input, quotes, settings
 
 pytestmark = pytest.mark.spark
 
@@ -294,6 +294,37 @@ def test_an_update_queue_and_what_follows_it(spark: SparkSession, tmp_path: Path
     recovered = run(graph, spark, tmp_path, **options).recovery
     assert recovered is not None
     assert (recovered.buckets, recovered.state_files) == (2, 4)
+
+
+def test_a_changed_number_of_buckets_is_refused_before_a_query_starts(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    source = Input(tmp_path / "in")
+    source.add(quotes(ROWS[:30]))
+    graph = penstock.graph("newest").source("quotes", QUOTES).update_queue("k", "t", name="newest")
+    options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": "always"}
+    run(graph, spark, tmp_path, **options)
+    source.add(quotes(ROWS[30:]))
+    log = tmp_path / "checkpoint" / "queries"
+    planned = sorted(log.glob("*/offsets/*"))
+    with (
+        settings(spark, spark__sql__shuffle__partitions="3"),
+        pytest.raises(InvalidUsageError, match=r"another number of buckets: operator=newest was=2 now=3"),
+    ):
+        penstock.start(
+            graph,
+            spark,
+            tmp_path / "checkpoint",
+            sink=sink_to(tmp_path / "out"),
+            available_now=True,
+            **options,
+        )
+    assert not spark.streams.active
+    assert sorted(log.glob("*/offsets/*")) == planned
+    run(graph, spark, tmp_path, **options)
+    assert set(rows_in(tmp_path / "out")) >= {
+        (k, t, v) for k, t, v in {k: (k, t, v) for k, t, v in ROWS}.values()
+    }
 
 
 def test_the_output_of_an_operator_is_persisted(spark: SparkSession, tmp_path: Path) -> None:

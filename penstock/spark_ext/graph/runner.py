@@ -31,6 +31,7 @@ from penstock.spark_ext.graph.handle import RESULTS, RunningGraph, Stage
 from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
 from penstock.spark_ext.graph.state import StatePlace
 from penstock.spark_ext.state_reader.committed import read_pointers
+from penstock.spark_ext.worker.restart import check_writer
 from penstock.units import parse_duration_us
 
 __all__ = ["start"]
@@ -179,6 +180,9 @@ def start(
         ]
         by_spark = partial(read_pointers, spark)
         recovery = GraphRecovery(graph.name, directory, queries, held_by_spark=by_spark)
+    # A later query may start only when earlier ones have ended, so check all before the first one reads.
+    for stage in stages:
+        check_writer(stage.writer)
     directory.put("graph", _document(plan, readings, writers))
     for reading in chain.from_iterable(readings.values()):
         PStream(reading.location).subscribe(reading.reader, EARLIEST)

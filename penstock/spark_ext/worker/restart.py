@@ -27,7 +27,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableErro
 from penstock.spark_ext.api.failure import failure_of
 from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
 
-__all__ = ["check_starts", "plan_task"]
+__all__ = ["check_starts", "check_writer", "plan_task"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         settings = vars(writer).get(_SETTINGS, {}) | _settings_in(start, writer, arguments, options)
         checkpoint = _checkpoint_of(writer, settings)
         _check_whole(checkpoint)
-        tasks = _tasks_in(str(writer._df._jdf.queryExecution().analyzed().toString()))
+        tasks = _tasks_of(writer)
         if not tasks:
             return start(writer, *arguments, **options)
         if settings.get(_OUTPUT_MODE, _APPEND).lower() != _APPEND:
@@ -178,7 +178,28 @@ def _check_whole(checkpoint: str | None) -> None:
         )
 
 
-def _tasks_in(plan: str) -> list[BucketTask[Any]]:
+def check_writer(writer: DataStreamWriter) -> None:
+    """Check Penstock's operators in a query against its checkpoint, without starting it.
+
+    Called on the driver, before the first of several queries that belong together starts.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the checkpoint was made with other fixed settings.
+    CorruptDataError
+        If an operator's description is damaged.
+    UnavailableError
+        If the file system of the state refuses.
+    """
+    own = _id_in(_checkpoint_of(writer, vars(writer).get(_SETTINGS, {})))
+    if own is not None:
+        for task in _tasks_of(writer):
+            _check_known(task, own)
+
+
+def _tasks_of(writer: DataStreamWriter) -> list[BucketTask[Any]]:
+    plan = str(writer._df._jdf.queryExecution().analyzed().toString())
     return [task for name, task in _planned.items() if f" {name}(" in plan]
 
 
@@ -203,12 +224,8 @@ def _log_notes(
 def _notes_of(task: BucketTask[Any], own: str | None, *, has_commits: bool) -> Iterator[str]:
     """Check one operator of the query with the id `own`; None if it is new."""
     place = open_files(task.state_location)
-    if own is not None:
-        files = place.child(own).child(task.name)
-        theirs = specification_in(files)
-        if theirs is not None:
-            task.check_same(theirs, files.location)
-            return
+    if own is not None and _check_known(task, own):
+        return
     queries = [facts.name for facts in place.list() if facts.is_directory]
     if own is not None and own not in queries and has_commits:
         yield (
@@ -220,3 +237,13 @@ def _notes_of(task: BucketTask[Any], own: str | None, *, has_commits: bool) -> I
             f"{task.name} starts without state: {task.state_location} holds only state of other checkpoints. "
             "If the query's checkpoint was deleted or moved by mistake, restore it"
         )
+
+
+def _check_known(task: BucketTask[Any], own: str) -> bool:
+    """Check an operator against its state in the query `own`; return whether there is any."""
+    files = open_files(task.state_location).child(own).child(task.name)
+    theirs = specification_in(files)
+    if theirs is None:
+        return False
+    task.check_same(theirs, files.location)
+    return True
