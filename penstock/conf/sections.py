@@ -224,6 +224,7 @@ class Queue(Section):
     nulls: Nulls = "error"
     combine: Literal["auto", True, False] = "auto"
     staleness_column: bool = False
+    delete_when: Annotated[Text | None, BeforeValidator(sql)] = None
     semantics: SemanticsName | None = None
     working_copy: WorkingCopyName = "memory"
 

@@ -230,8 +230,8 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
             "  xyzzy: 1",
             "p.yaml:7: queue.xyzzy: unknown field. Hint: the fields here are key, time, policy, "
             "budget, apply, "
-            "output_schema, buckets, arrival, cost, weight, nulls, combine, staleness_column, semantics, "
-            "working_copy.",
+            "output_schema, buckets, arrival, cost, weight, nulls, combine, staleness_column, "
+            "delete_when, semantics, working_copy.",
         ),
         (7, "  policy: 3", "p.yaml:7: queue.policy: 3 is not one of fifo, in_place, linecutting."),
         (

@@ -210,7 +210,7 @@ class Graph(Windows, Streams):
         made = make_options(QueueOptions, options, QueueArguments.__annotations__, node=own)
         names = (key,) if isinstance(key, str) else tuple(key)
         columns = tuple(self._column(each, own) for each in names)
-        return self._with(UpdateQueue(own, (self.root,), columns, self._column(time, own), made))
+        return self._with_queue(UpdateQueue(own, (self.root,), columns, self._column(time, own), made))
 
     def transactions(
         self,

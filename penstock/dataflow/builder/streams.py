@@ -82,7 +82,7 @@ class Streams(Written):
         if time:
             columns = tuple(self._column(each, own) for each in names)
             place = _input(prefer, own, inputs)
-            return self._with(UpdateUnion(own, inputs, columns, self._column(time, own), place, made))
+            return self._with_queue(UpdateUnion(own, inputs, columns, self._column(time, own), place, made))
         plain = (WindowUnion if all(map(has_all_windows, inputs)) else Union)(own, inputs)
         if not plain.key:
             if prefer is not None or options:
@@ -102,7 +102,7 @@ class Streams(Written):
                 times=", ".join(str(each) for each in times),
             )
         place = _input(prefer, own, inputs)
-        return self._with(UpdateUnion(own, inputs, plain.key, str(times[0]), place, made))
+        return self._with_queue(UpdateUnion(own, inputs, plain.key, str(times[0]), place, made))
 
     def join(
         self,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import pyarrow as pa
 
-from penstock.dataflow.nodes import Node, Sink, Source, Window, topological
+from penstock.dataflow.nodes import Node, Select, Sink, Source, UpdateQueue, UpdateUnion, Window, topological
+from penstock.dataflow.nodes.base import infer
+from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.deletes import check_delete_results, mark_deletes
 from penstock.sql.expression import Expression, did_you_mean
 
 __all__ = ["Written"]
@@ -87,3 +90,30 @@ class Written:
         if len(found) != 1:
             raise InvalidUsageError(f"there is no column {name!r}", hint=did_you_mean(name, names), node=node)
         return found[0]
+
+    def _with_queue(self, node: UpdateQueue | UpdateUnion) -> Self:
+        """Add a queue, after projections of its inputs that mark deletes if the queue has any."""
+        delete_when = node.options.delete_when
+        if delete_when is None:
+            return self._with(node)
+        inputs = tuple(
+            _mark_deletes(
+                input, delete_when, f"{node.name}_deletes_{place}" if place else f"{node.name}_deletes"
+            )
+            for place, input in enumerate(node.inputs)
+        )
+        made = replace(node, inputs=inputs, options=replace(node.options, delete_when=None))
+        try:
+            check_delete_results(made.schema, UNKNOWN)
+        except InvalidUsageError as error:
+            raise node.wrong(error.fact, error.hint, **error.context) from error
+        return self._with(made)
+
+
+def _mark_deletes(input: Node, delete_when: str, name: str) -> Select:
+    """Return a projection of a queue's input that adds the column of deletes."""
+    condition, columns = mark_deletes(delete_when, input.schema.names)
+    made = Select(name, (input,), columns)
+    if (kind := infer(made, condition, input.schema)) not in (pa.bool_(), UNKNOWN):
+        raise made.wrong("delete_when is not a condition", delete_when=delete_when, type=kind)
+    return made

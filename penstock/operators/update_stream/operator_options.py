@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.choices import Semantics, WindowMode
+from penstock.operators.update_stream.deletes import parse_delete_when
 from penstock.operators.update_stream.options import (
     Budget,
     budget_of,
@@ -78,6 +79,7 @@ class UnionArguments(StateArguments, total=False):
     weight: str | Mapping[Any, float] | None
     combine: bool | str
     staleness_column: bool
+    delete_when: str | None
     working_copy: str
 
 
@@ -166,6 +168,7 @@ class QueueOptions(StateOptions):
     weight: str | Mapping[Any, float] | None = None
     combine: bool | str = "auto"
     staleness_column: bool = False
+    delete_when: str | None = None
     semantics: str = Semantics.UPDATE
     working_copy: str = WorkingCopy.MEMORY
 
@@ -183,6 +186,8 @@ class QueueOptions(StateOptions):
         budget_of(self.budget, timed=self.apply is not None)
         cost_of(self.cost)
         weight_of(self.weight)
+        if self.delete_when is not None:
+            parse_delete_when(self.delete_when)
         if self.combine not in _COMBINE:
             raise InvalidUsageError(
                 "an option has an unknown value", option="combine", got=self.combine, known=list(_COMBINE)

@@ -8,15 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import DataType, DoubleType, StructField, StructType
+from pyspark.sql.types import BooleanType, DataType, DoubleType, StructField, StructType
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.serve import STALENESS_COLUMN, Budget, Query
 from penstock.operators.scheduling.weights import KeyWeights
+from penstock.operators.update_stream.deletes import check_delete_results, mark_deletes
 from penstock.operators.update_stream.operator_options import Apply, QueueOptions
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.packing import Packer
 from penstock.spark_ext.border.parcels import PARCELS
+from penstock.spark_ext.graph.steps import select_item
 from penstock.spark_ext.worker.queue_operator import QueueOperator
 from penstock.spark_ext.worker.stateful import (
     STATE_LOCATION_SETTING,
@@ -48,6 +50,7 @@ def update_queue(
     nulls: str = "error",
     combine: bool | str = "auto",
     staleness_column: bool = False,
+    delete_when: str | None = None,
     semantics: str = "update",
     working_copy: str = "memory",
     state_location: str | os.PathLike[str] | None = None,
@@ -105,6 +108,11 @@ def update_queue(
         restart.
     staleness_column : bool
         Whether to add ``queue_staleness_ms``, the wait of the key until it was served. `apply` sees it.
+    delete_when : str, optional
+        An SQL condition on a row, such as ``"op = 'd'"``, that says that the row deletes its key. The queue
+        adds the boolean column ``deleted``, which is true in such rows; otherwise they are updates like
+        others. `apply` sees the column, and `output_schema` must have it. An update that is older than the
+        delete does not bring the key back. See "Deletes" in ``docs/concepts/update-queue.md``.
     state_location : str or path, optional
         The directory for state: a path, or a URI of a file system that pyarrow knows (``s3://``, ``gs://``,
         ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
@@ -134,8 +142,8 @@ def update_queue(
     options = QueueOptions(
         policy=policy, budget=budget, apply=apply, output_schema=output_schema, buckets=buckets,
         arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
-        staleness_column=staleness_column, semantics=semantics, working_copy=working_copy,
-        state_location=state_location, retain_versions=retain_versions,
+        staleness_column=staleness_column, delete_when=delete_when, semantics=semantics,
+        working_copy=working_copy, state_location=state_location, retain_versions=retain_versions,
     )  # fmt: skip
     return run_queue(df, key, time, options, name)
 
@@ -157,6 +165,8 @@ def run_queue(
         is not in the output.
     """
     check_streaming(df)
+    if options.delete_when is not None:
+        df = _with_deletes(df, options.delete_when)
     place = Stateful.of(df.sparkSession, name, options)
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
 
@@ -170,6 +180,8 @@ def run_queue(
     )
     columns = StructType([one for one in df.schema if one.name != source])
     output = _output_schema(columns, options)
+    if options.delete_when is not None:
+        check_delete_results(arrow(output))
     operator = QueueOperator(
         stream,
         options,
@@ -181,6 +193,17 @@ def run_queue(
     packer = Packer(stream, place.buckets, options.nulls, combine, name)
     parcels = with_safe_names(df).mapInArrow(packer, PARCELS)
     return place.run(parcels, operator, output, arrow(output), waits=options.limits != Budget())
+
+
+def _with_deletes(df: DataFrame, delete_when: str) -> DataFrame:
+    """Return the rows with a column that marks deletes."""
+    condition, columns = mark_deletes(delete_when, df.columns)
+    kind = df.selectExpr(condition.text).schema[0].dataType
+    if not isinstance(kind, BooleanType):
+        raise InvalidUsageError(
+            "delete_when is not a condition", delete_when=delete_when, type=kind.simpleString()
+        )
+    return df.selectExpr(*(select_item(name, expression) for name, expression in columns))
 
 
 def _output_schema(schema: StructType, options: QueueOptions) -> StructType:

@@ -1,0 +1,82 @@
+"""Deletes of update streams: rows that end their key, marked in a column of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.sql.expression import Expression, column
+
+__all__ = ["DELETED_COLUMN", "check_delete_results", "mark_deletes", "parse_delete_when"]
+
+DELETED_COLUMN: Final = "deleted"
+"""The boolean column, never null, that is true in the rows for which ``delete_when`` holds."""
+
+
+def parse_delete_when(text: object) -> Expression:
+    """Parse a condition on single rows.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not an expression, aggregates, or makes several rows from one.
+    """
+    if not isinstance(text, str):
+        raise InvalidUsageError(
+            "delete_when is not an SQL expression", got=repr(text), hint="""write delete_when="op = 'd'\""""
+        )
+    expression = Expression.parse(text)
+    if expression.aggregate or expression.generates:
+        raise InvalidUsageError("delete_when is not a condition on single rows", delete_when=text)
+    return expression
+
+
+def mark_deletes(
+    delete_when: str, names: Sequence[str]
+) -> tuple[Expression, tuple[tuple[str, Expression], ...]]:
+    """Return the condition over these columns, and a projection that adds `DELETED_COLUMN`.
+
+    A row for which the condition is null is no delete. If the condition is a column of the name
+    `DELETED_COLUMN`, the mark replaces this column.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the condition reads an unknown column, or another column has the name of the mark.
+    """
+    condition = parse_delete_when(delete_when).resolve(names, option="delete_when")
+    there = [name for name in names if name.lower() == DELETED_COLUMN]
+    if there and condition != column(there[0]):
+        raise InvalidUsageError(
+            "the stream has this column already",
+            column=there[0],
+            delete_when=delete_when,
+            hint=f"rename it, or use delete_when={there[0]!r} if it marks the deletes",
+        )
+    kept = [(name, column(name)) for name in names if name not in there]
+    mark = Expression.parse(f"CASE WHEN {condition.text} THEN TRUE ELSE FALSE END")
+    return condition, (*kept, (DELETED_COLUMN, mark))
+
+
+def check_delete_results(results: pa.Schema, unknown: pa.DataType | None = None) -> None:
+    """Check that the results of `apply` keep `DELETED_COLUMN`.
+
+    Parameters
+    ----------
+    unknown : pyarrow.DataType, optional
+        The type of columns whose type is not known yet.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the column is missing, or is not boolean.
+    """
+    if DELETED_COLUMN not in results.names or results.field(DELETED_COLUMN).type not in (pa.bool_(), unknown):
+        raise InvalidUsageError(
+            "the results of apply do not say which rows are deletes",
+            columns=results.names,
+            hint=f"add '{DELETED_COLUMN} boolean' to output_schema; apply gets this column with its rows",
+        )

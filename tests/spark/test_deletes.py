@@ -1,0 +1,146 @@
+"""Deletes on real Spark: a sink that deletes marked rows holds the newest rows of the other keys."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock
+from penstock.conf.pipeline import Pipeline
+from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.run import run_to_end
+from tests.spark.queries import Input, Place
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "k long, t long, op string, nth long"
+
+_NEWEST = """
+select k, nth from (
+    select *, row_number() over (partition by k order by t desc, nth desc) as place from input
+) where place = 1 and op is distinct from 'd' order by k
+"""
+
+
+def change_log(seed: int, batches: int) -> list[pa.Table]:
+    """Return micro-batches of changes with increasing times, and some late ones."""
+    draw = random.Random(seed)
+    tables = []
+    for batch in range(batches):
+        rows = [
+            {
+                "k": draw.randrange(20),
+                "t": max(batch * 10 + draw.randint(-15, 10), 0),
+                "op": draw.choice(["i", "u", "d", None]),
+                "nth": batch * 1000 + place,
+            }
+            for place in range(60)
+        ]
+        kinds = {"k": pa.int64(), "t": pa.int64(), "op": pa.string(), "nth": pa.int64()}
+        tables.append(pa.Table.from_pylist(rows, pa.schema(kinds)))
+    return tables
+
+
+def expected(tables: list[pa.Table]) -> dict[int, int]:
+    """Return the surviving rows as DuckDB sees them."""
+    with duckdb.connect() as database:
+        database.register("input", pa.concat_tables(tables))
+        return dict(database.sql(_NEWEST).fetchall())
+
+
+def fold(sink: dict[int, int], rows: list[dict[str, Any]]) -> None:
+    """Apply emitted rows to a sink."""
+    for row in rows:
+        assert row["deleted"] == (row["op"] == "d")
+        if row["deleted"]:
+            sink.pop(row["k"], None)
+        else:
+            sink[row["k"]] = row["nth"]
+
+
+def test_deletes_reach_the_sink_also_after_a_restart_and_nothing_older_brings_a_key_back(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    place = Place(tmp_path)
+    tables = change_log(3, 4)
+    sink: dict[int, int] = {}
+
+    def made() -> DataFrame:
+        return penstock.update_queue(
+            place.input.frame(spark, SCHEMA), key="k", time="t", delete_when="op = 'd'", buckets=2,
+            state_location=str(place.state),
+        )  # fmt: skip
+
+    assert made().schema["deleted"].dataType.simpleString() == "boolean"
+    for part in (tables[:2], tables[2:]):
+        place.input.add(*part)
+        place.run(made())
+    for _, table in sorted(place.batches().items()):
+        fold(sink, table.to_pylist())
+    assert sink == expected(tables)
+    assert 0 < len(sink) < 20
+
+
+def test_a_pipeline_whose_source_is_persisted_marks_deletes(spark: SparkSession, tmp_path: Path) -> None:
+    tables = change_log(4, 3)
+    Input(tmp_path / "one").add(pa.concat_tables(tables))
+    source = {"type": "files", "format": "parquet", "path": str(tmp_path / "one"), "schema": SCHEMA}
+    pipeline = {
+        "source": source,
+        "queue": {"key": "k", "time": "t", "delete_when": "op = 'd'", "buckets": 2},
+        "persist": {"source": "always"},
+        "sink": {"type": "memory"},
+        "query": {
+            "name": "changes",
+            "checkpoint": str(tmp_path / "checkpoint"),
+            "trigger": "available_now",
+        },
+    }
+    run_to_end(Pipeline.model_validate(pipeline))
+    sink: dict[int, int] = {}
+    fold(sink, [row.asDict() for row in spark.table("changes").collect()])
+    assert sink == expected(tables)
+
+
+@pytest.mark.parametrize(
+    ("delete_when", "message"),
+    [
+        ("nth + 1", "delete_when is not a condition: .*type=bigint"),
+        ("opp = 'd'", "no column 'opp'"),
+    ],
+)
+def test_a_wrong_condition_is_refused_before_the_query_starts(
+    spark: SparkSession, tmp_path: Path, delete_when: str, message: str
+) -> None:
+    df = Place(tmp_path).input.frame(spark, SCHEMA)
+    with pytest.raises(InvalidUsageError, match=message):
+        penstock.update_queue(
+            df, key="k", time="t", delete_when=delete_when, state_location=str(tmp_path / "state")
+        )
+
+
+def test_results_of_apply_must_say_which_rows_are_deletes(spark: SparkSession, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    tables = change_log(5, 1)
+    place.input.add(*tables)
+
+    def made(output_schema: str) -> DataFrame:
+        return penstock.update_queue(
+            place.input.frame(spark, SCHEMA), key="k", time="t", delete_when="op = 'd'",
+            apply=lambda rows: rows.select(["k", "op", "deleted", "nth"]), output_schema=output_schema,
+            state_location=str(place.state), buckets=2,
+        )  # fmt: skip
+
+    with pytest.raises(InvalidUsageError, match="do not say which rows are deletes"):
+        made("k long, op string")
+    place.run(made("k long, op string, deleted boolean, nth long"))
+    sink: dict[int, int] = {}
+    for table in place.batches().values():
+        fold(sink, table.to_pylist())
+    assert sink == expected(tables)

@@ -1,0 +1,102 @@
+"""The option `delete_when`: its checks, and its place in graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.dataflow import Graph, graph
+from penstock.dataflow.nodes import PushedScan, UpdateQueue, topological
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.deletes import mark_deletes
+from penstock.operators.update_stream.operator_options import QueueOptions
+from penstock.sql.evaluate import project
+
+SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "op": pa.string(), "v": pa.float64()})
+
+
+def changes(name: str = "changes", schema: pa.Schema = SCHEMA, **options: Any) -> Graph:
+    return graph("g").source(name, schema, **options)
+
+
+def test_a_null_condition_is_no_delete() -> None:
+    _, columns = mark_deletes("op = 'd'", ["k", "op"])
+    table = project(pa.table({"k": [1, 2, 3], "op": ["d", None, "u"]}), dict(columns))
+    assert table.column("deleted").to_pylist() == [True, False, False]
+
+
+def test_a_column_that_marks_deletes_already_is_replaced() -> None:
+    _, columns = mark_deletes("Deleted", ["k", "DELETED", "v"])
+    table = project(pa.table({"k": [1, 2], "DELETED": [None, True], "v": [0, 0]}), dict(columns))
+    assert table.to_pydict() == {"k": [1, 2], "v": [0, 0], "deleted": [False, True]}
+
+
+@pytest.mark.parametrize(
+    ("delete_when", "message"),
+    [
+        (True, "delete_when is not an SQL expression: got=True"),
+        ("op =", "expression"),
+        ("max(op) = 'd'", "delete_when is not a condition on single rows"),
+    ],
+)
+def test_a_wrong_condition_is_refused_with_the_options(delete_when: Any, message: str) -> None:
+    with pytest.raises(InvalidUsageError, match=message):
+        QueueOptions(delete_when=delete_when)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delete_when": "opp = 'd'"}, "no column 'opp'.*did you mean 'op'"),
+        ({"delete_when": "v + 1"}, "delete_when is not a condition: .*type=double"),
+        (
+            {"delete_when": "op = 'd'", "apply": lambda rows: rows, "output_schema": "k string, v double"},
+            "results of apply do not say which rows are deletes.*'deleted boolean'",
+        ),
+        (
+            {"delete_when": "op = 'd'", "apply": lambda rows: rows, "output_schema": "k string, deleted int"},
+            "results of apply do not say which rows are deletes",
+        ),
+    ],
+)
+def test_a_graph_refuses_what_does_not_fit_its_columns(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidUsageError, match=message):
+        changes().update_queue("k", "t", **options)
+    with pytest.raises(InvalidUsageError, match=message):
+        changes().union(changes("more"), key="k", time="t", **options)
+
+
+def test_another_column_of_the_name_is_refused() -> None:
+    schema = SCHEMA.append(pa.field("Deleted", pa.bool_()))
+    with pytest.raises(InvalidUsageError, match="has this column already: column=Deleted"):
+        changes(schema=schema).update_queue("k", "t", delete_when="op = 'd'")
+
+
+def test_queues_and_unions_of_graphs_have_the_column_and_the_union_prefers_by_name() -> None:
+    queue = changes().update_queue("k", "t", delete_when="op = 'd'")
+    union = changes().union(changes("more"), key="k", time="t", prefer="more", delete_when="op = 'd'")
+    for made in (queue, union):
+        assert made.schema == SCHEMA.append(pa.field("deleted", pa.bool_()))
+        assert made.key == ("k",)
+    assert queue.update_queue("k", "t", delete_when="deleted").schema == queue.schema
+
+
+def test_readers_of_a_p_stream_mark_and_conflate() -> None:
+    source = changes(kind="p-stream", options={"path": "nowhere"})
+    planned = source.update_queue("k", "t", delete_when="op = 'd'").plan(persist="never").root
+    scan = next(node for node in topological(planned) if isinstance(node, PushedScan)).scan
+    assert scan.latest_by is not None
+    assert scan.select is not None
+    assert "deleted" in scan.select
+    plain = source.update_queue("k", "t")
+    assert [type(node) for node in topological(plain.root)][1:] == [UpdateQueue], "without deletes, no step"
+
+
+def test_windows_and_joins_refuse_the_option() -> None:
+    with pytest.raises(InvalidUsageError, match="no such option: option=delete_when"):
+        changes().window("t", size="1 s", unit="s", mode="lazy", delete_when="op = 'd'")  # type: ignore[call-arg]
+    other = changes("more").select("k", "t", w="v")
+    with pytest.raises(InvalidUsageError, match="no such option: option=delete_when"):
+        changes().join(other, on="k", time="t", within="1 s", unit="s", delete_when="op = 'd'")  # type: ignore[call-arg]
