@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.spark_ext.api.update_union import update_union
     from penstock.spark_ext.api.update_window import update_window
     from penstock.spark_ext.graph.runner import start
+    from penstock.spark_ext.kafka.decode import decode_kafka
     from penstock.spark_ext.state_reader.fork import fork_state
     from penstock.spark_ext.state_reader.read_state import read_state
 
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "abort",
     "database",
+    "decode_kafka",
     "event",
     "fork_state",
     "graph",
@@ -58,6 +60,7 @@ __getattr__ = lazily(
         "PStreamWriter": "penstock.checkpointing.p_stream",
         "abort": "penstock.procedures",
         "database": "penstock.procedures",
+        "decode_kafka": "penstock.spark_ext.kafka.decode",
         "event": "penstock.procedures",
         "fork_state": "penstock.spark_ext.state_reader.fork",
         "graph": "penstock.dataflow",

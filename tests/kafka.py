@@ -21,7 +21,6 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from pyspark.sql import SparkSession
 
 from tests.processes import kill, until
 
@@ -86,10 +85,9 @@ def _fetch(target: Path, modules: Iterable[tuple[str, str, str]], configuration:
     unfinished.rename(target)
 
 
-def add_connector(spark: SparkSession) -> None:
-    """Let a session that runs read and write Kafka."""
-    for jar in sorted(fetch_jars()[1].glob("*.jar")):
-        spark.sql(f"ADD JAR '{jar}'")
+def connector_jars() -> list[str]:
+    """Return the paths of the connector's jars; a running session takes them by ``ADD JAR``."""
+    return [str(jar) for jar in sorted(fetch_jars()[1].glob("*.jar"))]
 
 
 class Record(NamedTuple):

@@ -275,14 +275,25 @@ def _source_problems(source: Source, query: Query) -> Iterator[Problem]:
                 "needs exactly one of subscribe, subscribePattern, assign",
                 "name the topics, such as subscribe: trades",
             )
-        if source.value_format == "json" and source.columns is None:
+        ending = sorted(name for name in source.options if name.lower().startswith("ending"))
+        if ending:
+            yield (
+                ("source", "options"),
+                f"{ending[0]} does not apply to a stream, which has no end",
+                "trigger: available_now reads what is there when the run starts",
+            )
+        if source.value_format != "raw" and source.columns is None:
+            values = "JSON values" if source.value_format == "json" else "change events"
             yield (
                 ("source", "schema"),
-                "is required for JSON values",
+                f"is required for {values}",
                 "write the columns as in CREATE TABLE, such as 'symbol STRING, price DOUBLE'",
             )
-        if source.value_format == "raw" and source.columns is not None:
-            yield (("source", "schema"), "raw values have no columns", "set value_format: json")
+        if source.value_format == "raw":
+            if source.columns is not None:
+                yield ("source", "schema"), "raw values have no columns", "set value_format: json"
+            if "kafka_columns" in source.model_fields_set:
+                yield ("source", "kafka_columns"), "raw records have all of Kafka's columns", "leave it out"
 
 
 def _sink_problems(sink: Sink, query: Query) -> Iterator[Problem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -19,6 +19,7 @@ from penstock.conf.values import (
     cost_of,
     delay_of,
     empty_section,
+    names_of,
     persist_of,
     sql,
     texts,
@@ -35,6 +36,10 @@ WorkingCopyName: TypeAlias = Literal["memory", "rocksdb"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 Nulls: TypeAlias = Literal["error", "drop"]
 OnError: TypeAlias = Literal["keep", "skip", "fail"]
+KafkaFormat: TypeAlias = Literal["json", "debezium"]
+CHANGE_COLUMNS: Final = "deleted BOOLEAN, change_op STRING, change_ms BIGINT, change_lsn BIGINT"
+"""What Debezium says of a change beside its row."""
+KafkaColumn: TypeAlias = Literal["key", "topic", "partition", "offset", "timestamp", "headers"]
 
 
 class Section(BaseModel):
@@ -81,13 +86,28 @@ class FilesSource(Section):
 
 
 class KafkaSource(Section):
-    """Topics of Kafka, read by Spark's own connector; `options` are the connector's."""
+    """Topics of Kafka, read by Spark's own connector; `options` are the connector's.
+
+    `kafka_columns` are Kafka's own columns beside those of `columns`, each with the prefix ``kafka_``.
+    """
 
     type: Literal["kafka"]
-    value_format: Literal["json", "raw"] = "raw"
+    value_format: KafkaFormat | Literal["raw"] = "raw"
     columns: Text | None = Field(default=None, alias="schema")
+    kafka_columns: Annotated[tuple[KafkaColumn, ...], BeforeValidator(names_of)] = ("timestamp",)
     on_error: OnError = "keep"
     options: Options = {}
+
+    @property
+    def has_headers(self) -> bool:
+        """True if the connector is to return the headers of records."""
+        given = {name.lower(): value.lower() for name, value in self.options.items()}
+        return "headers" in self.kafka_columns or given.get("includeheaders") == "true"
+
+    @property
+    def decoded_format(self) -> KafkaFormat:
+        """The format of values that are decoded."""
+        return "json" if self.value_format == "raw" else self.value_format
 
 
 class PStreamSource(Section):

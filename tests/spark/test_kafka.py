@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
 
 from penstock.conf.pipeline import Pipeline
+from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.late_decoding import decodes_late
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.jobs.pipelines.start import start_pipeline
-from tests.kafka import Broker, Record, add_connector, broker
+from penstock.spark_ext.kafka.decode import decode_kafka
+from tests.kafka import Broker, Record, broker, connector_jars
 from tests.processes import until
 from tests.spark.conftest import Sessions
 
@@ -25,10 +28,14 @@ _COLUMNS = "symbol STRING, time LONG, price DOUBLE"
 
 @pytest.fixture(scope="module")
 def spark(broker: Broker, sessions: Sessions) -> Any:
-    """Give a session with Spark's connector."""
+    """Give a session with Spark's connector, which sessions of other modules do not find."""
     with sessions.session() as session:
-        add_connector(session)
+        for jar in connector_jars():
+            session.sql(f"ADD JAR '{jar}'")
         yield session
+        # The jars are in a class loader that Spark leaves to the JVM's thread of this one.
+        lang = session._jvm.java.lang
+        lang.Thread.currentThread().setContextClassLoader(lang.ClassLoader.getSystemClassLoader())
 
 
 def quote(symbol: str, time: int, price: float = 1.0, **more: Any) -> Record:
@@ -193,3 +200,113 @@ def test_a_query_outlives_a_broker_that_is_killed_and_comes_back(
         assert not running.await_termination(0)  # which raises a failure
     finally:
         running.stop()
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_queue_by_kafkas_own_key_and_offset_decodes_only_what_leaves_it(
+    broker: Broker, spark: SparkSession, tmp_path: Path, late: bool
+) -> None:
+    topic = broker.make_topic(f"h-in-{late}")
+    out = broker.make_topic(f"h-out-{late}")
+    bad = Record(b"A", b"{")
+    broker.send(topic, [quote("A", 9), bad, quote("A", 2), quote("B", 1)])
+    broker.send(topic, [bad._replace(key=b"C"), quote("A", 1)])
+    run = pipeline(
+        broker,
+        tmp_path,
+        {"subscribe": topic},
+        source={"kafka_columns": ["key", "offset"]},
+        queue={"key": "kafka_key", "time": "kafka_offset"},
+        results={
+            "filter": "kafka_offset > 3 OR symbol = 'B'",
+            "projection": ["kafka_key", "symbol", "price * 2 AS double", "time"],
+        },
+        to=out,
+        **({} if late else {"filter": "kafka_offset >= 0"}),
+    )
+    assert decodes_late(run) is late
+    totals = run_to_end(run, spark=spark)
+    rows = {record.key: json.loads(record.value or b"") for record in broker.read(out)}
+    assert {key: (row.get("symbol"), row.get("double"), row.get("time")) for key, row in rows.items()} == {
+        b"A": ("A", 2.0, 1),
+        b"B": ("B", 2.0, 1),
+        b"C": (None, None, None),
+    }
+    assert (totals.rows_in, totals.conflated) == (6, 3)
+    assert totals.bad_records == (1 if late else 2)  # one of A is conflated
+
+
+def change(op: str, before: Any, after: Any, lsn: int, *, schema: bool = False) -> Record:
+    """Return a change event of a row with the key ``id``, in the form of Debezium for PostgreSQL."""
+    envelope = {"before": before, "after": after, "source": {"lsn": lsn, "ts_ms": 10 * lsn, "db": "d"}}
+    envelope |= {"op": op, "ts_ms": 7}
+    value = {"schema": {"type": "struct", "fields": []}, "payload": envelope} if schema else envelope
+    key = {"id": (after or before)["id"]} if after or before else {"id": 0}
+    return Record(json.dumps(key).encode(), json.dumps(value).encode())
+
+
+_CHANGES = [
+    change("r", None, {"id": 1, "name": "a"}, 1),
+    change("c", None, {"id": 2, "name": "b"}, 2, schema=True),
+    change("u", {"id": 1, "name": "a"}, {"id": 1, "name": "c"}, 3, schema=True),
+    change("d", {"id": 2, "name": None}, None, 4),
+    Record(b'{"id": 2}', None),
+    change("c", None, {"id": 3, "name": "d"}, 5),
+]
+
+
+def test_change_events_are_rows_with_a_flag_for_deletes(spark: SparkSession) -> None:
+    no_row = [Record(b"k", b'{"id": 1}'), Record(b"k", b"no")]
+    no_row += [change("t", None, None, 6), change("x", {"id": 1}, {"id": 1}, 7)]
+    given = [(one.key, one.value) for one in _CHANGES + no_row]
+    records = spark.createDataFrame(given, "key BINARY, value BINARY")
+    rows = decode_kafka(records, "id INT, name STRING", format="debezium", keep=("key",)).drop("kafka_key")
+    assert rows.columns == ["id", "name", "deleted", "change_op", "change_ms", "change_lsn"]
+    found = [tuple(row) for row in rows.collect()]
+    assert found[:5] == [
+        (1, "a", False, "r", 10, 1),
+        (2, "b", False, "c", 20, 2),
+        (1, "c", False, "u", 30, 3),
+        (2, None, True, "d", 40, 4),
+        (3, "d", False, "c", 50, 5),
+    ]
+    assert [row[:2] for row in found[5:]] == [(None, None)] * 4
+    skipped = decode_kafka(records, "id INT, name STRING", format="debezium", keep=(), on_error="skip")
+    assert skipped.count() == 5
+
+
+def test_an_argument_of_decode_kafka_that_is_wrong_is_refused(spark: SparkSession) -> None:
+    records = spark.createDataFrame([(b"k", b"{}")], "key BINARY, value BINARY")
+    with pytest.raises(InvalidUsageError, match="the format is unknown: given=jsn"):
+        decode_kafka(records, "a INT", format=cast("Any", "jsn"))
+    with pytest.raises(InvalidUsageError, match="same name: columns=deleted"):
+        decode_kafka(records, "deleted INT", format="debezium", keep=())
+
+
+@pytest.mark.parametrize("key", ["id", "kafka_key"])
+def test_the_newest_change_of_each_row_of_a_table_leaves_a_queue(
+    broker: Broker, spark: SparkSession, tmp_path: Path, key: str
+) -> None:
+    topic = broker.make_topic(f"i-in-{key}")
+    out = broker.make_topic(f"i-out-{key}")
+    broker.send(topic, _CHANGES)
+    run = pipeline(
+        broker,
+        tmp_path,
+        {"subscribe": topic},
+        source={
+            "value_format": "debezium",
+            "schema": "id INT, name STRING",
+            "kafka_columns": ["key", "offset"],
+        },
+        queue={"key": key, "time": "kafka_offset"},
+        to=out,
+    )
+    assert decodes_late(run) is (key == "kafka_key")
+    run_to_end(run, spark=spark)
+    rows = [json.loads(record.value or b"") for record in broker.read(out)]
+    assert sorted((row["id"], row.get("name"), row["deleted"]) for row in rows) == [
+        (1, "c", False),
+        (2, None, True),
+        (3, "d", False),
+    ]

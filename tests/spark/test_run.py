@@ -26,7 +26,6 @@ from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, 
 from penstock.jobs.pipelines.batches import batch_line, summary_line
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.jobs.pipelines.sinks import pack_values
-from penstock.jobs.pipelines.sources import unpack_values
 from penstock.market import Market
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 from penstock.state_store.location import find_operators
@@ -403,7 +402,7 @@ def test_values_of_kafka_are_unpacked_and_packed(spark: SparkSession) -> None:
         """SELECT CAST(value AS BINARY) AS value, TIMESTAMP '2024-01-31 09:30:00' AS timestamp FROM VALUES
         ('{"symbol": "A", "price": 1.5, "venue": "X"}'), ('nonsense'), (NULL) AS records(value)"""
     )
-    rows = unpack_values(records, "symbol STRING, price DOUBLE")
+    rows = penstock.decode_kafka(records, "symbol STRING, price DOUBLE")
     assert rows.columns == ["symbol", "price", "kafka_timestamp"]
     assert [tuple(row)[:2] for row in rows.collect()] == [("A", 1.5), (None, None), (None, None)]
     quotes = spark.createDataFrame([("A", 1, 1.5)], "symbol STRING, `v.1` INT, price DOUBLE")

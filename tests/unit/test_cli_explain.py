@@ -221,6 +221,10 @@ def test_columns_are_known_without_spark() -> None:
         }
     )
     assert "value" in schema_of(KafkaSource.model_validate(kafka)).names
+    changes = {"value_format": "debezium", "schema": "id INT", "kafka_columns": ["key", "headers"]}
+    assert schema_of(KafkaSource.model_validate(kafka | changes)).names == [
+        *("id", "deleted", "change_op", "change_ms", "change_lsn", "kafka_key", "kafka_headers")
+    ]
     pyarrow.parquet.write_table(_sample(), "s.parquet")
     files = {"type": "files", "format": "parquet", "path": "s.parquet"}
     assert schema_of(FilesSource.model_validate(files)) == _sample().schema

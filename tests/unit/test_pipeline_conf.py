@@ -505,6 +505,16 @@ def test_a_wrong_field_is_named_with_its_line_and_what_would_be_right(
             ["p.yaml:1: source.schema: raw values have no columns. Hint: set value_format: json."],
         ),
         (
+            "{type: kafka, kafka_columns: key, "
+            "options: {kafka.bootstrap.servers: x, assign: y, endingOffsets: z}}",
+            [
+                "p.yaml:1: source.options: endingOffsets does not apply to a stream, which has no end. "
+                "Hint: trigger: available_now reads what is there when the run starts.",
+                "p.yaml:1: source.kafka_columns: raw records have all of Kafka's columns. "
+                "Hint: leave it out.",
+            ],
+        ),
+        (
             "market",
             ["p.yaml:1: source: 'market' is not a section. Hint: write its fields below it, indented."],
         ),

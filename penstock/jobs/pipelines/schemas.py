@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from penstock.checkpointing.p_stream import PStream
 from penstock.conf.sections import (
+    CHANGE_COLUMNS,
     FilesSource,
     KafkaSource,
     MarketSource,
@@ -25,6 +26,7 @@ __all__ = ["read_sample", "schema_of"]
 
 _INSTANT: Final = pa.timestamp("us", "UTC")
 _RATE: Final = pa.schema({"timestamp": _INSTANT, "value": pa.int64()})
+_HEADERS: Final = pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
 _KAFKA: Final = pa.schema(
     {
         "key": pa.binary(),
@@ -53,14 +55,23 @@ def schema_of(source: Source | TableSection) -> pa.Schema:
     if isinstance(source, TableSection | SparkSource):
         return _declared_schema(source.columns)
     if isinstance(source, KafkaSource):
-        if source.columns is None:
-            return _KAFKA
-        return _declared_schema(source.columns).append(pa.field("kafka_timestamp", _INSTANT))
+        return _kafka_schema(source)
     if isinstance(source, FilesSource):
         if source.columns is not None:
             return _declared_schema(source.columns)
         return pa.schema({"value": pa.string()}) if source.format == "text" else _schema_in_files(source)
     return _RATE
+
+
+def _kafka_schema(source: KafkaSource) -> pa.Schema:
+    own = _KAFKA.append(pa.field("headers", _HEADERS)) if source.has_headers else _KAFKA
+    if source.columns is None:
+        return own
+    declared = _declared_schema(source.columns)
+    if source.value_format == "debezium":
+        declared = pa.schema([*declared, *parse_schema(CHANGE_COLUMNS)])
+    named = [own.field(name).with_name(f"kafka_{name}") for name in source.kafka_columns]
+    return pa.schema([*declared, *named])
 
 
 def _declared_schema(text: str) -> pa.Schema:

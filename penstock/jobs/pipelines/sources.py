@@ -10,7 +10,6 @@ from typing import Any
 import pyspark
 from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
 
 from penstock.conf.pipeline import (
     FilesSource,
@@ -23,21 +22,21 @@ from penstock.conf.pipeline import (
     SparkSource,
     TableSection,
 )
-from penstock.conf.sections import OnError
 from penstock.errors import InvalidUsageError
-from penstock.jobs.pipelines.bad_records import BAD_RECORD, count_bad_records
 from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE
 from penstock.jobs.session import is_local
+from penstock.spark_ext.api.bad_records import BAD_RECORD, count_bad_records
 from penstock.spark_ext.api.failure import failure_of, is_late_worker, root_cause, spark_message
+from penstock.spark_ext.kafka.decode import decode_kafka
 
 __all__ = [
     "SectionError",
+    "kafka_records",
     "read_sources",
     "read_tables",
     "resolve",
     "section",
     "spark_options",
-    "unpack_values",
 ]
 
 
@@ -177,33 +176,24 @@ def _files(spark: SparkSession, source: FilesSource, place: str) -> DataFrame:
     return reader.load(path)
 
 
+def kafka_records(spark: SparkSession, source: KafkaSource) -> DataFrame:
+    """Return the records of a source as Spark's connector gives them."""
+    reader = spark.readStream.format("kafka").options(**source.options)
+    return (reader.option("includeHeaders", "true") if source.has_headers else reader).load()
+
+
 def _kafka(spark: SparkSession, source: KafkaSource, place: str) -> DataFrame:
-    records = spark.readStream.format("kafka").options(**source.options).load()
+    records = kafka_records(spark, source)
     if source.columns is None:
         return records
-    return unpack_values(records, source.columns, place, source.on_error)
-
-
-def unpack_values(
-    records: DataFrame, columns: str, place: str = SOURCE, on_error: OnError = "keep"
-) -> DataFrame:
-    """Return the columns of Kafka records whose values are JSON, and ``kafka_timestamp``.
-
-    A value that is not JSON, or has a field of another type, is a bad record; one that is kept has nulls.
-
-    Parameters
-    ----------
-    records : pyspark.sql.DataFrame
-        Rows of Spark's Kafka connector; only ``value`` and ``timestamp`` are read.
-    columns : str
-        Names and types, as DDL.
-    place, on_error
-        As for `count_bad_records`.
-    """
-    options = {"columnNameOfCorruptRecord": BAD_RECORD}
-    parsed = sf.from_json(sf.col("value").cast("string"), f"{columns}, {BAD_RECORD} STRING", options)
-    values = records.select(parsed.alias("value"), sf.col("timestamp").alias("kafka_timestamp"))
-    return count_bad_records(values.select("value.*", "kafka_timestamp"), place, on_error)
+    return decode_kafka(
+        records,
+        source.columns,
+        format=source.decoded_format,
+        keep=source.kafka_columns,
+        on_error=source.on_error,
+        name=place,
+    )
 
 
 def _rate(spark: SparkSession, source: RateSource) -> DataFrame:

@@ -20,6 +20,7 @@ from penstock.conf.pipeline import Pipeline, PStreamSink, PStreamSource, Source,
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.functions import import_function
 from penstock.jobs.pipelines.graph import OTHER, Binding, graph_of
+from penstock.jobs.pipelines.late_decoding import decode_results, decodes_late, read_encoded
 from penstock.jobs.pipelines.schemas import schema_of
 from penstock.jobs.pipelines.sinks import sink_writer
 from penstock.jobs.pipelines.sources import SectionError, read_sources, read_tables, resolve, section
@@ -51,15 +52,20 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
     """
     query = pipeline.query
     register(spark, metrics_file=query.metrics, metrics_query=query.name)
-    sources, tables = read_sources(spark, pipeline), read_tables(spark, pipeline)
+    late = decodes_late(pipeline)
+    sources = read_encoded(spark, pipeline) if late else read_sources(spark, pipeline)
+    tables = read_tables(spark, pipeline)
 
     def columns(name: str, section: Source | TableSection) -> pa.Schema:
         return _columns(tables[name] if name in tables else sources[name], section)
 
     binding = Binding(columns, partial(import_function, field="apply"), partial(resolve, spark))
-    graph = graph_of(pipeline, document, binding)
+    if late:
+        graph_of(pipeline, document)  # checks the results, which follow the decoding
+    graph = graph_of(pipeline.model_copy(update={"results": None}) if late else pipeline, document, binding)
 
     def write(rows: DataFrame) -> DataStreamWriter:
+        rows = decode_results(rows, pipeline) if late else rows
         return sink_writer(spark, rows, pipeline).outputMode("append")
 
     source = pipeline.source

@@ -1,0 +1,74 @@
+"""Queues over Kafka's encoded records, of which only those that leave the queue are decoded.
+
+A queue whose key and time are Kafka's own needs no value to choose the newest record of a key. So the
+pipeline runs as ``source -> queue -> decode -> results -> sink``. The rows are those of decoding first: a
+record that cannot be read is kept then, too, and so is the newest of its key in both.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from penstock.conf.pipeline import KafkaSource, Pipeline, PStreamSink
+from penstock.errors import InternalError
+from penstock.jobs.pipelines.graph import SOURCE
+from penstock.jobs.pipelines.sources import kafka_records, section
+from penstock.spark_ext.kafka.decode import decode_kafka, without_tombstones
+
+__all__ = ["decode_results", "decodes_late", "read_encoded"]
+
+_VALUE: Final = "kafka_value"
+
+
+def decodes_late(pipeline: Pipeline) -> bool:
+    """Return True if the queue of a pipeline can choose records before they are decoded."""
+    source, queue = pipeline.source, pipeline.queue
+    if not isinstance(source, KafkaSource) or source.columns is None or queue is None:
+        return False
+    steps = (pipeline.filter, pipeline.projection, pipeline.lookup, pipeline.window, queue.apply)
+    if any(step is not None for step in steps) or queue.staleness_column or isinstance(queue.weight, str):
+        return False
+    if source.on_error != "keep" or pipeline.planned_persist != "never":
+        return False
+    own = {f"kafka_{column}" for column in source.kafka_columns}
+    used = {*queue.key, queue.time, *((queue.arrival,) if queue.arrival is not None else ())}
+    return used <= own and not isinstance(pipeline.sink, PStreamSink)
+
+
+def read_encoded(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame | str]:
+    """Return the source of such a pipeline: Kafka's own columns that it names, and the encoded value."""
+    source = _source(pipeline)
+    with section(SOURCE):
+        records = kafka_records(spark, source)
+        if source.value_format == "debezium":
+            records = without_tombstones(records)
+        own = [sf.col(column).alias(f"kafka_{column}") for column in source.kafka_columns]
+        return {SOURCE: records.select(*own, sf.col("value").alias(_VALUE))}
+
+
+def decode_results(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
+    """Decode what such a pipeline's queue emits, and apply the filter and projection of `results`."""
+    source = _source(pipeline)
+    own = [sf.col(f"kafka_{column}").alias(column) for column in source.kafka_columns]
+    rows = decode_kafka(
+        rows.select(*own, sf.col(_VALUE).alias("value")),
+        source.columns or "",
+        format=source.decoded_format,
+        keep=source.kafka_columns,
+        name=SOURCE,
+    )
+    results = pipeline.results
+    if results is not None and results.filter is not None:
+        rows = rows.where(results.filter)
+    if results is not None and results.projection is not None:
+        rows = rows.selectExpr(*results.projection)
+    return rows
+
+
+def _source(pipeline: Pipeline) -> KafkaSource:
+    if not isinstance(pipeline.source, KafkaSource):
+        raise InternalError("only records of Kafka are decoded late")
+    return pipeline.source

@@ -1,0 +1,1 @@
+"""Records of Kafka, as Spark's connector gives them, as rows."""

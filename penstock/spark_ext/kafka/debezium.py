@@ -1,0 +1,56 @@
+"""Change events of Debezium as rows.
+
+An envelope has the row before and after a change, the operation, and where in the source's log it was: either
+at the top, or in ``payload`` beside the ``schema`` of the envelope, as the converter's setting
+``schemas.enable`` says.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as sf
+from pyspark.sql.types import LongType, StringType, StructType
+
+from penstock.spark_ext.api.bad_records import BAD_RECORD
+
+__all__ = ["decode_debezium"]
+
+_DELETE: Final = "d"
+_ROW_OPERATIONS: Final = ("c", "u", _DELETE, "r")
+"""Create, update, delete and read (a snapshot's row). A truncation or a message has no row."""
+
+
+def decode_debezium(text: Column, table: StructType) -> Column:
+    """Return a change event as a struct of the table's columns, `CHANGE_COLUMNS` and `BAD_RECORD`.
+
+    Parameters
+    ----------
+    text : pyspark.sql.Column
+        The event as JSON, not null.
+    table : pyspark.sql.types.StructType
+        The columns of the table.
+    """
+    position = StructType().add("ts_ms", LongType()).add("lsn", LongType())
+    envelope = (
+        StructType().add("before", table).add("after", table).add("op", StringType()).add("source", position)
+    )
+    schema = StructType([*envelope, *StructType().add("payload", envelope).add(BAD_RECORD, StringType())])
+    event = sf.from_json(text, schema, {"columnNameOfCorruptRecord": BAD_RECORD})
+
+    def field(name: str) -> Column:
+        return sf.coalesce(event[name], event["payload"][name])
+
+    operation, source = field("op"), field("source")
+    row = sf.when(operation == _DELETE, field("before")).when(
+        operation.isin(*_ROW_OPERATIONS), field("after")
+    )
+    return sf.struct(
+        *(row.getField(column.name).alias(column.name) for column in table),
+        (operation == _DELETE).alias("deleted"),
+        operation.alias("change_op"),
+        source["ts_ms"].alias("change_ms"),
+        source["lsn"].alias("change_lsn"),
+        sf.when(row.isNull(), text).otherwise(event[BAD_RECORD]).alias(BAD_RECORD),
+    )

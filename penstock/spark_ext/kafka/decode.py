@@ -1,0 +1,90 @@
+"""The values of Kafka's records as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, cast, get_args
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import StringType, StructType
+
+from penstock.conf.sections import CHANGE_COLUMNS, KafkaColumn, KafkaFormat, OnError
+from penstock.errors import InvalidUsageError
+from penstock.spark_ext.api.bad_records import BAD_RECORD, count_bad_records
+from penstock.spark_ext.kafka.debezium import decode_debezium
+
+__all__ = ["decode_kafka", "without_tombstones"]
+
+_VALUE: Final = "kafka_value"
+
+
+def decode_kafka(
+    records: DataFrame,
+    columns: str,
+    *,
+    format: KafkaFormat = "json",
+    keep: Sequence[KafkaColumn] = ("timestamp",),
+    on_error: OnError = "keep",
+    name: str = "kafka",
+) -> DataFrame:
+    """Return the columns that the values of Kafka's records hold.
+
+    The records may be those of a source, or what an update queue over them emits: then only these are
+    decoded. Called on the driver when a query is made.
+
+    Parameters
+    ----------
+    records : pyspark.sql.DataFrame
+        Rows with the column ``value``, and those that `keep` names.
+    columns : str
+        Names and types of the value's columns, as in CREATE TABLE.
+    format : {"json", "debezium"}
+        ``debezium`` is the JSON of Debezium's change events, with or without their schema. `columns` are
+        those of the table; ``deleted BOOLEAN``, ``change_op STRING``, ``change_ms BIGINT`` and
+        ``change_lsn BIGINT`` follow. A deleted row has the columns it had before, of which the database may
+        send only the key. Tombstones are left out.
+    keep : sequence of str
+        Kafka's own columns to keep: ``key``, ``topic``, ``partition``, ``offset``, ``timestamp``,
+        ``headers``. Each gets the prefix ``kafka_`` and follows the others.
+    on_error : {"keep", "skip", "fail"}
+        The treatment of a value that cannot be read, or has a field of another type: kept with nulls, left
+        out, or a failure of the query. `penstock.metrics` counts them as ``bad_records``.
+    name : str
+        The name under which they are counted; another one for each call in a query.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an argument is wrong, or two columns have the same name.
+    """
+    given = {"format": (format, KafkaFormat), "on_error": (on_error, OnError)}
+    for argument, (word, words) in given.items():
+        if word not in get_args(words):
+            known = ", ".join(get_args(words))
+            raise InvalidUsageError(f"the {argument} is unknown", given=word, hint=f"it is one of {known}")
+    table = cast("StructType", StructType.fromDDL(columns))
+    own = [f"kafka_{column}" for column in keep]
+    changes = cast("StructType", StructType.fromDDL(CHANGE_COLUMNS)).names if format == "debezium" else []
+    names = [*table.names, *changes, *own]
+    twice = sorted({one for one in names if names.count(one) > 1})
+    if twice:
+        raise InvalidUsageError("two columns have the same name", columns=", ".join(twice))
+    if format == "debezium":
+        records = without_tombstones(records)
+        value = decode_debezium(sf.col("value").cast("string"), table)
+    else:
+        value = _decode_json(sf.col("value").cast("string"), table)
+    kept = [sf.col(column).alias(to) for column, to in zip(keep, own, strict=True)]
+    rows = records.select(value.alias(_VALUE), *kept).select(f"{_VALUE}.*", *own)
+    return count_bad_records(rows, name, on_error)
+
+
+def _decode_json(text: Column, table: StructType) -> Column:
+    schema = StructType([*table, *StructType().add(BAD_RECORD, StringType())])
+    return sf.from_json(text, schema, {"columnNameOfCorruptRecord": BAD_RECORD})
+
+
+def without_tombstones(records: DataFrame) -> DataFrame:
+    """Leave out records without a value, which Debezium sends after each delete for Kafka's compaction."""
+    return records.where(sf.col("value").isNotNull())
