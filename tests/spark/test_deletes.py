@@ -144,3 +144,21 @@ def test_results_of_apply_must_say_which_rows_are_deletes(spark: SparkSession, t
     for table in place.batches().values():
         fold(sink, table.to_pylist())
     assert sink == expected(tables)
+
+
+def test_a_union_takes_deletes_from_each_input(spark: SparkSession, tmp_path: Path) -> None:
+    place, other = Place(tmp_path), Input(tmp_path / "other")
+    kinds = pa.schema({"k": pa.int64(), "t": pa.int64(), "op": pa.string(), "nth": pa.int64()})
+    inputs = {
+        place.input: [(1, 1, "i"), (2, 5, "d"), (3, 1, "d")],
+        other: [(2, 3, "i"), (1, 2, "d"), (3, 4, "i")],
+    }
+    for to, rows in inputs.items():
+        to.add(pa.Table.from_pylist([{"k": k, "t": t, "op": op, "nth": t} for k, t, op in rows], kinds))
+    frames = [to.frame(spark, SCHEMA) for to in inputs]
+    place.run(
+        penstock.update_union(
+            *frames, key="k", time="t", delete_when="op = 'd'", buckets=1, state_location=str(place.state)
+        )
+    )
+    assert sorted(place.sequence("k", "t", "deleted")) == [(1, 2, True), (2, 5, True), (3, 4, False)]

@@ -10,8 +10,12 @@ import pytest
 from penstock.dataflow import Graph, graph
 from penstock.dataflow.nodes import PushedScan, UpdateQueue, topological
 from penstock.errors import InvalidUsageError
+from penstock.operators.joins.join import UpdateJoin
+from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.deletes import mark_deletes
 from penstock.operators.update_stream.operator_options import QueueOptions
+from penstock.operators.update_stream.stream import UpdateStream
 from penstock.sql.evaluate import project
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "op": pa.string(), "v": pa.float64()})
@@ -100,3 +104,26 @@ def test_windows_and_joins_refuse_the_option() -> None:
     other = changes("more").select("k", "t", w="v")
     with pytest.raises(InvalidUsageError, match="no such option: option=delete_when"):
         changes().join(other, on="k", time="t", within="1 s", unit="s", delete_when="op = 'd'")  # type: ignore[call-arg]
+
+
+def test_a_join_matches_a_deleted_row_and_keeps_its_mark() -> None:
+    sides = [
+        UpdateStream(pa.schema({"k": pa.int64(), "t": pa.int64(), name: kind}), ("k",), "t")
+        for name, kind in (("left_deleted", pa.bool_()), ("price", pa.float64()))
+    ]
+    left, right = sides
+    join = UpdateJoin(JoinedStream(left, right, 100, 100, None))
+
+    def arrive(stream: UpdateStream, *rows: dict[str, Any]) -> Arrivals:
+        return Arrivals.of(stream, pa.RecordBatch.from_pylist(list(rows), stream.schema))
+
+    first = join.join(
+        arrive(left, {"k": 1, "t": 1, "left_deleted": False}), arrive(right, {"k": 1, "t": 2, "price": 0.5})
+    )
+    assert first.rows.to_pylist() == [{"k": 1, "t": 2, "left_deleted": False, "price": 0.5}]
+    deleted = join.join(
+        arrive(left, {"k": 1, "t": 5, "left_deleted": True}, {"k": 2, "t": 5, "left_deleted": True}), None
+    )
+    assert deleted.rows.to_pylist() == [{"k": 1, "t": 5, "left_deleted": True, "price": 0.5}], (
+        "key 2: no match"
+    )
