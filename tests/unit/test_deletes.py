@@ -7,9 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.conf.pipeline import Pipeline
 from penstock.dataflow import Graph, graph
 from penstock.dataflow.nodes import PushedScan, UpdateQueue, topological
 from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.late_decoding import decodes_late
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.update_stream.arrivals import Arrivals
@@ -127,3 +129,23 @@ def test_a_join_matches_a_deleted_row_and_keeps_its_mark() -> None:
     assert deleted.rows.to_pylist() == [{"k": 1, "t": 5, "left_deleted": True, "price": 0.5}], (
         "key 2: no match"
     )
+
+
+def test_records_of_kafka_are_decoded_before_a_queue_that_reads_deletes_from_them() -> None:
+    queue = {"key": "kafka_key", "time": "kafka_offset"}
+    pipeline = {
+        "source": {
+            "type": "kafka",
+            "options": {"kafka.bootstrap.servers": "nowhere:9092", "subscribe": "changes"},
+            "value_format": "debezium",
+            "schema": "id INT",
+            "kafka_columns": ["key", "offset"],
+        },
+        "queue": queue,
+        "persist": "never",
+        "sink": {"type": "noop"},
+        "query": {"checkpoint": "checkpoint"},
+    }
+    marked = pipeline | {"queue": queue | {"delete_when": "deleted"}}
+    assert decodes_late(Pipeline.model_validate(pipeline))
+    assert not decodes_late(Pipeline.model_validate(marked))

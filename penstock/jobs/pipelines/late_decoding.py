@@ -31,6 +31,8 @@ def decodes_late(pipeline: Pipeline) -> bool:
     steps = (pipeline.filter, pipeline.projection, pipeline.lookup, pipeline.window, queue.apply)
     if any(step is not None for step in steps) or queue.staleness_column or isinstance(queue.weight, str):
         return False
+    if queue.delete_when is not None:  # It may read what is decoded.
+        return False
     if source.on_error != "keep" or pipeline.planned_persist != "never":
         return False
     own = {f"kafka_{column}" for column in source.kafka_columns}
