@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.spark_ext.api.update_queue import update_queue
     from penstock.spark_ext.api.update_union import update_union
     from penstock.spark_ext.api.update_window import update_window
+    from penstock.spark_ext.api.upsert import upsert
     from penstock.spark_ext.graph.runner import start
     from penstock.spark_ext.kafka.decode import decode_kafka
     from penstock.spark_ext.state_reader.fork import fork_state
@@ -50,6 +51,7 @@ __all__ = [
     "update_queue",
     "update_union",
     "update_window",
+    "upsert",
     "write_transactions",
 ]
 
@@ -77,6 +79,7 @@ __getattr__ = lazily(
         "update_queue": "penstock.spark_ext.api.update_queue",
         "update_union": "penstock.spark_ext.api.update_union",
         "update_window": "penstock.spark_ext.api.update_window",
+        "upsert": "penstock.spark_ext.api.upsert",
         "write_transactions": "penstock.spark_ext.api.transactions",
     },
 )

@@ -21,6 +21,7 @@ from penstock.conf.sections import (
     Sink,
     Source,
     SparkSink,
+    UpsertSink,
     WindowJoinSection,
     WindowSection,
 )
@@ -51,6 +52,8 @@ def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
             yield (*place, *path), fact, hint
     yield from _step_problems(pipeline)
     yield from _sink_problems(pipeline.sink, pipeline.query)
+    if isinstance(pipeline.sink, UpsertSink):
+        yield from _upsert_problems(pipeline.sink, pipeline)
     yield from _window_problems(pipeline)
     for name in ("queue", "union"):
         queue = getattr(pipeline, name)
@@ -296,8 +299,22 @@ def _source_problems(source: Source, query: Query) -> Iterator[Problem]:
                 yield ("source", "kafka_columns"), "raw records have all of Kafka's columns", "leave it out"
 
 
+def _upsert_problems(sink: UpsertSink, pipeline: PipelineSections) -> Iterator[Problem]:
+    step = pipeline.step
+    for name, example in (("key", "symbol"), ("time", "time")):
+        if getattr(sink, name) is None and step is None:
+            yield (
+                ("sink", name),
+                "is required without a queue, a union or a join",
+                f"write it, such as {name}: {example}",
+            )
+
+
 def _sink_problems(sink: Sink, query: Query) -> Iterator[Problem]:
-    if isinstance(sink, ParquetSink | KafkaSink | PStreamSink | SparkSink) and query.checkpoint is None:
+    if (
+        isinstance(sink, ParquetSink | KafkaSink | PStreamSink | SparkSink | UpsertSink)
+        and query.checkpoint is None
+    ):
         yield (
             ("query", "checkpoint"),
             f"is required for the {sink.type} sink, so that a restart continues where it stopped",

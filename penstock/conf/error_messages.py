@@ -36,6 +36,7 @@ from penstock.conf.sections import (
     SparkSource,
     TableSection,
     UnionSection,
+    UpsertSink,
     WindowJoinSection,
     WindowSection,
 )
@@ -58,6 +59,7 @@ _SINKS: Final[dict[str, type[Section]]] = {
     "pstream": PStreamSink,
     "spark": SparkSink,
     "foreach_batch": ForeachBatchSink,
+    "upsert": UpsertSink,
     "memory": MemorySink,
     "noop": NoopSink,
 }

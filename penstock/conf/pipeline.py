@@ -48,6 +48,7 @@ from penstock.conf.sections import (
     SparkSource,
     TableSection,
     UnionSection,
+    UpsertSink,
     WindowSection,
 )
 from penstock.conf.values import did_you_mean
@@ -80,6 +81,7 @@ __all__ = [
     "SparkSource",
     "TableSection",
     "UnionSection",
+    "UpsertSink",
     "WindowSection",
     "example_names",
     "example_text",

@@ -186,6 +186,22 @@ class ForeachBatchSink(Section):
     function: Function
 
 
+class UpsertSink(Section):
+    """A table of a store, kept up to date; see `penstock.upsert`.
+
+    `key` and `time` are by default those of the queue, union or join.
+    """
+
+    type: Literal["upsert"]
+    to: Text
+    table: Text | None = None
+    key: Names | None = None
+    time: Text | None = None
+    delete_when: Annotated[Text | None, BeforeValidator(sql)] = None
+    create: bool = False
+    patience: Annotated[str, BeforeValidator(delay_of)] = "5 minutes"
+
+
 class MemorySink(Section):
     """A table in the driver's memory, named as the query; for tests and notebooks."""
 
@@ -200,7 +216,15 @@ class NoopSink(Section):
 
 Source: TypeAlias = MarketSource | FilesSource | KafkaSource | PStreamSource | SparkSource | RateSource
 Sink: TypeAlias = (
-    ConsoleSink | ParquetSink | KafkaSink | PStreamSink | SparkSink | ForeachBatchSink | MemorySink | NoopSink
+    ConsoleSink
+    | ParquetSink
+    | KafkaSink
+    | PStreamSink
+    | SparkSink
+    | ForeachBatchSink
+    | UpsertSink
+    | MemorySink
+    | NoopSink
 )
 
 

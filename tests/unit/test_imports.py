@@ -27,6 +27,7 @@ LEVELS = {
     "dataflow": 5,
     "windows": 4,
     "procedures": 4,
+    "upserts": 3,
     "operators": 3,
     "state_store": 3,
     "sql": 2,

@@ -31,7 +31,7 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.choices import Semantics, WindowMode
 from penstock.state_store.tables.working_copy import WorkingCopy
 
-_SINKS = "console, parquet, kafka, pstream, spark, foreach_batch, memory, noop"
+_SINKS = "console, parquet, kafka, pstream, spark, foreach_batch, upsert, memory, noop"
 _WHOLE = """\
     source:
       type: market

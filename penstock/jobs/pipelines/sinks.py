@@ -16,10 +16,13 @@ from penstock.conf.pipeline import (
     ParquetSink,
     Pipeline,
     SparkSink,
+    UpsertSink,
 )
 from penstock.ddl import quote
+from penstock.errors import InternalError
 from penstock.jobs.pipelines.functions import import_function
 from penstock.jobs.pipelines.sources import resolve, spark_options
+from penstock.spark_ext.api.upsert import upsert
 from penstock.sql.expression import split_alias
 
 __all__ = ["pack_values", "sink_writer"]
@@ -40,9 +43,22 @@ def sink_writer(spark: SparkSession, rows: DataFrame, pipeline: Pipeline) -> Dat
     if isinstance(sink, SparkSink):
         writer = rows.writeStream.format(sink.format).options(**sink.options)
         return writer if sink.path is None else writer.option("path", resolve(spark, sink.path))
+    if isinstance(sink, UpsertSink):
+        return _upsert_writer(rows, pipeline, sink)
     if isinstance(sink, ForeachBatchSink):
         return rows.writeStream.foreachBatch(import_function(sink.function, "sink.function"))
     return rows.writeStream.format("memory" if isinstance(sink, MemorySink) else "noop")
+
+
+def _upsert_writer(rows: DataFrame, pipeline: Pipeline, sink: UpsertSink) -> DataStreamWriter:
+    step = pipeline.step
+    key, time = sink.key or (step and step.key), sink.time or (step and step.time)
+    if not key or not time:
+        raise InternalError("an upsert without key and time passed the checks")
+    return upsert(
+        rows, to=sink.to, table=sink.table, key=key, time=time,
+        delete_when=sink.delete_when, create=sink.create, patience=sink.patience,
+    )  # fmt: skip
 
 
 def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:

@@ -1,0 +1,131 @@
+"""`upsert`: keep a table up to date with the newest row of each key."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock._clock import monotonic_s
+from penstock.ddl import quote
+from penstock.errors import UnavailableError
+from penstock.spark_ext.border.types import stored_schema
+from penstock.units import parse_duration_us
+from penstock.upserts import DELETED, Columns, UpsertTarget, newest_changes, open_target
+
+__all__ = ["upsert"]
+
+_LOGGER = logging.getLogger(__name__)
+_FIRST_PAUSE_S: Final = 0.1
+_MOST_PAUSE_S: Final = 10.0
+
+
+def upsert(
+    df: DataFrame,
+    *,
+    to: str,
+    key: str | Sequence[str],
+    time: str,
+    table: str | None = None,
+    delete_when: str | Column | None = None,
+    create: bool = False,
+    patience: str = "5 minutes",
+) -> DataStreamWriter:
+    """Return the writer that keeps a table up to date with the newest row of each key.
+
+    Called on the driver. The table is checked here, before anything runs. Each micro-batch is one transaction
+    where the store has them. A row replaces the row of its key unless that is newer, so a micro-batch that
+    Spark runs again does no harm; for equal times the later micro-batch wins. The rows of a micro-batch pass
+    through the driver's memory, so put an `update_queue` with a budget before a sink that may fall behind.
+
+    Parameters
+    ----------
+    df : DataFrame
+        A streaming DataFrame.
+    to : str
+        The store: ``postgresql://USER:PASSWORD@HOST/DATABASE``, ``mysql://...`` (also for MariaDB),
+        ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST`` or ``delta:///DIRECTORY``. A path after three
+        slashes is relative, after four absolute. Messages do not show the password.
+    key : str or sequence of str
+        The columns that identify a row. They are the table's primary key, or a unique index has just them.
+    time : str
+        The column whose greatest value is the newest: a number, a date or a timestamp.
+    table : str, optional
+        The table, perhaps as ``schema.table``; the prefix of the keys of Redis; none for Delta Lake.
+    delete_when : str or Column, optional
+        A SQL condition for rows that delete their key. The store remembers the time of a deletion, so that an
+        older row does not bring the key back.
+    create : bool
+        Whether to make a table that is missing.
+    patience : str
+        For how long to try again while the store does not answer, such as ``"5 minutes"``. Then the query
+        ends with `UnavailableError`; a restart writes the micro-batch again.
+
+    Returns
+    -------
+    DataStreamWriter
+        For ``.option("checkpointLocation", ...)``, a trigger, and ``.start()`` or `penstock.run`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the address, a column or its type is wrong, a package is missing, or the table does not fit.
+    UnavailableError
+        If the store does not answer for a minute.
+    """
+    keys = (key,) if isinstance(key, str) else tuple(key)
+    columns = Columns(stored_schema(df.schema), keys, time, deletes=delete_when is not None)
+    patience_s = parse_duration_us(patience) / 1e6
+    target = open_target(to, table, columns)
+    _call_patiently(target, lambda: target.prepare(create=create), min(patience_s, 60.0))
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        changes = newest_changes(_collect(rows, columns), columns.key, columns.time)
+        if changes.num_rows:
+            _call_patiently(target, lambda: target.write(changes), patience_s)
+
+    if delete_when is not None:
+        condition = sf.expr(delete_when) if isinstance(delete_when, str) else delete_when
+        df = df.withColumn(DELETED, condition.eqNullSafe(True))
+    return df.writeStream.foreachBatch(write)
+
+
+def _collect(rows: DataFrame, columns: Columns) -> pa.Table:
+    """Return a micro-batch's rows in the types of the table."""
+    names = [*columns.names, *([DELETED] if columns.deletes else [])]
+    table = rows.select(*map(quote, names)).toArrow()
+    flag = [pa.field(DELETED, pa.bool_())] if columns.deletes else []
+    return table.cast(pa.schema([*columns.schema, *flag]))
+
+
+def _call_patiently(target: UpsertTarget, call: Callable[[], None], patience_s: float) -> None:
+    """Call a store until it answers, with growing pauses.
+
+    Raises
+    ------
+    UnavailableError
+        If it does not answer in time.
+    """
+    begun_s, pause_s = monotonic_s(), _FIRST_PAUSE_S
+    while True:
+        try:
+            call()
+        except target.transient as error:
+            if monotonic_s() - begun_s + pause_s > patience_s:
+                reason = str(error).strip().partition("\n")[0]
+                raise UnavailableError(
+                    "the store does not answer", table=target.name, reason=reason
+                ) from None
+            _LOGGER.warning("store does not answer, trying again [table=%s]", target.name)
+            threading.Event().wait(pause_s)  # a pause that grows, so that a store that starts is left alone
+            pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+        else:
+            return
+        finally:
+            target.close()  # an open connection would outlive the query

@@ -1,0 +1,9 @@
+"""Tables that applications read, kept up to date by update streams."""
+
+from __future__ import annotations
+
+from penstock.upserts.abc import Columns, UpsertTarget
+from penstock.upserts.changes import DELETED, newest_changes
+from penstock.upserts.stores import SCHEMES, open_target
+
+__all__ = ["DELETED", "SCHEMES", "Columns", "UpsertTarget", "newest_changes", "open_target"]

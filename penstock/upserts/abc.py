@@ -1,0 +1,104 @@
+"""The interface of a table that takes upserts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["Columns", "UpsertTarget"]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a table and their roles.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The columns.
+    key : tuple of str
+        The columns that identify a row.
+    time : str
+        The column whose greatest value is the newest.
+    deletes : bool
+        Whether rows can be deleted. Then the store remembers the time at which a key was deleted, so that an
+        older update does not bring it back.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column is unknown, or there is no order for the type of the time.
+    """
+
+    schema: pa.Schema
+    key: tuple[str, ...]
+    time: str
+    deletes: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (*self.key, self.time):
+            if name not in self.schema.names:
+                raise InvalidUsageError(
+                    "an upsert names an unknown column", column=name, known=", ".join(self.schema.names)
+                )
+        if not self.key or self.time in self.key:
+            raise InvalidUsageError("an upsert needs a key, and a time that is not part of it", key=self.key)
+        kind = self.schema.field(self.time).type
+        if not (
+            pa.types.is_integer(kind)
+            or pa.types.is_floating(kind)
+            or pa.types.is_timestamp(kind)
+            or pa.types.is_date(kind)
+        ):
+            raise InvalidUsageError(
+                "the time of an upsert is neither a number nor a timestamp", column=self.time, type=kind
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all columns."""
+        return tuple(self.schema.names)
+
+
+class UpsertTarget(ABC):
+    """A table of one store. The order of calls: `prepare` once, `write` for each batch, `close` after any.
+
+    A batch is written as a whole or not at all where the store has transactions. Each row replaces the row of
+    its key unless that is newer; for equal times the later call wins. So writing a batch again, or one that
+    is older than the table, does no harm.
+
+    After an error of the kinds in `transient`, `close` and a new `write` try again.
+    """
+
+    name: str
+    """The store and the table, for messages, without secrets."""
+    transient: tuple[type[Exception], ...]
+    """Errors of a store that does not answer now."""
+
+    @abstractmethod
+    def prepare(self, *, create: bool) -> None:
+        """Check that the table has the columns and the key; make it if it is missing and `create` is true.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the table is missing or does not fit.
+        """
+
+    @abstractmethod
+    def write(self, changes: pa.Table) -> None:
+        """Write a batch.
+
+        Parameters
+        ----------
+        changes : pyarrow.Table
+            One row for each key, with the columns, and `DELETED` if rows can be deleted.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; a later call opens a new one."""

@@ -1,0 +1,62 @@
+"""The newest change of each key in a batch."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["DELETED", "newest_changes"]
+
+DELETED: Final = "penstock_deleted"
+"""The flag of rows that delete their key."""
+
+
+def newest_changes(table: pa.Table, key: tuple[str, ...], time: str) -> pa.Table:
+    """Return the newest row of each key; for equal times the last one.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        Rows in the order in which they came.
+    key : tuple of str
+        The columns of the key.
+    time : str
+        The column whose greatest value is the newest.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a key or a time is null.
+    """
+    for name in (*key, time):
+        if table[name].null_count:
+            raise InvalidUsageError(
+                "an upsert has rows without a key or time",
+                column=name,
+                rows=table[name].null_count,
+                hint="filter them before the upsert",
+            )
+    if table.num_rows < 2:
+        return table
+    columns = {f"k{place}": table[name] for place, name in enumerate(key)}
+    position = pa.array(np.arange(table.num_rows))
+    order = pa.table(columns | {"time": table[time], "position": position}).sort_by(
+        [(name, "ascending") for name in (*columns, "time", "position")]
+    )
+    is_last = np.ones(table.num_rows, bool)
+    is_last[:-1] = _differ(order, tuple(columns))
+    return table.take(pc.filter(order["position"], pa.array(is_last)))
+
+
+def _differ(order: pa.Table, names: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for each row but the last whether the next one has another key."""
+    found = np.zeros(order.num_rows - 1, bool)
+    for name in names:
+        column = order[name].combine_chunks()
+        found |= np.asarray(pc.not_equal(column[:-1], column[1:]))
+    return found

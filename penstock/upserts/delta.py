@@ -1,0 +1,72 @@
+"""Tables of Delta Lake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.upserts.abc import Columns, UpsertTarget
+from penstock.upserts.changes import DELETED
+
+__all__ = ["DeltaTarget"]
+
+
+class DeltaTarget(UpsertTarget):
+    """A table of Delta Lake; a batch is one merge, which is one version of the table.
+
+    With deletes, a deleted key keeps its row with the column ``penstock_deleted`` true, so that an older
+    update does not bring it back. Readers filter such rows.
+
+    Parameters
+    ----------
+    path : str
+        The table's directory or URI.
+    columns : Columns
+        Its columns.
+    """
+
+    def __init__(self, path: str, columns: Columns) -> None:
+        from deltalake.exceptions import CommitFailedError
+
+        self.name = path
+        self.transient = (CommitFailedError, OSError)
+        self._columns = columns
+        flags = [pa.field(DELETED, pa.bool_())] if columns.deletes else []
+        self._schema = pa.schema([*columns.schema, *flags])
+
+    def prepare(self, *, create: bool) -> None:
+        """Check the table, or make it; see `UpsertTarget.prepare`."""
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(self.name):
+            if not create:
+                raise InvalidUsageError(
+                    "there is no such table", table=self.name, hint="make it, or pass create=True"
+                )
+            DeltaTable.create(self.name, self._schema)
+        there = [field.name for field in DeltaTable(self.name).schema().fields]
+        missing = [name for name in self._schema.names if name not in there]
+        if missing:
+            raise InvalidUsageError(
+                "the table lacks columns of the rows",
+                table=self.name,
+                missing=", ".join(missing),
+                known=", ".join(there),
+            )
+
+    def write(self, changes: pa.Table) -> None:
+        """Merge a batch; see `UpsertTarget.write`."""
+        from deltalake import DeltaTable
+
+        columns = self._columns
+        same = " AND ".join(f"kept.`{name}` = new.`{name}`" for name in columns.key)
+        merge: Any = DeltaTable(self.name).merge(
+            changes.select(self._schema.names), same, source_alias="new", target_alias="kept"
+        )
+        newer = f"kept.`{columns.time}` <= new.`{columns.time}`"
+        merge.when_matched_update_all(newer).when_not_matched_insert_all().execute()
+
+    def close(self) -> None:
+        """Do nothing: each batch opens the table."""

@@ -1,0 +1,71 @@
+"""Tables of DuckDB, which reads Arrow as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.upserts.abc import Columns
+from penstock.upserts.sql_table import STAGE, SqlTable
+
+__all__ = ["DuckTable"]
+
+
+class DuckTable(SqlTable):
+    """A table in a file of DuckDB. Others can read the file between two batches.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    table : str
+        The table, perhaps with its schema.
+    columns : Columns
+        Its columns.
+    """
+
+    TYPES = {
+        **SqlTable.TYPES,
+        "int8": "TINYINT",
+        "double": "DOUBLE",
+        "string": "VARCHAR",
+        "binary": "BLOB",
+    }
+
+    def __init__(self, path: str, table: str, columns: Columns) -> None:
+        from duckdb import IOException
+
+        self._path = path
+        self.transient = (IOException,)
+        super().__init__(path, table, columns)
+
+    def _connect(self) -> Any:
+        import duckdb
+
+        connection = duckdb.connect(self._path)
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.begin()
+        return connection
+
+    def _execute(self, statement: str) -> None:
+        self.connection.execute(statement)
+
+    def _fetch(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return list(self.connection.execute(statement, list(values)).fetchall())
+
+    def _columns_of(self, table: str) -> list[str] | None:
+        schema, _, name = table.rpartition(".")
+        rows = self._fetch(
+            "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND schema_name = ? "
+            "AND database_name = current_database() ORDER BY column_index",
+            (name, schema or "main"),
+        )
+        return [row[0] for row in rows] or None
+
+    def _stage(self, changes: pa.Table) -> None:
+        self._drop_stage()
+        self.connection.register("penstock_changes", changes)
+        self._execute(f"CREATE TEMPORARY TABLE {STAGE} AS SELECT * FROM penstock_changes")
+        self.connection.unregister("penstock_changes")

@@ -1,0 +1,148 @@
+"""Hashes of Redis, one for each key."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+from urllib.parse import SplitResult
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.upserts.abc import Columns, UpsertTarget
+from penstock.upserts.changes import DELETED
+
+__all__ = ["RedisHashes"]
+
+_TIME: Final = "_time"
+"""The field that holds a row's time as text that sorts as the time does."""
+_CALL_ROWS: Final = 5_000
+"""The rows of one call of the script, which blocks the server while it runs."""
+
+_SCRIPT: Final = """
+local fields = cjson.decode(ARGV[1])
+local width, written, at = #fields, 0, 2
+for row = 1, #KEYS do
+    local key, time, deleted = KEYS[row], ARGV[at], ARGV[at + 1]
+    local old = redis.call('HGET', key, '_time')
+    if not old or old <= time then
+        redis.call('DEL', key)
+        local set = {'_time', time}
+        if deleted == '1' then
+            set[3], set[4] = '_deleted', '1'
+        else
+            for place = 1, width do
+                local value = ARGV[at + 1 + place]
+                if string.sub(value, 1, 1) == '+' then
+                    set[#set + 1] = fields[place]
+                    set[#set + 1] = string.sub(value, 2)
+                end
+            end
+        end
+        redis.call('HSET', key, unpack(set))
+        written = written + 1
+    end
+    at = at + 2 + width
+end
+return written
+"""
+
+
+class RedisHashes(UpsertTarget):
+    """Hashes named ``PREFIX:KEY``, whose fields are the columns as text; null columns have no field.
+
+    Each hash also has the field ``_time``. A deleted row leaves a hash with that field and ``_deleted``, so
+    that an older update does not bring it back.
+
+    Parameters
+    ----------
+    uri : SplitResult
+        ``redis://HOST:PORT/NUMBER``.
+    name : str
+        The server, for messages.
+    prefix : str
+        The beginning of the names.
+    columns : Columns
+        The columns.
+    """
+
+    def __init__(self, uri: SplitResult, name: str, prefix: str, columns: Columns) -> None:
+        from redis.exceptions import BusyLoadingError, ConnectionError, TimeoutError
+
+        self.name = f"{name}/{prefix}"
+        self.transient = (ConnectionError, TimeoutError, BusyLoadingError)
+        self._uri, self._prefix, self._columns = uri, prefix, columns
+        self._client: Any = None
+        self._script: Any = None
+        for field in columns.schema:
+            if pa.types.is_nested(field.type):
+                raise InvalidUsageError(
+                    "a column has a type that the table cannot hold",
+                    column=field.name,
+                    type=field.type,
+                    table=self.name,
+                )
+
+    def _connect(self) -> None:
+        if self._client is None:
+            from redis import Redis
+
+            self._client = Redis.from_url(self._uri.geturl())
+            self._script = self._client.register_script(_SCRIPT)
+
+    def prepare(self, *, create: bool) -> None:
+        """Check that the server answers; hashes need not be made."""
+        self._connect()
+        self._client.ping()
+
+    def write(self, changes: pa.Table) -> None:
+        """Write a batch in calls of 5,000 rows, each at once; see `UpsertTarget.write`."""
+        self._connect()
+        columns = self._columns
+        names = _texts(changes.select(columns.key))
+        keys = [":".join((self._prefix, *parts)) for parts in zip(*names, strict=True)]
+        values = [
+            ["" if value is None else f"+{value}" for value in column]
+            for column in _texts(changes.select(columns.names))
+        ]
+        deleted = (
+            ["1" if flag else "0" for flag in changes[DELETED].to_pylist()]
+            if columns.deletes
+            else ["0"] * changes.num_rows
+        )
+        rows = list(zip(_sortable(changes[columns.time]), deleted, *values, strict=True))
+        for begin in range(0, changes.num_rows, _CALL_ROWS):
+            part = slice(begin, begin + _CALL_ROWS)
+            arguments = [value for row in rows[part] for value in row]
+            self._script(keys=keys[part], args=[json.dumps(columns.names), *arguments])
+
+    def close(self) -> None:
+        """Close the connection; see `UpsertTarget.close`."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def _texts(table: pa.Table) -> list[list[str | None]]:
+    """Return columns as text; bytes as hexadecimal digits."""
+    return [
+        [None if value is None else value.hex() for value in column.to_pylist()]
+        if pa.types.is_binary(column.type)
+        else column.cast(pa.string()).to_pylist()
+        for column in table.columns
+    ]
+
+
+def _sortable(times: pa.ChunkedArray[Any]) -> list[str]:
+    """Return times as 20 digits that sort as the times do."""
+    column = times.combine_chunks()
+    if pa.types.is_date32(column.type):
+        column = column.cast(pa.int32())
+    if pa.types.is_floating(column.type):
+        bits = column.cast(pa.float64()).to_numpy().view(np.int64)
+        # The bits of a negative number fall as the number rises.
+        numbers = np.where(bits < 0, ~bits, bits | np.int64(-(2**63))).view(np.uint64)
+    else:
+        numbers = column.cast(pa.int64()).to_numpy().view(np.uint64) ^ np.uint64(2**63)
+    return [f"{number:020d}" for number in numbers.tolist()]

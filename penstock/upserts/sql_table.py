@@ -1,0 +1,269 @@
+"""What tables of SQL databases share: the statements of an upsert."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any, ClassVar, Final, TypeAlias
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.upserts.abc import Columns, UpsertTarget
+from penstock.upserts.changes import DELETED
+
+__all__ = ["STAGE", "Converter", "SqlTable", "rows_of"]
+
+STAGE: Final = "penstock_stage"
+"""The temporary table of a batch."""
+
+
+class SqlTable(UpsertTarget):
+    """A table of a SQL database.
+
+    A batch goes into a temporary table, and from there into the table, in one transaction:
+
+    1. Staged rows older than the deletion of their key leave the stage.
+    2. Deletions remove rows that are not newer, and are remembered in the table ``<table>_deleted``.
+    3. The other rows are inserted, or replace rows that are not newer, and end the memory of a deletion.
+
+    Steps 1 and 2 are for columns with `Columns.deletes` only.
+
+    Parameters
+    ----------
+    name : str
+        The database, for messages.
+    table : str
+        The table, perhaps behind a schema and a dot.
+    columns : Columns
+        Its columns.
+    """
+
+    QUOTE: ClassVar[str] = '"'
+    TYPES: ClassVar[Mapping[str, str]] = {
+        "bool": "BOOLEAN",
+        "int8": "SMALLINT",
+        "int16": "SMALLINT",
+        "int32": "INTEGER",
+        "int64": "BIGINT",
+        "float": "REAL",
+        "double": "DOUBLE PRECISION",
+        "string": "TEXT",
+        "binary": "BYTEA",
+        "date32[day]": "DATE",
+        "zoned": "TIMESTAMP WITH TIME ZONE",
+        "timestamp": "TIMESTAMP",
+    }
+    ALIAS: ClassVar[str] = " AS kept"
+    """What names the table's own rows where an insert meets them."""
+    KEY_TYPES: ClassVar[Mapping[str, str]] = {}
+    """Types of key columns, where they differ."""
+
+    def __init__(self, name: str, table: str, columns: Columns) -> None:
+        self.name = f"{name}/{table}"
+        self._table, self._columns = table, columns
+        self._connection: Any = None
+        for field in columns.schema:
+            self._type(field)
+
+    # ------------------------------------------------------------------------------- for stores
+
+    @abstractmethod
+    def _connect(self) -> Any:
+        """Open a connection that begins a transaction with the first statement."""
+
+    @abstractmethod
+    def _stage(self, changes: pa.Table) -> None:
+        """Put rows into a new temporary table `STAGE`."""
+
+    @abstractmethod
+    def _columns_of(self, table: str) -> list[str] | None:
+        """Return the names of a table's columns; None if there is no such table."""
+
+    def _execute(self, statement: str) -> None:
+        with closing(self.connection.cursor()) as cursor:
+            cursor.execute(statement)
+
+    def _fetch(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        with closing(self.connection.cursor()) as cursor:
+            cursor.execute(statement, values)
+            return list(cursor.fetchall())
+
+    def _drop_stage(self) -> None:
+        self._execute(f"DROP TABLE IF EXISTS {STAGE}")
+
+    def _conflict(self, names: Sequence[str], time: str, table: str) -> str:
+        """Return what an insert does with a row whose key is there."""
+        keys = ", ".join(self.quote(name) for name in self._columns.key)
+        sets = ", ".join(f"{name} = excluded.{name}" for name in map(self.quote, names))
+        return f"ON CONFLICT ({keys}) DO UPDATE SET {sets} WHERE kept.{time} <= excluded.{time}"
+
+    # --------------------------------------------------------------------------------- the table
+
+    @property
+    def connection(self) -> Any:
+        """The connection; it is opened when it is first needed."""
+        if self._connection is None:
+            self._connection = self._connect()
+        return self._connection
+
+    def close(self) -> None:
+        """Close the connection; see `UpsertTarget.close`."""
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.close()
+
+    def quote(self, name: str) -> str:
+        """Quote an identifier, part by part."""
+        doubled = name.replace(self.QUOTE, 2 * self.QUOTE)
+        return f"{self.QUOTE}{doubled}{self.QUOTE}"
+
+    def _quoted(self, table: str) -> str:
+        return ".".join(self.quote(part) for part in table.split("."))
+
+    def _type(self, field: pa.Field) -> str:
+        kind = field.type
+        if pa.types.is_decimal(kind):
+            return f"DECIMAL({kind.precision}, {kind.scale})"
+        zoned = pa.types.is_timestamp(kind) and kind.tz is not None
+        text = "zoned" if zoned else "timestamp" if pa.types.is_timestamp(kind) else str(kind)
+        types = {**self.TYPES, **(self.KEY_TYPES if field.name in self._columns.key else {})}
+        if text not in types:
+            raise InvalidUsageError(
+                "a column has a type that the table cannot hold",
+                column=field.name,
+                type=kind,
+                table=self.name,
+            )
+        return types[text]
+
+    def prepare(self, *, create: bool) -> None:
+        """Check the table, or make it; see `UpsertTarget.prepare`."""
+        try:
+            self._prepare(create=create)
+            self.connection.commit()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _prepare(self, *, create: bool) -> None:
+        columns, deleted = self._columns, f"{self._table}_deleted"
+        there = self._columns_of(self._table)
+        if there is None:
+            if not create:
+                raise InvalidUsageError(
+                    "there is no such table", table=self.name, hint="make it, or pass create=True"
+                )
+            self._make(self._table, columns.schema)
+        elif missing := [name for name in columns.names if name not in there]:
+            raise InvalidUsageError(
+                "the table lacks columns of the rows",
+                table=self.name,
+                missing=", ".join(missing),
+                known=", ".join(there),
+            )
+        if columns.deletes and self._columns_of(deleted) is None:
+            kept = (*columns.key, columns.time)
+            self._make(deleted, pa.schema([columns.schema.field(name) for name in kept]))
+        self._check_key()
+
+    def _make(self, table: str, schema: pa.Schema) -> None:
+        columns = ", ".join(f"{self.quote(field.name)} {self._type(field)}" for field in schema)
+        keys = ", ".join(map(self.quote, self._columns.key))
+        self._execute(f"CREATE TABLE {self._quoted(table)} ({columns}, PRIMARY KEY ({keys}))")
+
+    def _check_key(self) -> None:
+        """Let the database refuse a table whose key is not unique, by an upsert of no row."""
+        self._stage_empty()
+        try:
+            self._merge()
+        except self._errors() as error:
+            raise self._wrong_key(str(error).strip().splitlines()[0]) from None
+        self._drop_stage()
+
+    def _wrong_key(self, reason: str) -> InvalidUsageError:
+        return InvalidUsageError(
+            "the table cannot take upserts by this key",
+            table=self.name,
+            key=", ".join(self._columns.key),
+            reason=reason,
+            hint="the key needs a primary key or a unique index of exactly these columns",
+        )
+
+    def _stage_empty(self) -> None:
+        empty = self._columns.schema.empty_table()
+        if self._columns.deletes:
+            empty = empty.append_column(DELETED, pa.array([], pa.bool_()))
+        self._stage(empty)
+
+    def _errors(self) -> tuple[type[Exception], ...]:
+        """Return the errors by which the database refuses a statement."""
+        return (Exception,)
+
+    def write(self, changes: pa.Table) -> None:
+        """Write a batch in one transaction; see `UpsertTarget.write`."""
+        try:
+            self._stage(changes)
+            self._merge()
+            self._drop_stage()
+            self.connection.commit()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Undo a failed batch, and close the connection; the caller raises the cause."""
+        if self._connection is not None:
+            with suppress(Exception):
+                self._connection.rollback()
+            with suppress(Exception):
+                self.close()
+
+    def _merge(self) -> None:
+        columns = self._columns
+        table, deleted = self._quoted(self._table), self._quoted(f"{self._table}_deleted")
+        time, flag = self.quote(columns.time), self.quote(DELETED)
+        kept = (*columns.key, columns.time)
+
+        def same(one: str, other: str) -> str:
+            return " AND ".join(f"{one}.{name} = {other}.{name}" for name in map(self.quote, columns.key))
+
+        if columns.deletes:
+            self._execute(
+                f"DELETE FROM {STAGE} WHERE EXISTS (SELECT 1 FROM {deleted} "
+                f"WHERE {same(STAGE, deleted)} AND {STAGE}.{time} < {deleted}.{time})"
+            )
+            self._execute(
+                f"DELETE FROM {table} WHERE EXISTS (SELECT 1 FROM {STAGE} "
+                f"WHERE {STAGE}.{flag} AND {same(STAGE, table)} AND {table}.{time} <= {STAGE}.{time})"
+            )
+            self._insert(deleted, kept, where=f"WHERE {flag}")
+            self._insert(table, columns.names, where=f"WHERE NOT {flag}")
+            self._execute(
+                f"DELETE FROM {deleted} WHERE EXISTS (SELECT 1 FROM {STAGE} "
+                f"WHERE NOT {STAGE}.{flag} AND {same(STAGE, deleted)} AND {deleted}.{time} <= {STAGE}.{time})"
+            )
+        else:
+            # A condition tells the parser of SQLite that ON belongs to the insert.
+            self._insert(table, columns.names, where="WHERE true")
+
+    def _insert(self, table: str, names: Sequence[str], where: str) -> None:
+        columns = self._columns
+        listed = ", ".join(map(self.quote, names))
+        updated = [name for name in names if name not in columns.key]
+        conflict = self._conflict(updated, self.quote(columns.time), table)
+        rows = f"SELECT {listed} FROM {STAGE} {where}"
+        self._execute(f"INSERT INTO {table}{self.ALIAS} ({listed}) {rows} {conflict}")
+
+
+Converter: TypeAlias = Callable[[Any], list[Any]]
+
+
+def rows_of(table: pa.Table, converters: Mapping[str, Converter]) -> list[tuple[Any, ...]]:
+    """Return rows as tuples, each column converted by its own function or to Python's values."""
+    columns = [
+        converters[name](column) if name in converters else column.to_pylist()
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    ]
+    return list(zip(*columns, strict=True))

@@ -1,0 +1,72 @@
+"""Tables of SQLite, which has no types of its own for times: they are text of a fixed width, in UTC."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.upserts.abc import Columns
+from penstock.upserts.sql_table import STAGE, Converter, SqlTable, rows_of
+
+__all__ = ["SqliteTable"]
+
+
+class SqliteTable(SqlTable):
+    """A table in a file of SQLite.
+
+    Parameters
+    ----------
+    path : str
+        The file.
+    table : str
+        The table.
+    columns : Columns
+        Its columns.
+    """
+
+    TYPES = {
+        **SqlTable.TYPES,
+        "binary": "BLOB",
+        "date32[day]": "TEXT",
+        "zoned": "TEXT",
+        "timestamp": "TEXT",
+        "double": "REAL",
+    }
+    transient = (sqlite3.OperationalError,)
+
+    def __init__(self, path: str, table: str, columns: Columns) -> None:
+        self._path = path
+        super().__init__(path, table, columns)
+
+    def _type(self, field: pa.Field) -> str:
+        # SQLite would round a decimal to a double.
+        return "TEXT" if pa.types.is_decimal(field.type) else super()._type(field)
+
+    def _connect(self) -> sqlite3.Connection:
+        # Spark calls the sink from threads of its own, one at a time.
+        connection = sqlite3.connect(self._path, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        return connection
+
+    def _columns_of(self, table: str) -> list[str] | None:
+        return [row[1] for row in self._fetch(f"PRAGMA table_info({self._quoted(table)})")] or None
+
+    def _stage(self, changes: pa.Table) -> None:
+        self._drop_stage()
+        columns = ", ".join(map(self.quote, changes.column_names))
+        self._execute(f"CREATE TEMPORARY TABLE {STAGE} ({columns})")
+        marks = ", ".join("?" * changes.num_columns)
+        converters = {field.name: convert for field in changes.schema if (convert := _converter(field.type))}
+        statement = f"INSERT INTO {STAGE} VALUES ({marks})"
+        self.connection.executemany(statement, rows_of(changes, converters))
+
+
+def _converter(kind: pa.DataType) -> Converter | None:
+    if pa.types.is_timestamp(kind):
+        plain = pa.timestamp("us")
+        return lambda column: pc.strftime(column.cast(plain), "%Y-%m-%d %H:%M:%S").to_pylist()
+    if pa.types.is_date(kind) or pa.types.is_decimal(kind):
+        return lambda column: column.cast(pa.string()).to_pylist()
+    return None

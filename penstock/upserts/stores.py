@@ -1,0 +1,105 @@
+"""The stores that take upserts, by the scheme of their address."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import suppress
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from penstock.errors import InvalidUsageError, hide_value
+from penstock.upserts.abc import Columns, UpsertTarget
+
+__all__ = ["SCHEMES", "open_target"]
+
+_PACKAGES: Final = {
+    "postgresql": ("adbc_driver_postgresql", "postgresql"),
+    "postgres": ("adbc_driver_postgresql", "postgresql"),
+    "mysql": ("pymysql", "mysql"),
+    "mariadb": ("pymysql", "mysql"),
+    "sqlite": ("sqlite3", ""),
+    "duckdb": ("duckdb", "duckdb"),
+    "redis": ("redis", "redis"),
+    "rediss": ("redis", "redis"),
+    "delta": ("deltalake", "delta"),
+}
+"""For each scheme the module that it needs, and the extra that brings it."""
+
+SCHEMES: Final = tuple(_PACKAGES)
+
+
+def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
+    """Return the table at an address; nothing is opened yet.
+
+    Parameters
+    ----------
+    to : str
+        The address of the store, such as ``postgresql://USER:PASSWORD@HOST/DATABASE``, ``mysql://...``,
+        ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST`` or ``delta:///DIRECTORY``.
+    table : str or None
+        The table, perhaps with its schema; the prefix of keys in Redis; None for Delta Lake.
+    columns : Columns
+        The columns.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the address is not valid, a package is missing, or a type cannot be held.
+    """
+    uri = _split(to)
+    module, extra = _PACKAGES[uri.scheme]
+    if importlib.util.find_spec(module) is None:
+        raise InvalidUsageError(
+            f"upserts to {uri.scheme} need {module}, which is not installed",
+            hint=f"pip install 'penstock[{extra}]'",
+        )
+    if uri.password:
+        hide_value(uri.password, "***")
+    if (uri.scheme == "delta") != (table is None):
+        raise InvalidUsageError(
+            "an upsert to Delta Lake has no table beside its address"
+            if table is not None
+            else "an upsert needs a table",
+            to=uri.scheme,
+            hint="leave table out" if table is not None else "pass table=...",
+        )
+    name = f"{uri.scheme}://{uri.hostname or ''}{f':{uri.port}' if uri.port else ''}{uri.path}"
+    if uri.scheme in ("postgresql", "postgres"):
+        from penstock.upserts.postgres import PostgresTable
+
+        return PostgresTable(to, name, str(table), columns)
+    if uri.scheme in ("mysql", "mariadb"):
+        from penstock.upserts.mysql import MysqlTable
+
+        return MysqlTable(uri, name, str(table), columns)
+    if uri.scheme == "sqlite":
+        from penstock.upserts.sqlite import SqliteTable
+
+        return SqliteTable(_path(uri), str(table), columns)
+    if uri.scheme == "duckdb":
+        from penstock.upserts.duck import DuckTable
+
+        return DuckTable(_path(uri), str(table), columns)
+    if uri.scheme == "delta":
+        from penstock.upserts.delta import DeltaTarget
+
+        return DeltaTarget(_path(uri), columns)
+    from penstock.upserts.redis_hashes import RedisHashes
+
+    return RedisHashes(uri, name, str(table), columns)
+
+
+def _split(to: str) -> SplitResult:
+    with suppress(ValueError):
+        uri = urlsplit(to)
+        if uri.scheme in _PACKAGES and uri.port != 0:  # the port is parsed here
+            return uri
+    raise InvalidUsageError(
+        "the address of the store is not valid",
+        hint=f"it begins with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}",
+    )
+
+
+def _path(uri: SplitResult) -> str:
+    """Return a local path: ``sqlite:///a`` is relative, ``sqlite:////a`` absolute, as SQLAlchemy has them."""
+    return f"{uri.netloc}{uri.path}" if uri.netloc else uri.path.removeprefix("/")

@@ -1,0 +1,102 @@
+"""Upserts from queries and pipelines, through a store that dies and a query that starts again."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock
+from penstock.conf.pipeline import Pipeline
+from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.run import run_to_end
+from tests.processes import until
+from tests.servers import PostgreSql
+from tests.spark.queries import SCHEMA, Input, quotes
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgreSql]:
+    server = PostgreSql()
+    yield server
+    server.remove()
+
+
+def _rows(server: PostgreSql, table: str) -> list[tuple[Any, ...]]:
+    from adbc_driver_postgresql import dbapi
+
+    with dbapi.connect(server.uri) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT k, t, v FROM {table} ORDER BY k")
+        return list(cursor.fetchall())
+
+
+def test_a_table_is_exact_after_its_server_was_killed_and_the_query_started_again(
+    spark: SparkSession, tmp_path: Path, server: PostgreSql
+) -> None:
+    source = Input(tmp_path / "in")
+
+    def start() -> Any:
+        state = str(tmp_path / "state")
+        rows = source.frame(spark)
+        queue = penstock.update_queue(rows, key="k", time="t", nulls="drop", state_location=state)
+        writer = penstock.upsert(
+            queue, to=server.uri, table="prices", key="k", time="t", delete_when="v < 0", create=True
+        )
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    source.add(quotes([("a", 1, 1.0), ("b", 1, 2.0), ("a", 3, 3.0), ("c", 1, 1.0)]))
+    query = start()
+    assert until(lambda: _rows(server, "prices") == [("a", 3, 3.0), ("b", 1, 2.0), ("c", 1, 1.0)], 60)
+    server.stop(signal.SIGKILL)
+    # A delete, an older update, and a key that comes back after its delete.
+    source.add(quotes([("a", 4, -1.0), ("b", 0, 9.0)]), quotes([("a", 2, 5.0), ("c", 2, -1.0)]))
+    source.add(quotes([("c", 5, 7.0)]))
+    server.start()
+    wanted = [("b", 1, 2.0), ("c", 5, 7.0)]
+    assert until(lambda: _rows(server, "prices") == wanted and query.lastProgress["batchId"] >= 3, 120)
+    query.stop()
+    query = start()
+    source.add(quotes([("a", 3, 8.0), ("d", 1, 4.0)]))
+    assert until(lambda: _rows(server, "prices") == [*wanted, ("d", 1, 4.0)], 60)
+    query.stop()
+
+
+def test_what_does_not_fit_is_refused_before_the_query_runs(
+    spark: SparkSession, tmp_path: Path, server: PostgreSql
+) -> None:
+    rows: DataFrame = Input(tmp_path / "in").frame(spark)
+    with pytest.raises(InvalidUsageError, match="there is no such table") as caught:
+        penstock.upsert(rows, to=server.uri.replace("any", "s3cret"), table="none", key="k", time="t")
+    assert "s3cret" not in str(caught.value)
+    with pytest.raises(InvalidUsageError, match="names an unknown column: column=symbol"):
+        penstock.upsert(rows, to=server.uri, table="none", key="symbol", time="t")
+
+
+def test_a_pipeline_keeps_a_table_with_the_key_and_time_of_its_queue(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    Input(tmp_path / "in").add(quotes([("a", 1, 1.0), ("b", 2, 2.0), ("a", 3, 3.0)]))
+    pipeline: dict[str, Any] = {
+        "source": {"type": "files", "format": "parquet", "path": str(tmp_path / "in"), "schema": SCHEMA},
+        "queue": {"key": "k", "time": "t"},
+        "sink": {
+            "type": "upsert",
+            "to": f"sqlite:///{tmp_path}/prices.db",
+            "table": "prices",
+            "create": True,
+        },
+        "query": {"trigger": "available_now", "checkpoint": str(tmp_path / "checkpoint")},
+    }
+    run_to_end(Pipeline.model_validate(pipeline))
+    with sqlite3.connect(tmp_path / "prices.db") as connection:
+        assert sorted(connection.execute("SELECT k, t, v FROM prices")) == [("a", 3, 3.0), ("b", 2, 2.0)]
+    window = {"window": {"time": "t", "unit": "s", "size": "1 s"}, "aggregates": {"n": "count(*)"}}
+    with pytest.raises(ValueError, match=r"sink.key: is required without a queue"):
+        Pipeline.model_validate({**pipeline, "queue": None, **window})
