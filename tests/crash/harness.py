@@ -98,12 +98,12 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
             killed = kill_all(job)
         committed = commits(place)
         say(f"kill {kill} of {kills}: {len(killed)} processes after batch {committed - 1}; up in {up:.1f} s")
-        verify(place, batches[:added], drained=False)
+        verify(place, batches[:added], drained=False, deletes=True)
     add_steps(place, batches[added:])
     with started(place.directory) as job:
         assert processes.until(lambda: job.poll() is not None, _RUN_S), "the last run did not end"
         assert job.returncode == 0, why(job, place.directory)
-    verify(place, batches, drained=True)
+    verify(place, batches, drained=True, deletes=True)
 
 
 def _run_to(job: subprocess.Popen[str], place: Place, goal: int) -> None:

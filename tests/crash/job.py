@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
 
-from tests.crash.workload import query
+from tests.crash.workload import DELETE_WHEN, query
 from tests.spark.conftest import lean_session
 from tests.spark.queries import Place, wait_until_drained
 
@@ -22,7 +22,7 @@ def main() -> int:
     """Run the job and return its exit code."""
     place = Place(Path(sys.argv[1]))
     spark = lean_session(place.directory / "spark", as_users=True)
-    running = place.start(query(spark, place))
+    running = place.start(query(spark, place, delete_when=DELETE_WHEN))
     print("started", flush=True)
     try:
         wait_until_drained(running, place)
