@@ -34,7 +34,9 @@ def spark(broker: Broker, sessions: Sessions) -> Any:
             session.sql(f"ADD JAR '{jar}'")
         yield session
         # The jars are in a class loader that Spark leaves to the JVM's thread of this one.
-        lang = session._jvm.java.lang
+        jvm = session._jvm
+        assert jvm is not None
+        lang = jvm.java.lang
         lang.Thread.currentThread().setContextClassLoader(lang.ClassLoader.getSystemClassLoader())
 
 
