@@ -31,14 +31,17 @@ def newest_changes(table: pa.Table, key: tuple[str, ...], time: str) -> pa.Table
     Raises
     ------
     InvalidUsageError
-        If a key or a time is null.
+        If a key or a time is null, or a time is NaN, which has no order.
     """
     for name in (*key, time):
-        if table[name].null_count:
+        missing = table[name].null_count
+        if name == time and pa.types.is_floating(table[name].type):
+            missing = pc.sum(pc.is_null(table[name], nan_is_null=True)).as_py()
+        if missing:
             raise InvalidUsageError(
                 "an upsert has rows without a key or time",
                 column=name,
-                rows=table[name].null_count,
+                rows=missing,
                 hint="filter them before the upsert",
             )
     if table.num_rows < 2:

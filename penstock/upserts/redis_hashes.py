@@ -101,7 +101,7 @@ class RedisHashes(UpsertTarget):
         self._connect()
         columns = self._columns
         names = _texts(changes.select(columns.key))
-        keys = [":".join((self._prefix, *parts)) for parts in zip(*names, strict=True)]
+        keys = _keys(self._prefix, names)
         values = [
             ["" if value is None else f"+{value}" for value in column]
             for column in _texts(changes.select(columns.names))
@@ -122,6 +122,13 @@ class RedisHashes(UpsertTarget):
         if self._client is not None:
             self._client.close()
             self._client = None
+
+
+def _keys(prefix: str, names: list[list[str | None]]) -> list[str]:
+    r"""Return the names of hashes; ``:`` and ``\`` in a key of several columns have a ``\`` before them."""
+    if len(names) > 1:
+        names = [[str(name).replace("\\", "\\\\").replace(":", "\\:") for name in column] for column in names]
+    return [":".join((prefix, *map(str, parts))) for parts in zip(*names, strict=True)]
 
 
 def _texts(table: pa.Table) -> list[list[str | None]]:

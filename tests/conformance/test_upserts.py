@@ -233,3 +233,16 @@ def test_the_newest_change_of_each_key_is_the_last_of_its_greatest_time() -> Non
     ]
     with pytest.raises(InvalidUsageError, match="without a key or time: column=t rows=1"):
         newest_changes(pa.table({"k": ["a"], "t": pa.array([None], pa.int64())}), ("k",), "t")
+    with pytest.raises(InvalidUsageError, match="without a key or time: column=t rows=1"):
+        newest_changes(pa.table({"k": ["a", "a"], "t": [1.0, float("nan")]}), ("k",), "t")
+
+
+def test_keys_of_several_columns_stay_apart_whatever_they_contain(store: Store) -> None:
+    schema = pa.schema({"k": pa.string(), "n": pa.string(), "t": pa.int64()})
+    pairs = [("a:b", "c"), ("a", "b:c"), ("a\\", ":c"), ("a\\:", "c"), ("", "a:b:c"), ("a:b:c", "")]
+    rows = [{"k": one, "n": other, "t": 1} for one, other in pairs]
+    target = store.open(schema)
+    target.prepare(create=True)
+    target.write(newest_changes(pa.Table.from_pylist(rows, schema), ("k", "n"), "t"))
+    target.close()
+    assert sorted((row["k"], row["n"]) for row in store.rows(schema)) == sorted(pairs)
