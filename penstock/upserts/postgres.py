@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
+from penstock.errors import InvalidUsageError
 from penstock.upserts.abc import Columns
 from penstock.upserts.changes import DELETED
 from penstock.upserts.sql_table import STAGE, SqlTable
 
 __all__ = ["PostgresTable"]
+
+
+_SAME_BYTES: Final = {
+    "decimal": ("numeric",),
+    "text": ("character varying", "character"),
+    "timestamp": ("timestamp with time zone",),
+    "timestamp with time zone": ("timestamp",),
+}
+"""For types, others that COPY reads from the same bytes."""
 
 
 class PostgresTable(SqlTable):
@@ -47,6 +57,28 @@ class PostgresTable(SqlTable):
             (self._quoted(table),),
         )
         return [row[0] for row in names] or None
+
+    def _check_key(self) -> None:
+        # COPY takes bytes as they are: a bigint's would be another number in a double precision.
+        found = self._fetch(
+            "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
+            "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
+            (self._quoted(self._table),),
+        )
+        declared = dict(found)
+        for field in self._columns.schema:
+            wanted = self._type(field).lower().partition("(")[0]
+            known = declared[field.name].removesuffix(" without time zone")
+            if known not in (wanted, *_SAME_BYTES.get(wanted, ())):
+                raise InvalidUsageError(
+                    "a column of the table has another type",
+                    table=self.name,
+                    column=field.name,
+                    type=known,
+                    rows=field.type,
+                    hint=f"make it {wanted}, or cast the column of the rows",
+                )
+        super()._check_key()
 
     def _stage(self, changes: pa.Table) -> None:
         self._drop_stage()

@@ -219,6 +219,18 @@ def test_a_table_that_does_not_fit_is_refused(store: Store) -> None:
         store.open(pa.schema({"k": pa.string(), "t": pa.list_(pa.int64())}), ("k",))
 
 
+def test_postgresql_refuses_a_column_whose_bytes_would_mean_another_number(
+    tmp_path: Path, servers: Callable[[str], str]
+) -> None:
+    store = Store("postgresql", tmp_path, servers)
+    made = store.open()
+    made.prepare(create=True)
+    made.close()
+    whole = SCHEMA.set(3, pa.field("v", pa.int64()))
+    with pytest.raises(InvalidUsageError, match=r"another type: .*column=v type=double precision rows=int64"):
+        store.open(whole).prepare(create=False)
+
+
 @pytest.mark.parametrize("to", ["postgres", "http://host/x", "postgresql://host:x/y", ""])
 def test_an_address_that_is_not_valid_is_refused(to: str) -> None:
     with pytest.raises(InvalidUsageError, match="address of the store is not valid"):
