@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import (
     AnalysisException,
@@ -31,9 +30,10 @@ from penstock.jobs.signals import StopSignals
 from penstock.jobs.spark_home import make_home, using_spark_home
 from penstock.spark_ext.api.failure import failure_of, is_late_worker, is_ours, is_without_answer
 from penstock.spark_ext.api.register import register
+from penstock.spark_ext.border.connection import Py4JError, is_connect
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
-__all__ = ["is_local", "open_session", "session"]
+__all__ = ["open_session", "session"]
 
 _T = TypeVar("_T")
 
@@ -74,13 +74,8 @@ def _configured_elsewhere() -> bool:
     return any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"))
 
 
-def is_local(spark: SparkSession) -> bool:
-    """Return whether the session's workers run on this machine, in its working directory."""
-    return str(spark.sparkContext.master).startswith("local")
-
-
 def _change(spark: SparkSession, name: str, value: str) -> None:
-    if spark.sparkContext.getConf().get(name) == value:
+    if not is_connect(spark) and spark.sparkContext.getConf().get(name) == value:
         return
     try:
         spark.conf.set(name, value)
@@ -212,10 +207,11 @@ def open_session(
     """Return the session that a job runs in, and whether it was made here.
 
     Called once, on the driver. A given or active session is used as it is, with `settings` added. Otherwise
-    one is made: under ``spark-submit``, or with a Spark installation of the user's own (``SPARK_HOME`` or
-    ``SPARK_CONF_DIR`` is set), as configured there; else on this machine, with all its cores, without the
-    web interface, with few shuffle partitions, with this Python for the workers, with a daemon that
-    starts them warm, and with the archive of classes that ``penstock warm-up`` makes.
+    one is made: if ``SPARK_REMOTE`` names a server of Spark Connect, there; under ``spark-submit``, or with a
+    Spark installation of the user's own (``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set), as configured there;
+    else on this machine, with all its cores, without the web interface, with few shuffle partitions, with
+    this Python for the workers, with a daemon that starts them warm, and with the archive of classes that
+    ``penstock warm-up`` makes.
 
     Parameters
     ----------
@@ -240,6 +236,11 @@ def open_session(
         for setting, value in settings.items():
             _change(active, setting, value)
         return active, False
+    if "SPARK_REMOTE" in os.environ:
+        spark = SparkSession.builder.appName(name).getOrCreate()
+        for setting, value in settings.items():
+            _change(spark, setting, value)
+        return spark, True
     if _configured_elsewhere():
         options: dict[str, str] = {**settings}
     else:

@@ -15,6 +15,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
+from tests.spark.connect_server import ConnectServer
 from tests.spark.hadoop import lighten
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -66,16 +67,26 @@ def lean_session(
     return session
 
 
+def lean_server(directory: Path, master: str = "local[2]", **options: str) -> ConnectServer:
+    """Return a small server of Spark Connect; `options` are those of `lean_session`."""
+    settings = _LEAN | _FEW_PROCESSES | _INTERPRETED | {"spark.connect.session.planCache.enabled": "false"}
+    settings |= {"spark.sql.warehouse.dir": str(directory / "warehouse")}
+    settings |= {name.replace("__", "."): value for name, value in options.items()}
+    return ConnectServer(directory / "connect", settings, master)
+
+
 class Sessions:
     """Sessions one after the other, which share a Spark application as long as they want the same one.
 
     Each has settings, views, data sources and queries of its own. The JVM and what it has loaded, and the
-    Python workers with their imports, stay from one module of tests to the next.
+    Python workers with their imports, stay from one module of tests to the next. With ``PENSTOCK_CONNECT=1``
+    they are sessions of a server of Spark Connect.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._context: SparkContext | None = None
+        self._server: ConnectServer | None = None
         self._options: tuple[str, dict[str, str]] = ("", {})
 
     @contextlib.contextmanager
@@ -83,6 +94,14 @@ class Sessions:
         """Give a new session; `options` are those of `lean_session`."""
         if self._options != (master, options):
             self.stop()
+        if os.environ.get("PENSTOCK_CONNECT") == "1":
+            if self._server is None:
+                self._server = lean_server(self._directory, master, **options).__enter__()
+                self._options = (master, options)
+            with self._server.session() as session:
+                vars(session)["server"] = self._server
+                yield session
+            return
         session = lean_session(self._directory, master, as_users=False, **options)
         self._context, self._options = session.sparkContext, (master, options)
         environment = dict(self._context.environment)
@@ -98,6 +117,9 @@ class Sessions:
         if self._context is not None:
             self._context.stop()
             self._context = None
+        if self._server is not None:
+            self._server.__exit__(None, None, None)
+            self._server = None
 
 
 def _forget(session: SparkSession) -> None:

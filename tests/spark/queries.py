@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 import penstock
 from penstock.errors import PenstockError
 from penstock.spark_ext.api.metrics import batch_metrics
+from penstock.spark_ext.border.connection import is_connect
 from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from tests import processes
 
@@ -230,6 +231,8 @@ def fresh_workers(spark: SparkSession, **environment: str) -> Iterator[None]:
         _end_workers(spark)
         yield
         return
+    if is_connect(spark):
+        pytest.skip("behind Spark Connect, functions have no environment of their own")
     variables = spark.sparkContext.environment
     before = dict(variables)
     variables.update(environment, PENSTOCK_TEST_WORKERS=uuid.uuid4().hex)
@@ -242,8 +245,11 @@ def fresh_workers(spark: SparkSession, **environment: str) -> Iterator[None]:
 
 def _end_workers(spark: SparkSession) -> None:
     """Kill the Python workers of an application; the next task gets new ones from their daemon."""
-    jvm: Any = spark._jvm
-    driver = jvm.java.lang.ProcessHandle.current().pid()
+    if is_connect(spark):
+        driver = vars(spark)["server"].pid
+    else:
+        jvm: Any = spark._jvm
+        driver = jvm.java.lang.ProcessHandle.current().pid()
     running = list(processes.running())
     daemons = {one.id for one in running if one.parent == driver}
     workers = [one.id for one in running if one.parent in daemons]

@@ -56,6 +56,6 @@ def test_on_a_cluster_what_to_set_is_told(spark: SparkSession, other_python: str
     lack = python_workers._lack_of_workers(spark.sparkContext)
     assert lack is not None
     assert "No module named 'penstock'" in lack
-    told = str(python_workers._refusal(spark.sparkContext, lack))
+    told = str(python_workers._refusal(other_python, lack))
     assert f"workers={other_python}" in told
     assert "set PYSPARK_PYTHON before the session starts" in told

@@ -10,7 +10,8 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql.types import StructType
 
 from penstock.errors import UnavailableError
-from penstock.spark_ext.graph.handle import RunningGraph, Stage
+from penstock.spark_ext.graph.handle import RunningGraph
+from penstock.spark_ext.graph.stage import Stage
 
 
 class _Spark:

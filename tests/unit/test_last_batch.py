@@ -9,14 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 import penstock
 from penstock.jobs.pipelines import run
 from penstock.operators.scheduling.metrics import BatchMetrics
-from penstock.spark_ext.api.metrics import ProgressReader, is_last
+from penstock.spark_ext.api.metrics import is_last
 from penstock.spark_ext.graph import handle
 from penstock.spark_ext.graph.handle import RunningGraph
+from penstock.spark_ext.graph.stage import Stage, StageRun
 
 
 def report(number: int, *, new: bool, waiting: int | None) -> Any:
@@ -25,7 +26,7 @@ def report(number: int, *, new: bool, waiting: int | None) -> Any:
     sources += [SimpleNamespace(startOffset="1", endOffset="2")] if new else []
     told = None if waiting is None else json.dumps(BatchMetrics(waiting_keys=waiting).to_json())
     return SimpleNamespace(
-        sources=sources, observedMetrics={"penstock.queue": {"metrics": told}}, name="q", id=1,
+        sources=sources, observedMetrics={"penstock.queue": Row(metrics=told)}, name="q", id=1,
         batchId=number, timestamp="", durationMs={"triggerExecution": 1, "addBatch": 1}, numInputRows=0,
     )  # fmt: skip
 
@@ -93,7 +94,8 @@ def test_a_graph_ends_after_the_batch_in_which_nothing_is_left(
 ) -> None:
     monkeypatch.setattr(handle, "stop_between_batches", stop)
     query: Any = Query(REPORTS)
-    results = handle._Run(query, ProgressReader(query), holds_back=True)
+    no_writer: Any = None
+    results = StageRun(Stage("results", no_writer, (), holds_back=True), query)
     graph: Any = SimpleNamespace(
         _runs={"results": results}, _drain=drain, _in_turn=True, _spark=None, _recovery=None, _waiting=[],
         _ended=Event(), _start_ready=lambda ended: None, _end=lambda state: None,
@@ -121,7 +123,8 @@ class Failing(Query):
 
 def test_a_query_that_fails_while_it_is_looked_at_has_failed() -> None:
     query: Any = Failing()
-    results = handle._Run(query, ProgressReader(query), holds_back=False)
+    no_writer: Any = None
+    results = StageRun(Stage("results", no_writer, ()), query)
     states: list[str] = []
     graph: Any = SimpleNamespace(
         name="g", _names=["results", "source"],

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -32,7 +33,10 @@ from penstock.spark_ext.api.metrics import (
 )
 from penstock.spark_ext.api.register import wait_for_metrics
 from penstock.spark_ext.api.stopping import stop_between_batches
+from penstock.spark_ext.border.connection import is_writer
+from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
+from penstock.spark_ext.worker.restart import start_again, was_available_now
 
 __all__ = ["Batch", "StopSignals", "Totals", "follow", "run", "run_pipeline", "run_to_end"]
 
@@ -119,9 +123,34 @@ def follow(
     """
     if isinstance(query, RunningGraph):
         return _follow_graph(query, on_batch, signals)
-    spark = SparkSession.active()
-    available_now = _is_available_now(query)
     totals = Totals()
+    while True:
+        try:
+            totals, waits = _follow_run(query, on_batch, signals, totals, drain=drain)
+        except BaseException:
+            query.stop()
+            raise
+        wait_for_metrics([query])
+        # An older Spark ends a query with the trigger availableNow after one micro-batch.
+        if HAS_ADMISSION_CONTROL or not waits or signals.received is not None:
+            return replace(totals, signal=signals.received)
+        again = start_again(query)
+        if again is None:
+            return totals
+        query = again
+
+
+def _follow_run(
+    query: StreamingQuery,
+    on_batch: Callable[[Batch], None],
+    signals: StopSignals,
+    totals: Totals,
+    *,
+    drain: bool,
+) -> tuple[Totals, bool]:
+    """Wait for one run of a query to end; return its totals, and whether keys wait for the next one."""
+    spark = SparkSession.active()
+    available_now = was_available_now(query)
     reader = ProgressReader(query)
     ended = False
     while True:
@@ -150,12 +179,7 @@ def follow(
             for batch in _new_batches(reader):
                 totals = totals.plus(batch)
                 on_batch(batch)
-            return replace(totals, signal=signals.received)
-
-
-def _is_available_now(query: StreamingQuery) -> bool:
-    """Return whether a query's trigger is ``availableNow``, which only its JVM object knows."""
-    return str(query._jsq.streamingQuery().trigger().toString()) == "AvailableNowTrigger"
+            return totals, available_now and drain and totals.waiting_keys > 0
 
 
 def _follow_graph(
@@ -232,23 +256,24 @@ def run(
     """
     if isinstance(query, Pipeline):
         return run_to_end(query, on_batch)
-    if isinstance(query, DataStreamWriter):
-        query = start(query)
+    if is_writer(query):
+        query = start(cast("DataStreamWriter", query))
     if not isinstance(query, RunningGraph) and not hasattr(query, "awaitTermination"):
         raise InvalidUsageError(
             "this is no query",
             got=type(query).__name__,
             hint="pass a writer, such as df.writeStream.format('console'), or what its start() returns",
         )
+    running = cast("StreamingQuery | RunningGraph", query)
     with StopSignals() as signals, ExitStack() as printer:
         show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
         try:
-            totals = follow(query, show, signals, drain=drain)
+            totals = follow(running, show, signals, drain=drain)
         except BaseException:
-            query.stop()
+            running.stop()
             raise
-    queries = query.queries.values() if isinstance(query, RunningGraph) else [query]
-    wait_for_metrics(queries)
+    if isinstance(running, RunningGraph):
+        wait_for_metrics(running.queries.values())
     if on_batch is None:
         print(summary_line(totals), file=sys.stderr, flush=True)
     return totals

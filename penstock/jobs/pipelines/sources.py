@@ -24,9 +24,9 @@ from penstock.conf.pipeline import (
 )
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE
-from penstock.jobs.session import is_local
 from penstock.spark_ext.api.bad_records import BAD_RECORD, count_bad_records
 from penstock.spark_ext.api.failure import failure_of, is_late_worker, root_cause, spark_message
+from penstock.spark_ext.border.connection import is_local
 from penstock.spark_ext.kafka.decode import decode_kafka
 
 __all__ = [

@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -26,6 +25,7 @@ from penstock.jobs.pipelines.sinks import sink_writer
 from penstock.jobs.pipelines.sources import SectionError, read_sources, read_tables, resolve, section
 from penstock.spark_ext.api.failure import failure_of
 from penstock.spark_ext.api.register import register
+from penstock.spark_ext.border.connection import Py4JJavaError
 from penstock.spark_ext.border.types import spark_schema, stored_schema
 from penstock.spark_ext.graph import runner
 from penstock.spark_ext.graph.handle import RunningGraph

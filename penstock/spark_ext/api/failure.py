@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import AnalysisException, IllegalArgumentException
 
 from penstock import errors
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
+from penstock.spark_ext.border.connection import Py4JError, Py4JNetworkError, is_lost_server
 from penstock.sql.expression import did_you_mean
 
 __all__ = [
@@ -77,9 +77,13 @@ def _python_error(text: str) -> str | None:
 
 
 def is_without_answer(error: BaseException) -> bool:
-    """Return whether an error means that the driver's JVM did not answer, usually because it has ended."""
+    """Return whether an error means that Spark's driver did not answer, usually because it has ended."""
     # If the connection breaks during a call, Py4J reports only that the call failed.
-    return isinstance(error, ConnectionError | Py4JNetworkError) or type(error) is Py4JError
+    return (
+        isinstance(error, ConnectionError | Py4JNetworkError)
+        or type(error) is Py4JError
+        or is_lost_server(error)
+    )
 
 
 def is_ours(error: BaseException) -> bool:

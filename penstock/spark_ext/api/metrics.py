@@ -23,6 +23,7 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.spark_ext.border.connection import observed_metrics
 
 __all__ = [
     "BAD_RECORDS_PREFIX",
@@ -65,7 +66,7 @@ def metrics(query: StreamingQuery | SeveralQueries) -> list[dict[str, Any]]:
     query : StreamingQuery or RunningGraph
         A query with a Penstock operator, or a `penstock.start` result; it may have ended.
     """
-    queries = [query] if isinstance(query, StreamingQuery) else list(query.queries.values())
+    queries = list(query.queries.values()) if hasattr(query, "queries") else [query]
     reports = [progress for one in queries for progress in one.recentProgress]
     reports.sort(key=lambda progress: str(progress.timestamp))
     return [entry for progress in reports for entry in batch_metrics(progress)]
@@ -74,7 +75,7 @@ def metrics(query: StreamingQuery | SeveralQueries) -> list[dict[str, Any]]:
 def batch_metrics(progress: StreamingQueryProgress) -> list[dict[str, Any]]:
     """Return the metrics of every update queue in one progress report."""
     entries = []
-    for observation, row in (progress.observedMetrics or {}).items():
+    for observation, row in observed_metrics(progress).items():
         if not observation.startswith(OBSERVATION_PREFIX) or row["metrics"] is None:
             continue
         parts = [BatchMetrics.from_json(json.loads(line)) for line in row["metrics"].splitlines()]
@@ -95,7 +96,7 @@ def batch_metrics(progress: StreamingQueryProgress) -> list[dict[str, Any]]:
 
 def bad_records(progress: StreamingQueryProgress) -> int:
     """Return the number of records that a pipeline's sources could not read in one micro-batch."""
-    observed = progress.observedMetrics or {}
+    observed = observed_metrics(progress)
     return sum(row["records"] for name, row in observed.items() if name.startswith(BAD_RECORDS_PREFIX))
 
 

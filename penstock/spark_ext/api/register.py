@@ -12,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._clock import monotonic_s
 from penstock.spark_ext.api.metrics import MetricsFile
+from penstock.spark_ext.border.connection import default_parallelism
 from penstock.spark_ext.sources.market import MarketDataSource
 from penstock.spark_ext.sources.p_stream_source import p_stream_source
 from penstock.spark_ext.worker.python_workers import prepare_workers
@@ -49,9 +50,9 @@ def register(
         If workers on a cluster run a Python without Penstock's dependencies.
     """
     prepare_workers(spark)
-    check_starts()
+    check_starts(spark)
     spark.dataSource.register(MarketDataSource)
-    spark.dataSource.register(p_stream_source(spark.sparkContext.defaultParallelism))
+    spark.dataSource.register(p_stream_source(default_parallelism(spark)))
     known = _files.setdefault(spark, {})
     if metrics_file is not None and (metrics_file, metrics_query) not in known:
         file = known[metrics_file, metrics_query] = MetricsFile(metrics_file, metrics_query)

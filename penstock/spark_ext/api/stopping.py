@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock._clock import monotonic_s
+from penstock.spark_ext.border.connection import has_running_tasks
 
 __all__ = ["stop_between_batches"]
 
@@ -39,15 +40,8 @@ def stop_between_batches(query: StreamingQuery, spark: SparkSession) -> None:
             break
         pause.wait(_POLL_S)
     query.stop()
-    tracker = spark.sparkContext.statusTracker()
-
-    def busy() -> bool:
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(str(query.runId))]
-        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
-        return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
-
     deadline = monotonic_s() + _SETTLE_S
-    while busy() and monotonic_s() < deadline:
+    while has_running_tasks(spark, str(query.runId)) and monotonic_s() < deadline:
         pause.wait(2 * _POLL_S)
 
 

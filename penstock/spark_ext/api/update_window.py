@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from pyspark.errors import AnalysisException, ParseException
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import (
@@ -29,6 +29,7 @@ from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.update_stream.options import check_column, parse_ms
 from penstock.spark_ext.api.failure import refusal_of
 from penstock.spark_ext.border.collations import refuse_collations
+from penstock.spark_ext.border.connection import aggregate_sql
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.window_packing import RowPacker, row_fragmenter
 from penstock.spark_ext.worker.count_windows import (
@@ -255,11 +256,8 @@ def _text_of(df: DataFrame, name: str, given: str | Column) -> str:
             asked = df.groupBy().agg(given.alias("a"))
         except AnalysisException as error:
             raise refusal_of(error, df.columns, name=name) from None
-        with contextlib.suppress(AnalysisException, ParseException):
-            made = asked._jdf.queryExecution().analyzed().aggregateExpressions().apply(0)
-            text = str(made.child().sql())
-            if asked.sameSemantics(df.groupBy().agg(sf.expr(text).alias("a"))):
-                return text
+        if (text := aggregate_sql(df, asked)) is not None:
+            return text
     raise InvalidUsageError(
         "an aggregate is neither SQL text nor a Spark column that can be written as SQL text",
         hint="write Spark SQL, such as 'avg(price)'",

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
-from pyspark import Broadcast
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures.in_process.open_database import batches_of
 from penstock.procedures.schema import TableSpec
+from penstock.spark_ext.border.connection import Shared, share
 from penstock.spark_ext.border.parcels import from_parcel, to_parcels
 from penstock.spark_ext.border.transaction_packing import bucket_of_values
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
 
 __all__ = ["Given", "InitialRows"]
 
 Given: TypeAlias = Mapping[str, DataFrame | pa.Table | pa.RecordBatch]
 """Rows of tables by name."""
+
+_Parcels: TypeAlias = list[dict[str, list[bytes]]]
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,11 @@ class InitialRows:
 
     Parameters
     ----------
-    parcels : pyspark.Broadcast
+    parcels : pyspark.Broadcast or Shared
         For each bucket and table the rows as parcels.
     """
 
-    parcels: Broadcast[list[dict[str, list[bytes]]]]
+    parcels: Broadcast[_Parcels] | Shared[_Parcels]
 
     @staticmethod
     def of(
@@ -81,7 +86,7 @@ class InitialRows:
                 raise InvalidUsageError("two rows have one key", table=name, key=", ".join(spec.key))
             for bucket, own in _partition(made, spec, buckets, route):
                 parcels[bucket][name] = list(to_parcels(own.to_batches()))
-        return InitialRows(spark.sparkContext.broadcast(parcels))
+        return InitialRows(share(spark, parcels, "the first rows of the tables"))
 
     def read_bucket(self, bucket: int) -> Iterable[tuple[str, pa.RecordBatch]]:
         """Return the rows of a bucket, by table. Called in a worker."""

@@ -1,4 +1,4 @@
-"""Check that Spark can run a plan."""
+"""Check that Spark can run a plan, and the DataFrames passed to its start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from penstock.dataflow.nodes import (
     Aggregate,
@@ -30,12 +32,22 @@ from penstock.dataflow.nodes import (
     window_by_key,
 )
 from penstock.dataflow.types import scan_schema
+from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.failure import spark_message
+from penstock.spark_ext.border.types import check_same
 from penstock.sql.evaluate import needs_ansi
 from penstock.sql.expression import Expression
 
-__all__ = ["check_runnable", "errors_named", "find_ansi_expressions", "find_stateful", "holds_back"]
+__all__ = [
+    "check_frame",
+    "check_one_row_each",
+    "check_runnable",
+    "errors_named",
+    "find_ansi_expressions",
+    "find_stateful",
+    "holds_back",
+]
 
 
 @contextmanager
@@ -204,3 +216,44 @@ def find_ansi_expressions(node: PushedScan) -> Iterator[Expression]:
         expression = Expression.parse(text)
         if needs_ansi(expression, schema):
             yield expression
+
+
+def check_frame(df: DataFrame, wanted: StructType, name: str, *, streaming: bool) -> DataFrame:
+    """Check a DataFrame, and select the wanted columns.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column is missing or of another type, or the DataFrame is wrongly streaming or not streaming.
+    """
+    if df.isStreaming != streaming:
+        raise InvalidUsageError(
+            "a source must be a streaming DataFrame, and a table a static one",
+            name=name,
+            is_streaming=df.isStreaming,
+        )
+    there = df.select(*(quote(name) for name in wanted.names if name in df.columns))
+    try:
+        check_same(there.schema, wanted, name)
+    except InvalidUsageError as error:
+        raise InvalidUsageError(
+            "a DataFrame does not have the columns that the graph declares",
+            name=name,
+            missing=error.context["missing"],
+            types=error.context["types"],
+        ) from None
+    return there
+
+
+def check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
+    """Refuse a table that would turn one update into several tuples (UpStream §3.2)."""
+    keys = [quote(name) for name in node.on]
+    # A null matches no key.
+    table = table.where(" AND ".join(f"{name} IS NOT NULL" for name in keys))
+    if table.groupBy(*keys).count().where("count > 1").limit(1).count():
+        raise InvalidUsageError(
+            "a lookup table has several rows for one update",
+            hint="look up by columns that are unique in the table, or aggregate it first",
+            table=node.table,
+            columns=", ".join(node.on),
+        )

@@ -41,8 +41,13 @@ from penstock.spark_ext.api.update_join import run_join
 from penstock.spark_ext.api.update_queue import run_queue
 from penstock.spark_ext.api.update_union import run_union
 from penstock.spark_ext.border.types import same_types, spark_schema
-from penstock.spark_ext.graph.checks import errors_named, find_ansi_expressions, find_stateful
-from penstock.spark_ext.graph.inputs import check_frame, check_one_row_each
+from penstock.spark_ext.graph.checks import (
+    check_frame,
+    check_one_row_each,
+    errors_named,
+    find_ansi_expressions,
+    find_stateful,
+)
 from penstock.spark_ext.graph.lookup_tables import join_table, lookup_in
 from penstock.spark_ext.graph.state import StatePlace
 from penstock.spark_ext.graph.steps import apply_step, apply_steps, select_item, split_steps, step_text

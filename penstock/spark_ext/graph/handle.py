@@ -6,16 +6,13 @@ import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
-from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from penstock.checkpointing.graph.directory import GraphDirectory
@@ -23,11 +20,13 @@ from penstock.checkpointing.graph.facts import Markers, StreamFacts, facts_of
 from penstock.dataflow import PhysicalPlan
 from penstock.errors import PenstockError
 from penstock.spark_ext.api.failure import failure_of, is_without_answer
-from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics, had_input, is_last, metrics
+from penstock.spark_ext.api.metrics import metrics
 from penstock.spark_ext.api.stopping import stop_between_batches
+from penstock.spark_ext.border.connection import Py4JError
 from penstock.spark_ext.graph.recovery import GraphRecovery, RecoveryReport
+from penstock.spark_ext.graph.stage import QueryTotals, Stage, StageRun
 
-__all__ = ["RESULTS", "GraphProgress", "GraphState", "QueryTotals", "RunningGraph", "Stage"]
+__all__ = ["RESULTS", "GraphProgress", "GraphState", "RunningGraph"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -38,50 +37,6 @@ _POLL_S = 0.1
 _STOP_S = 60.0
 
 GraphState = Literal["running", "finished", "stopped", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One query of a graph, ready to start.
-
-    Parameters
-    ----------
-    name : str
-        Its name in the graph, its checkpoint and errors.
-    writer : DataStreamWriter
-        The writer that starts it.
-    after : tuple of str
-        The queries that write its inputs.
-    direct : bool
-        Whether its operator writes the results, so that only descriptors go through Spark.
-    holds_back : bool
-        Whether it may leave rows for later triggers, so that Spark never ends it by itself.
-    """
-
-    name: str
-    writer: DataStreamWriter
-    after: tuple[str, ...]
-    direct: bool = False
-    holds_back: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class QueryTotals:
-    """The counts of a query since this start of the graph.
-
-    Parameters
-    ----------
-    batches : int
-        Micro-batches that it committed.
-    rows : int
-        Rows that entered Spark, without those that a p-stream's reader filtered out.
-    batch_ms : tuple of int
-        The durations of its newest micro-batches, oldest first, at most a hundred.
-    """
-
-    batches: int = 0
-    rows: int = 0
-    batch_ms: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +59,6 @@ class GraphProgress:
     streams: tuple[StreamFacts, ...]
     markers: Markers
     recovery: RecoveryReport | None
-
-
-@dataclass(slots=True)
-class _Run:
-    """A started query."""
-
-    query: StreamingQuery
-    reader: ProgressReader
-    holds_back: bool
-    totals: QueryTotals = field(default_factory=QueryTotals)
-
-    def read(self) -> StreamingQueryProgress | None:
-        """Count the query's micro-batches since the last call; return the newest one's report."""
-        new = self.reader.new()
-        if not new:
-            return None
-        old = self.totals
-        times = (*old.batch_ms, *(progress.durationMs.get("triggerExecution", 0) for progress in new))
-        rows = old.rows + sum(max(progress.numInputRows, 0) for progress in new)
-        self.totals = QueryTotals(old.batches + len(new), rows, times[-100:])
-        return new[-1]
 
 
 class RunningGraph:
@@ -178,7 +112,7 @@ class RunningGraph:
         self._writes = {stage.name: "directly" if stage.direct else "through Spark" for stage in stages}
         self._in_turn = in_turn
         self._drain = drain
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[str, StageRun] = {}
         self._state: GraphState = "running"
         self._error: PenstockError | None = None
         self._lock = threading.RLock()
@@ -221,11 +155,11 @@ class RunningGraph:
             if error is not None:
                 self._fail(self._failure("a query of the graph failed", error, query=name))
                 return
-            if last is None or not self._in_turn or not run.holds_back:
+            if not self._in_turn:
                 continue
-            waits = any(served["waiting_keys"] for served in batch_metrics(last))
-            first = run.totals.batches == 1
-            if is_last(new_input=had_input(last), waits=waits, drain=self._drain, first=first):
+            if name in ended and self._drain and run.start_again():
+                ended.remove(name)
+            elif last is not None and run.is_done(last, drain=self._drain):
                 # The next batch may have begun, and ends before the query stops.
                 stop_between_batches(run.query, self._spark)
         self._start_ready(ended)
@@ -244,7 +178,7 @@ class RunningGraph:
             except Exception as error:
                 raise self._failure("a query of the graph cannot start", error, query=stage.name) from None
             self._waiting.remove(stage)
-            self._runs[stage.name] = _Run(query, ProgressReader(query), stage.holds_back)
+            self._runs[stage.name] = StageRun(stage, query)
             _LOGGER.info("query started [graph=%s query=%s id=%s]", self.name, stage.name, query.id)
 
     def _failure(self, fact: str, error: Exception, **context: str) -> PenstockError:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -21,6 +20,7 @@ from penstock.dataflow.nodes import StreamTableJoin
 from penstock.ddl import quote
 from penstock.operators.scan.lookup import Lookup, can_be_looked_up
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.spark_ext.border.connection import is_constant
 from penstock.spark_ext.border.types import as_arrow_of_spark, convert, spark_schema
 
 __all__ = ["LookupLimits", "join_table", "lookup_in"]
@@ -37,10 +37,6 @@ class LookupLimits:
 
 
 _DEFAULT_LIMITS = LookupLimits()
-
-_IN_PROGRAM = {"LocalRelation", "OneRowRelation", "Range"}
-_ANEW = ("CURRENT_LIKE", "PLAN_EXPRESSION", "PYTHON_UDF", "SCALA_UDF")
-"""Expressions that may change between micro-batches: of time, of other tables, and of user programs."""
 
 
 def join_table(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFrame:
@@ -99,8 +95,8 @@ def _text(
             return None, "a key is of another type than the stream's"
         if not can_be_looked_up(field.type):
             return None, "a key is of floats, or nested"
-    if not _is_constant(table):
-        return None, "the table may be another one in each micro-batch"
+    if not is_constant(table):
+        return None, "the table may be another one in each micro-batch, or Spark Connect does not tell"
     others = (name for name in group_by if name in schema.names and name not in node.on)
     made = pa.schema([schema.field(name) for name in (*node.on, *others)])
     if any(pa.types.is_nested(field.type) for field in made):
@@ -127,25 +123,3 @@ def _is_small(rows: DataFrame, schema: pa.Schema, limits: LookupLimits) -> bool:
     size = sum((sf.coalesce(sf.octet_length(text), sf.lit(0)) for text in texts), sf.lit(fixed))
     (counted,) = rows.select(sf.count(sf.lit(1)), sf.coalesce(sf.sum(size), sf.lit(0))).collect()
     return counted[0] <= limits.rows and counted[1] <= limits.size_bytes
-
-
-def _is_constant(table: DataFrame) -> bool:
-    """Return whether Spark always reads the same table: from literal rows, or from known files."""
-    plan = table._jdf.queryExecution().analyzed()
-    jvm: Any = table.sparkSession._jvm
-    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
-    if not plan.deterministic() or any(plan.containsPattern(getattr(patterns, name)()) for name in _ANEW):
-        return False
-    leaves = plan.collectLeaves()
-    return all(_is_constant_leaf(leaves.apply(number)) for number in range(leaves.size()))
-
-
-def _is_constant_leaf(leaf: Any) -> bool:
-    kind = leaf.getClass().getSimpleName()
-    if kind != "LogicalRelation":
-        return kind in _IN_PROGRAM
-    # Spark lists files once, when the DataFrame is created, but not for catalog tables or databases.
-    relation = leaf.relation()
-    if relation.getClass().getSimpleName() != "HadoopFsRelation" or leaf.catalogTable().isDefined():
-        return False
-    return bool(relation.location().getClass().getSimpleName() == "InMemoryFileIndex")

@@ -27,8 +27,9 @@ from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.types import check_same, spark_schema, stored_schema
 from penstock.spark_ext.graph.checks import check_runnable, holds_back
 from penstock.spark_ext.graph.frames import Frames, Reading, Written
-from penstock.spark_ext.graph.handle import RESULTS, RunningGraph, Stage
+from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
 from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
+from penstock.spark_ext.graph.stage import Stage
 from penstock.spark_ext.graph.state import StatePlace
 from penstock.spark_ext.state_reader.committed import read_pointers
 from penstock.spark_ext.worker.restart import check_writer

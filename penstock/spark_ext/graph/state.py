@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from penstock.checkpointing.files import Files, open_files
@@ -22,6 +21,7 @@ from penstock.checkpointing.graph.directory import GraphDirectory, QueryProgress
 from penstock.checkpointing.trace import trace
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.border.connection import Py4JError
 from penstock.spark_ext.state_reader.committed import pointers_of, specification_of
 from penstock.spark_ext.state_reader.spark_state import Held, read_pointer_files
 from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE, missing_state_error

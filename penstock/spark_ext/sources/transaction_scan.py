@@ -18,6 +18,7 @@ from pyspark.sql.types import StructType
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.p_stream import Piece, PStream, read_blocks
 from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.border.connection import p_stream_options
 from penstock.spark_ext.border.packing import parcel_row
 from penstock.spark_ext.border.parcels import PARCELS, to_parcels
 from penstock.spark_ext.border.transaction_packing import TransactionPacker
@@ -131,7 +132,7 @@ def parcels_of_p_stream(df: DataFrame, packer: TransactionPacker) -> tuple[DataF
 
     None if `df` is more than columns of a p-stream under their own names.
     """
-    options = _options_of_p_stream(df)
+    options = p_stream_options(df)
     if options is None or "transactions" in options:
         return None
     # A graph reads columns by a scan that does nothing else.
@@ -154,19 +155,3 @@ def parcels_of_p_stream(df: DataFrame, packer: TransactionPacker) -> tuple[DataF
     options.pop("columns", None)
     parcels = df.sparkSession.readStream.format("pstream").options(**options).load()
     return parcels, PieceReader(stream.segments, stream.schema, columns)
-
-
-def _options_of_p_stream(df: DataFrame) -> dict[str, str] | None:
-    """Return the options of reading a p-stream; None unless `df` only selects its columns."""
-    plan = df._jdf.queryExecution().analyzed()
-    while plan.getClass().getSimpleName() == "Project":
-        chosen = plan.projectList()
-        if any(
-            chosen.apply(place).getClass().getSimpleName() != "AttributeReference"
-            for place in range(chosen.size())
-        ):
-            return None
-        plan = plan.child()
-    if plan.getClass().getSimpleName() != "StreamingRelationV2" or plan.sourceName() != "pstream":
-        return None
-    return {name.lower(): text for name, text in dict(plan.extraOptions().asCaseSensitiveMap()).items()}

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import sys
-from typing import Final
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
-from py4j.protocol import Py4JError
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from penstock._version import __version__
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.failure import root_cause
+from penstock.spark_ext.border.connection import Py4JError, is_connect
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 __all__ = ["prepare_workers"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_NEEDED: Final = ("penstock", "numpy", "pandas", "pyarrow", "numba", "xxhash", "zstandard")
+_PACKAGE: Final = Path(__file__).parents[2]
+_NEEDED: Final = ("penstock", "numpy", "pandas", "pyarrow", "numba", "xxhash", "zstandard", "pydantic")
 
-_prepared: WeakSet[SparkContext] = WeakSet()
+_prepared: WeakSet[Any] = WeakSet()
+"""The applications, or sessions of Spark Connect, whose workers can run Penstock."""
 
 
 def prepare_workers(spark: SparkSession) -> None:
@@ -31,22 +39,25 @@ def prepare_workers(spark: SparkSession) -> None:
 
     Without ``PYSPARK_PYTHON``, workers run the ``python3`` in PATH, whatever Python the driver runs. On one
     machine they get the driver's Python, unless ``PYSPARK_PYTHON`` names one with Penstock's dependencies. On
-    a cluster, where paths may differ, a small job checks one worker, once.
+    a cluster, where paths and packages may differ, a small job checks one worker, once. Behind Spark Connect,
+    workers that lack only Penstock itself are sent this package, for this session.
 
     Raises
     ------
     InvalidUsageError
-        If workers on a cluster cannot run Penstock.
+        If workers on a cluster, or behind Spark Connect, cannot run Penstock, or have another version of it.
     """
-    context = spark.sparkContext
-    if context in _prepared:
+    known: Any = spark if is_connect(spark) else spark.sparkContext
+    if known in _prepared:
         return
-    if context.pythonExec != sys.executable:
-        if str(context.master).startswith("local"):
-            _use_drivers_python(context)
-        elif (lack := _lack_of_workers(context)) is not None:
-            raise _refusal(context, lack)
-    _prepared.add(context)
+    if is_connect(spark):
+        _prepare_server(spark)
+    elif not str(known.master).startswith("local"):
+        if (lack := _lack_of_workers(known)) is not None:
+            raise _refusal(known.pythonExec, lack)
+    elif known.pythonExec != sys.executable:
+        _use_drivers_python(known)
+    _prepared.add(known)
 
 
 def _use_drivers_python(context: SparkContext) -> None:
@@ -62,24 +73,93 @@ def _use_drivers_python(context: SparkContext) -> None:
     context.pythonExec = sys.executable
 
 
+def _prepare_server(spark: SparkSession) -> None:
+    lack = _lack_of_server(spark)
+    if lack == _no_module("penstock"):
+        with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+            spark.addArtifacts(str(_pack(Path(directory))), pyfile=True)
+        _LOGGER.info("workers of Spark Connect were sent this package [version=%s]", __version__)
+        lack = _lack_of_server(spark)
+    if lack is not None:
+        version = "{}.{}".format(*sys.version_info)
+        raise InvalidUsageError(
+            "the Python of Spark's workers cannot run Penstock",
+            lack=lack,
+            hint="set spark.pyspark.python where the server of Spark Connect starts, to the path of a Python "
+            f"{version} with penstock {__version__} and its dependencies",
+        )
+
+
+def _pack(directory: Path) -> Path:
+    """Write this package into a file that workers can import from."""
+    path = directory / "penstock.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(_PACKAGE.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, file.relative_to(_PACKAGE.parent))
+    return path
+
+
+def _probe() -> Callable[[Any], list[str]]:
+    """Return a function that returns the missing modules and the version of Penstock, in a worker."""
+    needed = _NEEDED
+
+    # Functions of Penstock cannot be sent to workers without it. Spark sends those in functions by value.
+    def probe(_: Any) -> list[str]:
+        from importlib import import_module
+        from importlib.util import find_spec
+
+        missing = [name for name in needed if find_spec(name) is None]
+        version = "" if "penstock" in missing else str(import_module("penstock._version").__version__)
+        return [", ".join(missing), version]
+
+    return probe
+
+
+def _no_module(names: str) -> str:
+    return f"no module {names}"
+
+
+def _lack_in(found: list[str]) -> str | None:
+    missing, version = found
+    if missing:
+        return _no_module(missing)
+    return None if version == __version__ else f"penstock {version} where the driver has {__version__}"
+
+
 def _lack_of_workers(context: SparkContext) -> str | None:
     """Return what workers lack, by a job of one task; None if they lack nothing."""
-    # Functions of Penstock cannot be sent to workers without it; the standard library's can.
-    specs = context.parallelize(_NEEDED, 1).map(importlib.util.find_spec)
     try:
-        found = specs.map(bool).collect()
+        (found,) = context.parallelize([0], 1).map(_probe()).collect()
     except (Py4JError, PySparkException) as error:
         return root_cause(error)
-    missing = [name for name, there in zip(_NEEDED, found, strict=True) if not there]
-    return f"no module {', '.join(missing)}" if missing else None
+    return _lack_in(found)
 
 
-def _refusal(context: SparkContext, lack: str) -> InvalidUsageError:
+def _lack_of_server(spark: SparkSession) -> str | None:
+    """Return what workers behind Spark Connect lack; None if they lack nothing."""
+    probe = _probe()
+
+    def probe_batches(batches: Iterable[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        for _ in batches:
+            missing, version = probe(None)
+            yield pyarrow.RecordBatch.from_pydict({"missing": [missing], "version": [version]})
+
+    try:
+        (row,) = spark.range(0, 1, 1, 1).mapInArrow(probe_batches, "missing string, version string").collect()
+    except PySparkException as error:
+        return root_cause(error)
+    return _lack_in(list(row))
+
+
+def _refusal(workers: str, lack: str) -> InvalidUsageError:
     version = "{}.{}".format(*sys.version_info)
     return InvalidUsageError(
         "the Python of Spark's workers cannot run Penstock",
-        workers=context.pythonExec,
+        workers=workers,
         lack=lack,
         hint="set PYSPARK_PYTHON before the session starts, or spark-submit --conf spark.pyspark.python=, to "
-        f"the path of a Python {version} with Penstock, the same on all machines",
+        f"the path of a Python {version} with penstock {__version__}, the same on all machines",
     )

@@ -16,7 +16,7 @@ from inspect import signature
 from itertools import count
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -25,9 +25,18 @@ from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
 from penstock.spark_ext.api.failure import failure_of
+from penstock.spark_ext.border.connection import (
+    Py4JJavaError,
+    is_available_now,
+    is_connect,
+    is_local,
+    plan_of_writer,
+    session_of_writer,
+    writer_class,
+)
 from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
 
-__all__ = ["check_starts", "check_writer", "plan_task"]
+__all__ = ["check_starts", "check_writer", "plan_task", "start_again", "was_available_now"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -35,32 +44,60 @@ _APPEND = "append"
 _OUTPUT_MODE, _QUERY_NAME, _CHECKPOINT = "outputmode", "queryname", "checkpointlocation"
 _SETTINGS = "_penstock_settings"
 """The attribute of a writer that holds its settings, which Spark does not expose, by names in lower case."""
+_START = "_penstock_start"
+"""The attribute of a query that holds the call that started it."""
 _CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 """Spark's setting for the directory of all checkpoints; each has the name of its query there."""
 
 _planned: dict[str, BucketTask[Any]] = {}
 """The operators that this driver has planned, by the name that each has in Spark's plans."""
 _numbers = count(1)
+_checked: set[type[Any]] = set()
+"""The classes of writers whose starts are checked."""
 
 
-def plan_task(task: BucketTask[Any], route: str = "") -> str:
+def plan_task(spark: SparkSession, task: BucketTask[Any], route: str = "") -> str:
     """Remember an operator for the checks at its start; return its name in Spark's plans, unique here.
 
     The name has the operator's `route`, for those who read the plan.
     """
-    check_starts()
+    check_starts(spark)
     name = "_".join(part for part in (task.name, route, str(next(_numbers))) if part)
     _planned[name] = task
     return name
 
 
-@functools.cache
-def check_starts() -> None:
-    """Check every query that this process starts from now on."""
+def check_starts(spark: SparkSession) -> None:
+    """Check every query that sessions of this kind start in this process from now on."""
+    writers = writer_class(spark)
+    if writers in _checked:
+        return
+    _checked.add(writers)
     for name in ("start", "toTable"):
-        setattr(DataStreamWriter, name, _check_start(getattr(DataStreamWriter, name)))
+        setattr(writers, name, _check_start(getattr(writers, name)))
     for name in ("option", "options", "outputMode", "queryName"):
-        setattr(DataStreamWriter, name, _note_settings(getattr(DataStreamWriter, name)))
+        setattr(writers, name, _note_settings(getattr(writers, name)))
+
+
+def start_again(query: StreamingQuery) -> StreamingQuery | None:
+    """Start an ended query as it was started; None if another process, or no Penstock, started it."""
+    start = _started_by(query)
+    return None if start is None else start()
+
+
+def was_available_now(query: StreamingQuery) -> bool:
+    """Return whether a query's trigger is ``availableNow``.
+
+    Behind Spark Connect, only the writer that started it in this process knows.
+    """
+    start = _started_by(query)
+    return is_available_now(query, None if start is None else start.args[0])
+
+
+def _started_by(query: StreamingQuery) -> functools.partial[StreamingQuery] | None:
+    # Users may wrap a query, by a class of their own.
+    found: functools.partial[StreamingQuery] | None = getattr(query, _START, None)
+    return found
 
 
 def _note_settings(setter: Callable[..., DataStreamWriter]) -> Callable[..., DataStreamWriter]:
@@ -100,6 +137,13 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
     - `UnavailableError` if the file system of the state refuses.
     """
 
+    def noted_start(
+        writer: DataStreamWriter, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> StreamingQuery:
+        query = start(writer, *arguments, **options)
+        vars(query)[_START] = functools.partial(checked, writer, *arguments, **options)
+        return query
+
     @functools.wraps(start)
     def checked(writer: DataStreamWriter, /, *arguments: Any, **options: Any) -> StreamingQuery:
         settings = vars(writer).get(_SETTINGS, {}) | _settings_in(start, writer, arguments, options)
@@ -107,21 +151,26 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         _check_whole(checkpoint)
         tasks = _tasks_of(writer)
         if not tasks:
-            return start(writer, *arguments, **options)
+            return noted_start(writer, arguments, options)
         if settings.get(_OUTPUT_MODE, _APPEND).lower() != _APPEND:
             raise InvalidUsageError(
                 "Penstock's operators support only the output mode append",
                 hint="leave outputMode out, or set it to 'append'",
             )
-        known = checkpoint is None or local_path(checkpoint) is not None
+        spark = session_of_writer(writer)
+        if is_connect(spark):
+            # Of a checkpoint on the server's disk, only the started query tells whose it is.
+            known = _id_in(checkpoint) is not None
+        else:
+            known = checkpoint is None or local_path(checkpoint) is not None
         if known:
-            if str(writer._spark.sparkContext.master).startswith("local"):
+            if is_local(spark):
                 for location in {task.state_location for task in tasks}:
                     _check_writable(location)
             name, has_commits = settings.get(_QUERY_NAME, checkpoint), _has_commits(checkpoint)
             _log_notes(tasks, _id_in(checkpoint), name, has_commits=has_commits)
         try:
-            query = start(writer, *arguments, **options)
+            query = noted_start(writer, arguments, options)
         except Py4JJavaError as error:  # an unknown sink, or a file system that refuses
             raise failure_of(error, "the query cannot start") from None
         try:
@@ -163,7 +212,7 @@ def _checkpoint_of(writer: DataStreamWriter, settings: dict[str, str]) -> str | 
     """Return the checkpoint of a query that is about to start; None if it has a new one."""
     if _CHECKPOINT in settings:
         return settings[_CHECKPOINT]
-    parent, name = writer._spark.conf.get(_CHECKPOINTS, None), settings.get(_QUERY_NAME)
+    parent, name = session_of_writer(writer).conf.get(_CHECKPOINTS, None), settings.get(_QUERY_NAME)
     return None if parent is None or name is None else f"{parent}/{name}"
 
 
@@ -199,7 +248,7 @@ def check_writer(writer: DataStreamWriter) -> None:
 
 
 def _tasks_of(writer: DataStreamWriter) -> list[BucketTask[Any]]:
-    plan = str(writer._df._jdf.queryExecution().analyzed().toString())
+    plan = plan_of_writer(writer)
     return [task for name, task in _planned.items() if f" {name}(" in plan]
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from penstock.spark_ext.api.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.collations import refuse_collations
+from penstock.spark_ext.border.connection import analyzed_plan, own_workers_of
 from penstock.spark_ext.border.parcels import SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.sources.wake import with_wake
@@ -60,9 +60,6 @@ STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
 _RESULT_SCHEMA = "payload binary, metrics string"
 _POINTER_SCHEMA = "version long, file_id string"
 _SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
-
-_WORKERS = "PENSTOCK_WORKERS"
-"""An environment variable that separates the workers of such operators from others; nothing reads it."""
 
 _CHECKS_OPERATORS = "spark.sql.streaming.unsupportedOperationCheck"
 _SPARK_OPERATOR = "FlatMapGroupsInPandasWithState"
@@ -165,9 +162,13 @@ class Stateful:
         if waits:
             parcels = with_wake(parcels)
         function = _BucketFunction(
-            plan_task(task, route), task, waits, _rows_of_a_batch(parcels.sparkSession), into
+            plan_task(parcels.sparkSession, task, route),
+            task,
+            waits,
+            _rows_of_a_batch(parcels.sparkSession),
+            into,
         )
-        with _workers_of_their_own(parcels.sparkSession) if own_workers else nullcontext():
+        with own_workers_of(parcels.sparkSession, wanted=own_workers):
             results = parcels.groupBy("bucket").applyInPandasWithState(
                 function, _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
             )
@@ -175,20 +176,6 @@ class Stateful:
             OBSERVATION_PREFIX + self.name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
         )
         return observed.mapInArrow(Unpacker(rows), output)
-
-
-@contextmanager
-def _workers_of_their_own(spark: SparkSession) -> Iterator[None]:
-    """Run the functions created within the context in separate workers.
-
-    Spark has workers, and a daemon that forks them, for each environment of a function.
-    """
-    environment = spark.sparkContext.environment
-    environment[_WORKERS] = "stateful"
-    try:
-        yield
-    finally:
-        environment.pop(_WORKERS, None)
 
 
 @dataclass(frozen=True)
@@ -371,9 +358,7 @@ def check_streaming(df: DataFrame) -> None:
     """
     if not df.isStreaming:
         raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")
-    if df.sparkSession.conf.get(_CHECKS_OPERATORS, "true") == "true" and _SPARK_OPERATOR in str(
-        df._jdf.queryExecution().analyzed().toString()
-    ):
+    if df.sparkSession.conf.get(_CHECKS_OPERATORS, "true") == "true" and _SPARK_OPERATOR in analyzed_plan(df):
         raise InvalidUsageError(
             "a Spark query can hold only one window, update queue, union or join of update streams",
             hint="write the output of the first into a p-stream, and read that in another query; or build a "

@@ -1,0 +1,327 @@
+"""What differs between Spark's JVM in this process's hands (classic) and a server behind Spark Connect.
+
+===========================  ==================================  =========================================
+what                         classic                             Spark Connect
+===========================  ==================================  =========================================
+the analysed plan            the JVM's tree                      text, which the server explains
+a value for all tasks        a broadcast                         a part of each function, at most 16 MiB
+workers for operators alone  by an environment variable          none: they share the server's workers
+tasks of a stopped query     waited for                          not known here
+lookups of constant tables   by readers, if small                by Spark's join
+a query's trigger            its JVM object                      as its writer was told, in this process
+===========================  ==================================  =========================================
+
+No other module asks for the JVM, but those that start it (`penstock.jobs.session`) or name its Python workers
+(`penstock.spark_ext.worker.python_workers`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from pyspark import cloudpickle
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.errors import InvalidUsageError
+
+if TYPE_CHECKING:
+    from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+else:
+    try:
+        from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+    except ModuleNotFoundError:  # the package pyspark-client has no JVM
+
+        class Py4JError(Exception):
+            """Never raised."""
+
+        class Py4JJavaError(Py4JError):
+            """Never raised."""
+
+        class Py4JNetworkError(Py4JError):
+            """Never raised."""
+
+
+__all__ = [
+    "Py4JError",
+    "Py4JJavaError",
+    "Py4JNetworkError",
+    "Shared",
+    "aggregate_sql",
+    "analyzed_plan",
+    "default_parallelism",
+    "has_running_tasks",
+    "is_available_now",
+    "is_connect",
+    "is_constant",
+    "is_local",
+    "is_lost_server",
+    "is_writer",
+    "observed_metrics",
+    "own_workers_of",
+    "p_stream_options",
+    "plan_of_writer",
+    "session_of_writer",
+    "share",
+    "writer_class",
+]
+
+_T = TypeVar("_T")
+
+_WORKERS = "PENSTOCK_WORKERS"
+"""An environment variable that separates the workers of such operators from others; nothing reads it."""
+_MOST_SHARED_BYTES: Final = 16 << 20
+"""The server refuses messages of more than 128 MiB, and a plan may hold a function several times."""
+_ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n(.*?)\n\n== Optimized", re.DOTALL)
+_AGGREGATE = re.compile(r"^~?Aggregate \[(.*) AS a#\d+L?\]$", re.MULTILINE)
+_EXPRESSION_ID = re.compile(r"#\d+L?\b")
+_PARTITIONS = re.compile(r"\bRange \(.*splits=(?:Some\()?(\d+)")
+_IN_PROGRAM = {"LocalRelation", "OneRowRelation", "Range"}
+_ANEW = ("CURRENT_LIKE", "PLAN_EXPRESSION", "PYTHON_UDF", "SCALA_UDF")
+"""Expressions that may change between micro-batches: of time, of other tables, and of user programs."""
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Return whether a session is of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Return whether the session's workers run on this machine, in its working directory.
+
+    A server of Spark Connect may be anywhere.
+    """
+    return not is_connect(spark) and str(spark.sparkContext.master).startswith("local")
+
+
+def default_parallelism(spark: SparkSession) -> int:
+    """Return the number of tasks that Spark uses where nothing else tells."""
+    if not is_connect(spark):
+        return spark.sparkContext.defaultParallelism
+    found = _PARTITIONS.search(_explain(spark.range(1 << 20)))
+    return int(found[1]) if found else 1
+
+
+def is_lost_server(error: BaseException) -> bool:
+    """Return whether an error means that the server of Spark Connect does not answer."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return "RetriesExceeded" in names or (
+        "SparkConnectGrpcException" in names and "StatusCode.UNAVAILABLE" in str(error)
+    )
+
+
+# -------------------------------------------------------------------------------------- plans
+
+
+def _explain(df: DataFrame) -> str:
+    frame: Any = df
+    return str(frame._explain_string(extended=True))
+
+
+def analyzed_plan(df: DataFrame) -> str:
+    """Return Spark's analysed plan of a DataFrame as text, which has the names of Python functions."""
+    if not is_connect(df.sparkSession):
+        return str(df._jdf.queryExecution().analyzed().toString())
+    found = _ANALYZED.search(_explain(df))
+    return found[1] if found else ""
+
+
+def aggregate_sql(df: DataFrame, asked: DataFrame) -> str | None:
+    """Return the SQL of the aggregate ``a`` of a DataFrame; None if Spark does not parse it back to the same.
+
+    Parameters
+    ----------
+    df : DataFrame
+        The rows.
+    asked : DataFrame
+        ``df.groupBy().agg(aggregate.alias("a"))``.
+    """
+    with contextlib.suppress(AnalysisException, ParseException):
+        if not is_connect(df.sparkSession):
+            made = asked._jdf.queryExecution().analyzed().aggregateExpressions().apply(0)
+            text = str(made.child().sql())
+        else:
+            found = _AGGREGATE.search(analyzed_plan(asked))
+            if found is None:
+                return None
+            text = _EXPRESSION_ID.sub("", found[1])
+        if asked.sameSemantics(df.groupBy().agg(sf.expr(text).alias("a"))):
+            return text
+    return None
+
+
+def is_constant(table: DataFrame) -> bool:
+    """Return whether Spark always reads the same table: from literal rows, or from known files.
+
+    False if it does not tell.
+    """
+    if is_connect(table.sparkSession):
+        return False
+    plan = table._jdf.queryExecution().analyzed()
+    jvm: Any = table.sparkSession._jvm
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    if not plan.deterministic() or any(plan.containsPattern(getattr(patterns, name)()) for name in _ANEW):
+        return False
+    leaves = plan.collectLeaves()
+    return all(_is_constant_leaf(leaves.apply(number)) for number in range(leaves.size()))
+
+
+def _is_constant_leaf(leaf: Any) -> bool:
+    kind = leaf.getClass().getSimpleName()
+    if kind != "LogicalRelation":
+        return kind in _IN_PROGRAM
+    # Spark lists files once, when the DataFrame is created, but not for catalog tables or databases.
+    relation = leaf.relation()
+    if relation.getClass().getSimpleName() != "HadoopFsRelation" or leaf.catalogTable().isDefined():
+        return False
+    return bool(relation.location().getClass().getSimpleName() == "InMemoryFileIndex")
+
+
+def p_stream_options(df: DataFrame) -> dict[str, str] | None:
+    """Return the options of reading a p-stream; None unless `df` only selects its columns."""
+    if is_connect(df.sparkSession):
+        return _p_stream_options_of_client(df)
+    plan = df._jdf.queryExecution().analyzed()
+    while plan.getClass().getSimpleName() == "Project":
+        chosen = plan.projectList()
+        if any(
+            chosen.apply(place).getClass().getSimpleName() != "AttributeReference"
+            for place in range(chosen.size())
+        ):
+            return None
+        plan = plan.child()
+    if plan.getClass().getSimpleName() != "StreamingRelationV2" or plan.sourceName() != "pstream":
+        return None
+    return {name.lower(): text for name, text in dict(plan.extraOptions().asCaseSensitiveMap()).items()}
+
+
+def _p_stream_options_of_client(df: DataFrame) -> dict[str, str] | None:
+    frame: Any = df
+    plan = frame._plan
+    while type(plan).__name__ == "Project":
+        if any(type(getattr(one, "_expr", None)).__name__ != "ColumnReference" for one in plan._columns):
+            return None
+        plan = plan._child
+    if type(plan).__name__ != "DataSource" or not plan._is_streaming or plan._format != "pstream":
+        return None
+    path = {"path": plan._paths[0]} if plan._paths else {}
+    return {name.lower(): text for name, text in plan._options.items()} | path
+
+
+# -------------------------------------------------------------------------------- tasks and workers
+
+
+@dataclass(frozen=True)
+class Shared(Generic[_T]):
+    """A value that goes with a function, in place of Spark's broadcast."""
+
+    value: _T
+
+
+def share(spark: SparkSession, value: _T, what: str) -> Any:
+    """Return an object whose attribute ``value`` tasks read.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is too large for Spark Connect.
+    """
+    if not is_connect(spark):
+        return spark.sparkContext.broadcast(value)
+    size = len(cloudpickle.dumps(value))
+    if size > _MOST_SHARED_BYTES:
+        raise InvalidUsageError(
+            f"{what} are too large for Spark Connect", size_bytes=size, most=_MOST_SHARED_BYTES,
+            hint="make the first start in a session without Spark Connect; later ones need no first rows",
+        )  # fmt: skip
+    return Shared(value)
+
+
+@contextlib.contextmanager
+def own_workers_of(spark: SparkSession, *, wanted: bool = True) -> Iterator[None]:
+    """Run the functions created within the context in separate workers, if `wanted`.
+
+    Spark has workers, and a daemon that forks them, for each environment of a function.
+    """
+    if is_connect(spark) or not wanted:
+        yield
+        return
+    environment = spark.sparkContext.environment
+    environment[_WORKERS] = "stateful"
+    try:
+        yield
+    finally:
+        environment.pop(_WORKERS, None)
+
+
+def has_running_tasks(spark: SparkSession, group: str) -> bool:
+    """Return whether tasks of a group of Spark's jobs run; False if Spark does not tell."""
+    if is_connect(spark):
+        return False
+    tracker = spark.sparkContext.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+    stages: Sequence[Any] = [
+        tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds
+    ]
+    return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
+
+
+# ------------------------------------------------------------------------------ writers and queries
+
+
+@cache
+def _connect_writer() -> type[Any]:
+    found: type[Any] = importlib.import_module("pyspark.sql.connect.streaming.readwriter").DataStreamWriter
+    return found
+
+
+def writer_class(spark: SparkSession) -> type[Any]:
+    """Return the class of the session's stream writers."""
+    return _connect_writer() if is_connect(spark) else DataStreamWriter
+
+
+def is_writer(one: object) -> bool:
+    """Return whether an object is a stream writer, of a classic session or of Spark Connect."""
+    return type(one).__name__ == "DataStreamWriter"
+
+
+def session_of_writer(writer: Any) -> SparkSession:
+    """Return the session of a stream writer."""
+    found: SparkSession = writer._spark if isinstance(writer, DataStreamWriter) else writer._session
+    return found
+
+
+def plan_of_writer(writer: Any) -> str:
+    """Return the analysed plan of the DataFrame that a stream writer writes."""
+    if isinstance(writer, DataStreamWriter):
+        return analyzed_plan(writer._df)
+    frame: type[Any] = importlib.import_module("pyspark.sql.connect.dataframe").DataFrame
+    return analyzed_plan(frame(writer._write_stream._child, writer._session))
+
+
+def observed_metrics(progress: StreamingQueryProgress) -> dict[str, dict[str, Any]]:
+    """Return the values of each observation in a progress report, by the names of both."""
+    rows = {name: row.asDict() for name, row in (progress.observedMetrics or {}).items()}
+    return {
+        # Spark Connect makes a row of the JSON of the row.
+        name: dict(zip((one["name"] for one in row["schema"]["fields"]), row["values"], strict=True))
+        if row.keys() == {"values", "schema"}
+        else row
+        for name, row in rows.items()
+    }
+
+
+def is_available_now(query: Any, writer: Any = None) -> bool:
+    """Return whether a query's trigger is ``availableNow``, as its writer knows behind Spark Connect."""
+    if hasattr(query, "_jsq"):
+        return str(query._jsq.streamingQuery().trigger().toString()) == "AvailableNowTrigger"
+    return writer is not None and bool(writer._write_proto.available_now)

@@ -1,0 +1,110 @@
+"""One query of a graph: how it starts, what it has done, and whether it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics, had_input, is_last
+from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
+
+__all__ = ["QueryTotals", "Stage", "StageRun"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One query of a graph, ready to start.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the graph, its checkpoint and errors.
+    writer : DataStreamWriter
+        The writer that starts it.
+    after : tuple of str
+        The queries that write its inputs.
+    direct : bool
+        Whether its operator writes the results, so that only descriptors go through Spark.
+    holds_back : bool
+        Whether it may leave rows for later triggers, so that Spark never ends it by itself.
+    """
+
+    name: str
+    writer: DataStreamWriter
+    after: tuple[str, ...]
+    direct: bool = False
+    holds_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTotals:
+    """The counts of a query since this start of the graph.
+
+    Parameters
+    ----------
+    batches : int
+        Micro-batches that it committed.
+    rows : int
+        Rows that entered Spark, without those that a p-stream's reader filtered out.
+    batch_ms : tuple of int
+        The durations of its newest micro-batches, oldest first, at most a hundred.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    batch_ms: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class StageRun:
+    """The run of a stage, which may start its query several times.
+
+    Parameters
+    ----------
+    stage : Stage
+        The stage.
+    query : StreamingQuery
+        Its newest query.
+    """
+
+    stage: Stage
+    query: StreamingQuery
+    totals: QueryTotals = field(default_factory=QueryTotals)
+    _reader: ProgressReader = field(init=False)
+    _waits: bool = False
+
+    def __post_init__(self) -> None:
+        self._reader = ProgressReader(self.query)
+
+    def read(self) -> StreamingQueryProgress | None:
+        """Count the query's micro-batches since the last call; return the newest one's report."""
+        new = self._reader.new()
+        if not new:
+            return None
+        old = self.totals
+        times = (*old.batch_ms, *(one.durationMs.get("triggerExecution", 0) for one in new))
+        rows = old.rows + sum(max(one.numInputRows, 0) for one in new)
+        self.totals = QueryTotals(old.batches + len(new), rows, times[-100:])
+        self._waits = any(served["waiting_keys"] for served in batch_metrics(new[-1]))
+        return new[-1]
+
+    def is_done(self, last: StreamingQueryProgress, *, drain: bool) -> bool:
+        """Return whether a query that Spark does not end has done all, after its newest micro-batch."""
+        first = self.totals.batches == 1
+        return self.stage.holds_back and is_last(
+            new_input=had_input(last), waits=self._waits, drain=drain, first=first
+        )
+
+    def start_again(self) -> bool:
+        """Start an ended query again if keys wait; return whether it did.
+
+        Before Spark 4.2, a query with the trigger availableNow ends after one micro-batch.
+        """
+        if HAS_ADMISSION_CONTROL or not self._waits:
+            return False
+        self.query = self.stage.writer.start()
+        self._reader, self._waits = ProgressReader(self.query), False
+        return True
