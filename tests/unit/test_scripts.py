@@ -40,6 +40,7 @@ case "$1 $2" in
 '-m pytest') shift 2; echo "pytest $*"; exit "${FAKE_PYTEST:-0}" ;;
 '-m ruff' | '-m mypy' | '-m mkdocs') exit "${FAKE_LINT:-0}" ;;
 '-m tests.every_kernel') echo "kernels"; exit "${FAKE_KERNELS:-0}" ;;
+'-m tests.kafka') echo "kafka"; exit "${FAKE_KAFKA:-0}" ;;
 esac
 case "$2" in
 *'version_info <'*) exit "${FAKE_PYTHON_OLD:-0}" ;;
@@ -550,6 +551,12 @@ def test_tests_compile_every_kernel_first_and_run_if_that_fails(machine: Machine
     result = machine.run("test", FAKE_KERNELS="1")
     assert (result.code, last_line(result.out)) == (0, ALL_TESTS)
     assert "setup: the tests compile what they need" in result.err
+
+
+def test_tests_run_without_the_jars_of_kafka(machine: Machine) -> None:
+    result = machine.run("test", FAKE_KAFKA="1")
+    assert (result.code, last_line(result.out)) == (0, ALL_TESTS)
+    assert "setup: the tests of Kafka are skipped" in result.err
 
 
 def test_the_processes_of_tests_keep_bytecode(machine: Machine) -> None:
