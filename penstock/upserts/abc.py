@@ -71,13 +71,17 @@ class UpsertTarget(ABC):
     its key unless that is newer; for equal times the later call wins. So writing a batch again, or one that
     is older than the table, does no harm.
 
-    After an error of the kinds in `transient`, `close` and a new `write` try again.
+    After an error for which `is_transient`, `close` and a new `write` try again.
     """
 
     name: str
     """The store and the table, for messages, without secrets."""
     transient: tuple[type[Exception], ...]
-    """Errors of a store that does not answer now."""
+    """The kinds of errors of a store that does not answer now."""
+
+    def is_transient(self, error: Exception) -> bool:
+        """Return whether an error passes when the store answers again."""
+        return isinstance(error, self.transient)
 
     @abstractmethod
     def prepare(self, *, create: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 from urllib.parse import SplitResult, unquote
 
 import pyarrow as pa
@@ -13,7 +13,9 @@ from penstock.upserts.sql_table import STAGE, SqlTable, rows_of
 
 __all__ = ["MysqlTable"]
 
-_PORT = 3306
+_PORT: Final = 3306
+_REFUSALS: Final = (1044, 1045, 1049, 1142)
+"""Numbers of errors: no access to the database or for the user, no such database, no right to a command."""
 
 
 class MysqlTable(SqlTable):
@@ -54,6 +56,10 @@ class MysqlTable(SqlTable):
         self._uri = uri
         self.transient = (OperationalError, InterfaceError)
         super().__init__(name, table, columns)
+
+    def is_transient(self, error: Exception) -> bool:
+        """Return whether the server is away; it refuses a user by the same kind of error."""
+        return super().is_transient(error) and (error.args or (0,))[0] not in _REFUSALS
 
     def _connect(self) -> Any:
         import pymysql

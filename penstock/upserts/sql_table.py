@@ -178,7 +178,9 @@ class SqlTable(UpsertTarget):
         self._stage_empty()
         try:
             self._merge()
-        except self._errors() as error:
+        except Exception as error:
+            if self.is_transient(error):
+                raise
             raise self._wrong_key(str(error).strip().splitlines()[0]) from None
         self._drop_stage()
 
@@ -196,10 +198,6 @@ class SqlTable(UpsertTarget):
         if self._columns.deletes:
             empty = empty.append_column(DELETED, pa.array([], pa.bool_()))
         self._stage(empty)
-
-    def _errors(self) -> tuple[type[Exception], ...]:
-        """Return the errors by which the database refuses a statement."""
-        return (Exception,)
 
     def write(self, changes: pa.Table) -> None:
         """Write a batch in one transaction; see `UpsertTarget.write`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,6 +12,8 @@ from penstock.upserts.abc import Columns
 from penstock.upserts.sql_table import STAGE, Converter, SqlTable, rows_of
 
 __all__ = ["SqliteTable"]
+
+_WAITS: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class SqliteTable(SqlTable):
@@ -39,6 +42,10 @@ class SqliteTable(SqlTable):
     def __init__(self, path: str, table: str, columns: Columns) -> None:
         self._path = path
         super().__init__(path, table, columns)
+
+    def is_transient(self, error: Exception) -> bool:
+        """Return whether another program holds the file; a wrong statement is the same kind of error."""
+        return super().is_transient(error) and getattr(error, "sqlite_errorcode", None) in _WAITS
 
     def _type(self, field: pa.Field) -> str:
         # SQLite would round a decimal to a double.

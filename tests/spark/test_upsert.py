@@ -100,3 +100,21 @@ def test_a_pipeline_keeps_a_table_with_the_key_and_time_of_its_queue(
     window = {"window": {"time": "t", "unit": "s", "size": "1 s"}, "aggregates": {"n": "count(*)"}}
     with pytest.raises(ValueError, match=r"sink.key: is required without a queue"):
         Pipeline.model_validate({**pipeline, "queue": None, **window})
+
+
+def test_an_error_of_the_store_does_not_show_the_rows(
+    spark: SparkSession, tmp_path: Path, server: PostgreSql
+) -> None:
+    from adbc_driver_postgresql import dbapi
+
+    with dbapi.connect(server.uri) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE low (k text PRIMARY KEY, t bigint, v double precision CHECK (v < 10))")
+        connection.commit()
+    source = Input(tmp_path / "in")
+    source.add(quotes([("hidden", 1, 77.0)]))
+    writer = penstock.upsert(source.frame(spark), to=server.uri, table="low", key="k", time="t")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    with pytest.raises(Exception, match="the store refuses the rows") as caught:
+        query.awaitTermination(60)
+    assert "code=23514" in str(caught.value)
+    assert "hidden" not in str(caught.value)

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock._clock import monotonic_s
 from penstock.ddl import quote
-from penstock.errors import UnavailableError
+from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
 from penstock.spark_ext.border.types import stored_schema
 from penstock.units import parse_duration_us
 from penstock.upserts import DELETED, Columns, UpsertTarget, newest_changes, open_target
@@ -24,6 +24,7 @@ __all__ = ["upsert"]
 _LOGGER = logging.getLogger(__name__)
 _FIRST_PAUSE_S: Final = 0.1
 _MOST_PAUSE_S: Final = 10.0
+_SQLSTATE_CHARACTERS: Final = 5
 
 
 def upsert(
@@ -111,12 +112,27 @@ def _call_patiently(target: UpsertTarget, call: Callable[[], None], patience_s: 
     ------
     UnavailableError
         If it does not answer in time.
+    InvalidUsageError
+        If it refuses the rows.
     """
     begun_s, pause_s = monotonic_s(), _FIRST_PAUSE_S
     while True:
         try:
             call()
-        except target.transient as error:
+        except PenstockError:
+            raise
+        except Exception as error:
+            if not target.is_transient(error):
+                # The text of the store's own error may hold values of the rows.
+                state = getattr(error, "sqlstate", None) or (error.args or ("",))[0]
+                code = state if isinstance(state, int) or len(str(state)) == _SQLSTATE_CHARACTERS else "none"
+                raise InvalidUsageError(
+                    "the store refuses the rows",
+                    table=target.name,
+                    error=type(error).__name__,
+                    code=code,
+                    hint="compare the types and constraints of the table with the rows",
+                ) from None
             if monotonic_s() - begun_s + pause_s > patience_s:
                 reason = str(error).strip().partition("\n")[0]
                 raise UnavailableError(
