@@ -7,7 +7,6 @@ processes that read or write rows, not by those that plan.
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 from collections import deque
@@ -20,7 +19,7 @@ import pyarrow as pa
 
 from penstock._clock import new_id
 from penstock.checkpointing.p_stream.log_record import Commit, Segment, Unit
-from penstock.checkpointing.p_stream.threads import Threads
+from penstock.checkpointing.p_stream.threads import Threads, usable_cores
 from penstock.checkpointing.trace import trace
 from penstock.compression.kinds import is_coded_text
 from penstock.errors import CorruptDataError
@@ -70,7 +69,7 @@ class Coder:
         codecs: Mapping[str, str] | None = None,
         threads: int | None = None,
     ) -> None:
-        self.threads = threads or min(4, len(os.sched_getaffinity(0)))
+        self.threads = threads or min(4, usable_cores())
         self._of_thread = threading.local()
         self._choosers: list[Chooser] = []
         self._goal: str | Goal = goal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401  # pyarrow loads it for arrays, too late after the main thread
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import ParamSpec, TypeAlias, TypeVar
 
 from penstock.errors import InternalError
 
-__all__ = ["Threads"]
+__all__ = ["Threads", "usable_cores"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,3 +91,9 @@ def _do(future: Future[T], work: Callable[[], T]) -> None:
 def _end(queue: _Queue, count: int) -> None:
     for _ in range(count):
         queue.put(None)
+
+
+def usable_cores() -> int:
+    """Return the number of cores on which this process may run."""
+    allowed = getattr(os, "sched_getaffinity", None)  # Linux only
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1

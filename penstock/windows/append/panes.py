@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
+from penstock.checkpointing.p_stream.threads import usable_cores
 from penstock.operators.aggregates.moments import upgrade_entries
 from penstock.operators.aggregates.sketches import check_images
 from penstock.operators.aggregates.wide import schema_like
@@ -31,7 +31,7 @@ from penstock.windows.map_ordered import map_ordered
 
 __all__ = ["DEFAULT_LIMITS", "Panes"]
 
-_THREADS: Final = min(2, len(os.sched_getaffinity(0)))
+_THREADS: Final = min(2, usable_cores())
 """Number of threads that assemble windows. If a few groups have most windows, other tasks leave cores
 idle."""
 
