@@ -45,9 +45,11 @@ def test_a_table_is_exact_after_its_server_was_killed_and_the_query_started_agai
     def start() -> Any:
         state = str(tmp_path / "state")
         rows = source.frame(spark)
-        queue = penstock.update_queue(rows, key="k", time="t", nulls="drop", state_location=state)
+        queue = penstock.update_queue(
+            rows, key="k", time="t", nulls="drop", state_location=state, delete_when="v < 0"
+        )
         writer = penstock.upsert(
-            queue, to=server.uri, table="prices", key="k", time="t", delete_when="v < 0", create=True
+            queue, to=server.uri, table="prices", key="k", time="t", delete_when="deleted", create=True
         )
         return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
 

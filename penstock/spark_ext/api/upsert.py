@@ -61,7 +61,8 @@ def upsert(
         The table, perhaps as ``schema.table``; the prefix of the keys of Redis; none for Delta Lake.
     delete_when : str or Column, optional
         A SQL condition for rows that delete their key. The store remembers the time of a deletion, so that an
-        older row does not bring the key back.
+        older row does not bring the key back. If it is just the name of a column, such as ``"deleted"`` of a
+        queue with ``delete_when=``, the table does not have this column.
     create : bool
         Whether to make a table that is missing.
     patience : str
@@ -81,7 +82,8 @@ def upsert(
         If the store does not answer for a minute.
     """
     keys = (key,) if isinstance(key, str) else tuple(key)
-    columns = Columns(stored_schema(df.schema), keys, time, deletes=delete_when is not None)
+    kept = [field for field in stored_schema(df.schema) if field.name != delete_when]
+    columns = Columns(pa.schema(kept), keys, time, deletes=delete_when is not None)
     patience_s = parse_duration_us(patience) / 1e6
     target = open_target(to, table, columns)
     _call_patiently(target, lambda: target.prepare(create=create), min(patience_s, 60.0))
