@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from penstock import errors
 from penstock.jobs.class_archive import class_archive, option
 
 if TYPE_CHECKING:
@@ -33,6 +34,11 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
 settings.register_profile("quick", settings.get_profile("default"), max_examples=15)
 settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Forget the values that earlier tests made messages hide."""
+    errors._hidden.clear()
 
 
 @pytest.fixture

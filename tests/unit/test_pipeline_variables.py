@@ -14,11 +14,6 @@ from penstock.conf.pipeline import KafkaSource, load_pipeline
 from penstock.errors import InvalidUsageError
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.errors._hidden", {})
-
-
 def _values(text: str) -> dict[str, object]:
     return read_document(text, "p.yaml").data
 
