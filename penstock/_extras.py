@@ -7,13 +7,18 @@ from typing import Final, Literal
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["need_extra"]
+__all__ = ["Extra", "need_extra"]
 
-Extra = Literal["mqtt", "plot", "sketch", "websocket"]
+Extra = Literal["delta", "duckdb", "mqtt", "mysql", "plot", "postgresql", "redis", "sketch", "websocket"]
 
 _MODULES: Final[dict[Extra, tuple[str, str]]] = {
+    "delta": ("deltalake", "deltalake"),
+    "duckdb": ("duckdb", "duckdb"),
     "mqtt": ("paho", "paho-mqtt"),
+    "mysql": ("pymysql", "pymysql"),
     "plot": ("matplotlib", "matplotlib"),
+    "postgresql": ("adbc_driver_postgresql", "adbc-driver-postgresql"),
+    "redis": ("redis", "redis"),
     "sketch": ("datasketches", "datasketches"),
     "websocket": ("websockets", "websockets"),
 }

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import importlib.util
 from contextlib import suppress
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
+from penstock._extras import Extra, need_extra
 from penstock.errors import InvalidUsageError, hide_value
 from penstock.upserts.abc import Columns, UpsertTarget
 
 __all__ = ["SCHEMES", "open_target"]
 
-_PACKAGES: Final = {
-    "postgresql": ("adbc_driver_postgresql", "postgresql"),
-    "postgres": ("adbc_driver_postgresql", "postgresql"),
-    "mysql": ("pymysql", "mysql"),
-    "mariadb": ("pymysql", "mysql"),
-    "sqlite": ("sqlite3", ""),
-    "duckdb": ("duckdb", "duckdb"),
-    "redis": ("redis", "redis"),
-    "rediss": ("redis", "redis"),
-    "delta": ("deltalake", "delta"),
+_EXTRAS: Final[dict[str, Extra | None]] = {
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "sqlite": None,
+    "duckdb": "duckdb",
+    "redis": "redis",
+    "rediss": "redis",
+    "delta": "delta",
 }
-"""For each scheme the module that it needs, and the extra that brings it."""
+"""For each scheme the extra that brings its package; SQLite is part of Python."""
 
-SCHEMES: Final = tuple(_PACKAGES)
+SCHEMES: Final = tuple(_EXTRAS)
 
 
 def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
@@ -47,12 +47,9 @@ def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
         If the address is not valid, a package is missing, or a type cannot be held.
     """
     uri = _split(to)
-    module, extra = _PACKAGES[uri.scheme]
-    if importlib.util.find_spec(module) is None:
-        raise InvalidUsageError(
-            f"upserts to {uri.scheme} need {module}, which is not installed",
-            hint=f"pip install 'penstock[{extra}]'",
-        )
+    extra = _EXTRAS[uri.scheme]
+    if extra is not None:
+        need_extra(extra, f"an upsert to {uri.scheme}")
     if uri.password:
         hide_value(uri.password, "***")
     if (uri.scheme == "delta") != (table is None):
@@ -92,7 +89,7 @@ def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
 def _split(to: str) -> SplitResult:
     with suppress(ValueError):
         uri = urlsplit(to)
-        if uri.scheme in _PACKAGES and uri.port != 0:  # the port is parsed here
+        if uri.scheme in _EXTRAS and uri.port != 0:  # the port is parsed here
             return uri
     raise InvalidUsageError(
         "the address of the store is not valid",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 import penstock
 from penstock.conf.pipeline import Pipeline
@@ -79,6 +80,26 @@ def test_what_does_not_fit_is_refused_before_the_query_runs(
     assert "s3cret" not in str(caught.value)
     with pytest.raises(InvalidUsageError, match="names an unknown column: column=symbol"):
         penstock.upsert(rows, to=server.uri, table="none", key="symbol", time="t")
+
+
+def test_deletes_may_be_a_column_of_spark_or_a_flag_in_any_case(spark: SparkSession, tmp_path: Path) -> None:
+    source = Input(tmp_path / "in")
+    source.add(quotes([("a", 1, 1.0), ("b", 2, -1.0)]))
+    rows = source.frame(spark).withColumn("gone", sf.col("v") < 0)
+    wanted = {"by_column": (sf.col("gone"), [("a", 1, 1.0, 0)]), "by_name": ("GONE", [("a", 1, 1.0)])}
+    for name, (condition, stored) in wanted.items():
+        writer = penstock.upsert(
+            rows,
+            to=f"sqlite:///{tmp_path}/{name}.db",
+            table="t",
+            key="k",
+            time="t",
+            delete_when=condition,
+            create=True,
+        )
+        penstock.run(writer.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True))
+        with sqlite3.connect(tmp_path / f"{name}.db") as connection:
+            assert connection.execute("SELECT * FROM t").fetchall() == stored
 
 
 def test_a_pipeline_keeps_a_table_with_the_key_and_time_of_its_queue(

@@ -107,8 +107,8 @@ class Connection:
         while sent < len(requests):
             due = min((time.monotonic() - begin) * rate, len(requests), sent + _AT_ONCE)
             if due - sent < 1:
-                # The pace of a client; nothing is waited for.
-                time.sleep(min((sent + 1 - due) / rate, 0.001))
+                pause_s = min((sent + 1 - due) / rate, 0.001)
+                time.sleep(pause_s)  # the pace of a client; nothing is waited for
                 continue
             self._end.sendall(requests[sent : int(due)].tobytes())
             sent = int(due)

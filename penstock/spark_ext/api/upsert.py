@@ -24,7 +24,6 @@ __all__ = ["upsert"]
 _LOGGER = logging.getLogger(__name__)
 _FIRST_PAUSE_S: Final = 0.1
 _MOST_PAUSE_S: Final = 10.0
-_SQLSTATE_CHARACTERS: Final = 5
 
 
 def upsert(
@@ -82,7 +81,8 @@ def upsert(
         If the store does not answer for a minute.
     """
     keys = (key,) if isinstance(key, str) else tuple(key)
-    kept = [field for field in stored_schema(df.schema) if field.name != delete_when]
+    flag = delete_when.lower() if isinstance(delete_when, str) else None
+    kept = [field for field in stored_schema(df.schema) if field.name.lower() != flag]
     columns = Columns(pa.schema(kept), keys, time, deletes=delete_when is not None)
     patience_s = parse_duration_us(patience) / 1e6
     target = open_target(to, table, columns)
@@ -126,13 +126,12 @@ def _call_patiently(target: UpsertTarget, call: Callable[[], None], patience_s: 
         except Exception as error:
             if not target.is_transient(error):
                 # The text of the store's own error may hold values of the rows.
-                state = getattr(error, "sqlstate", None) or (error.args or ("",))[0]
-                code = state if isinstance(state, int) or len(str(state)) == _SQLSTATE_CHARACTERS else "none"
+                number = next((part for part in error.args if isinstance(part, int)), "none")
                 raise InvalidUsageError(
                     "the store refuses the rows",
                     table=target.name,
                     error=type(error).__name__,
-                    code=code,
+                    code=getattr(error, "sqlstate", None) or number,
                     hint="compare the types and constraints of the table with the rows",
                 ) from None
             if monotonic_s() - begun_s + pause_s > patience_s:
