@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import penstock
@@ -86,7 +86,10 @@ def test_deletes_may_be_a_column_of_spark_or_a_flag_in_any_case(spark: SparkSess
     source = Input(tmp_path / "in")
     source.add(quotes([("a", 1, 1.0), ("b", 2, -1.0)]))
     rows = source.frame(spark).withColumn("gone", sf.col("v") < 0)
-    wanted = {"by_column": (sf.col("gone"), [("a", 1, 1.0, 0)]), "by_name": ("GONE", [("a", 1, 1.0)])}
+    wanted: dict[str, tuple[str | Column, list[Any]]] = {
+        "by_column": (sf.col("gone"), [("a", 1, 1.0, 0)]),
+        "by_name": ("GONE", [("a", 1, 1.0)]),
+    }
     for name, (condition, stored) in wanted.items():
         writer = penstock.upsert(
             rows,

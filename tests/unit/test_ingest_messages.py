@@ -82,6 +82,25 @@ def test_a_message_of_csv_may_have_several_lines() -> None:
     assert rows.table.to_pydict() == {"n": [1, 2, 3], "s": ["x", "y", "z"], "topic": ["a", "a", "b"]}
 
 
+def test_messages_are_acknowledged_when_their_rows_are_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, durable = tmp_path / "stream", []
+
+    class Broker(Canned):
+        acknowledges = True
+
+        def acknowledge(self) -> None:
+            durable.append(PStream(place).end)
+
+    monkeypatch.setattr(
+        "penstock.jobs.ingest.ingest.MqttMessages",
+        lambda url, client: Broker(("a", b'{"n": 1}'), ("b", b'{"n": 2}')),
+    )
+    ingest_sources(Settings(str(place), "mqtt", ("mqtt://host/a",), schema="n bigint", interval="1 hour"))
+    assert durable == [2]
+
+
 def test_messages_of_csv_need_columns(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsageError, match=r"messages of CSV need columns .* --no-header"):
         MessageSource(Canned(), CsvDialect(), None, 1)
