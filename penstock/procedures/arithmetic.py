@@ -1,6 +1,6 @@
-"""Arithmetic of 64 bits that tells where a result is beyond them.
+"""Overflow checks for arithmetic with 64-bit integers.
 
-The functions are what Python runs; compiled code asks the processor's overflow flag instead.
+Python runs these functions; compiled code reads the processor's overflow flag instead.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     Parameters
     ----------
     name : str
-        Its name, which is that of its state in a query.
+        Its name; its state in a query has the same name.
     location : str or path, optional
         Where the state of its queries lives, unless they say otherwise.
 
@@ -101,19 +101,19 @@ class Database:
         name : str
             Its name; procedures that access it have a parameter of this name.
         columns : str
-            Its columns as Spark's DDL, with ``NOT NULL`` where no nulls may be: boolean, integers, float,
-            double, string, date, timestamp.
+            Its columns as Spark's DDL, with ``NOT NULL`` where nulls are not allowed: boolean, integers,
+            float, double, string, date, timestamp.
         key : str or iterable of str
             The columns of the primary key, at most three; they are not null.
         partition_by : str, optional
             The column of the key by which rows go to buckets in Spark; without it there is one bucket.
         indexes : iterable
-            Each a column, or up to three, by which procedures find rows in order: ``table.by(column)``.
+            For each index a column, or up to three; ``table.by(column)`` reads rows in its order.
 
         Raises
         ------
         InvalidUsageError
-            If a name or type is unusable, or the table is there already.
+            If a name or type is unusable, or the table exists already.
         """
         spec = TableSpec.of(name, columns, key, partition_by, indexes)
         self.catalog.add("table", spec)
@@ -162,10 +162,11 @@ class Database:
         columns : str
             Its columns as Spark's DDL; see `table`.
         size, slide : int, str or timedelta
-            In rows; with `time` a duration such as ``"60s"`` for a timestamp, else in units of its column.
+            A number of rows; with `time`, a duration such as ``"60s"`` for a timestamp, otherwise in units of
+            the column.
         time : str, optional
             The column of time: a timestamp, date or integer. The window slides at multiples of `slide`, once
-            a row of a later slide is inserted. A row that belongs before the last slide is a rejection.
+            a row of a later slide is inserted. A row before the last slide rejects its transaction.
 
         Raises
         ------
@@ -203,9 +204,9 @@ class Database:
         event : str or StreamSpec, optional
             The attributes of the event as Spark's DDL, arrays among them; or the stream that it takes.
         returns : str, optional
-            Names and types of what it returns; nothing by default.
+            Names and types of its results; none by default.
         plain : bool
-            Have Python run it, about a thousand times slower, for what is outside of the subset.
+            Run it in Python, about a thousand times slower, for code outside of the subset.
 
         Raises
         ------
@@ -229,19 +230,20 @@ class Database:
     def trigger(self, on: TableSpec | StreamSpec | WindowSpec | str) -> Callable[[Function], Procedure]:
         """Make a procedure that runs with each insert into a table or stream, or each slide of a window.
 
-        It is a part of the transaction that inserts. Its event is the row that was inserted; of a window it
-        is the row with which the window slides. Rows that `OpenDatabase.load` inserts do not run it.
+        It is a part of the transaction that inserts. Its event is the inserted row; for a window it is the
+        row that makes the window slide. Rows that `OpenDatabase.load` inserts do not run it.
 
         Parameters
         ----------
         on : TableSpec, StreamSpec, WindowSpec or str
-            What it is on, or its name. Procedures that insert into it are defined after the trigger.
+            The table, stream or window, or its name. Procedures that insert into it are defined after the
+            trigger.
 
         Raises
         ------
         InvalidUsageError
             If it is outside of the subset of Python that is compiled, there is no such table, its name is
-            taken, or it inserts into what it is on, maybe through other triggers.
+            taken, or it inserts into `on`, possibly through other triggers.
         """
         if not isinstance(on, str | TableSpec | StreamSpec | WindowSpec):
             raise InvalidUsageError("a trigger is on a table, stream or window", got=type(on).__name__)
@@ -274,21 +276,22 @@ class Database:
     def workflow(self, name: str, *parts: Procedure | Nested) -> Workflow:
         """Make a workflow of procedures and of the streams between them.
 
-        For each event a round runs: first the border procedures, which take the event, then each procedure
-        behind those whose rows it takes. A procedure with all rows that a round has for it is a transaction.
+        For each event a round runs: first the border procedures, which take the event, then each other
+        procedure after those whose rows it takes. A procedure over all its rows of a round is one
+        transaction.
 
         Parameters
         ----------
         name : str
             Its name.
         *parts : Procedure or Nested
-            Its procedures, in any order; those that have no order among each other run in this one.
+            Its procedures, in any order. Procedures that do not depend on each other run in the given order.
 
         Raises
         ------
         InvalidUsageError
-            If they are in a circle, no procedure takes a stream, two take the same or return the same name,
-            or one does not compile.
+            If they form a cycle, no procedure takes a stream, two take the same stream or return the same
+            name, or one does not compile.
         """
         self._check_free(name)
         made = Workflow(name, parts, self.catalog, self.location)
@@ -311,7 +314,7 @@ class Database:
         return "\n".join([f"database {self.name}", *tables, *procedures, *workflows])
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `explain` says as values that JSON can hold."""
+        """Return the content of `explain` as values that JSON can hold."""
         return {
             "database": self.name,
             "tables": [
@@ -335,9 +338,9 @@ class Database:
             A directory that keeps the database: every call is durable before it returns, and a later
             ``open`` has the same tables. By default tables are empty at first and lost at the end.
         recovery : str
-            What the log has of a workflow: ``weak`` its events, so that one record makes a call durable;
-            ``strong`` each transaction with its input, each durable before the next one runs. Either way the
-            tables are the same.
+            What the log holds for a workflow. ``weak``: its events, so that one record makes a call durable.
+            ``strong``: each transaction with its input, durable before the next one runs. The tables are the
+            same either way.
 
         Raises
         ------

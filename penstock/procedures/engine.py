@@ -1,4 +1,4 @@
-"""The tables of one bucket, and how a program runs over them."""
+"""The tables of one bucket, and runs of programs over them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LEAST_TEXTS = 1 << 16
 
 
 class TableSet:
-    """The tables of one bucket: what a version holds of them, and what programs do to them.
+    """The tables of one bucket, with their versions and the programs that run over them.
 
     Transactions run one after the other (H-Store's principle), so that the state is a function of the events
     in their order alone.
@@ -57,7 +57,8 @@ class TableSet:
     offset : int, optional
         The offset in a command log up to which the tables hold.
     remembered : object
-        What requests derive from a table of this state (`penstock.procedures.requests`); None until then.
+        An index that requests derive from a table of this state (`penstock.procedures.requests`); None
+        before.
     """
 
     def __init__(self, specs: Iterable[TableSpec]) -> None:
@@ -90,7 +91,7 @@ class TableSet:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return sum(map(len, self._tables.values()))
 
     @property
@@ -100,7 +101,7 @@ class TableSet:
         return tables + sum(stream.size_bytes for stream in self._streams.values()) + self.texts.size_bytes
 
     def close(self) -> None:
-        """Nothing is held but memory."""
+        """Do nothing: tables hold only memory."""
 
     def run(
         self,
@@ -113,11 +114,11 @@ class TableSet:
         Parameters
         ----------
         program : Program
-            What is run; its tables are of this set.
+            The program; its tables are in this set.
         events : pyarrow.RecordBatch
             The events, with exactly the columns of the program's event.
         bounds : ndarray, optional
-            Where the atomic batches of a workflow begin, and the number of events. A round runs for each
+            The start of each atomic batch of a workflow, then the number of events. A round runs for each
             batch; by default each event is one.
         """
         if isinstance(program, PlainProgram):
@@ -148,7 +149,7 @@ class TableSet:
     def _run_plain(
         self, program: PlainProgram, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None
     ) -> pa.RecordBatch:
-        """Run a procedure by Python, over the rows that it asks for; put those that it changed back."""
+        """Run a procedure in Python over the rows that it asks for; write its changes back."""
         tables = {spec.name: self._tables[spec.name] for spec in program.tables}
         plain = PlainRounds(
             program.reached,
@@ -183,7 +184,7 @@ class TableSet:
         return [np.ascontiguousarray(array) for array in given]
 
     def make_room(self, program: Program, cause: int) -> None:
-        """Let grow what a kernel has found too small."""
+        """Grow the array that a kernel found too small."""
         if cause == -1:
             self.undo = _undo_log(2 * len(self.undo[0]))
         elif cause < 0:
@@ -196,7 +197,7 @@ class TableSet:
     # Versions
 
     def delta(self) -> PUnit:
-        """Return what changed since the last call, to be stored."""
+        """Return the changes since the last call, to be stored."""
         blocks: dict[str, pa.RecordBatch] = {}
         for table in self._tables.values():
             blocks |= {name: block for name, block in table.delta().items() if block.num_rows}
@@ -222,12 +223,12 @@ class TableSet:
         return PUnit(kind, meta, blocks, packed=True)
 
     def load(self, table: str, rows: pa.RecordBatch) -> None:
-        """Insert rows into a table, which has none of their keys.
+        """Insert rows with new keys into a table.
 
         Raises
         ------
         InvalidUsageError
-            If a key is there already.
+            If a key exists already.
         """
         self._tables[table].upsert(rows, dirty=True, new=True)
 
@@ -316,7 +317,7 @@ class Run:
         transaction : int
             The transaction, in the order of the program.
         given : mapping
-            The rows that streams have, by their names.
+            The rows of streams, by name.
         """
         program = self._program
         members = program.transactions[transaction]

@@ -1,9 +1,9 @@
 """The hash index of a table: open addressing over one word a key.
 
 An entry is two words side by side, so that a look-up mostly takes one line of the cache: the key's word, and
-its row's slot plus one, 0 where the entry is free. A key of one column is its own word; one of several has a
-hash as its word, and the columns are compared. Deleting an entry moves up the
-ones after it, so no mark stays. At most half of the entries are used.
+its row's slot plus one, 0 where the entry is free. A key of one column is its own word. The word of a longer
+key is a hash, and the columns are compared. Deleting an entry moves up the ones after it, so no mark stays.
+At most half of the entries are used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The words that procedures use beside Python's own. They do nothing outside of one."""
+"""The functions that procedures use besides Python's own. They do nothing outside of a procedure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HINT = "call it in a procedure, which a database runs"
 
 
 def abort(why: str) -> NoReturn:
-    """Undo the transaction and reject it; `why` is what the result says.
+    """Undo the transaction and reject it; `why` is the reason in the result.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def abort(why: str) -> NoReturn:
 
 
 def event(**attributes: Any) -> Any:
-    """Make the event that a procedure called by another one gets.
+    """Make the event for a call of another procedure.
 
     Parameters
     ----------

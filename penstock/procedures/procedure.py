@@ -1,4 +1,4 @@
-"""Procedures: what the decorator of a database makes of a function."""
+"""Procedures: the functions that a database runs as transactions."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Procedure:
     text : ProcedureText
         Its text.
     catalog : Catalog
-        What its database has.
+        The declarations of its database.
     event : pyarrow.Schema or StreamSpec, optional
-        The attributes of its event, or the stream that it takes; by default those of what it runs over.
+        The attributes of its event, or the stream that it takes; by default the columns of its input.
     results : pyarrow.Schema
-        What it returns.
+        The columns that it returns.
     plain : bool
-        Whether Python runs it, for what is outside of the compiler's subset.
+        Whether it runs in Python, for code outside of the compiler's subset.
     location : str or path, optional
         Where the state of the database's queries lives.
     trigger_of : str, optional
@@ -106,12 +106,12 @@ class Procedure:
         return _attributes(self.text)
 
     def program(self, event: pa.Schema | None = None) -> Program | PlainProgram:
-        """Return what runs for an event.
+        """Return the program for an event.
 
         Parameters
         ----------
         event : pyarrow.Schema, optional
-            The columns of the input. The event has those that the procedure declares, or else all.
+            The columns of the input. The event has the columns that the procedure declares, or else all.
 
         Raises
         ------
@@ -147,7 +147,7 @@ class Procedure:
         return schema
 
     def result_columns(self) -> tuple[Column, ...]:
-        """Return what it returns."""
+        """Return the columns of its results."""
         return columns_of(self.results, of=self.name, lists=False)
 
     def _program(self, schema: pa.Schema) -> Program | PlainProgram:
@@ -170,17 +170,17 @@ class Procedure:
         return compile_program(self.text, reached, event, results, digest)
 
     def explain(self) -> str:
-        """Say which operations it has, how they are undone, why it may reject, and where it runs."""
+        """Describe its operations, how they are undone, its reasons to reject, and where it runs."""
         program = next(iter(self._programs.values()), None)
         return explain_procedure(self.text, self.tables, program)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `explain` says as values that JSON can hold."""
+        """Return the content of `explain` as values that JSON can hold."""
         return describe_procedure(self.text, self.tables, next(iter(self._programs.values()), None))
 
 
 def _attributes(text: ProcedureText) -> set[str]:
-    """Return which attributes of its event a procedure, and those that it passes it on to, may name."""
+    """Return the event's attributes that a procedure, and those that it passes the event to, may name."""
     return {
         node.attr
         for called in all_texts(text)
@@ -190,7 +190,7 @@ def _attributes(text: ProcedureText) -> set[str]:
 
 
 def _check_constructs(text: ProcedureText) -> None:
-    """Refuse what no type could make a part of the subset."""
+    """Refuse constructs that are outside of the subset for all types."""
     for node in ast.walk(text.tree):
         kind = type(node).__name__.lower()
         known = True

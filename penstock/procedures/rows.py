@@ -179,7 +179,7 @@ class TableRows:
     # Rows in and out
 
     def table(self) -> pa.RecordBatch:
-        """Return all rows, in no order."""
+        """Return all rows, in no particular order."""
         return self._rows(np.flatnonzero(self._live))
 
     def _rows(self, slots: Numbers) -> pa.RecordBatch:
@@ -195,7 +195,7 @@ class TableRows:
         Raises
         ------
         InvalidUsageError
-            If `new` rows have a key that is there.
+            If `new` rows have a key that exists already.
         """
         self.make_room(rows.num_rows)
         made = [
@@ -321,7 +321,7 @@ class TableRows:
             yield {f"{self.spec.name}/upserts": self._rows(slots[begin : begin + _UNIT_ROWS])}
 
     def apply(self, block: Any) -> None:
-        """Apply stored blocks: `block` returns one by its name and schema, None if it is not there."""
+        """Apply stored blocks: `block` returns one by its name and schema, None if it is missing."""
         tombstones = block(f"{self.spec.name}/tombstones", self._key_schema)
         upserts = block(f"{self.spec.name}/upserts", self.spec.schema)
         if tombstones is not None:

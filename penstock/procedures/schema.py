@@ -146,7 +146,7 @@ def columns_of(schema: pa.Schema, *, of: str, lists: bool) -> tuple[Column, ...]
     schema : pyarrow.Schema
         Their types.
     of : str
-        What they are columns of, for errors.
+        The owner of the columns, for errors.
     lists : bool
         Whether some may be lists.
 
@@ -210,7 +210,7 @@ class IndexSpec:
 
 @dataclass(frozen=True)
 class RelationSpec:
-    """A table, stream or window as it is declared.
+    """The declaration of a table, stream or window.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ class RelationSpec:
 
 @dataclass(frozen=True)
 class TableSpec(RelationSpec):
-    """A table as it is declared.
+    """The declaration of a table.
 
     Parameters
     ----------
@@ -262,12 +262,12 @@ class TableSpec(RelationSpec):
         partition_by: str | None,
         indexes: Iterable[str | Iterable[str]] = (),
     ) -> TableSpec:
-        """Return a table as a user declares it.
+        """Make a table from a user's declaration.
 
         Raises
         ------
         InvalidUsageError
-            If a name or type is unusable, or the key is not of the table.
+            If a name or type is unusable, or the key is not in the table.
         """
         if not name.isidentifier():
             raise InvalidUsageError("a table's name is no identifier of Python", table=repr(name))
@@ -298,7 +298,7 @@ class TableSpec(RelationSpec):
         return next(column for column in self.columns if column.name == name)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes; without indexes, which may change while a checkpoint lives."""
+        """Return the input of `from_json`; without indexes, which may change while a checkpoint exists."""
         return {
             "name": self.name,
             "columns": schema_text(self.schema),
@@ -308,7 +308,7 @@ class TableSpec(RelationSpec):
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> TableSpec:
-        """Return what `to_json` gave."""
+        """Make a table from a result of `to_json`."""
         return TableSpec.of(value["name"], value["columns"], value["key"], value["partition_by"])
 
 

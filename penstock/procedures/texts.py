@@ -15,7 +15,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class TextNumbers:
-    """An interning dictionary. Numbers are of this process and are never stored."""
+    """An interning dictionary. Numbers are valid in this process and are never stored."""
 
     def __init__(self) -> None:
         self._numbers: dict[str | bytes, int] = {}
@@ -26,7 +26,7 @@ class TextNumbers:
         self.size_bytes = 0
 
     def __len__(self) -> int:
-        """Return how many texts there are."""
+        """Return the number of texts."""
         return len(self._texts)
 
     def number(self, text: str | bytes) -> int:

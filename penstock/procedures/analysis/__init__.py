@@ -1,1 +1,1 @@
-"""What a procedure's text says before it runs: its operations, its route, and both in words."""
+"""Analysis of a procedure's text: its operations, its route, and a description of both."""

@@ -1,4 +1,4 @@
-"""The columns of transactions over a stream: which ones they take, and which leave."""
+"""The input and output columns of transactions over a stream."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def program_for(procedure: Procedure | Workflow, given: pa.Schema) -> Program | 
 def batch_column(
     program: Program | PlainProgram, given: pa.Schema, batch: str | int | None
 ) -> tuple[str, ...]:
-    """Return the column that tells atomic batches, if there is one.
+    """Return the column that separates atomic batches, if there is one.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def transaction_schema(
     Raises
     ------
     InvalidUsageError
-        If a column is missing, two of the result have one name, or `time` has no order.
+        If a column is missing, two columns of the result have the same name, or `time` has no order.
     """
     for name in (*keep, *([time] if time is not None else [])):
         if name not in given.names:

@@ -1,4 +1,4 @@
-"""A procedure in words: its operations, undo log, rejections and route."""
+"""The description of a procedure: its operations, undo log, rejections and route."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["describe_procedure", "explain_procedure", "explain_table"]
 def describe_procedure(
     text: ProcedureText, tables: Mapping[str, TableSpec], program: Program | PlainProgram | None
 ) -> dict[str, Any]:
-    """Return what `explain_procedure` says as values that JSON can hold."""
+    """Return the content of `explain_procedure` as values that JSON can hold."""
     operations = operations_of(text, {name: spec.key for name, spec in tables.items()})
     compiled = program if isinstance(program, Program) else None
     return {
@@ -38,7 +38,7 @@ def describe_procedure(
 def explain_procedure(
     text: ProcedureText, tables: Mapping[str, TableSpec], program: Program | PlainProgram | None
 ) -> str:
-    """Return what `Procedure.explain` does.
+    """Return the text of `Procedure.explain`.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def explain_procedure(
     tables : mapping
         The tables that it accesses, by name.
     program : Program or PlainProgram, optional
-        What was made of it; None while the columns of its input are unknown.
+        The program made from it; None while the columns of its input are unknown.
     """
     operations = operations_of(text, {name: spec.key for name, spec in tables.items()})
     lines = [text.name if program is None else f"{text.name} (program {program.digest})"]
@@ -58,7 +58,7 @@ def explain_procedure(
 
 
 def explain_table(spec: TableSpec) -> str:
-    """Return a table's declaration in a line."""
+    """Return a table's declaration as one line."""
     parts = [f"table {spec.name}: {schema_text(spec.schema)}", f"key {', '.join(spec.key)}"]
     if spec.partition_by is not None:
         parts.append(f"partitioned by {spec.partition_by}")

@@ -1,6 +1,6 @@
 """The operations of a procedure: READ, WRITE and READ_MODIFY with conditions and functions (TStream §II-B).
 
-They are found in the text alone: each variable and condition is traced to what it depends on. The result
+They are derived from the text alone: each variable and condition is traced to its sources. The result
 is for people to read; the compiler uses `Access`.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["Operation", "OperationMode", "operations_of"]
 
 
 class OperationMode(StrEnum):
-    """The operations of TStream's Table II, and writes that need an absent row or a row that is there."""
+    """The operations of TStream's Table II, and writes that require a missing or an existing row."""
 
     READ = "READ"
     WRITE = "WRITE"
@@ -37,15 +37,15 @@ class Operation:
     Attributes
     ----------
     mode : OperationMode
-        What is done. A write whose new value depends on the row itself is a READ_MODIFY.
+        The kind of operation. A write whose new value depends on the row itself is a READ_MODIFY.
     target : str
         The row, as ``table[key]``, in terms of the event.
     function : str
-        What is written; empty for READ and DELETE.
+        The written value; empty for READ and DELETE.
     reads : tuple of str
         The other rows that the written value depends on.
     conditions : tuple of str
-        Under which conditions it happens, all of them.
+        The conditions for it; all of them must hold.
     condition_reads : tuple of str
         The rows that the conditions depend on.
     key_reads : tuple of str
@@ -83,7 +83,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Frame:
-    """A procedure that is followed; `event` is None if it has the event of the whole transaction."""
+    """A procedure that is being traced; `event` is None if it has the event of the whole transaction."""
 
     text: ProcedureText
     event: Mapping[str, _Known] | None
@@ -114,7 +114,7 @@ def operations_of(text: ProcedureText, keys: Mapping[str, tuple[str, ...]]) -> t
 
 
 class _Finder:
-    """Follows the text of a procedure once; loops twice, for what one round leaves to the next."""
+    """Traces a procedure once, and its loops twice, because one iteration passes values to the next."""
 
     def __init__(self, keys: Mapping[str, tuple[str, ...]]) -> None:
         self.keys = keys
@@ -129,7 +129,7 @@ class _Finder:
         return self.frames[-1]
 
     def result(self) -> tuple[Operation, ...]:
-        """Return what was found; a READ is left out where another operation has the same key."""
+        """Return the operations; a READ is left out if another operation has the same key."""
         found = self.found.values()
         written = {operation.target for operation in found if operation.mode is not OperationMode.READ}
         return tuple(
@@ -139,7 +139,7 @@ class _Finder:
         )
 
     def note(self, mode: OperationMode, target: str, function: str = "", reads: Refs = _NO_REFS) -> None:
-        """Note an operation under the conditions of this place."""
+        """Record an operation with the conditions that hold here."""
         conditions = tuple(dict.fromkeys(condition.text for condition in self.conditions))
         refs = _NO_REFS.union(*(condition.refs for condition in self.conditions))
         place = (mode, target, function)
@@ -165,7 +165,7 @@ class _Finder:
     # Statements
 
     def body(self, nodes: Sequence[ast.stmt]) -> bool:
-        """Follow statements; return whether the end may be reached."""
+        """Trace statements; return whether control may reach the end."""
         added = 0
         for node in nodes:
             handler = getattr(self, f"_{type(node).__name__.lower()}", self._other)
@@ -181,7 +181,7 @@ class _Finder:
         return True
 
     def _other(self, node: ast.stmt) -> None:
-        """Follow a statement of a kind that only plain procedures may have."""
+        """Trace a statement of a kind that only plain procedures may have."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
                 self.body([child])
@@ -271,7 +271,7 @@ class _Finder:
     # Expressions
 
     def refs(self, node: ast.AST) -> Refs:
-        """Return the rows that a value depends on; note those that it reads."""
+        """Return the rows that a value depends on; record those that it reads."""
         if isinstance(node, ast.Name):
             known = self.frame.names.get(node.id)
             return _NO_REFS if known is None else known.refs | known.rows
@@ -365,7 +365,7 @@ class _Finder:
         return _NO_REFS if selected is None else frozenset({selected})
 
     def _selection(self, node: ast.AST) -> str | None:
-        """Return the rows of an index that an expression is, None if it is none."""
+        """Return the rows of an index that an expression selects; None for other expressions."""
         if not isinstance(node, ast.expr):
             return None
         parts = selection_parts(node)

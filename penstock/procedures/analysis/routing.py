@@ -1,4 +1,4 @@
-"""Which bucket a transaction runs in."""
+"""The choice of the bucket in which a transaction runs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["check_routing", "routing_attribute", "routing_obstacle"]
 
 
 def routing_attribute(program: Program | PlainProgram) -> str | None:
-    """Return the attribute of the event that has the partition of all rows which a transaction accesses.
+    """Return the attribute of the event that holds the partition of all rows of a transaction.
 
-    None if there is none, so that all transactions have to run in one bucket.
+    None if there is none; then all transactions must run in one bucket.
     """
     if isinstance(program, PlainProgram) or routing_obstacle(program):
         return None

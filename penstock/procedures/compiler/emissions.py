@@ -1,4 +1,4 @@
-"""Streams, windows and triggers in a procedure: emitted rows, staged rows, and what an insert calls."""
+"""Streams, windows and triggers in a procedure: emitted rows, staged rows, and the calls of triggers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Emissions"]
 
 
 class Emissions(Writes):
-    """Compiles what goes into streams and windows, and triggers (S-Store §3.2); see `Expressions`."""
+    """Compiles emissions, inserts into windows, and triggers (S-Store §3.2); see `Expressions`."""
 
     def __init__(self, layout: Layout, facts: Facts) -> None:
         super().__init__(layout, facts)
@@ -36,7 +36,7 @@ class Emissions(Writes):
         event: Mapping[str, Value | ListOf],
         place: tuple[object, ...],
     ) -> Value | Nothing | None:
-        """Compile a procedure at this place; return what it returns."""
+        """Compile a procedure at this place; return its value."""
 
     def stream(self, node: ast.expr) -> StreamCode | None:
         """Return the stream that an expression names, if it names one."""
@@ -100,7 +100,7 @@ class Emissions(Writes):
         return made
 
     def _columns(self, node: ast.Call, spec: RelationSpec) -> dict[str, Value]:
-        """Compile values for all columns, as these hold them."""
+        """Compile values for all columns, converted to their types."""
         given = self.named_values(node, spec.name, spec.names)
         made: dict[str, Value] = {}
         for column in spec.columns:
@@ -133,7 +133,7 @@ class Emissions(Writes):
         return made.never_null()
 
     def _active(self, window: WindowSpec) -> tuple[str, str]:
-        """Return the numbers of the first active row of a window, and of the one behind the last."""
+        """Return the number of a window's first active row, and the number after its last one."""
         facts = self.layout.tables[window.facts.name]
         slot = self.out.keep(facts.find(["0"]))
         row = Row(window.facts.name, slot, (window.name,), (None,), maybe=True)

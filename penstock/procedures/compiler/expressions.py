@@ -40,7 +40,7 @@ class Expressions(ABC):
     layout : Layout
         The arrays of the kernel.
     facts : Facts
-        What earlier passes found.
+        The facts that earlier passes found.
     """
 
     def __init__(self, layout: Layout, facts: Facts) -> None:
@@ -184,7 +184,7 @@ class Expressions(ABC):
         return None
 
     def row(self, node: ast.expr) -> Row:
-        """Compile an expression that is a row, which must be there."""
+        """Compile an expression that is a row; the row must exist."""
         found = self.evaluate(node)
         if not isinstance(found, Row):
             raise self.wrong(node, "only events and rows have attributes")
@@ -193,7 +193,7 @@ class Expressions(ABC):
         return found
 
     def column(self, node: ast.Attribute, row: Row) -> Column:
-        """Return the column that an attribute of a row is."""
+        """Return the column that an attribute of a row names."""
         spec = self.layout.tables[row.table].spec
         if node.attr not in spec.names:
             raise self.wrong(
@@ -211,7 +211,7 @@ class Expressions(ABC):
         return Value(column.kind, value, null)
 
     def access(self, row: Row, mode: AccessMode) -> None:
-        """Note an access."""
+        """Record an access."""
         access = Access(row.table, row.key, mode, row.attributes)
         if access not in self.accesses:
             self.accesses.append(access)
@@ -236,7 +236,7 @@ class Expressions(ABC):
         return self.check_null(value, f"null key: {table.spec.name}")
 
     def find(self, table: TableCode, node: ast.expr) -> Row:
-        """Look up a row, which may not be there."""
+        """Look up a row, which may not exist."""
         values, texts = self.key(table, node)
         slot = self.out.keep(table.find([value.code for value in values]))
         row = Row(table.spec.name, slot, texts, tuple(value.attribute for value in values), maybe=True)
@@ -306,9 +306,9 @@ class Expressions(ABC):
         return Value(Kind.BOOLEAN, name)
 
     def _rest(self, name: str, nodes: Sequence[ast.expr], head: str) -> None:
-        """Evaluate what follows in an ``and`` or ``or`` only where it decides.
+        """Evaluate the later operands of an ``and`` or ``or`` only where they decide the result.
 
-        A failure in it breaks out of the same loop, for a condition is none.
+        A failure in them breaks out of the same loop, because the condition opens no loop.
         """
         if nodes:
             with self.out.block(f"{head} {name}:"):
@@ -442,7 +442,7 @@ class Expressions(ABC):
 
 
 def widen(column: Column, code: str) -> str:
-    """Return a stored value as procedures have it."""
+    """Convert a stored value to its form in procedures."""
     if column.kind is Kind.INTEGER and column.dtype.itemsize < 8:
         return f"np.int64({code})"
     if column.kind is Kind.FLOAT and column.dtype.itemsize < 8:

@@ -4,7 +4,7 @@ For each table: columns ``t0_c1``, masks of nulls ``t0_n1`` for those that may b
 index), ``t0_live``, ``t0_dirty``, ``t0_free`` (a stack of free slots), ``t0_gone`` (keys that were deleted),
 ``t0_facts``, which has the numbers `FACTS` and the roots of its other indexes, and ``t0_i1``, the nodes of
 such an index (`penstock.procedures.indexes.trees`). For each stream: columns ``s0_c1`` and masks ``s0_n1``;
-how many rows it has is a variable of the kernel.
+the number of its rows is a variable of the kernel.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class StreamCode(RelationCode):
 
     @property
     def mark(self) -> str:
-        """The variable that has this number as it was where the transaction began."""
+        """The variable that holds this number as of the start of the transaction."""
         return self.array("mark")
 
 
@@ -141,11 +141,11 @@ class Layout:
     streams : dict
         Its streams by name.
     reached : Reached
-        What its procedures reach.
+        The dependencies of its procedures.
     event : tuple of Column
         The attributes of the event.
     results : tuple of Column
-        What the program returns.
+        The columns that the program returns.
     texts : list of str or bytes
         The literal texts in it.
     """

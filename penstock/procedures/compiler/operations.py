@@ -118,7 +118,7 @@ def align(out: Output, a: Value, b: Value) -> tuple[Value, Value]:
 
 
 def as_decimal(out: Output, a: Value, scale: int) -> Value:
-    """Return an integer or decimal as a decimal of a scale that is no smaller than its own."""
+    """Convert an integer or decimal to a decimal with an equal or larger scale."""
     missing = scale - (a.kind.scale or 0)
     kind = Kind.decimal(scale)
     if missing == 0:
@@ -157,7 +157,7 @@ def negate(out: Output, a: Value) -> Value:
 
 
 def as_float(out: Output, a: Value) -> Value:
-    """Return a number as a float."""
+    """Convert a number to a float."""
     if a.kind is Kind.FLOAT:
         return a
     if a.kind.is_interned:
@@ -168,7 +168,7 @@ def as_float(out: Output, a: Value) -> Value:
 
 
 def as_integer(out: Output, a: Value) -> Value:
-    """Return a number as an integer, cut as Python's ``int`` does."""
+    """Convert a number to an integer, truncated as Python's ``int`` does."""
     if a.kind is Kind.INTEGER:
         return a
     if a.kind.is_interned:
@@ -185,7 +185,7 @@ def as_integer(out: Output, a: Value) -> Value:
 
 
 def compare(out: Output, sign: str, a: Value, b: Value) -> Value:
-    """Return whether a comparison holds; the caller sees to nulls."""
+    """Return whether a comparison holds; the caller handles nulls."""
     a, b = align(out, a, b)
     kinds = {a.kind, b.kind}
     if kinds == {Kind.INTEGER, Kind.FLOAT}:
@@ -198,7 +198,7 @@ def compare(out: Output, sign: str, a: Value, b: Value) -> Value:
 
 
 def pick(out: Output, name: str, a: Value, b: Value) -> Value:
-    """Return the least or the greatest of two numbers, the first one where they are equal."""
+    """Return the smaller or larger of two numbers; the first one if they are equal."""
     sign = "<" if name == "min" else ">"
     a, b = align(out, a, b)
     chosen = compare(out, sign, b, a)

@@ -1,4 +1,4 @@
-"""The lines of a kernel as they are written: temporaries, failures, and which writes have to be logged."""
+"""The lines of a kernel: temporaries, failures, and the writes that have to be logged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INDENT = "    "
 
 @dataclass(slots=True)
 class _Logged:
-    """Lines that are written only if the transaction may still fail behind them, and others if not."""
+    """Lines to write if the transaction may still fail after them, and other lines if not."""
 
     depth: int
     lines: Sequence[str]
@@ -30,16 +30,16 @@ class _Logged:
 class Output:
     """The body of a transaction.
 
-    A failure may follow a write if it is further down, or anywhere in a loop around both. So an undo log is
-    written only where one is needed, and a program without such writes has none. In a workflow a rejection
-    undoes what its own transaction wrote, while a lack of room undoes all transactions of the round.
+    A failure may follow a write if it is further down, or anywhere in a loop around both. Only such writes
+    are logged, and a program without them has no undo log. In a workflow a rejection undoes the writes of its
+    own transaction, while a lack of room undoes all transactions of the round.
 
     Attributes
     ----------
     reasons : list of str
-        Why a transaction may be rejected; the code of one is its place plus 2.
+        The reasons for rejections; the code of a reason is its index plus 2.
     undo_ops : dict
-        The numbers of what the undo log can undo, by what it is.
+        The number of each operation that the undo log can undo.
     """
 
     reasons: list[str] = field(default_factory=list)
@@ -115,11 +115,11 @@ class Output:
         Parameters
         ----------
         what : tuple of str
-            What would be undone.
+            The operation to undo.
         lines : sequence of str
-            Which write the entry, but for its number.
+            Lines that write the entry, except for its number.
         otherwise : sequence of str
-            What is written if no entry is needed.
+            Lines to write if no entry is needed.
         """
         number = self.undo_ops.setdefault(what, len(self.undo_ops))
         entry = [

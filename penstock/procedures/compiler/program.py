@@ -107,27 +107,27 @@ class Program:
     source : str
         The module that holds its kernel.
     arguments : tuple of str
-        What the kernel takes, after the first and the last event.
+        The kernel's arguments after the first and the last event.
     reasons : tuple of str
-        Why it may reject a transaction, from code 2 on.
+        The reasons for rejections, from code 2 on.
     texts : tuple of str or bytes
         Its literal texts.
     accesses : tuple of Access
-        What it accesses.
+        Its accesses.
     undo_log : bool
         Whether it writes an undo log.
     digest : str
-        What its text, tables, event and results make it.
+        The digest of its text, tables, event and results.
     streams : tuple of StreamSpec
         The streams between its procedures.
     stages : tuple of str
         The procedures of a workflow in the order in which they run; empty for a procedure.
     takes : tuple of str or None
-        For each of them the stream that it takes; None for a border procedure.
+        For each stage the stream that it takes; None for a border procedure.
     transactions : tuple of range
-        Which of them are one transaction.
+        The stages of each transaction.
     lookups : tuple of str or None
-        For each look-up whose key the event determines the list of which it takes all elements, if any.
+        For each look-up whose key the event determines: the list whose elements it looks up, if any.
     """
 
     name: str
@@ -176,7 +176,7 @@ class PlainProgram:
     text : ProcedureText
         The procedure; of a workflow the first one.
     reached : Reached
-        What is reached.
+        The dependencies of the procedures.
     workflow : tuple of Stage
         The procedures of a workflow; empty for a procedure.
     """
@@ -206,7 +206,7 @@ def event_schema(event: Iterable[Column]) -> pa.Schema:
 
 
 def result_schema(program: Program | PlainProgram) -> pa.Schema:
-    """Return the columns of a program's results, and why each transaction was rejected."""
+    """Return the columns of a program's results, and the column of rejections."""
     own = [pa.field(result.name, result.type) for result in program.results]
     return pa.schema([*own, pa.field(REJECTED, pa.string())])
 
@@ -214,7 +214,7 @@ def result_schema(program: Program | PlainProgram) -> pa.Schema:
 def program_digest(
     reached: Reached, event: pa.Schema, results: pa.Schema, workflow: Mapping[str, Any] | None = None
 ) -> str:
-    """Return what identifies a program: the texts of its procedures, their constants, tables and types."""
+    """Return the digest of a program: of its procedures' texts, their constants, tables and types."""
     parts = {
         "language": _LANGUAGE,
         "procedures": [[text.normal, _constants(text)] for text in reached.texts],
@@ -259,7 +259,7 @@ def compile_program(
     Raises
     ------
     InvalidUsageError
-        If it is outside of the subset of Python that procedures have; with file, line and column.
+        If it is outside of the subset of Python that procedures support; with file, line and column.
     """
 
     def one_pass(facts: Facts) -> Statements:
@@ -282,12 +282,12 @@ def compile_program(
 
 
 def run_passes(text: ProcedureText, one_pass: Callable[[Facts], Statements]) -> Statements:
-    """Return what the last of several passes gave, each of which knows the facts of those before.
+    """Run passes until they find no new facts; return the result of the last one.
 
     Raises
     ------
     InvalidUsageError
-        If they find ever more facts.
+        If the passes never stop finding facts.
     """
     facts = Facts()
     for _ in range(_MOST_PASSES):
@@ -396,7 +396,7 @@ def free_lines(layout: Layout, ops: Mapping[tuple[str, ...], int]) -> list[str]:
 
 
 def undo_lines(layout: Layout, ops: Mapping[tuple[str, ...], int], mark: str = "0") -> list[str]:
-    """Return the code that takes back what the undo log has above a mark, the last entry first."""
+    """Return the code that undoes the log's entries above a mark, the last entry first."""
     lines = [f"while u > {mark}:", "    u -= 1", "    s = u_slot[u]"]
     for (what, name, *column), number in ops.items():
         table = layout.tables[name]

@@ -31,9 +31,9 @@ class ProcedureText:
     file : str
         Where it is written.
     line, column : int
-        Where its first line is in the file, less one, and by how much it is indented.
+        The number of its first line in the file minus one, and its indentation.
     names : mapping
-        What the names mean that it does not define itself.
+        The values of the names that it does not define itself.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What is known of the variables of a procedure while it is compiled."""
+"""Facts about the variables of a procedure during compilation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Assigned = set[str] | None
 
 
 class UnknownKindError(Exception):
-    """A variable is read of which no earlier pass knows the kind: only None was written to it."""
+    """A variable is read whose kind no earlier pass knows: only None was written to it."""
 
 
 @dataclass
 class Facts:
-    """What one pass over a program finds and the next one uses; passes end when nothing new is found.
+    """Facts that one pass over a program finds for the next one; passes end when none is new.
 
     Attributes
     ----------
@@ -33,8 +33,8 @@ class Facts:
     deletes : dict
         For each loop the tables from which its body deletes.
     calls : dict
-        The number of each procedure that is called or a trigger, by the number of its caller and the place of
-        the call; that of a procedure of a workflow by its place.
+        The number of each called procedure and trigger, by the number of its caller and the place of the
+        call; the number of a workflow's procedure by its place.
     """
 
     kinds: dict[str, Kind | str] = field(default_factory=dict)
@@ -45,18 +45,18 @@ class Facts:
 
 @dataclass
 class Scope:
-    """A procedure that is being compiled: alone, one of a workflow, a trigger, or called by another one.
+    """A procedure that is being compiled: alone, in a workflow, as a trigger, or called by another one.
 
     Attributes
     ----------
     text : ProcedureText
         The procedure.
     number : int
-        Its number; one that is compiled alone has 0.
+        Its number; 0 if it is compiled alone.
     event : mapping
         The attributes of its event.
     result : str or None
-        The variable that gets what it returns; None if it writes results.
+        The variable for its return value; None if it writes results.
     results : tuple
         The results that it writes, with their places among those of the program.
     """
@@ -112,11 +112,11 @@ class Scopes:
         return self.stack[-1]
 
     def save(self) -> list[Assigned]:
-        """Return what is certainly assigned now."""
+        """Return the certain assignments at this point."""
         return [None if scope.assigned is None else set(scope.assigned) for scope in self.stack]
 
     def set(self, saved: list[Assigned]) -> None:
-        """Go back to what `save` gave."""
+        """Restore a result of `save`."""
         for scope, assigned in zip(self.stack, saved, strict=True):
             scope.assigned = None if assigned is None else set(assigned)
 
@@ -129,7 +129,7 @@ class Scopes:
                 scope.assigned &= assigned
 
     def forget_rows(self, table: str) -> None:
-        """Let go of all rows of a table: one of them may have been deleted."""
+        """Forget all rows of a table: one of them may have been deleted."""
         for scope in self.stack:
             gone = {name for name, row in scope.rows.items() if row.table == table}
             scope.deleted |= gone

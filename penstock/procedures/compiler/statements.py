@@ -22,7 +22,7 @@ _DEEPEST = 16
 
 
 def procedure_text(value: object) -> ProcedureText | None:
-    """Return the text of a procedure, None if the value is none."""
+    """Return the text of a procedure; None for other values."""
     text = getattr(value, "text", None)
     return text if isinstance(text, ProcedureText) else None
 
@@ -127,7 +127,7 @@ class Statements(Selections, Emissions):
             self.out.line("break")
 
     def _loop(self, call: ast.expr, variable: str) -> tuple[str, ListOf | None]:
-        """Return the head of a loop, and the list whose elements it goes through, if it is one."""
+        """Return the head of a loop, and the list if the loop iterates over one."""
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range":
             if not 1 <= len(call.args) <= 3 or call.keywords:
                 raise self.wrong(call, "range takes one to three numbers")
@@ -181,7 +181,7 @@ class Statements(Selections, Emissions):
         return [value for value in found if isinstance(value, Value | Nothing)]
 
     def give_back(self, node: ast.Return, values: list[Value | Nothing]) -> None:
-        """Write what the procedure returns."""
+        """Write the procedure's return value."""
         scope = self.scope
         if scope.result is None:
             columns = scope.results
@@ -310,7 +310,7 @@ class Statements(Selections, Emissions):
             self.out.line(f"{name}_null = {value.null or False}")
 
     def store_row(self, target: ast.Name, row: Row) -> None:
-        """Let a variable be a row."""
+        """Assign a row to a variable."""
         scope = self.scope
         if target.id in (scope.text.event, *scope.text.tables):
             raise self.wrong(target, f"{target.id} cannot be assigned", "choose another name")
@@ -367,7 +367,7 @@ class Statements(Selections, Emissions):
         return None
 
     def _call_procedure(self, node: ast.expr) -> Value | Nothing | None:
-        """Compile a call; return what it returns."""
+        """Compile a call; return its value."""
         text = self._procedure_of(node)
         if text is None or not isinstance(node, ast.Call):
             raise self.wrong(node, "this is no call of a procedure")
@@ -386,7 +386,7 @@ class Statements(Selections, Emissions):
         event: Mapping[str, Value | ListOf],
         place: tuple[object, ...],
     ) -> Value | Nothing | None:
-        """Compile a procedure at this place, the same one in each pass; return what it returns."""
+        """Compile a procedure at this place, the same one in each pass; return its value."""
         if len(self.scopes.stack) >= _DEEPEST or any(scope.text is text for scope in self.scopes.stack):
             raise self.wrong(node, f"{text.name} calls itself, maybe through others")
         # The same number in each pass, though a pass may skip calls.

@@ -1,4 +1,4 @@
-"""What the compiler knows of expressions and of what procedures access."""
+"""The compiler's view of expressions and of accesses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Access", "AccessMode", "ListOf", "Nothing", "Row", "Value", "zero"]
 
 
 class AccessMode(StrEnum):
-    """What a procedure does to a row."""
+    """The kind of an access to a row."""
 
     READ = "read"
     WRITE = "write"
@@ -30,9 +30,9 @@ class Access:
     key : tuple of str
         The key's columns as expressions of the procedure.
     mode : AccessMode
-        What is done.
+        The kind of access.
     attributes : tuple of str or None
-        For each column of the key the attribute of the event that it is, as it came, if it is one.
+        For each column of the key: the event's attribute that it holds unchanged, if any.
     """
 
     table: str
@@ -48,13 +48,13 @@ class Value:
     Attributes
     ----------
     kind : Kind
-        What it is.
+        Its kind.
     code : str
         An expression without effects, which is the value until the next statement.
     null : str or None
         An expression that says whether it is null; None if it never is.
     attribute : str or None
-        Which attribute of the event it is, if it is one as it came.
+        The event's attribute that it holds unchanged, if any.
     """
 
     kind: Kind
@@ -63,7 +63,7 @@ class Value:
     attribute: str | None = None
 
     def never_null(self) -> Value:
-        """Return the value, once it was checked."""
+        """Return the value as never null, after a check."""
         return replace(self, null=None)
 
 
@@ -81,13 +81,13 @@ class Row:
     table : str
         The table.
     slot : str
-        An expression of its place; below 0 if there is none.
+        An expression for its slot; below 0 if there is no row.
     key : tuple of str
         The key's columns as expressions of the procedure.
     attributes : tuple of str or None
         See `Access`.
     maybe : bool
-        Whether there may be none.
+        Whether the row may be missing.
     """
 
     table: str
@@ -106,7 +106,7 @@ class ListOf:
     column : Column
         Its column.
     values, begin, end : str
-        The array of all elements, and which are its own.
+        The array of all elements, and the range of this list's elements.
     null : str
         The array that says which elements are null.
     missing : str or None
@@ -122,7 +122,7 @@ class ListOf:
 
 
 def zero(kind: Kind | str) -> str:
-    """Return what a variable of a kind, or of rows of a table, holds while it is null."""
+    """Return the placeholder in a null variable of a kind or of a table's rows."""
     if not isinstance(kind, Kind):
         return "-1"
     return {Kind.FLOAT: "0.0", Kind.BOOLEAN: "False"}.get(kind, "0")

@@ -64,7 +64,7 @@ class Writes(Expressions):
         self.out.line(f"{table.array('dirty')}[{row.slot}] = True")
 
     def _check_order(self, node: ast.AST, table: str, column: str | None) -> None:
-        """Refuse to change a column that orders an open loop, or with None to insert into its table."""
+        """Refuse to change a column that orders an open loop, or, with None, to insert into its table."""
         for name, index in self.open_selections:
             if name == table and (column is None or column in index.columns):
                 raise self.wrong(
@@ -75,7 +75,7 @@ class Writes(Expressions):
                 )
 
     def fit(self, node: ast.AST, column: Column, value: Value) -> str:
-        """Return a value as a column holds it; reject the transaction if it does not fit."""
+        """Convert a value to a column's type; reject the transaction if it does not fit."""
         if column.kind is Kind.FLOAT and value.kind is Kind.INTEGER:
             value = as_float(self.out, value)
         scale, digits = column.kind.scale, value.kind.scale
@@ -138,7 +138,7 @@ class Writes(Expressions):
         return row
 
     def named_values(self, node: ast.Call, of: str, names: tuple[str, ...]) -> dict[str, Value | Nothing]:
-        """Compile the values that a call gives to the columns of what it inserts into."""
+        """Compile the values that a call passes for the columns of its target."""
         if node.args or any(keyword.arg is None for keyword in node.keywords):
             raise self.wrong(node, "columns are given by name", f"{ast.unparse(node.func)}(column=value)")
         made: dict[str, Value | Nothing] = {}
@@ -196,7 +196,7 @@ class Writes(Expressions):
         self.forget_rows(row.table)
 
     def forget_rows(self, table: str) -> None:
-        """Let go of all rows of a table, here and where an open loop begins again."""
+        """Forget all rows of a table, here and at the start of each iteration of an open loop."""
         for place in self.open_loops:
             self.facts.deletes.setdefault(place, set()).add(table)
         for tables in self.deleted_from:

@@ -3,12 +3,12 @@
 A database is a deterministic function of its calls in their order (S-Store §2). So the log holds calls, not
 changes: a call is run, appended and synced before it returns. `<location>/log` is a p-stream with a row for
 each call, or, with strong recovery, for each transaction of a workflow; `<location>/tables` holds versions of
-the tables, each with the offset in the log up to which it holds. Invariants:
+the tables, each with the offset in the log up to which it is current. Invariants:
 
-1. A version is committed between rounds, after the calls that it holds. So every version that can be read is
-   a state of the log, whichever process wrote it, and the one with the greatest offset is the newest.
-2. Calls are released only behind a version that holds them.
-3. A process that opens the log fences the one before: that can append no call.
+1. A version is committed between rounds, after the calls that it holds. So every readable version is a state
+   of the log, whichever process wrote it. The version with the greatest offset is the newest.
+2. Calls are released only once a version holds them.
+3. A process that opens the log fences the previous one, which can then append no call.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ class Call:
     program : str
         The digest of its program.
     events : pyarrow.RecordBatch, optional
-        Its events. Those of a transaction are one atomic batch; one of interior procedures has none.
+        Its events. Those of a transaction are one atomic batch; a transaction of interior procedures has
+        none.
     bounds : ndarray, optional
-        Where its atomic batches begin; see `TableSet.run`.
+        The start of each atomic batch; see `TableSet.run`.
     transaction : int, optional
         The number of the transaction; None if it is a whole call.
     streams : mapping
-        The rows that the transaction takes of streams, by their names.
+        The rows that the transaction takes from streams, by name.
     """
 
     called: str

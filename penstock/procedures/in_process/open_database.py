@@ -176,7 +176,7 @@ class OpenDatabase:
         Raises
         ------
         InvalidUsageError
-            If a key is there already, or a column does not fit.
+            If a key exists already, or a column does not fit.
         """
         self._check_open()
         spec, given = self._spec(table), _as_arrow(rows, of=table)
@@ -210,7 +210,7 @@ class OpenDatabase:
         *,
         batch: str | None = None,
     ) -> pa.Table:
-        """Run a transaction, or a round of a workflow, for each row in their order; return a row for each.
+        """Run a transaction, or a round of a workflow, for each row in order; return a row for each.
 
         The last column, ``rejected``, says why a transaction was rejected; it is null if it was committed.
 
@@ -221,7 +221,7 @@ class OpenDatabase:
         events : pyarrow.Table, pyarrow.RecordBatch or dict of columns
             The events.
         batch : str, optional
-            The column that tells the atomic batches of a workflow: rows behind each other with an equal value
+            The column that separates the atomic batches of a workflow: consecutive rows with an equal value
             are one batch. By default each row is one.
 
         Raises
@@ -281,7 +281,7 @@ class OpenDatabase:
         return program
 
     def _check_opened(self, *tables: str) -> None:
-        """Refuse tables, those of windows among them, that were declared after the database was opened."""
+        """Refuse tables, including those of windows, that were declared after the database was opened."""
         if missing := [name for name in tables if name not in self._state]:
             raise InvalidUsageError(
                 "the database was opened before these tables were declared",
@@ -306,7 +306,7 @@ class OpenDatabase:
         return batch_bounds(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column, batch)
 
     def table(self, name: str) -> pa.Table:
-        """Return all rows of a table, in no order."""
+        """Return all rows of a table, in no particular order."""
         self._spec(name)
         return pa.Table.from_batches([self._state[name].table()])
 
@@ -348,7 +348,7 @@ def _arrow_errors(of: str) -> Iterator[None]:
 
 
 def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, of: str) -> list[pa.RecordBatch]:
-    """Return rows as batches of a schema, by name; columns that it lacks are null."""
+    """Convert rows to batches of a schema; columns match by name, and missing ones are null."""
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     if twice := [name for name in schema.names if table.column_names.count(name) > 1]:
         raise InvalidUsageError("a column is there twice", of=of, columns=twice)

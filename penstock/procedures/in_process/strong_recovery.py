@@ -1,8 +1,8 @@
 """Strong recovery of workflows: each transaction is in the log (S-Store §3.2.5).
 
-A round is run transaction by transaction. Each is logged with what it takes, its events and the rows of its
-streams, and is durable before the next one begins. A repeated transaction takes what the log has, and what it
-emits activates nothing. Only where the log ends within a round, the rest of this round runs.
+A round is run transaction by transaction. Each is logged with its input, its events and the rows of its
+streams, and is durable before the next one begins. A repeated transaction takes its input from the log, and
+the rows that it emits activate nothing. If the log ends within a round, the rest of this round runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Streams = Mapping[str, pa.RecordBatch]
 
 @dataclass
 class _Round:
-    """A round of which the first transactions have run, and what they have emitted."""
+    """A round whose first transactions have run, and the rows that they have emitted."""
 
     run: Run
     at: int
@@ -36,7 +36,7 @@ class _Round:
     streams: Streams = field(default_factory=dict)
 
     def advance(self, transaction: int, streams: Streams) -> None:
-        """Run a transaction, given the rows of streams."""
+        """Run a transaction with the rows of its streams."""
         self.streams = self.run.advance_transaction(self.at, transaction, streams)
         self.next = transaction + 1
 
@@ -72,7 +72,7 @@ class StrongRecovery:
         return run.results()
 
     def _finish(self, one: _Round) -> None:
-        """Run what is left of a round."""
+        """Run the rest of a round."""
         program = one.program
         for transaction in range(one.next, len(program.transactions)):
             takes = [program.takes[member] for member in program.transactions[transaction]]
@@ -95,7 +95,7 @@ class StrongRecovery:
         self._open.advance(call.transaction, {**self._open.streams, **call.streams})
 
     def end(self) -> None:
-        """Run the rest of a round of which the log has only the first transactions."""
+        """Run the rest of a round if the log has only its first transactions."""
         one, self._open = self._open, None
         if one is not None:
             self._finish(one)

@@ -32,7 +32,7 @@ class Selection:
     equal : tuple of str
         The words of the first columns.
     low, high : str or None
-        The bounds of the next column, without `high` itself; None if open.
+        The bounds of the next column, excluding `high`; None if open.
     row : Row
         A row of it, whose slot is filled in.
     """
@@ -240,7 +240,7 @@ class Selections(Writes):
     # Loops
 
     def selection_loop(self, node: ast.For) -> bool:
-        """Compile a loop over a selection; return False if it is none."""
+        """Compile a loop over a selection; return False for other loops."""
         call, descending, count = loop_parts(node.iter)
         found = self._find_index(call)
         if found is None:

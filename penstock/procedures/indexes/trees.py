@@ -2,7 +2,7 @@
 
 A node is a row of a matrix of int64: the words by which rows are in order, then the left child's slot plus
 one, the right child's, and whether the row is in the tree. Words of integers, times and booleans are their
-values; those of floats are in the same order as Spark has floats; those of texts are their numbers
+values; those of floats sort as Spark sorts floats; those of texts are their numbers
 (`penstock.procedures.texts`), which compare as the texts' bytes do. The priority of a node is a hash of its
 slot. So the shape depends on slots, but the order of rows on their content alone.
 

@@ -1,1 +1,1 @@
-"""Procedures and workflows as Python runs them."""
+"""Procedures and workflows that run in Python."""

@@ -1,4 +1,4 @@
-"""Workflows run by Python: the oracle of compiled workflows, and the mode ``plain=True``."""
+"""Workflows that run in Python: the oracle of compiled workflows, and the mode ``plain=True``."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class PlainRounds(PlainTables):
     Parameters
     ----------
     reached : Reached
-        What the procedures reach.
+        The dependencies of the procedures.
     fetch, scan : mapping, optional
         See `PlainTable`, by the names of tables.
     """
@@ -132,7 +132,7 @@ class PlainRounds(PlainTables):
         )
 
     def call(self, text: ProcedureText, event: Mapping[str, Any]) -> Any:
-        """Run a procedure; return what it returns."""
+        """Run a procedure; return its value."""
         return self.function(text)(SimpleNamespace(**event), *map(self.parameter, text.tables))
 
     def _fire(self, on: str, row: Mapping[str, Any]) -> None:
@@ -151,7 +151,7 @@ class PlainRounds(PlainTables):
         events : pyarrow.RecordBatch
             The events.
         bounds : iterable of int, optional
-            Where batches begin, and the number of events; by default each event is one.
+            The start of each batch, then the number of events; by default each event is one.
         """
         rows = python_rows(events)
         begins = range(len(rows) + 1) if bounds is None else [int(bound) for bound in bounds]

@@ -51,7 +51,7 @@ def _show(columns: Sequence[str]) -> str:
 
 
 class PlainSelection:
-    """The rows of an index, or of a range of it. A loop runs over the rows that were there when it began.
+    """The rows of an index, or of a range of it. A loop runs over the rows that existed when it began.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class PlainSelection:
     equal : tuple
         The values of the first columns.
     low, high : object, optional
-        The range of the next column, without `high` itself; None is open.
+        The range of the next column, excluding `high`; None is open.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class PlainSelection:
         return len(self._keys())
 
     def first(self, *count: int) -> Any:
-        """Return the first row, None if there is none; or the first ones."""
+        """Return the first row, None if there is none; or the first rows."""
         return self._some(iter(self), count)
 
     def last(self, *count: int) -> Any:
-        """Return the last row, None if there is none; or the last ones, the last one first."""
+        """Return the last row, None if there is none; or the last rows, the last one first."""
         return self._some(reversed(self), count)
 
     def _some(self, rows: Iterator[Any], count: tuple[Any, ...]) -> Any:

@@ -1,4 +1,4 @@
-"""Procedures run by Python, over dicts: the oracle of compiled procedures, and the mode ``plain=True``.
+"""Procedures that run in Python over dicts: the oracle of compiled procedures, and the mode ``plain=True``.
 
 The procedure's own text runs. Only operations that differ from Python's are replaced:
 integers have 64 bits, nulls are no values, and errors are rejections (`words`).
@@ -63,7 +63,7 @@ class _Row:
         self._values[name] = fitted
 
     def _there(self) -> None:
-        """Refuse what the compiler does not compile: a row that was deleted is used."""
+        """Refuse the use of a deleted row, which the compiler refuses, too."""
         table: PlainTable = self._table
         if table.rows.get(self._key) is not self._values:
             raise InvalidUsageError(

@@ -79,7 +79,7 @@ def _align(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def with_scale(value: Any, scale: int) -> Decimal:
-    """Return an integer or decimal as a decimal of a scale that is no smaller than its own."""
+    """Convert an integer or decimal to a decimal with an equal or larger scale."""
     digits, there = digits_of(Decimal(value))
     if there > scale:
         raise InvalidUsageError("a decimal has more digits than its column", scale=scale)

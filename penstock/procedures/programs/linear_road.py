@@ -179,10 +179,10 @@ def _opening(keys: int) -> pa.RecordBatch:
 
 
 def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
-    """Drive `keys` vehicles on an expressway for each 1000; half of them go through a jam.
+    """Drive `keys` vehicles, 1000 on each expressway; half of them go through a jam.
 
-    Each enters within the first minutes and reports every 30 seconds until it has left the road. Of those in
-    the jam, every fortieth stops for some minutes where another one does.
+    Each enters within the first minutes and reports every 30 seconds until it has left the road. Of the
+    vehicles in the jam, every fortieth stops for some minutes where another one does.
     """
     reports = max(count // keys, 1) + 1
     xways = max(keys // 1000, 1)

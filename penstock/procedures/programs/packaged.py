@@ -1,4 +1,4 @@
-"""What a packaged program has, and how its events are drawn.
+"""Packaged programs, and random draws for their events.
 
 Draws are hashes of a seed and an event's number, so every process draws the same events.
 """
@@ -34,15 +34,15 @@ class PackagedProgram:
     name : str
         Its short name.
     summary : str
-        What a transaction does.
+        The purpose of a transaction.
     database : Database
         Its tables and procedures.
     procedure : Procedure
         The procedure to run for each event.
     opening : callable
-        From a number of keys to the events that fill the empty tables.
+        Maps a number of keys to the events that fill the empty tables.
     workload : callable
-        From a number of events, a number of keys and a seed to events for tables with these keys.
+        Maps a number of events, a number of keys and a seed to events for tables with these keys.
     """
 
     name: str
@@ -54,7 +54,7 @@ class PackagedProgram:
 
 
 def events_of(procedure: Procedure, columns: Sequence[Any]) -> pa.RecordBatch:
-    """Return events, given the columns of a procedure's event as arrays or as one value for all."""
+    """Return events from the columns of a procedure's event, each an array or one value for all."""
     schema = event_schema(procedure.program().event)
     rows = max(len(column) for column in columns if not isinstance(column, int | float | str))
     arrays = [
@@ -91,7 +91,7 @@ def integers(seed: int, count: int, stop: int) -> Integers:
 
 
 def zipf(seed: int, count: int, keys: int, skew: float) -> Integers:
-    """Draw keys of a Zipf distribution; frequent ones lie anywhere among them."""
+    """Draw keys of a Zipf distribution; frequent keys are scattered over the whole range."""
     weights = np.arange(1, keys + 1, dtype=np.float64) ** -skew
     bounds = np.cumsum(weights / weights.sum())
     ranks = np.minimum(np.searchsorted(bounds, fractions(seed, count)), keys - 1)

@@ -45,14 +45,14 @@ def request_streams(location: str | os.PathLike[str]) -> tuple[PStream, PStream]
 class RequestClient:
     """Calls procedures of a database that a stream of transactions runs. Threads may share it.
 
-    Each request runs once and gets one answer, also if processes of the query are killed meanwhile. A client
-    that does not know whether its request was sent, because it was killed itself, sends it again with the
-    same id, and gets the answer of the first one.
+    Each request runs once and gets one answer, even if processes of the query are killed meanwhile. A client
+    that was killed may not know whether its request was sent. It sends the request again with the same id,
+    and gets the answer of the first one.
 
     Parameters
     ----------
     catalog : Catalog
-        What the database has.
+        The declarations of the database.
     location : str or path
         The location of requests and answers.
     timeout : str or timedelta
@@ -154,7 +154,7 @@ class RequestClient:
         request_id : str
             The id.
         timeout : str or timedelta, optional
-            How long to wait; by default as the client was made.
+            How long to wait; by default the client's timeout.
 
         Raises
         ------

@@ -59,14 +59,14 @@ def _text(value: object) -> str:
 
 
 def decode_values(texts: Sequence[str], schema: pa.Schema) -> tuple[pa.RecordBatch, list[int]]:
-    """Return JSON objects as rows, and the places of those that do not fit, which are not among the rows.
+    """Convert JSON objects to rows; also return the places of those that do not fit and have no row.
 
-    A name that an object lacks is null; other names than those of the schema are ignored.
+    A name that an object lacks is null; names outside of the schema are ignored.
 
     Parameters
     ----------
     texts : sequence of str
-        What `encode_values` returned.
+        Results of `encode_values`.
     schema : pyarrow.Schema
         The columns.
     """
@@ -103,7 +103,7 @@ def _rows(texts: Iterable[str], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _value(value: Any, kind: pa.DataType) -> Any:
-    """Return a value of JSON as Arrow takes it for a type."""
+    """Convert a JSON value to one that Arrow accepts for a type."""
     if value is None:
         return None
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

@@ -25,14 +25,14 @@ SEVERAL_BUCKETS = "several buckets"
 
 @dataclass(frozen=True)
 class RequestPrograms:
-    """What requests may call. Made on the driver, used in workers.
+    """The procedures that requests may call. Made on the driver, used in workers.
 
     Parameters
     ----------
     programs : mapping of str to Program
         The programs, by the names of procedures.
     refused : mapping of str to str
-        The reasons for which requests that call other procedures are rejected.
+        The reasons to reject requests for other procedures.
     """
 
     programs: Mapping[str, Program | PlainProgram]
@@ -40,12 +40,12 @@ class RequestPrograms:
 
     @staticmethod
     def of(catalog: Catalog, buckets: int, route: pa.DataType | None = None) -> RequestPrograms:
-        """Return what requests may call in a database.
+        """Return the procedures of a database that requests may call.
 
         Parameters
         ----------
         catalog : Catalog
-            What the database has.
+            The declarations of the database.
         buckets : int
             The number of buckets. With several, a request runs in the bucket of its event, as events do.
         route : pyarrow.DataType, optional
@@ -71,12 +71,12 @@ class RequestPrograms:
         return None if program is None else routing_attribute(program)
 
     def why_not(self, procedure: str) -> str:
-        """Return why a procedure that is no program is rejected."""
+        """Return the reason to reject a procedure without a program."""
         return self.refused.get(procedure, NO_PROCEDURE)
 
 
 def _has_route(program: Program | PlainProgram, route: pa.DataType | None) -> bool:
-    """Return whether a program has an attribute whose values choose buckets as those of events do."""
+    """Return whether a program has an attribute that chooses its bucket as it does for events."""
     attribute = routing_attribute(program)
     if attribute is None or route is None:
         return False
@@ -88,7 +88,7 @@ def _has_route(program: Program | PlainProgram, route: pa.DataType | None) -> bo
 
 
 def request_program(catalog: Catalog, name: str) -> Program | PlainProgram:
-    """Return what a request for a procedure runs.
+    """Return the program for requests of a procedure.
 
     Raises
     ------

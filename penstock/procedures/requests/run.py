@@ -46,7 +46,7 @@ REMEMBERED_REQUESTS = TableSpec(
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a request got. `asked` is a hash of the procedure and its arguments."""
+    """The answer to a request. `asked` is a hash of the procedure and its arguments."""
 
     asked: int
     results: str | None
@@ -66,7 +66,7 @@ def answer_requests(
     requests : pyarrow.RecordBatch
         The requests, in their order.
     programs : RequestPrograms
-        What they may call.
+        The procedures that they may call.
     bucket : int
         The bucket, which is in the answers.
     most : int
@@ -110,7 +110,7 @@ def _hash(*texts: str) -> int:
 
 
 def _groups(rows: list[tuple[str, str, str, int]]) -> Iterator[tuple[str, list[tuple[str, str, str, int]]]]:
-    """Yield runs of requests for one procedure with ids that differ, which one call of a kernel may run."""
+    """Yield consecutive requests for one procedure with distinct ids, which one call of a kernel may run."""
     group: list[tuple[str, str, str, int]] = []
     ids: set[str] = set()
     for row in rows:
@@ -174,7 +174,7 @@ class _Memory:
         self._next += 1
 
     def store(self) -> None:
-        """Note what was added for the next version, and forget the oldest."""
+        """Record the new answers for the next version, and forget the oldest."""
         if not self._new:
             return
         for id_ in list(itertools.islice(self._known, max(len(self._known) - self._most, 0))):

@@ -46,7 +46,7 @@ def check_batches(program: Program | PlainProgram) -> None:
 
 
 def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
-    """Return where the batches of events begin, and the number of events: a batch has equal values in a row.
+    """Return the start of each batch, then the number of events; a batch is consecutive equal values.
 
     Parameters
     ----------
@@ -71,14 +71,14 @@ def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
 
 
 def cut_batches(events: pa.RecordBatch, batch: str | int) -> tuple[npt.NDArray[np.int64], int]:
-    """Return where the atomic batches begin that are complete, and the number of events in them.
+    """Return the start of each complete atomic batch, then the number of events in them.
 
     Parameters
     ----------
     events : pyarrow.RecordBatch
-        The events of a stream, which goes on behind them.
+        Events of a stream; more of them follow.
     batch : str or int
-        The column that tells batches, of which the last one may go on; or the number of events of each.
+        The column that separates batches, the last of which may go on; or the number of events of each.
     """
     if isinstance(batch, str):
         bounds = batch_bounds(events.column(batch), batch)[:-1]
@@ -88,7 +88,7 @@ def cut_batches(events: pa.RecordBatch, batch: str | int) -> tuple[npt.NDArray[n
 
 
 def held_events(state: TableSet) -> pa.RecordBatch | None:
-    """Return the events of a batch that has begun; None if there are none."""
+    """Return the events of an incomplete batch; None if there are none."""
     rows = state[HELD_EVENTS.name].table()
     if not rows.num_rows:
         return None
@@ -97,7 +97,7 @@ def held_events(state: TableSet) -> pa.RecordBatch | None:
 
 
 def hold_events(state: TableSet, events: pa.RecordBatch | None) -> None:
-    """Store the events of a batch that has begun, instead of those before."""
+    """Store the events of an incomplete batch in place of the earlier ones."""
     row = None
     if events is not None and events.num_rows:
         sink = pa.BufferOutputStream()

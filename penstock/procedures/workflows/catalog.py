@@ -1,4 +1,4 @@
-"""What a database has declared."""
+"""The declarations of a database."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Catalog:
     tables, streams, windows : dict
         By name.
     triggers : dict
-        The procedures that run when a row is inserted, or a window slides; by the name of what they are on.
+        The procedures that run when a row is inserted, or a window slides; by the name of the table, stream
+        or window.
     owners : dict
         The procedure that each window belongs to.
     procedures : dict
@@ -46,7 +47,7 @@ class Catalog:
 
     @property
     def stored(self) -> dict[str, TableSpec]:
-        """All tables of a state, those of windows among them."""
+        """All tables of a state, including those of windows."""
         hidden = [spec for window in self.windows.values() for spec in (window.rows, window.facts)]
         return self.tables | {spec.name: spec for spec in hidden}
 
@@ -89,7 +90,7 @@ class Catalog:
         Raises
         ------
         InvalidUsageError
-            If a procedure was compiled that does not know it.
+            If a procedure was compiled without it.
         """
         if on in self._compiled:
             raise text.wrong(
@@ -99,12 +100,12 @@ class Catalog:
             )
 
     def check_names(self, text: ProcedureText, *, trigger_of: str | None = None) -> None:
-        """Check what a procedure has as parameters.
+        """Check the parameters of a procedure.
 
         Raises
         ------
         InvalidUsageError
-            If one is not there, or is a window of another procedure.
+            If one is not declared, or is a window of another procedure.
         """
         known = [*self.tables, *self.streams, *self.windows]
         for name, parameter in zip(text.tables, text.tree.args.args[1:], strict=True):
@@ -118,15 +119,15 @@ class Catalog:
                     raise text.wrong(parameter, f"the window {name} belongs to {owner.name}", hint)
 
     def add_owner(self, text: ProcedureText, *, trigger_of: str | None = None) -> None:
-        """Note that the windows of a procedure belong to it, once it is made."""
+        """Record a procedure as the owner of its windows."""
         self.owners |= {name: text for name in text.tables if name in self.windows and name != trigger_of}
 
     def add_compiled(self, reached: Reached) -> None:
-        """Note what a compiled procedure reaches: it gets no more triggers."""
+        """Record the dependencies of a compiled procedure: they get no more triggers."""
         self._compiled.update(name for text in reached.texts for name in text.tables)
 
     def reached(self, texts: Sequence[ProcedureText]) -> Reached:
-        """Return what procedures reach."""
+        """Return the dependencies of procedures."""
         made = Reached()
         hidden: dict[str, TableSpec] = {}
         made.texts = list(texts)

@@ -1,15 +1,15 @@
 """A workflow as one kernel (S-Store §3.2.4).
 
 For each atomic batch of events a round runs: each procedure in the order of the workflow, once for each event
-or row of the stream that it takes. A procedure with all its rows is a transaction; so are the procedures that
-are nested, together. A rejection undoes the transaction and what it emitted, and the round goes on with the
-next one. A lack of room undoes the round, which runs again in more room.
+or row of the stream that it takes. A procedure over all its rows is one transaction; nested procedures are
+one together. A rejection undoes the transaction and the rows that it emitted, and the round goes on with the
+next one. A lack of room undoes the round, which runs again with more room.
 
-Round g has the events ``bounds[g]`` to ``bounds[g + 1]``. Results of an interior procedure are those of the
-last one.
+Round g has the events ``bounds[g]`` to ``bounds[g + 1]``. The results of an interior procedure are those of
+its last row.
 
 A call runs the procedures from ``steps[0]`` to ``steps[1]``, usually all. ``steps[2]`` and the following
-numbers say how many rows each stream has at first, those behind them how many at the end.
+numbers hold how many rows each stream has at the start, the numbers after those how many at the end.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def compile_workflow(
     stages : sequence of Stage
         Its procedures in their order.
     reached : Reached
-        What they reach.
+        The dependencies of the procedures.
     event : tuple of Column
         The attributes of the event.
     digest : str
-        What identifies the program.
+        The digest of the program.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def _kernel(
 
 
 def _rejection_lines(streams: Sequence[StreamCode], stages: Sequence[Stage]) -> list[str]:
-    """Return the code that ends a transaction which was undone."""
+    """Return the code that ends an undone transaction."""
     lines = [f"{stream.used} = {stream.mark}" for stream in streams]
     first = 0
     for members in transactions_of(stages):

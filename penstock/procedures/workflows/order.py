@@ -11,11 +11,11 @@ T = TypeVar("T", bound=Hashable)
 
 
 class CycleError(Exception):
-    """Its only argument has the members of a cycle, the first one again at the end."""
+    """Its only argument lists the members of a cycle, the first one again at the end."""
 
 
 def sort_members(members: Sequence[T], after: Mapping[T, Iterable[T]]) -> list[T]:
-    """Return members so that each comes behind those that it is `after`; ties are in the order given.
+    """Sort members so that each follows those that it is `after`; ties keep their order.
 
     Raises
     ------
@@ -34,7 +34,7 @@ def sort_members(members: Sequence[T], after: Mapping[T, Iterable[T]]) -> list[T
 
 
 def _cycle(left: Mapping[T, None], after: Mapping[T, Iterable[T]]) -> list[T]:
-    """Return a cycle: each of those that are left is behind another one of them."""
+    """Return a cycle: each remaining member follows another one."""
     path = [next(iter(left))]
     while path[-1] not in path[:-1]:
         path.append(next(other for other in after[path[-1]] if other in left))

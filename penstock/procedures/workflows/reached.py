@@ -1,4 +1,4 @@
-"""What of a database procedures reach."""
+"""The parts of a database that procedures depend on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Reached"]
 
 @dataclass
 class Reached:
-    """What procedures reach, through those that they call and through triggers.
+    """The dependencies of procedures, including those through calls and triggers.
 
     Attributes
     ----------
     texts : list of ProcedureText
-        The procedures, the called ones and the triggers among them.
+        The procedures, including called ones and triggers.
     tables : dict
         The tables by name; those of windows come last.
     streams, windows : dict
@@ -39,7 +39,7 @@ class Reached:
     insertions: dict[str, ProcedureText] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a digest needs beside texts and tables; nothing for a procedure of tables alone."""
+        """Return the input of a digest besides texts and tables; empty if a procedure has only tables."""
         made: dict[str, Any] = {
             "streams": [stream.to_json() for stream in self.streams.values()],
             "windows": [window.to_json() for window in self.windows.values()],

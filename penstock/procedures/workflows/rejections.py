@@ -1,4 +1,4 @@
-"""Why transactions were rejected, in words."""
+"""The reasons for rejections as texts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["rejections"]
 
 
 def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
-    """Return for each event why it was rejected, null if it was not.
+    """Return the reason for each event's rejection; null if it was not rejected.
 
     Parameters
     ----------
     program : Program
-        What ran.
+        The program that ran.
     codes : ndarray
-        A code for each event; of a workflow one for each event and procedure. A workflow that goes on after
-        a rejection may have several, which are all named.
+        A code for each event; for a workflow one for each event and procedure. A workflow goes on after a
+        rejection, so an event may have several reasons, which are all named.
     """
     rejected = codes > 0
     if not rejected.any():

@@ -22,7 +22,7 @@ class Stage:
     stream : str, optional
         The stream that it takes; None for a border procedure, which takes the event.
     results : tuple of Column
-        What it returns.
+        The columns that it returns.
     transaction : int
         The number of its transaction; the procedures of a nested one follow each other.
     """
@@ -34,7 +34,7 @@ class Stage:
 
 
 def transactions_of(stages: Sequence[Stage]) -> list[range]:
-    """Return for each transaction which stages it has."""
+    """Return the stages of each transaction."""
     numbers = [stage.transaction for stage in stages]
     begins = [place for place, number in enumerate(numbers) if place == 0 or numbers[place - 1] != number]
     return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(stages)], strict=True)]

@@ -20,7 +20,7 @@ _FIRST_ROWS = 1 << 6
 class StreamRows:
     """The rows of a stream in memory, in the order in which they were emitted.
 
-    A round begins and ends with an empty one, so that no version has rows of a stream.
+    It is empty when a round begins and ends, so no version stores rows of a stream.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class StreamRows:
         self._make()
 
     def load(self, rows: pa.RecordBatch, texts: TextNumbers) -> None:
-        """Put rows at its begin."""
+        """Write rows at its start."""
         while self._size < rows.num_rows:
             self.double()
         arrays = iter(self.arrays)

@@ -14,7 +14,7 @@ __all__ = ["StreamSpec"]
 
 @dataclass(frozen=True)
 class StreamSpec(RelationSpec):
-    """A stream as it is declared: what a procedure emits into it is the event of the next one.
+    """The declaration of a stream: the rows that one procedure emits are events of the next one.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class StreamSpec(RelationSpec):
 
     @staticmethod
     def of(name: str, ddl: str) -> StreamSpec:
-        """Return a stream as a user declares it.
+        """Make a stream from a user's declaration.
 
         Raises
         ------

@@ -1,12 +1,12 @@
 """Windows of a procedure: two tables that only it sees (S-Store §3.2.2).
 
-The table ``<name>_rows`` holds the rows by their place, ``<name>_facts`` in one row which of them are active
-and which staged. Rows get consecutive numbers. With `first`, `active` and `next` of the facts::
+The table ``<name>_rows`` holds the rows by place. The one row of ``<name>_facts`` says which rows are active
+and which are staged. Rows get consecutive numbers. With `first`, `active` and `next` of the facts::
 
     first ........ active ........ next
       active rows        staged rows
 
-Each insert runs a procedure that is generated here, in the subset of Python that users have. It stages the
+Each insert runs a procedure that is generated here, in the subset of Python that users write. It stages the
 row. When a slide is full, it removes the oldest rows, makes the staged ones active, and calls the triggers of
 the window. So windows are undone, stored and recovered as tables are.
 
@@ -88,7 +88,7 @@ def {name}_insert(_e, {tables}):
 
 @dataclass(frozen=True)
 class WindowSpec(RelationSpec):
-    """A window as it is declared.
+    """The declaration of a window.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class WindowSpec(RelationSpec):
     def of(
         name: str, ddl: str, size: int | str | timedelta, slide: int | str | timedelta, time: str | None
     ) -> WindowSpec:
-        """Return a window as a user declares it.
+        """Make a window from a user's declaration.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class WindowSpec(RelationSpec):
 
     @property
     def places(self) -> int | None:
-        """How many places a window of rows has; None for one of time."""
+        """The number of places of a window of rows; None for a window of time."""
         return self.size + self.slide if self.time is None else None
 
     def to_json(self) -> dict[str, Any]:
@@ -185,12 +185,12 @@ class WindowSpec(RelationSpec):
         }
 
     def insertion(self, triggers: Sequence[ProcedureText]) -> ProcedureText:
-        """Return the text of the procedure that inserts a row, whose columns are its event.
+        """Return the text of the procedure that inserts a row; the row is its event.
 
         Parameters
         ----------
         triggers : sequence of ProcedureText
-            What runs when the window slides.
+            The procedures that run when the window slides.
         """
         tables = dict.fromkeys([self.rows.name, self.facts.name])
         tables |= dict.fromkeys(name for trigger in triggers for name in trigger.tables)

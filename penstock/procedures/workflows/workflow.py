@@ -32,17 +32,17 @@ class Nested:
 class Workflow:
     """Procedures and the streams between them, which run as rounds: one for each event.
 
-    A procedure comes behind those that emit into the stream that it takes. One whose stream nobody emits into
-    takes the event: it is a border procedure, the others are interior ones.
+    A procedure runs after those that emit into its stream. A procedure into whose stream nobody emits is a
+    border procedure and takes the event; the others are interior ones.
 
     Parameters
     ----------
     name : str
         Its name.
     parts : sequence of Procedure or Nested
-        What it consists of.
+        Its procedures and nested groups.
     catalog : Catalog
-        What their database has.
+        The declarations of their database.
     location : str or path, optional
         Where the state of the database's queries lives.
     """
@@ -110,7 +110,7 @@ class Workflow:
         return list(self.catalog.reached([one.text]).streams)
 
     def _next(self, one: Procedure) -> list[Procedure]:
-        """Return the procedures of this workflow that take what one emits."""
+        """Return the procedures of this workflow that take the rows of another one."""
         return [self._takers[name] for name in self._emits(one)]
 
     def _order(self, groups: Sequence[Sequence[Procedure]]) -> tuple[tuple[Procedure, ...], tuple[int, ...]]:
@@ -192,7 +192,7 @@ class Workflow:
         return one.stream.name
 
     def program(self, event: pa.Schema | None = None) -> Program | PlainProgram:
-        """Return what runs for an event; see `Procedure.program`."""
+        """Return the program for an event; see `Procedure.program`."""
         schema = pa.schema(list(self._event(event)))
         known = schema_text(schema)
         if known not in self._programs:
@@ -226,7 +226,7 @@ class Workflow:
         return compile_workflow(self.name, stages, reached, event, digest)
 
     def explain(self) -> str:
-        """Say which procedures it has, in which order and transactions, and what the compiler found."""
+        """Describe its procedures, their order and transactions, and the findings of the compiler."""
         lines = [f"workflow {self.name}"]
         program = next(iter(self._programs.values()), None)
         if program is not None:
