@@ -3,7 +3,7 @@
     python submit.py out
     spark-submit --master spark://host:7077 --py-files penstock.zip submit.py s3a://bucket/out
 
-`script/py-files penstock.zip` makes the archive; docs/how-to/spark-submit.md tells the rest.
+`penstock pack --out penstock.zip` makes the archive; docs/how-to/spark-submit.md tells the rest.
 """
 
 import sys

@@ -9,13 +9,16 @@ from penstock.errors import InvalidUsageError
 
 __all__ = ["Extra", "need_extra"]
 
-Extra = Literal["delta", "duckdb", "mqtt", "mysql", "plot", "postgresql", "redis", "sketch", "websocket"]
+Extra = Literal[
+    "delta", "duckdb", "mqtt", "mysql", "pack", "plot", "postgresql", "redis", "sketch", "websocket"
+]  # fmt: skip
 
 _MODULES: Final[dict[Extra, tuple[str, str]]] = {
     "delta": ("deltalake", "deltalake"),
     "duckdb": ("duckdb", "duckdb"),
     "mqtt": ("paho", "paho-mqtt"),
     "mysql": ("pymysql", "pymysql"),
+    "pack": ("venv_pack", "venv-pack2"),
     "plot": ("matplotlib", "matplotlib"),
     "postgresql": ("adbc_driver_postgresql", "adbc-driver-postgresql"),
     "redis": ("redis", "redis"),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -23,6 +24,7 @@ import penstock
 from penstock.checkpointing.files import open_files
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
+from penstock.jobs.cluster.archive import RUN_SCRIPT, pack_pipeline
 from penstock.jobs.pipelines.batches import batch_line, summary_line
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.jobs.pipelines.sinks import pack_values
@@ -584,13 +586,9 @@ def test_a_signal_stops_the_command_cleanly_and_the_next_one_goes_on(tmp_path: P
 
 
 def test_spark_submit_runs_a_pipeline_from_a_zip(tmp_path: Path) -> None:
-    subprocess.run(
-        [_ROOT / "script" / "py-files", tmp_path / "penstock.zip"],
-        env=environment() | {"PYTHON": sys.executable},
-        check=True,
-    )
-    script = tmp_path / "run_pipeline.py"
-    script.write_bytes((_ROOT / "penstock" / "jobs" / "spark_submit.py").read_bytes())
+    pack_pipeline(tmp_path / "penstock.zip", "market")
+    with zipfile.ZipFile(tmp_path / "penstock.zip") as archive:
+        script = archive.extract(RUN_SCRIPT, tmp_path)
     done = subprocess.run(
         [
             Path(sys.executable).with_name("spark-submit"),

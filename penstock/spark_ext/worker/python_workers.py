@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from penstock._version import __version__
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.failure import root_cause
 from penstock.spark_ext.border.connection import Py4JError, is_connect
+from penstock.spark_ext.package_files import package_files, write_zip
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -27,7 +27,6 @@ __all__ = ["prepare_workers"]
 
 _LOGGER = logging.getLogger(__name__)
 
-_PACKAGE: Final = Path(__file__).parents[2]
 _NEEDED: Final = ("penstock", "numpy", "pandas", "pyarrow", "numba", "xxhash", "zstandard", "pydantic")
 
 _prepared: WeakSet[Any] = WeakSet()
@@ -77,7 +76,9 @@ def _prepare_server(spark: SparkSession) -> None:
     lack = _lack_of_server(spark)
     if lack == _no_module("penstock"):
         with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-            spark.addArtifacts(str(_pack(Path(directory))), pyfile=True)
+            archive = Path(directory, "penstock.zip")
+            write_zip(archive, package_files())
+            spark.addArtifacts(str(archive), pyfile=True)
         _LOGGER.info("workers of Spark Connect were sent this package [version=%s]", __version__)
         lack = _lack_of_server(spark)
     if lack is not None:
@@ -88,16 +89,6 @@ def _prepare_server(spark: SparkSession) -> None:
             hint="set spark.pyspark.python where the server of Spark Connect starts, to the path of a Python "
             f"{version} with penstock {__version__} and its dependencies",
         )
-
-
-def _pack(directory: Path) -> Path:
-    """Write this package into a file that workers can import from."""
-    path = directory / "penstock.zip"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in sorted(_PACKAGE.rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
-                archive.write(file, file.relative_to(_PACKAGE.parent))
-    return path
 
 
 def _probe() -> Callable[[Any], list[str]]:

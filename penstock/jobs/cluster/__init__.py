@@ -1,0 +1,1 @@
+"""Pipelines on clusters: archives for workers, and checks of what the machines share."""

@@ -1,0 +1,151 @@
+"""The Python modules that a pipeline needs and that are not installed; no Spark is started."""
+
+from __future__ import annotations
+
+import ast
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from penstock.conf.pipeline import ForeachBatchSink, Pipeline
+from penstock.errors import InvalidUsageError
+
+__all__ = ["Modules", "find_modules", "pipeline_modules"]
+
+_ON_EVERY_WORKER: Final = frozenset({"penstock", "pyspark", "py4j"})
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+_HINT: Final = "the module must be installed, beside the pipeline's Python file, or on PYTHONPATH"
+
+
+@dataclass(slots=True)
+class Modules:
+    """Modules to pack, and those that workers must have installed.
+
+    Attributes
+    ----------
+    files : dict of str to Path
+        The files of the modules to pack, by their names in an archive, relative to its root.
+    packed, installed : set of str
+        Top-level names of the modules to pack, and of installed ones.
+    """
+
+    files: dict[str, Path] = field(default_factory=dict)
+    packed: set[str] = field(default_factory=set)
+    installed: set[str] = field(default_factory=set)
+
+
+def pipeline_modules(pipeline: Pipeline) -> Modules:
+    """Find the modules that a pipeline's functions and Python file import.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a module that the pipeline names does not exist, or a file is not Python.
+    """
+    step = pipeline.queue or pipeline.union
+    functions = [step.apply] if step is not None and step.apply is not None else []
+    if isinstance(pipeline.sink, ForeachBatchSink):
+        functions.append(pipeline.sink.function)
+    names = [name.partition(":")[0] for name in functions]
+    return find_modules(names, None if pipeline.database is None else Path(pipeline.database.file))
+
+
+def find_modules(names: list[str], program: Path | None = None) -> Modules:
+    """Find modules, and the modules that they import, at any depth.
+
+    Imports are read from the source, so modules that are imported by a computed name are not found. Of a
+    module in a package, the whole top-level package is taken.
+
+    Parameters
+    ----------
+    names : list of str
+        Modules that must exist.
+    program : Path, optional
+        A Python file that may import modules beside it. It is not taken itself.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one of `names` does not exist, or a file is not Python.
+    """
+    found = Modules()
+    beside = [] if program is None else [str(program.absolute().parent)]
+    waiting = [name.partition(".")[0] for name in names]
+    for name in waiting:
+        if _spec(name, beside) is None:
+            raise InvalidUsageError(f"there is no module {name!r}", hint=_HINT)
+    if program is not None:
+        waiting += _imports(program)
+    seen = set(sys.stdlib_module_names | _ON_EVERY_WORKER)
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        spec = _spec(name, beside)
+        if spec is None:  # an optional import, or one of another platform
+            continue
+        files = _files(spec)
+        if not files:
+            found.installed.add(name)
+            continue
+        found.packed.add(name)
+        found.files |= files
+        for file in files.values():
+            if file.suffix == ".py":
+                waiting += _imports(file)
+    return found
+
+
+def _spec(name: str, beside: list[str]) -> importlib.machinery.ModuleSpec | None:
+    spec = importlib.machinery.PathFinder.find_spec(name, beside)
+    if spec is not None:
+        return spec
+    try:
+        return importlib.util.find_spec(name)
+    except ValueError:  # a module that was made without a file
+        return None
+
+
+def _files(spec: importlib.machinery.ModuleSpec) -> dict[str, Path]:
+    """Return a top-level module's files by their names in an archive; none if it is installed."""
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    if not places and spec.origin is not None:
+        places = [Path(spec.origin)]
+    files: dict[str, Path] = {}
+    for place in places:
+        if _INSTALLED.intersection(place.parts):
+            return {}
+        if place.is_file():
+            files[place.name] = place
+        # A directory without __init__.py may hold anything beside its modules.
+        pattern = "*.py" if spec.origin is None else "*"
+        for file in sorted(place.rglob(pattern)) if place.is_dir() else ():
+            inside = file.relative_to(place)
+            hidden = any(part.startswith(".") or part == "__pycache__" for part in inside.parts)
+            if file.is_file() and not hidden:
+                files[f"{spec.name}/{inside.as_posix()}"] = file
+    return files
+
+
+def _imports(file: Path) -> Iterator[str]:
+    """Yield the top-level names of what a file imports, anywhere in it.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the file cannot be read, or is not Python.
+    """
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InvalidUsageError("a Python file cannot be read", file=file, reason=error) from error
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module is not None:
+            yield node.module.partition(".")[0]
