@@ -1,4 +1,4 @@
-"""A driver that is killed: procedures and a workflow over p-streams, into p-streams.
+"""A driver that is killed: procedures, with requests beside one, and a workflow, from and into p-streams.
 
 Usage: ``python transaction_job.py DIRECTORY``. `START` in the environment seeds what each start draws: the
 number of partitions, whether rows pass through Spark, and who writes the results; `POINTS` arms fail points
@@ -36,6 +36,8 @@ POINTS = "PENSTOCK_CRASH_POINTS"
 MAX_ROWS = 1500
 NUMBER = "number"
 KEYS = 60
+CALLS = "calls"
+"""The directory of a flow's requests."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Flow:
         The first events.
     workload : callable
         From a number of events and a seed to events.
+    calls : callable, optional
+        Draws a procedure that a request calls, and its arguments.
     """
 
     target: Procedure | Workflow
@@ -61,6 +65,7 @@ class Flow:
     buckets: int
     opening: pa.RecordBatch | None
     workload: Callable[[int, int], pa.RecordBatch]
+    calls: Callable[[random.Random], tuple[str, dict[str, Any]]] | None = None
 
 
 votes = penstock.database("votes")
@@ -126,6 +131,29 @@ def spend(e: Any, accounts: Any) -> Any:
     return accounts[e.account].balance
 
 
+@spending.procedure(event="account bigint, amount bigint", returns="balance bigint")
+def pay(e: Any, accounts: Any) -> Any:
+    """Pay into an account; each eleventh payment is undone."""
+    account = accounts[e.account]
+    account.balance += e.amount
+    if account.balance % 11 == 0:
+        abort("eleventh")
+    return account.balance
+
+
+@spending.procedure(event="account bigint", returns="balance bigint")
+def look(e: Any, accounts: Any) -> Any:
+    """Read the balance of an account."""
+    return accounts[e.account].balance
+
+
+def _call_of_spending(draw: random.Random) -> tuple[str, dict[str, Any]]:
+    account = {"account": draw.randrange(KEYS)}
+    if draw.random() < 0.3:
+        return look.name, account
+    return draw.choice([pay, spend]).name, account | {"amount": draw.randrange(40)}
+
+
 def _integers(**ranges: range) -> Callable[[int, int], pa.RecordBatch]:
     """Return a function that draws events."""
 
@@ -152,7 +180,9 @@ FLOWS = {
         None,
         _integers(phone=range(500), contestant=range(9)),
     ),
-    "spending": Flow(spend, spending, 2, None, _integers(account=range(KEYS), amount=range(-40, 60))),
+    "spending": Flow(
+        spend, spending, 2, None, _integers(account=range(KEYS), amount=range(-40, 60)), _call_of_spending
+    ),
 }
 
 
@@ -165,6 +195,7 @@ def start(spark: SparkSession, directory: Path, name: str, draw: random.Random) 
     sink = place / "sink"
     given: dict[str, Any] = {"keep": NUMBER, "buckets": flow.buckets, "name": name}
     given["state_location"] = place / "state"
+    given["requests"] = place / CALLS if flow.calls else None
     if draw.random() < 0.7:
         writer = penstock.write_transactions(rows, flow.target, sink, **given)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 from collections.abc import Callable, Iterator
@@ -11,14 +12,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock._failpoints import SINK_POINTS, STATE_POINTS
+from penstock._failpoints import ANSWER_POINTS, SINK_POINTS, STATE_POINTS
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
-from penstock.procedures.plain.rounds import PlainRounds
-from penstock.procedures.workflows.workflow import Workflow
+from penstock.procedures.requests.client import ANSWERS_PLACE
 from tests.crash import transaction_job
+from tests.crash.callers import Callers
 from tests.crash.harness import kill_all, random_moment, started, why
-from tests.crash.transaction_job import FLOWS, NUMBER, Flow
+from tests.crash.transaction_job import CALLS, FLOWS, NUMBER, Flow
 from tests.crash.window_kills import KINDS, PATIENCE_S, kill_one
+from tests.merged_log import check_merged_log
 from tests.processes import until
 from tests.workflows import state_bytes, table_bytes
 
@@ -27,7 +29,7 @@ _ROWS = 800
 _NOT_HERE = ("operator.after_enqueue", "operator.after_apply", "operator.before_release")
 """Points of queues, and the one of a release, which comes after more versions than a start makes."""
 _POINTS_A_START = 3
-POINTS = tuple(point for point in (*STATE_POINTS, *SINK_POINTS) if point not in _NOT_HERE)
+POINTS = tuple(point for point in (*STATE_POINTS, *SINK_POINTS, *ANSWER_POINTS) if point not in _NOT_HERE)
 
 
 @dataclass(frozen=True)
@@ -84,64 +86,66 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
     def environment(armed: str = "") -> dict[str, str]:
         return {transaction_job.START: str(draw.randrange(10**6)), transaction_job.POINTS: armed}
 
-    add()
-    done = 0
-    for number, start in enumerate(starts_of(draw, kills)):
-        markers = {point: directory / f"died-{number}-{point}" for point in start.points}
-        armed = ";".join(f"{point}=kill@{marker}" for point, marker in markers.items())
-        with started(directory, _JOB, **environment(armed)) as job:
-            goal = committed() + draw.choice([0, 1, 2, 3])
-            add()
-
-            def reached(markers: dict[str, Path] = markers, goal: int = goal) -> bool:
-                return committed() >= goal and all(marker.exists() for marker in markers.values())
-
-            until(lambda job=job, reached=reached: reached() or job.poll() is not None, PATIENCE_S)  # type: ignore[misc]
-            assert reached(), f"no progress to {start}: {why(job, directory)}"
-            random_moment(draw)
-            assert job.poll() is None, why(job, directory)
-            if start.kind != "all":
-                kill_one(job, start.kind, draw)
-                random_moment(draw)
-            assert start.kind != "worker" or job.poll() is None, why(job, directory)
-            killed = kill_all(job)
-            # A driver whose JVM is gone may have ended with an error.
-            assert start.kind == "jvm" or job.returncode == -signal.SIGKILL
+    with contextlib.ExitStack() as stack:
+        callers = {
+            name: stack.enter_context(Callers(flow.database, directory / name / CALLS, flow.calls, seed))
+            for name, flow in FLOWS.items()
+            if flow.calls is not None
+        }
         add()
-        done += 1 + len(start.points)
-        what = ", ".join((*start.points, start.kind))
-        say(f"kill {done} of {kills}: {what}, {len(killed)} processes after {committed()} micro-batches")
-    with started(directory, _JOB, **environment()) as job:
-        (directory / "finished").touch()
-        assert until(lambda: job.poll() is not None, PATIENCE_S), f"no end: {why(job, directory)}"
-        assert job.returncode == 0, why(job, directory)
+        done = 0
+        for number, start in enumerate(starts_of(draw, kills)):
+            markers = {point: directory / f"died-{number}-{point}" for point in start.points}
+            armed = ";".join(f"{point}=kill@{marker}" for point, marker in markers.items())
+            with started(directory, _JOB, **environment(armed)) as job:
+                goal = committed() + draw.choice([0, 1, 2, 3])
+                add()
+
+                def reached(markers: dict[str, Path] = markers, goal: int = goal) -> bool:
+                    return committed() >= goal and all(marker.exists() for marker in markers.values())
+
+                until(lambda job=job, reached=reached: reached() or job.poll() is not None, PATIENCE_S)  # type: ignore[misc]
+                assert reached(), f"no progress to {start}: {why(job, directory)}"
+                random_moment(draw)
+                assert job.poll() is None, why(job, directory)
+                if start.kind != "all":
+                    kill_one(job, start.kind, draw)
+                    random_moment(draw)
+                assert start.kind != "worker" or job.poll() is None, why(job, directory)
+                killed = kill_all(job)
+                # A driver whose JVM is gone may have ended with an error.
+                assert start.kind == "jvm" or job.returncode == -signal.SIGKILL
+            add()
+            done += 1 + len(start.points)
+            what = ", ".join((*start.points, start.kind))
+            say(f"kill {done} of {kills}: {what}, {len(killed)} processes after {committed()} micro-batches")
+        with started(directory, _JOB, **environment()) as job:
+            for one in callers.values():
+                one.finish(PATIENCE_S)
+            (directory / "finished").touch()
+            assert until(lambda: job.poll() is not None, PATIENCE_S), f"no end: {why(job, directory)}"
+            assert job.returncode == 0, why(job, directory)
     for name, flow in FLOWS.items():
-        verify(directory / name, flow, events[name], say)
+        verify(directory / name, flow, events[name], callers.get(name), say)
 
 
-def verify(place: Path, flow: Flow, events: list[pa.RecordBatch], say: Callable[[str], None] = print) -> None:
-    """Compare results and tables with those of the serial run."""
-    target, expected = flow.target, []
-    texts = [one.text for one in target.stages] if isinstance(target, Workflow) else [target.text]
-    plain = PlainRounds(target.catalog.reached(texts))
-    for batch in events:
-        if isinstance(target, Workflow):
-            expected += plain.run_workflow(target.stages, batch)
-        else:
-            expected += plain.run(target.text, batch, target.program().results)
+def verify(
+    place: Path,
+    flow: Flow,
+    events: list[pa.RecordBatch],
+    callers: Callers | None,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Compare results, answers and tables with those of the serial run."""
     sink = PStreamReader(place / "sink").read()
-    assert sorted(sink[NUMBER].to_pylist()) == list(range(len(expected))), (
-        "a transaction is lost, or came twice"
-    )
-    for bucket in range(flow.buckets):
-        own = sink.filter(pa.compute.equal(sink["bucket"], bucket)).sort_by("transaction")
-        assert own["transaction"].to_pylist() == list(range(own.num_rows))
-        assert own[NUMBER].to_pylist() == sorted(own[NUMBER].to_pylist()), "transactions are out of order"
-    sink = sink.sort_by(NUMBER).drop_columns(["bucket", "transaction", NUMBER])
-    found = [tuple(row.values()) for row in sink.to_pylist()]
-    assert found == expected, "a result is not that of the serial run"
+    calls, answers, asked = {}, None, ""
+    if callers is not None:
+        calls, answers = callers.calls, PStreamReader(place / CALLS / ANSWERS_PLACE).read()
+        assert answers.num_rows == len(calls) + callers.asked_again, "a request has no answer, or several"
+        asked = f", {len(calls)} requests, {callers.asked_again} of them asked again,"
+    plain = check_merged_log(flow.target, pa.Table.from_batches(events), sink, answers, calls)
     wanted = state_bytes(plain, flow.database)
-    for name, spec in target.tables.items():
+    for name, spec in flow.target.tables.items():
         assert table_bytes(pq.read_table(place / f"{name}.parquet"), spec) == wanted[name], f"{name} differs"
-    rejected = sum(row[-1] is not None for row in expected)
-    say(f"{place.name}: {len(expected)} transactions, {rejected} of them rejected, as without kills")
+    rejected = len(sink) - sink["rejected"].null_count
+    say(f"{place.name}: {len(sink)} transactions{asked} as without kills; {rejected} were rejected")

@@ -21,9 +21,7 @@ from penstock.jobs.inspect.database import read_databases
 from penstock.jobs.pipelines.databases import databases_in
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.procedures.databases import Database
-from penstock.procedures.engine import event_schema
-from penstock.procedures.plain.tables import PlainTables
-from penstock.procedures.requests.messages import decode_values, encode_values
+from tests.merged_log import check_merged_log
 from tests.spark.queries import Input, Place, failure, fresh_workers
 from tests.workflows import state_bytes, table_bytes
 
@@ -97,32 +95,18 @@ def check_serial(
     spark: SparkSession, place: Place, bank: Database, events: pa.Table, calls: Sequence[tuple[str, str, Any]]
 ) -> None:
     """Run events and requests again, in plain Python, in the order that results and answers name."""
-    answers = penstock.PStreamReader(place.directory / "requests" / "answers").read().to_pylist()
-    assert [one["id"] for one in sorted(answers, key=lambda one: int(one["id"]))] == [
-        id_ for id_, _, _ in calls
-    ], "a request has no answer, or several"
-    made = place.sequence("bucket", "transaction", "number", "account", "amount", "left", "rejected")
-    assert sorted(row[2] for row in made) == events["number"].to_pylist()
-    log: dict[tuple[int, int], Any] = {row[:2]: row for row in made}
-    asked = {id_: (name, values) for id_, name, values in calls}
-    log |= {(one["bucket"], one["transaction"]): one for one in answers}
-    assert len(log) == len(made) + len(answers), "two transactions have one number"
-    plain = PlainTables(bank.tables.values())
-    last: dict[int, int] = {}
-    for (bucket, number), one in sorted(log.items(), key=lambda item: item[0]):
-        assert number == last.get(bucket, -1) + 1
-        last[bucket] = number
-        if isinstance(one, dict):
-            procedure = bank.procedures[one["procedure"]]
-            assert asked[one["id"]][0] == one["procedure"]
-            arguments = encode_values(asked[one["id"]][1])
-            found = [*decode_values([one["results"] or "{}"], procedure.results)[0].to_pylist()[0].values()]
-            found.append(one["rejected"])
-        else:
-            procedure = bank.procedures["charge"]
-            arguments, found = encode_values({"account": one[3], "amount": one[4]}), list(one[5:])
-        event, _ = decode_values([arguments], event_schema(procedure.program().event))
-        assert list(plain.run(procedure.text, event, procedure.result_columns())[0]) == found
+    answers = penstock.PStreamReader(place.directory / "requests" / "answers").read()
+    assert answers.num_rows == len(calls), "a request has no answer, or several"
+    columns = ("bucket", "transaction", "number", "account", "amount", "left", "rejected")
+    made = place.sequence(*columns)
+    plain = check_merged_log(
+        bank.procedures["charge"],
+        events,
+        pa.table(dict(zip(columns, zip(*made, strict=True), strict=True))),
+        answers,
+        {id_: (name, values) for id_, name, values in calls},
+        keep=("number", "account", "amount"),
+    )
     stored = penstock.read_state(spark, place.state, checkpoint=place.checkpoint, table="accounts").toArrow()
     assert table_bytes(stored, bank.tables["accounts"]) == state_bytes(plain, bank)["accounts"]
 
