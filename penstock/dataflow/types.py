@@ -26,7 +26,7 @@ __all__ = [
 UNKNOWN: Final = pa.null()
 """The type of columns whose type is only known when the graph runs."""
 
-_DOUBLE: Final = frozenset({"avg", "mean", "stddev", "stddev_samp"})
+_DOUBLE: Final = frozenset({"avg", "mean", "median", "percentile", "stddev", "stddev_samp"})
 _DECLARED: Final = {
     "BOOLEAN": pa.bool_(),
     "TINYINT": pa.int8(),
@@ -86,7 +86,7 @@ def partial_type(partial: Partial, schema: pa.Schema) -> pa.DataType:
         return UNKNOWN
     if partial.kind == "distinct":
         return pa.list_(kind)
-    if partial.kind == "sketch":
+    if partial.kind in ("sketch", "kll"):
         return pa.binary()
     return _sum_type(kind) if partial.kind == "sum" else kind
 
@@ -107,6 +107,8 @@ def _call_type(expression: Expression, call: Tree, schema: pa.Schema) -> pa.Data
         return pa.float64()
     if kind in ("count", "approx_count_distinct"):
         return pa.int64()
+    if kind in ("approx_percentile", "percentile_approx"):
+        return expression_type(expression.slice(call.parts[0]), schema)
     if len(call.parts) != 1 or (kind != "sum" and kind not in _OWN):
         return UNKNOWN
     of = expression_type(expression.slice(call.parts[0]), schema)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.operators.aggregates.assembly import Assembly
-from penstock.operators.scan.spec import Partial
+from penstock.operators.scan.spec import GROWING, Partial
 from penstock.operators.update_stream.stream import Integers
 from penstock.windows.append.sliding import type_of_windows
 from penstock.windows.spec import WindowSpec
@@ -65,7 +65,7 @@ class WindowLayout:
     @property
     def fixed_size(self) -> bool:
         """Whether no partial is a set or a sketch, whose size grows with the values."""
-        return all(partial.kind not in ("distinct", "sketch") for partial in self.partials)
+        return all(partial.kind not in GROWING for partial in self.partials)
 
     @property
     def results(self) -> pa.Schema:

@@ -35,6 +35,9 @@ AGGS = {
     "ratio": "sum(v * n) / sum(n)",
     "large": "count(*) filter (where v > 5)",
     "about": "approx_count_distinct(v)",
+    "middle": "median(v)",
+    "most": "percentile(n, 0.9) FILTER (WHERE v > 2)",
+    "third": "approx_percentile(n, 0.33)",
 }
 
 
@@ -237,7 +240,7 @@ def test_wrong_arguments_say_what_would_be_right(spark: SparkSession, tmp_path: 
         ({"size": "0 s"}, "a duration is not positive: option=size"),
         ({"aggs": {}}, "no aggregate is given"),
         ({"aggs": {"a": "v + 1"}}, "no aggregate"),
-        ({"aggs": {"a": "median(v)"}}, "do not support this aggregate"),
+        ({"aggs": {"a": "mode(v)"}}, "do not support this aggregate"),
         ({"aggs": {"a": "count(distinct k, part)"}}, "do not support this aggregate"),
         ({"aggs": {"a": "count(distinct array(v))"}}, "not nested"),
         ({"size": "10 rows", "slide": "5 s"}, "counts rows"),

@@ -254,10 +254,13 @@ class Aggregate(Node):
                     type=kind,
                 )
             return
-        if kind != UNKNOWN and not (_is_number(kind) or pa.types.is_temporal(kind)):
+        if kind != UNKNOWN and not (
+            _is_number(kind) or (partial.kind != "kll" and pa.types.is_temporal(kind))
+        ):
             raise self.wrong(
-                f"windows have no {partial.kind} of this type",
-                "min, max and sum take integers, floats, dates and times; first and last take any type",
+                f"windows have no {'quantile' if partial.kind == 'kll' else partial.kind} of this type",
+                "min, max and sum take integers, floats, dates and times; median and percentile take "
+                "integers and floats; first and last take any type",
                 expression=partial.expression,
                 type=kind,
             )

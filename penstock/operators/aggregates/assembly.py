@@ -9,7 +9,7 @@ where the divisor is zero.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, deviation
 from penstock.operators.aggregates.moments import deviation_sources
+from penstock.operators.aggregates.quantiles import compute_quantiles
 from penstock.operators.aggregates.wide import WIDE, as_floats, fits, to_words
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.sql.expression import Expression, column, edit
@@ -39,6 +40,8 @@ class Assembly:
         Maps the name of a mean to the names of its sum and count.
     deviations : mapping of str to (str, str)
         Maps the name of a deviation to the names of its count and its sum of squared deviations.
+    quantiles : mapping of str to (str, float, bool)
+        Maps the name of a quantile to the name of its sketch, the fraction, and whether to interpolate.
     wraps : bool
         Whether a sum of integers beyond 64 bits wraps around, as in Spark without ANSI mode. By default such
         a sum is an error.
@@ -47,6 +50,7 @@ class Assembly:
     aggregates: Mapping[str, str]
     means: Mapping[str, tuple[str, str]]
     deviations: Mapping[str, tuple[str, str]]
+    quantiles: Mapping[str, tuple[str, float, bool]] = field(default_factory=dict)
     wraps: bool = False
 
     @classmethod
@@ -57,12 +61,12 @@ class Assembly:
         for name, text in decomposition.assembly.items():
             made = Expression.parse(text)
             texts[name] = edit(made.text, found.find_replacements(made.text, made.tree))
-        return cls(texts, found.means, found.deviations, wraps)
+        return cls(texts, found.means, found.deviations, found.quantiles, wraps)
 
     @property
     def derived_names(self) -> tuple[str, ...]:
-        """The names of means and deviations."""
-        return (*self.means, *self.deviations)
+        """The names of means, deviations and quantiles."""
+        return (*self.means, *self.deviations, *self.quantiles)
 
     @property
     def read(self) -> frozenset[str]:
@@ -73,7 +77,7 @@ class Assembly:
         }
 
     def finish(self, values: pa.RecordBatch, kept: Iterable[str]) -> pa.RecordBatch:
-        """Return the partials as Spark represents them, then the means and deviations.
+        """Return the partials as Spark represents them, then means, deviations and quantiles.
 
         Raises
         ------
@@ -106,16 +110,21 @@ class Assembly:
         return pa.array(lows, mask=mask)
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """Return the names of the partials of a mean or deviation; empty for any other name."""
+        """Return the names of the partials of a mean, deviation or quantile; empty for any other name."""
+        if name in self.quantiles:
+            return self.quantiles[name][:1]
         return self.means.get(name) or self.deviations.get(name) or ()
 
     def compute(self, name: str, parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
-        """Compute a mean or deviation from its parts, row by row."""
+        """Compute a mean, deviation or quantile from its parts, row by row."""
+        if name in self.quantiles:
+            _, fraction, interpolates = self.quantiles[name]
+            return compute_quantiles(parts[0], fraction, interpolates=interpolates)
         return _mean(*parts) if name in self.means else _deviation(*parts)
 
 
 class _Divisions:
-    """Replace divisions by columns with means and deviations."""
+    """Replace divisions and quantiles by columns with their values."""
 
     def __init__(self, decomposition: Decomposition) -> None:
         self._places = {
@@ -128,9 +137,10 @@ class _Divisions:
         }
         self.means: dict[str, tuple[str, str]] = {}
         self.deviations: dict[str, tuple[str, str]] = {}
+        self.quantiles: dict[str, tuple[str, float, bool]] = {}
 
     def find_replacements(self, text: str, node: Tree) -> list[tuple[Tree, str]]:
-        """Map division nodes to the columns that hold their values."""
+        """Map divisions and quantiles to the columns that hold their values."""
         if node.kind == "case" and (parts := self._known.get(text[node.start : node.stop])) is not None:
             return [(node, self._name_column("deviation", self.deviations, parts))]
         if node.kind == "binary" and node.value == "/":
@@ -139,10 +149,14 @@ class _Divisions:
             columns = total.kind == count.kind == "column"
             if columns and divided is not None and divided[0] == "sum" and by == ("count", divided[1]):
                 return [(node, self._name_column("mean", self.means, (total.value, count.value)))]
+        if node.kind == "call" and node.value in ("percentile", "approx_percentile"):
+            sketch, fraction = node.parts
+            found = (str(sketch.value), float(fraction.value), node.value == "percentile")
+            return [(node, self._name_column("quantile", self.quantiles, found))]
         return [edit for part in node.children for edit in self.find_replacements(text, part)]
 
     @staticmethod
-    def _name_column(what: str, known: dict[str, Any], parts: tuple[str, ...]) -> str:
+    def _name_column(what: str, known: dict[str, Any], parts: tuple[Any, ...]) -> str:
         same = (name for name, one in known.items() if one == parts)
         name = next(same, f"{RESERVED_PREFIX}{what}_{len(known)}")
         known[name] = parts

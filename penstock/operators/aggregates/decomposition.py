@@ -12,12 +12,21 @@ from typing import Final
 
 from penstock._extras import need_extra
 from penstock.errors import InvalidUsageError
+from penstock.operators.aggregates.quantiles import DEFAULT_ACCURACY, log2_size_for
 from penstock.operators.aggregates.sketches import log2_size_of
 from penstock.operators.scan.spec import PANE, Partial, PartialKind
 from penstock.sql.expression import Expression, column, edit, is_aggregate
 from penstock.sql.tree import Tree
 
-__all__ = ["Decomposition", "aggregates_of", "decompose", "deviation", "pane_ms", "sketch_argument"]
+__all__ = [
+    "Decomposition",
+    "aggregates_of",
+    "decompose",
+    "deviation",
+    "pane_ms",
+    "quantile",
+    "sketch_argument",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +36,8 @@ class Decomposition:
     Partials of one pane and group are combined by kind. ``count`` and ``sum`` are added. ``m2`` is added,
     with a term for the distance between the means. ``min`` and ``max`` keep the least or greatest value.
     ``first`` and ``last`` take the value with the least or greatest time, which is another partial (see
-    `times`). ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that count.
+    `times`). ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that
+    count. ``kll`` estimates quantiles.
 
     Parameters
     ----------
@@ -95,8 +105,8 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     ----------
     aggregates : mapping of str to str
         Names and Spark SQL: ``count``, ``count(DISTINCT x)``, ``approx_count_distinct(x)``, ``sum``, ``avg``,
-        ``min``, ``max``, ``first``, ``last``, ``stddev``, and expressions over them, such as ``sum(price *
-        volume) / sum(volume)``.
+        ``min``, ``max``, ``first``, ``last``, ``stddev``, ``median``, ``percentile``, ``approx_percentile``,
+        and expressions over them, such as ``sum(price * volume) / sum(volume)``.
     time : str
         The window's time column, which orders ``first`` and ``last``.
     group_by : iterable of str
@@ -106,7 +116,7 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     ------
     InvalidUsageError
         If an expression contains no aggregate, uses a column that is not grouped outside of aggregates, or
-        cannot be split into partials, as a median cannot.
+        cannot be split into partials, as a mode cannot.
 
     Notes
     -----
@@ -136,7 +146,7 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
                 raise InvalidUsageError(
                     "windows do not support this aggregate",
                     hint="use count, count(DISTINCT x), approx_count_distinct(x), sum, avg, min, max, first, "
-                    "last, stddev, and expressions of these",
+                    "last, stddev, median, percentile(x, p), and expressions of these",
                     name=name,
                     expression=text,
                 )
@@ -199,6 +209,8 @@ class _Partials:
         texts = [whole.slice(part).text for part in call.parts]
         if call.value == "approx_count_distinct" and not call.modifiers and len(texts) in (1, 2):
             return self._sketch(call, texts, condition)
+        if call.value in _QUANTILES and not call.modifiers:
+            return self._quantile(call, texts, condition)
         distinct = call.modifiers == ("DISTINCT",) and call.value == "count"
         if len(texts) != 1 or not (distinct or call.modifiers in ((), ("ALL",))):
             return None
@@ -249,6 +261,34 @@ class _Partials:
         need_extra("sketch", "approx_count_distinct")
         return self._column("sketch", text, log2_size_of(deviation))
 
+    def _quantile(self, call: Tree, texts: list[str], condition: str | None) -> str | None:
+        """Return the expression of a quantile of a sketch; None if Spark has no such aggregate."""
+        interpolates = call.value in ("median", "percentile")
+        value, *numbers = texts
+        if len(numbers) != (0 if call.value == "median" else 1) and (
+            interpolates or len(numbers) not in (1, 2)
+        ):
+            return None
+        for part, text in zip(call.parts[1:], numbers, strict=True):
+            if part.kind != "number":
+                raise InvalidUsageError(
+                    "a percentage or accuracy is not a number",
+                    expression=text,
+                    hint="write percentile(x, 0.9), with a number of its own for each aggregate",
+                )
+        fraction, *accuracy = (float(text.rstrip("dDfF").removesuffix("BD")) for text in numbers or ["0.5"])
+        if not 0 <= fraction <= 1:
+            raise InvalidUsageError("a percentage is not between 0 and 1", percentage=fraction)
+        text = value if condition is None else f"CASE WHEN {condition} THEN {value} END"
+        need_extra("sketch", call.value)
+        size = log2_size_for(int(accuracy[0]) if accuracy else DEFAULT_ACCURACY)
+        return quantile(self._column("kll", text, size), str(fraction), interpolates=interpolates)
+
+
+def quantile(name: str, fraction: str, *, interpolates: bool) -> str:
+    """Return the text of a quantile of a column of sketches, which only `Assembly` can compute."""
+    return f"{'PERCENTILE' if interpolates else 'APPROX_PERCENTILE'}({name}, {fraction})"
+
 
 def sketch_argument(partial: Partial) -> Expression:
     """Return the expression that a ``sketch`` hashes."""
@@ -259,6 +299,8 @@ def sketch_argument(partial: Partial) -> Expression:
 
 _DEVIATION: Final = 0.05
 """The default relative standard deviation of Spark's ``approx_count_distinct``."""
+
+_QUANTILES: Final = frozenset({"median", "percentile", "approx_percentile", "percentile_approx"})
 
 _KINDS: Final[dict[str, PartialKind]] = {
     "count": "count",

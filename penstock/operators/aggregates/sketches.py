@@ -19,7 +19,8 @@ reads the images, unites them and estimates counts.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,17 @@ if TYPE_CHECKING:
     # That module loads kernels, which plans do not need.
     from penstock.operators.update_stream.stream import Integers
 
-__all__ = ["check_images", "estimates", "hashes_in", "hashes_of", "images_of", "least_hashes", "log2_size_of"]
+__all__ = [
+    "SketchUnion",
+    "check_images",
+    "estimates",
+    "hashes_in",
+    "hashes_of",
+    "images_of",
+    "least_hashes",
+    "log2_size_of",
+    "unite_ranges",
+]
 
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
@@ -140,18 +151,69 @@ def hashes_in(images: pa.Array[Any]) -> tuple[Integers, _Words]:
     return sizes, words[inside]
 
 
-def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: int) -> Integers:
-    """Estimate the distinct count of the union of each range of sketches.
+class SketchUnion(Protocol):
+    """A union of sketches that grows."""
+
+    def add(self, sketch: Any) -> None:
+        """Unite with a sketch."""
+
+    def result(self) -> Any:
+        """Return the union as a sketch, which does not change when the union grows."""
+
+
+def unite_ranges(
+    sketches: Sequence[Any], low: Integers, high: Integers, new_union: Callable[[], SketchUnion]
+) -> Iterator[Any]:
+    """Yield the union of each range of sketches.
 
     Two stacks, as in `sliding_kernels.slide_sum`, make the cost of a range independent of its length. The
     loop over sketches is in Python because the library unites them one by one.
 
     Parameters
     ----------
-    images : pyarrow.BinaryArray of n
+    sketches : sequence
+        n sketches.
     low, high : int64 arrays of m
         Ranges, none empty. Within a group both bounds ascend. The ranges of the next group begin behind the
         group.
+    new_union : callable
+        Makes an empty union.
+    """
+    suffix: dict[int, Any] = {}
+    lows, middle, end = low.tolist(), 0, 0
+    back: SketchUnion | None = None
+    for i, (begin, until) in enumerate(zip(lows, high.tolist(), strict=True)):
+        if begin >= middle:
+            # A suffix is needed only where a range begins.
+            wanted = set(lows[i : int(np.searchsorted(low, until))])
+            suffix, union = {until - 1: sketches[until - 1]}, new_union()
+            for j in range(until - 1, begin - 1, -1) if until > begin + 1 else ():
+                union.add(sketches[j])
+                if j in wanted:
+                    suffix[j] = union.result()
+            middle = end = until
+            back = None
+        if end < until:
+            back = new_union() if back is None else back
+            for sketch in sketches[end:until]:
+                back.add(sketch)
+            end = until
+        whole = suffix[begin]
+        if back is not None:
+            union = new_union()
+            union.add(whole)
+            union.add(back.result())
+            whole = union.result()
+        yield whole
+
+
+def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: int) -> Integers:
+    """Estimate the distinct count of the union of each range of sketches; see `unite_ranges`.
+
+    Parameters
+    ----------
+    images : pyarrow.BinaryArray of n
+    low, high : int64 arrays of m
 
     Raises
     ------
@@ -161,32 +223,16 @@ def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: i
     need_extra("sketch", "approx_count_distinct")
     from datasketches import compact_theta_sketch, theta_union
 
+    class Union:
+        def __init__(self) -> None:
+            self._union = theta_union(log2_size)
+
+        def add(self, sketch: Any) -> None:
+            self._union.update(sketch)
+
+        def result(self) -> Any:
+            return self._union.get_result(ordered=False)
+
     sketches = [compact_theta_sketch.deserialize(image) for image in images.to_pylist()]
-    found = np.empty(len(low), np.float64)
-    suffix: dict[int, Any] = {}
-    lows, middle, end = low.tolist(), 0, 0
-    back = None
-    for i, (begin, until) in enumerate(zip(lows, high.tolist(), strict=True)):
-        if begin >= middle:
-            # A suffix estimate is needed only where a range begins.
-            wanted = set(lows[i : int(np.searchsorted(low, until))])
-            suffix, union = {until - 1: sketches[until - 1]}, theta_union(log2_size)
-            for j in range(until - 1, begin - 1, -1) if until > begin + 1 else ():
-                union.update(sketches[j])
-                if j in wanted:
-                    suffix[j] = union.get_result()
-            middle = end = until
-            back = None
-        if end < until:
-            back = theta_union(log2_size) if back is None else back
-            for sketch in sketches[end:until]:
-                back.update(sketch)
-            end = until
-        whole = suffix[begin]
-        if back is not None:
-            union = theta_union(log2_size)
-            union.update(whole)
-            union.update(back.get_result())
-            whole = union.get_result(ordered=False)
-        found[i] = whole.get_estimate()
-    return np.rint(found).astype(np.int64)
+    found = (whole.get_estimate() for whole in unite_ranges(sketches, low, high, Union))
+    return np.rint(np.fromiter(found, np.float64, len(low))).astype(np.int64)

@@ -31,7 +31,18 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["NEWEST", "PANE", "WEIGHT", "Fragments", "LatestBy", "Partial", "PartialKind", "Scan", "TimeUnit"]
+__all__ = [
+    "GROWING",
+    "NEWEST",
+    "PANE",
+    "WEIGHT",
+    "Fragments",
+    "LatestBy",
+    "Partial",
+    "PartialKind",
+    "Scan",
+    "TimeUnit",
+]
 
 PANE: Final = "pane"
 """The column of a fragment with the start of its pane."""
@@ -43,9 +54,24 @@ NEWEST: Final = "__penstock_newest"
 """The partial with a fragment's newest time, present if the watermark depends on it."""
 
 PartialKind: TypeAlias = Literal[
-    "count", "sum", "add", "m2", "add_m2", "min", "max", "first", "last", "distinct", "union", "sketch"
+    "count",
+    "sum",
+    "add",
+    "m2",
+    "add_m2",
+    "min",
+    "max",
+    "first",
+    "last",
+    "distinct",
+    "union",
+    "sketch",
+    "kll",
 ]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
+
+GROWING: Final = frozenset({"distinct", "sketch", "kll"})
+"""Kinds of partials whose size grows with their values."""
 
 _KINDS: Final = get_args(PartialKind)
 _AGAIN: Final[dict[PartialKind, PartialKind]] = {
@@ -74,7 +100,7 @@ def _require_names(names: object, what: str) -> None:
 class Partial:
     """A partial aggregate of a pane and group. Partials of one kind can be combined.
 
-    All kinds have a fixed size except ``distinct``, ``union`` and ``sketch``, which grow with their values.
+    The kinds in `GROWING` and ``union`` grow with their values. All others have a fixed size.
 
     Parameters
     ----------
@@ -93,13 +119,14 @@ class Partial:
         - ``distinct``: list of the distinct non-null values; no nested types;
         - ``union``: union of such lists;
         - ``sketch``: a sketch (`penstock.operators.aggregates.sketches`) of 64-bit hashes that are not null,
-          binary.
+          binary;
+        - ``kll``: a sketch (`penstock.operators.aggregates.quantiles`) of numbers that are not null, binary.
     expression : str
         Spark SQL over the output of `Scan.select`. A ``count`` of ``*`` counts all rows.
     name : str
         The output column.
     log2_size : int
-        Size of a ``sketch`` as a power of two, else 0.
+        Size of a ``sketch`` or ``kll`` as a power of two, else 0.
 
     Raises
     ------
@@ -116,7 +143,9 @@ class Partial:
         _require(self.kind in _KINDS, "unknown partial", kind=self.kind, known=", ".join(_KINDS))
         _require(bool(self.expression and self.name), "a partial without expression or name", kind=self.kind)
         _require(self.expression != "*" or self.kind == "count", "only count is of *", kind=self.kind)
-        _require((self.log2_size > 0) == (self.kind == "sketch"), "a sketch has a size", kind=self.kind)
+        _require(
+            (self.log2_size > 0) == (self.kind in ("sketch", "kll")), "a sketch has a size", kind=self.kind
+        )
 
     @property
     def combining(self) -> Partial:

@@ -102,7 +102,8 @@ def update_window(
     aggs : mapping of str to str or Column
         Spark SQL by the name of its column: ``{"load": "avg(value)"}``; or a Spark column, such as
         ``functions.avg("value")``, if its text is equivalent. ``count(DISTINCT x)`` is exact, and stores the
-        values of each pane.
+        values of each pane. ``median(x)`` and ``percentile(x, p)`` are exact up to 4,096 values of a window;
+        beyond that the rank is wrong by at most a thousandth of the values, with 99 % confidence.
     mode : {"append", "lazy", "eager"}
         The windows to emit (UpStream §6.2). ``"append"``: all, each once, as the watermark passes its end.
         ``"lazy"``: the newest complete window of each key; older ones are dropped. ``"eager"``: a key commits

@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.p_stream.threads import usable_cores
 from penstock.operators.aggregates.moments import upgrade_entries
+from penstock.operators.aggregates.quantiles import check_quantile_images
 from penstock.operators.aggregates.sketches import check_images
 from penstock.operators.aggregates.wide import schema_like
 from penstock.operators.update_stream.stream import Integers
@@ -295,6 +296,8 @@ class Panes(ABC):
         for partial in self._layout.partials:
             if partial.kind == "sketch":
                 check_images(entries.column(partial.name))
+            if partial.kind == "kll":
+                check_quantile_images(entries.column(partial.name), partial.log2_size)
         return self._partials_of(entries), next_window
 
     def _unit(self, kind: str, partials: PanePartials, before: int, next_window: int | None) -> PUnit:

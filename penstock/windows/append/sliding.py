@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.operators.aggregates import moment_kernels
 from penstock.operators.aggregates.moments import deviation_sources, divide_sums
+from penstock.operators.aggregates.quantiles import unite_images
 from penstock.operators.aggregates.sketches import estimates
 from penstock.operators.aggregates.wide import WIDE, from_words, to_words
 from penstock.operators.scan.fragments import fragment_kernels
@@ -78,7 +79,9 @@ def slide(
                 columns.append(_count_distinct(column, low, high))
             case "sketch" if closing:
                 columns.append(pa.array(estimates(column, low, high, partial.log2_size)))
-            case "distinct" | "sketch":
+            case "kll" if closing:
+                columns.append(unite_images(column, low, high, partial.log2_size))
+            case "distinct" | "sketch" | "kll":
                 united = replace(partial, kind="union") if partial.kind == "distinct" else partial
                 accumulator = new_accumulator(united, column.type)
                 accumulator.add(
@@ -102,7 +105,7 @@ def slide(
 
 
 def partials_of_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert entries that cover whole windows to windows: replace sets and sketches by their counts.
+    """Convert entries that cover whole windows to windows: replace sets and theta sketches by their counts.
 
     Parameters
     ----------
@@ -126,7 +129,7 @@ def partials_of_windows(partials: Sequence[Partial], entries: pa.RecordBatch) ->
 
 
 def type_of_windows(partial: Partial, kind: pa.DataType) -> pa.DataType:
-    """Map the type of an entry's partial to the window's type: sets and sketches become counts."""
+    """Map the type of an entry's partial to the window's type: sets and theta sketches become counts."""
     return pa.int64() if partial.kind in ("distinct", "sketch") else kind
 
 

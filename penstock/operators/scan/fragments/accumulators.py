@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.aggregates import moment_kernels
 from penstock.operators.aggregates.moments import divide_sums
+from penstock.operators.aggregates.quantiles import QuantileSketches
 from penstock.operators.aggregates.sketches import hashes_in, hashes_of, images_of, least_hashes
 from penstock.operators.aggregates.wide import WIDE, from_words, to_words
 from penstock.operators.scan.fragments import fragment_kernels
@@ -73,6 +74,8 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
     if partial.kind == "sketch":
         return _Sketch(kind, partial.log2_size)
     number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
+    if partial.kind == "kll" and (number or pa.types.is_binary(kind)):
+        return _Quantiles(kind, partial.log2_size)
     if partial.kind in ("min", "max") and (number or integer_type(kind) is not None):
         return _Extreme(kind, greatest=partial.kind == "max")
     if partial.kind in ("sum", "add") and pa.types.is_signed_integer(kind):
@@ -87,8 +90,8 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
         return _AddedDeviations()
     raise InvalidUsageError(
         "windows cannot aggregate a column of this type",
-        hint="min and max take integers, floats, dates and times; sum takes numbers; count(DISTINCT x) takes "
-        "types that are not nested; first and last take any type",
+        hint="min and max take integers, floats, dates and times; sum, median and percentile take integers "
+        "and floats; count(DISTINCT x) takes types that are not nested; first and last take any type",
         kind=partial.kind,
         type=str(kind),
         expression=partial.expression,
@@ -420,3 +423,27 @@ class _Sketch:
     def result(self, count: int) -> Column:
         self._accumulator()
         return images_of(self._slots - 1, self._hashes, self._log2_size, count - 1)
+
+
+class _Quantiles:
+    """A sketch of the numbers of each slot, or the union of its sketches."""
+
+    def __init__(self, kind: pa.DataType, log2_size: int) -> None:
+        self._of_sketches = pa.types.is_binary(kind)
+        self._sketches = QuantileSketches(log2_size)
+
+    def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
+        values = _require(values)
+        slots = skip_nulls(slots, values) if values.null_count else slots
+        if not slots.all():
+            values, slots = values.take(pa.array(np.flatnonzero(slots))), slots[slots > 0]
+        if self._of_sketches:
+            self._sketches.add_images(slots, values)
+        else:
+            self._sketches.add_values(slots, bare_values(values).astype(np.float64))
+
+    def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
+        return False
+
+    def result(self, count: int) -> Column:
+        return self._sketches.images(count)
