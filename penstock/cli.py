@@ -28,6 +28,7 @@ from penstock.jobs.commands.repair import repair
 from penstock.jobs.commands.state import state
 
 if TYPE_CHECKING:
+    from penstock.conf.document import Document
     from penstock.conf.pipeline import Pipeline
 
 __all__ = ["app", "main"]
@@ -87,12 +88,7 @@ def run(
     Ctrl-C and SIGTERM stop it cleanly. Started again with the same checkpoint, it continues where it stopped.
     """
     with errors(debug=debug):
-        from penstock.conf.pipeline import load_document
-        from penstock.jobs.pipelines.places import check_inputs, check_places
-
-        loaded, document = load_document(pipeline, overrides or [])
-        check_places(loaded, document)
-        check_inputs(loaded, document)
+        loaded, document = _check(pipeline, overrides or [], inputs=True)
         from penstock.jobs.pipelines.batches import batch_printer, summary_line
         from penstock.jobs.pipelines.run import run_to_end
 
@@ -124,7 +120,7 @@ def check(
     What only Spark can check, such as the options of a source, is checked when the pipeline runs.
     """
     with errors(debug=debug):
-        loaded = _check(pipeline, overrides or [])
+        loaded, _ = _check(pipeline, overrides or [])
     steps: list[str] = [loaded.source.type]
     queue, window = loaded.queue or loaded.union, loaded.window
     if loaded.lookup is not None:
@@ -152,8 +148,10 @@ def check(
     typer.echo(f"{pipeline}: valid: {' -> '.join([*steps, loaded.sink.type])}")
 
 
-def _check(pipeline: str, overrides: list[str]) -> Pipeline:
+def _check(pipeline: str, overrides: list[str], *, inputs: bool = False) -> tuple[Pipeline, Document]:
     """Read a pipeline, and check its places, columns and expressions.
+
+    With `inputs`, also check that the files exist that it reads.
 
     Raises
     ------
@@ -165,8 +163,10 @@ def _check(pipeline: str, overrides: list[str]) -> Pipeline:
 
     loaded, document = load_document(pipeline, overrides)
     from penstock.jobs.pipelines.graph import graph_of
-    from penstock.jobs.pipelines.places import check_places
+    from penstock.jobs.pipelines.places import check_inputs, check_places
 
+    if inputs:
+        check_inputs(loaded, document)
     problems: list[str] = []
     for check_part in (graph_of, check_places):
         try:
@@ -175,7 +175,7 @@ def _check(pipeline: str, overrides: list[str]) -> Pipeline:
             problems += error.problems
     if problems:
         raise PipelineError(problems)
-    return loaded
+    return loaded, document
 
 
 def _budget(budget: int | str | None) -> str:

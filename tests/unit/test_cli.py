@@ -284,6 +284,13 @@ def test_a_repair_of_nothing_is_refused(tmp_path: Path) -> None:
     assert penstock("repair", str(tmp_path)).stdout == "no file is torn\n"
 
 
+def test_a_run_refuses_a_wrong_column_before_spark_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = fake_run(monkeypatch, lambda on_batch: Totals())
+    result = penstock("run", "market", "--set", "queue.key=symbl")
+    assert (result.exit_code, started) == (2, [])
+    assert "there is no column 'symbl'. Hint: did you mean 'symbol'?" in result.stderr
+
+
 def test_a_run_misses_its_input_before_spark_starts(tmp_path: Path) -> None:
     file = tmp_path / "p.yaml"
     file.write_text(
