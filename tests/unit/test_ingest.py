@@ -270,8 +270,8 @@ def test_bad_records_are_named_or_passed_over(place: Path, kind: str, text: str 
     assert f"a record cannot be read: {why}: file=" in failed.stderr
     skipped = penstock(*command, "--on-error", "skip")
     assert skipped.exit_code == 0
-    assert "passed over, at byte" in skipped.stderr
-    assert skipped.stderr.rstrip().endswith("1 passed over")
+    assert "skipped, at byte" in skipped.stderr
+    assert skipped.stderr.rstrip().endswith("1 skipped")
 
 
 def test_times_without_a_zone_are_of_utc_and_no_digit_is_lost(place: Path) -> None:
@@ -440,6 +440,23 @@ def test_the_schema_must_be_the_stream_s(place: Path) -> None:
     other = penstock(str(place), "a.csv", "--from", "csv", "--schema", "n int")
     assert other.exit_code == 2
     assert "the columns differ from those of the p-stream" in other.stderr
+
+
+@pytest.mark.parametrize("schema", ["m int", "n int, m int", "n timestamp"])
+def test_a_schema_that_does_not_fit_creates_no_stream(place: Path, schema: str) -> None:
+    written("a.csv", "n,o\n1.5,2\n")
+    refused = penstock(str(place), "a.csv", "--from", "csv", "--schema", schema)
+    assert refused.exit_code == 2, refused.output
+    assert not place.exists()
+    assert penstock(str(place), "a.csv", "--from", "csv", "--schema", "n double").exit_code == 0
+    assert rows_of(place) == [{"n": 1.5}]
+
+
+def test_a_bad_first_record_that_is_skipped_creates_the_stream(place: Path) -> None:
+    written("a.csv", "n\nx\n1\n")
+    options = ("a.csv", "--from", "csv", "--schema", "n int", "--on-error", "skip")
+    assert penstock(str(place), *options).exit_code == 0
+    assert rows_of(place) == [{"n": 1}]
 
 
 def test_quiet_says_nothing(place: Path) -> None:

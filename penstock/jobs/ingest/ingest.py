@@ -219,10 +219,13 @@ class _Ingest:
     def run(self) -> Totals:
         settings = self._settings
         schema = parse_schema(settings.schema) if settings.schema else None
-        known = schema or _known_schema(settings.location)
+        existing = _known_schema(settings.location)
+        known = schema or existing
         dialect = settings.dialect(tuple(known.names) if known else ())
         self._open_new(dialect)
         try:
+            if schema is not None and existing is None and settings.kind not in _PIPES:
+                self._try_schema(schema, dialect)
             if known is None and (schema := self._infer(dialect)) is None:
                 return self._totals
             with PStreamWriter(
@@ -301,6 +304,26 @@ class _Ingest:
             self._wait()
             self._open_new(dialect)
         return None
+
+    def _try_schema(self, schema: pa.Schema, dialect: Dialect) -> None:
+        """Read the first rows, so that a schema that does not fit them creates no p-stream.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the first record cannot be read with these columns.
+        """
+        for path in self._sources:
+            source = self._file(path, dialect)
+            try:
+                source.begin(schema, {})
+                found = next(source.read(), None)
+            finally:
+                source.close()
+            if isinstance(found, BadRecord) and not self._settings.skip_bad:
+                raise found.error()
+            if found is not None:
+                return
 
     def _read_all(self, writer: PStreamWriter, dialect: Dialect) -> None:
         clock = writer.clock

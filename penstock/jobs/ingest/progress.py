@@ -73,7 +73,7 @@ class Shown(Report):
         """Show the first skipped records."""
         self._told += 1
         if self._told <= _TOLD_RECORDS:
-            self._tell(f"{record.source}:{record.line}: passed over, at byte {record.offset}: {record.why}")
+            self._tell(f"{record.source}:{record.line}: skipped, at byte {record.offset}: {record.why}")
 
     def progress(self, totals: Totals) -> None:
         """Show the progress."""
@@ -92,5 +92,5 @@ def _line(totals: Totals) -> str:
     if totals.written_bytes:
         parts[-1] += f" ({totals.read_bytes / totals.written_bytes:.1f} to 1)"
     if totals.bad:
-        parts.append(f"{totals.bad:,} passed over")
+        parts.append(f"{totals.bad:,} skipped")
     return ", ".join(parts)
