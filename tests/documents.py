@@ -78,6 +78,12 @@ class Block:
         """The output after which it is stopped, if it does not end by itself."""
         return self.note.removeprefix("stop after: ") if self.note.startswith("stop after: ") else None
 
+    @property
+    def file(self) -> str | None:
+        """The file that it is saved as, if any."""
+        found = _FILE.match(self.text)
+        return found[1] if found else None
+
 
 def pages() -> list[Path]:
     """Return all documents."""
@@ -146,14 +152,13 @@ def _run_shell(block: Block) -> str:
 
 def run(block: Block, scope: dict[str, Any]) -> None:
     """Run a block; `scope` has the names of its page. What fails is raised."""
-    file = _FILE.match(block.text)
-    if file:
-        Path(file[1]).write_text(block.text)
+    if block.file:
+        Path(block.file).write_text(block.text)
     if block.language == "yaml":
         _run_yaml(block)
     elif block.language == "sh":
         _run_shell(block)
-    elif file is None:
+    elif block.file is None:
         _run_python(block, scope)
 
 

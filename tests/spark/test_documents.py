@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codeop
 import json
 import os
 import subprocess
@@ -66,3 +67,17 @@ def test_no_fence_is_missed() -> None:
     for page in pages():
         lines = [line for line in page.read_text().splitlines() if line.lstrip().startswith("```")]
         assert len(lines) == 2 * sum(1 for _ in blocks(page)), page
+
+
+PASTED = [block for block in ALL if block.language == "python" and block.file is None]
+
+
+@pytest.mark.parametrize("block", PASTED, ids=lambda block: block.place)
+def test_a_python_block_can_be_pasted_at_the_prompt(block: Block) -> None:
+    lines: list[str] = []
+    for line in [*block.text.splitlines(), ""]:
+        lines.append(line)
+        # An empty line ends an indented block.
+        if codeop.compile_command("\n".join(lines), block.place, "single") is not None:
+            lines = []
+    assert not lines

@@ -101,7 +101,8 @@ def read(function: Callable[..., Any]) -> ProcedureText:
         raise InvalidUsageError(
             "a procedure's text cannot be read",
             procedure=getattr(function, "__name__", repr(function)),
-            hint="define it with def, in a file or a notebook",
+            hint="define it with def, in a file or a notebook; the prompt of Python 3.11 and 3.12 keeps no "
+            "source",
         ) from error
     source = "".join(lines)
     column = len(lines[0]) - len(lines[0].lstrip())
