@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
@@ -9,7 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 
 from tests.processes import until
 
-__all__ = ["MariaDb", "PostgreSql", "Redis", "Server"]
+__all__ = ["MariaDb", "Mosquitto", "PostgreSql", "Redis", "Server"]
 
 _PATIENCE_S = 60.0
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
@@ -169,3 +170,32 @@ class MariaDb(Server):
     @property
     def uri(self) -> str:
         return f"mysql://u:p4ss@127.0.0.1:{self.port}/shop"
+
+
+class Mosquitto(Server):
+    """A broker of MQTT, which keeps its sessions through restarts by `stop`."""
+
+    PROGRAM, USER = "mosquitto", "mosquitto"
+
+    def initialize(self) -> None:
+        (self.directory / "mosquitto.conf").write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\npersistence true\n"
+            f"persistence_location {self.directory}/\nmax_queued_messages 0\n"
+        )
+
+    def command(self) -> Sequence[str]:
+        return self.program, "-c", str(self.directory / "mosquitto.conf")
+
+    def publish(self, messages: Iterable[tuple[str, object]]) -> None:
+        """Send values as JSON to topics, in their order, and wait until they are acknowledged."""
+        from paho.mqtt.client import Client, MQTTv5
+        from paho.mqtt.enums import CallbackAPIVersion
+
+        client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTv5)
+        client.connect("127.0.0.1", self.port)
+        client.loop_start()
+        sent = [client.publish(topic, json.dumps(value), qos=1) for topic, value in messages]
+        for message in sent:
+            message.wait_for_publish(_PATIENCE_S)
+        client.disconnect()
+        client.loop_stop()

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner, Result
 
+from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.cli import app
 from penstock.conf.pipeline import FilesSource, KafkaSource, Pipeline, example_names, load_pipeline
 from penstock.errors import InvalidUsageError
@@ -50,6 +51,16 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("w.yaml").write_text(_WINDOWS)
 
 
+def _write_streams() -> None:
+    """Make the p-streams that the examples read."""
+    time = ("time", pa.timestamp("us", "UTC"))
+    trade = [time, ("symbol", pa.string()), ("price", pa.float64())]
+    reading = [time, ("value", pa.float64()), ("topic", pa.string())]
+    for place, columns in (("trades", trade), ("readings", reading)):
+        with PStreamWriter(place, pa.schema(columns)):
+            pass
+
+
 def penstock(*arguments: str) -> Result:
     return CliRunner().invoke(app, list(arguments))
 
@@ -66,6 +77,7 @@ def test_an_existing_pipeline_is_explained() -> None:
 
 @pytest.mark.parametrize("name", example_names())
 def test_every_example_is_explained(name: str) -> None:
+    _write_streams()
     result = penstock("explain", name)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "as planned" in result.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,8 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from paho.mqtt.client import Client, MQTTv5
-from paho.mqtt.enums import CallbackAPIVersion
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
@@ -30,6 +27,7 @@ from penstock.jobs.ingest.records import CsvDialect, JsonDialect
 from penstock.jobs.ingest.sources import BadRecord, Rows
 from penstock.jobs.ingest.websocket import WebSocketMessages
 from tests import processes
+from tests.servers import Mosquitto
 
 _PATIENCE_S = 20.0
 
@@ -109,61 +107,19 @@ def test_messages_of_csv_need_columns(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------- MQTT
 
 
-class Broker:
-    """A broker of mosquitto, which keeps its sessions through restarts."""
-
-    def __init__(self, directory: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
-        self._file = directory / "mosquitto.conf"
-        self._file.write_text(
-            f"listener {self.port} 127.0.0.1\nallow_anonymous true\npersistence true\n"
-            f"persistence_location {directory}/\nuser root\n"
-        )
-        self.start()
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [_mosquitto() or "", "-c", str(self._file)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        until(self._answers)
-
-    def _answers(self) -> bool:
-        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
-            return True
-        return False
-
-    def stop(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    def publish(self, topic: str, *rows: Any) -> None:
-        client = Client(CallbackAPIVersion.VERSION2, protocol=MQTTv5)
-        client.connect("127.0.0.1", self.port)
-        client.loop_start()
-        for row in rows:
-            client.publish(topic, json.dumps(row), qos=1).wait_for_publish(_PATIENCE_S)
-        client.disconnect()
-        client.loop_stop()
-
-    @property
-    def url(self) -> str:
-        return f"mqtt://127.0.0.1:{self.port}/plant/+/heat"
-
-
-def _mosquitto() -> str | None:
-    return shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
-
-
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    if _mosquitto() is None:
-        pytest.skip("mosquitto is not installed")
-    directory = tmp_path / "broker"
-    directory.mkdir()
-    broker = Broker(directory)
+def broker() -> Iterator[Mosquitto]:
+    broker = Mosquitto()
     yield broker
-    broker.stop()
+    broker.remove()
+
+
+def _publish(broker: Mosquitto, topic: str, *rows: Any) -> None:
+    broker.publish((topic, row) for row in rows)
+
+
+def _url(broker: Mosquitto) -> str:
+    return f"mqtt://127.0.0.1:{broker.port}/plant/+/heat"
 
 
 def _start(place: Path, url: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -177,16 +133,18 @@ def _numbers(place: Path) -> list[int]:
     return [row["n"] for row in rows_of(place)] if (place / "p-stream").exists() else []
 
 
-def test_no_message_is_lost_while_the_command_or_the_broker_is_killed(tmp_path: Path, broker: Broker) -> None:
+def test_no_message_is_lost_while_the_command_or_the_broker_is_killed(
+    tmp_path: Path, broker: Mosquitto
+) -> None:
     place = tmp_path / "stream"
-    first = _start(place, broker.url)
+    first = _start(place, _url(broker))
     until((place / "p-stream").exists)
     # Messages come at the latest when the client is subscribed.
     sent = 0
 
     def is_subscribed() -> bool:
         nonlocal sent
-        broker.publish("plant/7/heat", {"n": sent})
+        _publish(broker, "plant/7/heat", {"n": sent})
         sent += 1
         return bool(_numbers(place))
 
@@ -194,21 +152,21 @@ def test_no_message_is_lost_while_the_command_or_the_broker_is_killed(tmp_path: 
     begin = min(_numbers(place))
     first.kill()
     first.wait()
-    broker.publish("plant/8/heat", *({"n": number} for number in range(sent, sent + 50)))
+    _publish(broker, "plant/8/heat", *({"n": number} for number in range(sent, sent + 50)))
     sent += 50
-    second = _start(place, broker.url)
+    second = _start(place, _url(broker))
     until(lambda: set(_numbers(place)) >= set(range(begin, sent)))
     broker.stop()
     broker.start()
-    broker.publish("plant/9/heat", *({"n": number} for number in range(sent, sent + 50)))
+    _publish(broker, "plant/9/heat", *({"n": number} for number in range(sent, sent + 50)))
     until(lambda: set(_numbers(place)) >= set(range(begin, sent + 50)))
     second.send_signal(signal.SIGINT)
     assert second.wait(_PATIENCE_S) == 130
     assert {row["topic"] for row in rows_of(place)} == {f"plant/{number}/heat" for number in (7, 8, 9)}
     # Messages that were acknowledged do not come again.
     before = len(_numbers(place))
-    third = _start(place, broker.url)
-    broker.publish("plant/7/heat", {"n": -1})
+    third = _start(place, _url(broker))
+    _publish(broker, "plant/7/heat", {"n": -1})
     until(lambda: -1 in _numbers(place))
     third.send_signal(signal.SIGINT)
     assert third.wait(_PATIENCE_S) == 130

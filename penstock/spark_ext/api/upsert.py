@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
 
 from penstock._clock import monotonic_s
 from penstock.ddl import quote
@@ -47,7 +48,8 @@ def upsert(
     Parameters
     ----------
     df : DataFrame
-        A streaming DataFrame.
+        A streaming DataFrame. In place of the column `window`, a struct of `start` and `end`, the table has
+        the columns ``window_start`` and ``window_end``.
     to : str
         The store: ``postgresql://USER:PASSWORD@HOST/DATABASE``, ``mysql://...`` (also for MariaDB),
         ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST`` or ``delta:///DIRECTORY``. A path after three
@@ -81,6 +83,7 @@ def upsert(
         If the store does not answer for a minute.
     """
     keys = (key,) if isinstance(key, str) else tuple(key)
+    df = _split_window(df)
     flag = delete_when.lower() if isinstance(delete_when, str) else None
     kept = [field for field in stored_schema(df.schema) if field.name.lower() != flag]
     columns = Columns(pa.schema(kept), keys, time, deletes=delete_when is not None)
@@ -97,6 +100,19 @@ def upsert(
         condition = sf.expr(delete_when) if isinstance(delete_when, str) else delete_when
         df = df.withColumn(DELETED, condition.eqNullSafe(True))
     return df.writeStream.foreachBatch(write)
+
+
+def _split_window(df: DataFrame) -> DataFrame:
+    """Return rows with the start and the end of their window as two columns, which any store can hold."""
+    columns: list[Column] = []
+    for field in df.schema:
+        column = sf.col(quote(field.name))
+        is_window = isinstance(field.dataType, StructType) and field.dataType.names == ["start", "end"]
+        if field.name == "window" and is_window:
+            columns += [column[part].alias(f"window_{part}") for part in ("start", "end")]
+        else:
+            columns.append(column)
+    return df.select(*columns)
 
 
 def _collect(rows: DataFrame, columns: Columns) -> pa.Table:

@@ -1,0 +1,101 @@
+"""Packaged examples from a source to a store: what runs is killed, and the store is exact in the end."""
+
+from __future__ import annotations
+
+import csv
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from tests.crash.commands import KILLS, SEED, Commands, kill_some, stream_rows
+
+pytestmark = [pytest.mark.crash, pytest.mark.spark]
+
+_ONCE = ("--set", "query.trigger=available_now")
+_SPARK = (
+    *("--set", "query.spark.spark.master=local[2]", "--set", "query.spark.spark.sql.shuffle.partitions=2"),
+    *("--set", "query.spark.spark.driver.memory=1g"),
+)
+_SYMBOLS = [f"S{number}" for number in range(20)]
+
+
+@pytest.fixture
+def draw() -> random.Random:
+    print(f"replay: script/crash {KILLS} {SEED}")
+    return random.Random(SEED)
+
+
+# ------------------------------------------------------------------------------------ CSV to DuckDB
+
+_BEGIN = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+class _TradeFiles:
+    """CSV files of trades; each file goes on ten minutes after the one before, a little out of order."""
+
+    def __init__(self, directory: Path, draw: random.Random) -> None:
+        self._directory, self._draw, self._files = directory, draw, 0
+        directory.mkdir()
+        self.rows = 0
+
+    def add(self, rows: int = 2000) -> None:
+        begin = _BEGIN + timedelta(minutes=10 * self._files)
+        with (self._directory / f"{self._files:03d}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["time", "symbol", "price"])
+            for row in range(rows):
+                moment = begin + timedelta(seconds=10 + 580 * row / rows - self._draw.uniform(0, 5))
+                writer.writerow(
+                    [moment.isoformat(), self._draw.choice(_SYMBOLS), self._draw.randrange(100) / 4]
+                )
+        self._files += 1
+        self.rows += rows
+
+
+def test_windows_of_csv_files_reach_duckdb_exactly(tmp_path: Path, draw: random.Random) -> None:
+    commands = Commands(tmp_path)
+    files = _TradeFiles(tmp_path / "incoming", draw)
+    ingest = ("ingest", "trades", "--from", "csv", "incoming/*.csv", "--follow", "--interval", "20ms")
+    schema = ("--schema", "time timestamp, symbol string, price double")
+    trades, store = tmp_path / "trades", tmp_path / "minutes.duckdb"
+    run = ("run", "csv_to_duckdb", *_SPARK)
+    files.add()
+    for _ in range(KILLS):
+        with commands.running(*ingest, *schema) as reader:
+            commands.wait_for(reader, lambda: stream_rows(trades) >= files.rows)
+            before = _commits(tmp_path)
+            with commands.running(*run) as query:
+                commands.wait_for(query, lambda: _commits(tmp_path) > before)  # noqa: B023
+                files.add()
+                kill_some(query, draw)
+            files.add()
+            kill_some(reader, draw)
+    with commands.running(*ingest, *schema) as reader:
+        commands.wait_for(reader, lambda: stream_rows(trades) >= files.rows)
+    commands.finish(*run, *_ONCE)
+    names = "symbol, window_start, window_end, trades, low, high"
+    with duckdb.connect(str(store)) as found:
+        found.execute("SET TimeZone = 'UTC'")
+        stored = found.execute(f"SELECT {names} FROM minutes ORDER BY ALL").fetchall()
+    with duckdb.connect() as oracle:
+        oracle.execute("SET TimeZone = 'UTC'")
+        wanted = oracle.execute(
+            "WITH trades AS (SELECT *, date_trunc('minute', time::TIMESTAMPTZ) AS a FROM read_csv(?)) "
+            "SELECT symbol, a, a + INTERVAL 1 MINUTE, count(*), min(price), max(price) FROM trades "
+            "WHERE a + INTERVAL 1 MINUTE <= (SELECT max(time::TIMESTAMPTZ) FROM trades) - INTERVAL 10 SECOND "
+            "GROUP BY symbol, a ORDER BY ALL",
+            [str(tmp_path / "incoming" / "*.csv")],
+        ).fetchall()
+    assert len(wanted) > 100
+    assert stored == wanted
+
+
+# -------------------------------------------------------------------------------------- of all
+
+
+def _commits(place: Path) -> int:
+    """Return how many micro-batches the queries of a graph have committed."""
+    return len(list(place.glob("*-checkpoint/queries/*/commits/[0-9]*")))
