@@ -70,7 +70,7 @@ def run(case: Case) -> dict[str, float]:
     schema = full_windows(case).schema
     fragmenter = row_fragmenter(schema, fragments)
     made = fragmenter.schema
-    packer = EntryPacker.of(fragments, made, 1)
+    packer = EntryPacker.build(fragments, made, 1)
     layout = WindowLayout(
         WindowSpec(case.size // case.slide, 1),
         pa.schema([made.field("key")]),

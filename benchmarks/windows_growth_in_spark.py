@@ -95,11 +95,11 @@ def run(case: Case, place: Path, into: str) -> dict[str, float]:
     )
     results = place / "results"
     if into == "p-stream":
-        made = frames.into(plan.root, {"path": str(results), "goal": "fast"})
+        made = frames.build_sink_input(plan.root, {"path": str(results), "goal": "fast"})
         writer = made.rows.writeStream.format("pstream").options(path=str(results), goal="fast")
         writer = writer.option("descriptors", str(made.direct).lower())
     else:
-        frame, _ = frames.of(plan.root)
+        frame, _ = frames.build(plan.root)
         counted = frame.observe("counted", sf.count(sf.lit(1)).alias("windows"))
         writer = counted.writeStream.format("noop")
     writer = writer.option("checkpointLocation", str(place / "checkpoint"))

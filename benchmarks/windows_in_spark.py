@@ -210,7 +210,7 @@ def _figures(query: Any, rows: float, windows: int, probe: ProcessorProbe) -> di
 def p_stream(load: Load) -> dict[str, float]:
     """Measure ours from a p-stream that the graph's rules have narrowed."""
     frames, root = _from_p_stream(load)
-    frame, _ = frames.of(root)
+    frame, _ = frames.build(root)
     return measured(frame, load)
 
 
@@ -218,7 +218,7 @@ def to_p_stream(load: Load) -> dict[str, float]:
     """Measure ours from a p-stream to a p-stream."""
     frames, root = _from_p_stream(load)
     options = {"path": str(load.place / "results"), "goal": "fast"}
-    made = frames.into(root, options)
+    made = frames.build_sink_input(root, options)
     if made.direct:
         options["descriptors"] = "true"
     writer = made.rows.writeStream.format("pstream").options(**options)
@@ -281,7 +281,7 @@ def _from_files(load: Load, *, ours: bool) -> dict[str, float]:
     graph = QUERIES[query]()
     if ours:
         graph = from_parquet(graph, path=str(files), maxFilesPerTrigger="1")
-    frame, _ = frames.of(graph.plan(persist="never").root)
+    frame, _ = frames.build(graph.plan(persist="never").root)
     return measured(frame, load)
 
 

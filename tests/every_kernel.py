@@ -198,7 +198,7 @@ def _fragments_and_joins() -> None:
 def _transactions() -> None:
     for width in (1, 2, 3):
         key = [f"k{place}" for place in range(width)]
-        spec = TableSpec.of("t", ", ".join(f"{name} bigint" for name in key), key, None)
+        spec = TableSpec.parse("t", ", ".join(f"{name} bigint" for name in key), key, None)
         rows = pa.record_batch([NUMBERS] * width, schema=spec.schema)
         table = TableRows(spec, TextNumbers())
         table.upsert(rows, dirty=True)

@@ -69,7 +69,7 @@ def check_merged_log(
     texts = [one.text for one in target.stages] if isinstance(target, Workflow) else [target.text]
     called = {procedure for procedure, _ in asked.values()}
     texts += [target.catalog.procedures[name].text for name in sorted(called)]
-    plain = PlainRounds(target.catalog.reached(texts))
+    plain = PlainRounds(target.catalog.find_dependencies(texts))
     results = made.drop_columns(["bucket", "transaction", *keep]).to_pylist()
     numbers = made[keep[0]].to_pylist()
     for (bucket, procedure), group in itertools.groupby(log, key=lambda entry: (entry[0], entry[2])):

@@ -213,7 +213,7 @@ ROUNDS = _events(st.just(value=False)) | _events(st.booleans())
 def state_bytes(state: TableSet | PlainTables, database: Database) -> dict[str, bytes]:
     """Return each table's rows, by their keys, as bytes."""
     made = {}
-    for name, spec in database.catalog.stored.items():
+    for name, spec in database.catalog.all_tables.items():
         if isinstance(state, PlainTables):
             if name not in state.tables:
                 continue

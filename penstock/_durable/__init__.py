@@ -1,4 +1,4 @@
-"""The only door through which files become durable or go away.
+"""The only module that makes files durable or deletes them.
 
 A file is published whole or not at all: written under a temporary name in the same directory, synced,
 linked under its final name (which must be new), and the directory synced. Files are private to the
@@ -44,7 +44,7 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
     *content : bytes-like
         The new content.
     direct_io : bool
-        Whether it is written by direct I/O, which bypasses the page cache.
+        Whether to write it by direct I/O, which bypasses the page cache.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
         If `path` exists already.
     UnavailableError
         If the file system refuses (no space, no permission, an I/O error). No temporary file is left;
-        if only the last step failed, `path` may be there.
+        if only the last step failed, `path` may exist.
     """
     temporary = path.parent / f".{path.name}.{new_id()}.tmp"
     failpoint("state.before_write")
@@ -67,7 +67,7 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
         raise ConflictError("the file exists already", file=path) from error
     except OSError as error:
         _forget(temporary)
-        hint = _without_direct_io(error, direct_io) or "check space and permissions"
+        hint = _direct_io_hint(error, direct_io) or "check space and permissions"
         raise UnavailableError("cannot write state", file=path, reason=error.strerror, hint=hint) from error
     failpoint("state.after_publish")
 
@@ -92,13 +92,13 @@ def _write(descriptor: int, content: list[memoryview]) -> None:
         direct.write_all(descriptor, view)
 
 
-def _without_direct_io(error: OSError, direct_io: bool) -> str | None:
+def _direct_io_hint(error: OSError, direct_io: bool) -> str | None:
     return "this file system may have no direct I/O" if direct_io and error.errno == errno.EINVAL else None
 
 
-def replace(path: Path, made: Path) -> None:
-    """Let a whole file, on the same file system, take the place of `path`; not synced."""
-    made.rename(path)
+def replace(path: Path, source: Path) -> None:
+    """Replace `path` by a complete file of the same file system; do not sync."""
+    source.rename(path)
 
 
 def _forget(path: Path) -> None:
@@ -107,9 +107,9 @@ def _forget(path: Path) -> None:
 
 
 def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) -> bytes | memoryview:
-    """Return the content of `path`, or `size` bytes of it from `at` on, fewer where it ends before.
+    """Return the content of `path`, or at most `size` bytes of it from `at` on.
 
-    With `direct_io` they are read without the page cache.
+    With `direct_io` the read bypasses the page cache.
 
     Raises
     ------
@@ -123,21 +123,21 @@ def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) ->
             return direct.read(path, at, size)
         with path.open("rb") as file:
             # A damaged file may state any size: read no more than there is, so that it takes no memory.
-            there = max(os.fstat(file.fileno()).st_size - at, 0) if size >= 0 else size
-            file.seek(at if there else 0)
-            return file.read(min(size, there))
+            available = max(os.fstat(file.fileno()).st_size - at, 0) if size >= 0 else size
+            file.seek(at if available else 0)
+            return file.read(min(size, available))
     except FileNotFoundError:
         raise
     except NotADirectoryError as error:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
     except OSError as error:
         raise UnavailableError(
-            "cannot read state", file=path, reason=error.strerror, hint=_without_direct_io(error, direct_io)
+            "cannot read state", file=path, reason=error.strerror, hint=_direct_io_hint(error, direct_io)
         ) from error
 
 
 def delete(path: Path) -> None:
-    """Remove `path`; a file that is gone already is no error."""
+    """Remove `path`; a missing file is not an error."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -145,7 +145,7 @@ def delete(path: Path) -> None:
 
 
 def delete_tree(path: Path) -> None:
-    """Remove a directory of scratch with all that is in it, as far as the file system lets it."""
+    """Remove a scratch directory with its content, as far as the file system allows."""
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -185,12 +185,12 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_file_system(path: Path) -> None:
-    """Make durable all that any process has written so far to the file system that `path` is on.
+    """Make all writes so far, of any process, to the file system of `path` durable.
 
     Raises
     ------
     FileNotFoundError
-        If there is nothing at `path`.
+        If `path` does not exist.
     UnavailableError
         If the file system refuses.
     """
@@ -212,5 +212,5 @@ def sync_file_system(path: Path) -> None:
 
 
 def sync_everything() -> None:
-    """Make durable all that any process of this machine has written so far; no failure is told."""
+    """Make all writes so far, of any process on this machine, durable; failures are not reported."""
     os.sync()

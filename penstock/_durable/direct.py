@@ -1,6 +1,6 @@
-"""Files that bypass the page cache: straight from and into the memory of a process (``O_DIRECT`` of Linux).
+"""Files that bypass the page cache: direct I/O with a process's memory (``O_DIRECT`` of Linux).
 
-As open(2) has it, a process is not to fork while another of its threads reads in this way.
+According to open(2), a process must not fork while another of its threads reads in this way.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _of_thread = threading.local()
 
 
 def open_file(path: Path, flags: int, mode: int = 0o600) -> int:
-    """Return the descriptor of a file that is opened for direct I/O.
+    """Open a file for direct I/O; return its descriptor.
 
     Raises
     ------
     OSError
-        If the file system refuses; `errno.EINVAL` where it, or the system, has no direct I/O.
+        If the file system refuses; `errno.EINVAL` if it, or the system, has no direct I/O.
     """
     direct: int = getattr(os, "O_DIRECT", 0)
     if not direct:
@@ -38,9 +38,9 @@ def open_file(path: Path, flags: int, mode: int = 0o600) -> int:
 
 def write_all(descriptor: int, content: memoryview) -> None:
     """Write all of `content` to an open file."""
-    written = 0
-    while written < len(content):
-        written += os.write(descriptor, content[written:])
+    position = 0
+    while position < len(content):
+        position += os.write(descriptor, content[position:])
 
 
 def write(descriptor: int, content: Iterable[memoryview]) -> None:
@@ -57,9 +57,9 @@ def write(descriptor: int, content: Iterable[memoryview]) -> None:
         size += len(piece)
         at = 0
         while at < len(piece):
-            taken = min(len(piece) - at, _AT_ONCE - filled)
-            buffer[filled : filled + taken] = piece[at : at + taken]
-            at, filled = at + taken, filled + taken
+            count = min(len(piece) - at, _AT_ONCE - filled)
+            buffer[filled : filled + count] = piece[at : at + count]
+            at, filled = at + count, filled + count
             if filled == _AT_ONCE:
                 write_all(descriptor, buffer)
                 filled = 0
@@ -71,7 +71,7 @@ def write(descriptor: int, content: Iterable[memoryview]) -> None:
 
 
 def _buffer() -> memoryview[Any]:
-    """Return this thread's room."""
+    """Return this thread's buffer."""
     if not hasattr(_of_thread, "buffer"):
         _of_thread.buffer = memoryview(mmap.mmap(-1, _AT_ONCE))
     buffer: memoryview[Any] = _of_thread.buffer
@@ -79,7 +79,7 @@ def _buffer() -> memoryview[Any]:
 
 
 def _forget_buffer() -> None:
-    """Let a process that was forked have room of its own: the other one's is shared."""
+    """Give a forked process a buffer of its own: the parent's buffer is shared."""
     _of_thread.__dict__.clear()
 
 
@@ -87,7 +87,7 @@ os.register_at_fork(after_in_child=_forget_buffer)
 
 
 def read(path: Path, at: int, size: int) -> memoryview[Any]:
-    """Return `size` bytes of a file from `at` on, fewer where it ends before, all if it is negative.
+    """Return at most `size` bytes of a file from `at` on; all if `size` is negative.
 
     Raises
     ------
@@ -96,23 +96,23 @@ def read(path: Path, at: int, size: int) -> memoryview[Any]:
     """
     descriptor = open_file(path, os.O_RDONLY)
     try:
-        there = max(0, os.fstat(descriptor).st_size - at)
-        size = there if size < 0 else min(size, there)
+        available = max(0, os.fstat(descriptor).st_size - at)
+        size = available if size < 0 else min(size, available)
         if not size:
             return memoryview(b"")
-        skipped = at % _ALIGNED
-        room = -(-(skipped + size) // _ALIGNED) * _ALIGNED
+        skip = at % _ALIGNED
+        room = -(-(skip + size) // _ALIGNED) * _ALIGNED
         import numpy as np  # a quarter of the time that Penstock takes to load
 
         memory = np.empty(room + _ALIGNED, np.uint8)
         begin = -memory.ctypes.data % _ALIGNED
         view = memory[begin : begin + room].data
-        done = 0
-        while done < skipped + size:
-            got = os.preadv(descriptor, [view[done:]], at - skipped + done)
-            if not got:
+        filled = 0
+        while filled < skip + size:
+            count = os.preadv(descriptor, [view[filled:]], at - skip + filled)
+            if not count:
                 raise OSError(errno.EIO, "the file became shorter")
-            done += got
+            filled += count
     finally:
         os.close(descriptor)
-    return view[skipped : skipped + size]
+    return view[skip : skip + size]

@@ -33,7 +33,7 @@ def check(holds: bool, fact: str) -> None:
         raise CorruptDataError(fact)
 
 
-def check_version(found: int, known: int, what: str, file: object) -> None:
+def check_version(version: int, newest: int, name: str, file: object) -> None:
     """Refuse a format version newer than this code.
 
     Raises
@@ -41,12 +41,12 @@ def check_version(found: int, known: int, what: str, file: object) -> None:
     CorruptDataError
         If it is newer; the text names both versions.
     """
-    if found > known:
+    if version > newest:
         raise CorruptDataError(
-            f"the {what} has a newer format than this version of Penstock reads",
+            f"the {name} has a newer format than this version of Penstock reads",
             file=file,
-            format_version=found,
-            newest_known=known,
+            format_version=version,
+            newest_known=newest,
             hint="upgrade Penstock",
         )
 

@@ -73,9 +73,9 @@ def to_streams(
     """
     kind = array.type if kind is None else kind
     if is_coded_text(array.type, kind):
-        kept = _kept(array) if dictionary else None
-        if kept is not None:
-            return kept
+        streams = _keep_dictionary(array) if dictionary else None
+        if streams is not None:
+            return streams
         array = array.cast(kind)
     valid = None
     if array.null_count and not pa.types.is_null(kind):
@@ -256,18 +256,18 @@ def encode_as_dictionary(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | No
         The rows.
     """
     texts = offsets_and_bytes(array)
-    few = distinct_texts(*texts, rows[:_DICTIONARY_SAMPLE_ROWS])
-    if few is None or len(few[0]) * 2 > len(few[1]):
+    sample = distinct_texts(*texts, rows[:_DICTIONARY_SAMPLE_ROWS])
+    if sample is None or len(sample[0]) * 2 > len(sample[1]):
         return None
-    found = distinct_texts(*texts, rows, min(MOST_DISTINCT, rows.size // _MIN_REPEATS_TO_KEEP_CODES))
-    if found is None:
+    distinct = distinct_texts(*texts, rows, min(MOST_DISTINCT, rows.size // _MIN_REPEATS_TO_KEEP_CODES))
+    if distinct is None:
         return None
-    first, codes = found
+    first, codes = distinct
     return pa.DictionaryArray.from_arrays(pa.array(codes), array.take(pa.array(first)), safe=False)
 
 
-def _kept(array: pa.Array[Any]) -> Streams | None:
-    """Return the streams of dictionary-encoded texts; None if they should be encoded anew."""
+def _keep_dictionary(array: pa.Array[Any]) -> Streams | None:
+    """Return the streams of dictionary-encoded texts; None if they should be encoded again."""
     texts, indices = array.dictionary, array.indices
     if (
         indices.null_count
@@ -275,8 +275,8 @@ def _kept(array: pa.Array[Any]) -> Streams | None:
         or not 0 < len(texts) * _MIN_REPEATS_TO_KEEP_CODES <= len(array)
     ):
         return None
-    found = distinct_texts(*offsets_and_bytes(texts))
-    if found is None or len(found[0]) < len(texts):
+    distinct = distinct_texts(*offsets_and_bytes(texts))
+    if distinct is None or len(distinct[0]) < len(texts):
         return None
     codes = indices.to_numpy()
     counts = counts_of(codes, len(texts))
@@ -300,11 +300,11 @@ def _distinct(array: pa.Array[Any]) -> tuple[Ints, pa.Array[Any]]:
     """Return the code of each text, and the distinct texts in order of appearance."""
     if not len(array):
         return np.empty(0, np.int32), array
-    found = distinct_texts(*offsets_and_bytes(array))
-    if found is None:
+    distinct = distinct_texts(*offsets_and_bytes(array))
+    if distinct is None:
         encoded = array.dictionary_encode()
         return np.frombuffer(encoded.indices.buffers()[1], np.int32, len(array)), encoded.dictionary
-    rows, codes = found
+    rows, codes = distinct
     return codes, array.take(pa.array(rows))
 
 
@@ -364,9 +364,9 @@ def _to_ipc(array: pa.Array[Any]) -> Ints:
 
 
 def _is_compressed(message: pa.ipc.Message) -> bool:
-    """Return whether a message's parts are compressed, and so may take any amount of memory.
+    """Return whether a message's parts are compressed; such parts may take any amount of memory.
 
-    Its metadata, which Arrow has verified, are FlatBuffers tables: field 2 of Message is the header, field 1
+    Arrow has verified its metadata. They are FlatBuffers tables: field 2 of Message is the header, field 1
     of DictionaryBatch a RecordBatch, and field 3 of RecordBatch the compression.
     """
     data = message.metadata.to_pybytes()
@@ -374,8 +374,8 @@ def _is_compressed(message: pa.ipc.Message) -> bool:
     def field(table: int, number: int) -> int:
         fields = table - _I32.unpack_from(data, table)[0]
         entry = fields + 4 + 2 * number
-        known = 4 + 2 * number < _U16.unpack_from(data, fields)[0]
-        place = table + _U16.unpack_from(data, entry)[0] if known else table
+        is_present = 4 + 2 * number < _U16.unpack_from(data, fields)[0]
+        place = table + _U16.unpack_from(data, entry)[0] if is_present else table
         return place + int(_I32.unpack_from(data, place)[0]) if place > table else 0
 
     batch = field(_I32.unpack_from(data, 0)[0], 2)

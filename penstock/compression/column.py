@@ -9,7 +9,7 @@ Bytes of a block, integers as variable bytes (`penstock.compression.node`)::
     4   4  low half of the xxh3-64 of the bytes 0 to 3 and all after 8, little-endian
     8      type: length, bytes (`penstock.compression.arrow.put_type`)
            rows
-           bytes that the streams take when they are decoded
+           size of the decoded streams in bytes
            the streams' nodes
 
 `docs/reference/format.md` has the whole format, byte by byte.
@@ -132,7 +132,7 @@ def encode(
         # Arrow copies even a single chunk.
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
     if codec != "auto":
-        return _encode(array, Plan.of(kind, parse_cascade(codec)), kind)[0]
+        return _encode(array, Plan.build(kind, parse_cascade(codec)), kind)[0]
     if chooser is None:
         block, fits = _encode(array, plan_quickly(array, kind), kind)
         if fits:
@@ -213,10 +213,10 @@ class Block:
         if magic != _MAGIC:
             raise CorruptDataError("this is not a block", file=file, offset=0)
         check_version(version, FORMAT_VERSION, "block", file)
-        (stated,) = _CHECKSUM.unpack(reader.bytes(_CHECKSUM.size).data)
-        if stated != _checksum(content[: _START.size], (content[_START.size + _CHECKSUM.size :],)):
+        (checksum,) = _CHECKSUM.unpack(reader.bytes(_CHECKSUM.size).data)
+        if checksum != _checksum(content[: _START.size], (content[_START.size + _CHECKSUM.size :],)):
             raise CorruptDataError("the block's checksum is wrong", file=file, offset=0)
-        with self._named():
+        with self._name_errors():
             self.layout = _layout(self._flags & 7)
             check(
                 version == _version_of(self.layout) and self._flags < 2 * _NULLS,
@@ -240,10 +240,10 @@ class Block:
         while not reader.at_end:
             self.nodes.append(reader.node())
         self.size_bytes = content.size
-        with self._named():
+        with self._name_errors():
             self._check_streams()
 
-    def _named(self) -> _Named:
+    def _name_errors(self) -> _Named:
         return _Named(self._file)
 
     def _check_streams(self) -> None:
@@ -253,14 +253,14 @@ class Block:
             len(self.nodes) == expected or (self.layout is Layout.WIDE and len(self.nodes) == 1),
             "a block has another number of streams than its layout",
         )
-        stated = 0
+        size_bytes = 0
         for number, node in enumerate(self.nodes):
             check(
                 node.count == self.rows or number >= _OF_ROWS.get(self.layout, 0),
                 "a stream has another number of values than rows",
             )
-            stated += node.count << node.width
-        check(stated == self.raw_bytes, "a block states another size than its streams have")
+            size_bytes += node.count << node.width
+        check(size_bytes == self.raw_bytes, "a block states another size than its streams have")
         if self.validity is not None:
             check(self.layout not in (Layout.NOTHING, Layout.NESTED), "a block has nulls where none can be")
             check(
@@ -280,7 +280,7 @@ class Block:
         streams = list(zip(_STREAMS[self.layout], self.nodes, strict=False))
         if self.validity is not None:
             streams.insert(0, ("validity", self.validity))
-        with self._named():
+        with self._name_errors():
             return [(name, cascade_of(node), node.count, node.size_bytes) for name, node in streams]
 
     def read(
@@ -306,7 +306,7 @@ class Block:
         stop = self.rows if stop is None else stop
         if not 0 <= start <= stop <= self.rows:
             raise InvalidUsageError("the block has no such rows", start=start, stop=stop, rows=self.rows)
-        with self._named():
+        with self._name_errors():
             if self.layout is Layout.TEXT_TOKENS and stop - start < self.rows:
                 begin = start // SUB_BLOCK * SUB_BLOCK
                 return self._read(begin, stop, keep_dictionary=False).slice(start - begin)
@@ -326,8 +326,8 @@ class Block:
     def _streams(self, start: int, stop: int) -> tuple[Ints, ...]:
         if self.layout is Layout.NESTED:
             parts = Streams(self.layout, (decode_stream(self.nodes[0]),), None)
-            whole = from_streams(self.type, self.rows, parts, self._max_bytes)
-            return to_streams(whole.slice(start, stop - start)).streams
+            array = from_streams(self.type, self.rows, parts, self._max_bytes)
+            return to_streams(array.slice(start, stop - start)).streams
         if self.layout is Layout.TEXT:
             if stop - start == self.rows:
                 return tuple(map(decode_stream, self.nodes))

@@ -70,8 +70,8 @@ def choose(
 
     Each reader reads every tuple once, and `REREADS` times again. Without a p-stream all readers read the
     source. With one, the source is read once and the p-stream is written; then all readers read the p-stream.
-    So a p-stream pays for a single reader only if little of the source is left; for several readers it soon
-    pays.
+    So for a single reader a p-stream pays only if little of the source is left; for several readers it pays
+    sooner.
 
     Parameters
     ----------

@@ -90,9 +90,9 @@ def _layout(root: Node, left: float) -> tuple[dict[int, _Place], float, float]:
     y = float(_TITLE)
     for number in sorted(rows):
         row = rows[number]
-        taken = len(row) * _BOX + (len(row) - 1) * _GAP
+        row_width = len(row) * _BOX + (len(row) - 1) * _GAP
         for at, place in enumerate(row):
-            place.x, place.y = left + (width - taken) / 2 + at * (_BOX + _GAP), y
+            place.x, place.y = left + (width - row_width) / 2 + at * (_BOX + _GAP), y
         y += max(place.height for place in row) + _EDGE
     return places, width, y - _EDGE
 

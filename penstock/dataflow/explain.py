@@ -48,18 +48,18 @@ def render(plan: PhysicalPlan) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    written, planned = (flows(root, plan.statistics) for root in (plan.logical, plan.root))
+    logical_flows, planned_flows = (flows(root, plan.statistics) for root in (plan.logical, plan.root))
     parts: list[RenderableType] = [Text(f"graph {plan.name}\n", "bold")]
-    parts += [Text("as written"), _tree(plan.logical, written, plan), Text()]
-    parts += [Text("as planned"), _tree(plan.root, planned, plan), Text()]
+    parts += [Text("as written"), _tree(plan.logical, logical_flows, plan), Text()]
+    parts += [Text("as planned"), _tree(plan.root, planned_flows, plan), Text()]
     if plan.changes:
         parts.append(Text("rules"))
         parts += [Text(f"  {rule}: {note}") for rule, note in plan.changes]
         parts.append(Text())
     parts.append(Text("persistence"))
     for choice in plan.choices:
-        kept = "persisted" if choice.persisted else "not persisted"
-        parts.append(Text(f"  {choice.source}: {kept}, as {choice.reason}"))
+        decision = "persisted" if choice.persisted else "not persisted"
+        parts.append(Text(f"  {choice.source}: {decision}, as {choice.reason}"))
     for text in _procedures(plan).values():
         parts += [Text(), Text(text)]
     return Group(*parts)
@@ -91,11 +91,11 @@ def _tree(root: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> Tree:
 
     def grow(node: Node, into: Tree | None) -> Tree:
         line = Text.assemble((node.label, _STYLES.get(node.label, "bold")), " ", node.describe())
-        again = id(node) in seen and bool(node.inputs)
+        is_repeated = id(node) in seen and bool(node.inputs)
         seen.add(id(node))
-        line.append(" (the same as above)" if again else f"  [{flow_text(node, flow, plan)}]", "dim")
+        line.append(" (the same as above)" if is_repeated else f"  [{flow_text(node, flow, plan)}]", "dim")
         branch = Tree(line) if into is None else into.add(line)
-        if not again:
+        if not is_repeated:
             for above in node.inputs:
                 grow(above, branch)
         return branch
@@ -105,14 +105,14 @@ def _tree(root: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> Tree:
 
 def flow_text(node: Node, flow: dict[int, Flow], plan: PhysicalPlan) -> str:
     """Format the output of an operator: its selectivity and the bytes per tuple."""
-    here = flow[id(node)]
+    node_flow = flow[id(node)]
     parts = []
     passes = _selectivity(node, flow)
     if passes is not None and passes != 1.0:
-        parts.append(f"passes {100 * passes:.3g}%" + ("" if here.measured else " (assumed)"))
-    parts.append(f"{here.bytes:.4g} B a tuple")
-    if isinstance(node, Materialize) and here.table is not None and here.rows:
-        parts.append(f"stored in {stored_bytes(here, plan.statistics) / here.rows:.3g}")
+        parts.append(f"passes {100 * passes:.3g}%" + ("" if node_flow.measured else " (assumed)"))
+    parts.append(f"{node_flow.bytes:.4g} B a tuple")
+    if isinstance(node, Materialize) and node_flow.table is not None and node_flow.rows:
+        parts.append(f"stored in {stored_bytes(node_flow, plan.statistics) / node_flow.rows:.3g}")
     return ", ".join(parts)
 
 
@@ -157,10 +157,10 @@ def as_json(plan: PhysicalPlan) -> dict[str, Any]:
 def _nodes(root: Node, plan: PhysicalPlan) -> list[dict[str, Any]]:
     flow, nodes = flows(root, plan.statistics), list(topological(root))
     number = {id(node): at for at, node in enumerate(nodes)}
-    found = []
+    descriptions = []
     for node in nodes:
-        here = flow[id(node)]
-        found.append(
+        node_flow = flow[id(node)]
+        descriptions.append(
             {
                 "id": number[id(node)],
                 "inputs": [number[id(above)] for above in node.inputs],
@@ -169,8 +169,8 @@ def _nodes(root: Node, plan: PhysicalPlan) -> list[dict[str, Any]]:
                 "does": node.describe(),
                 "columns": {each.name: str(each.type) for each in node.schema},
                 "selectivity": _selectivity(node, flow),
-                "measured": here.measured or isinstance(node, Source),
-                "bytes_per_tuple": here.bytes,
+                "measured": node_flow.measured or isinstance(node, Source),
+                "bytes_per_tuple": node_flow.bytes,
             }
         )
-    return found
+    return descriptions

@@ -33,38 +33,38 @@ def keep_extremes(root: Node) -> Rewritten:
     its bucket's maximum, so each bucket can prune on its own.
     """
     readers = Counter(id(above) for node in topological(root) for above in node.inputs)
-    found: dict[int, Extreme] = {}
+    extremes: dict[int, Extreme] = {}
     notes: list[str] = []
     for node in topological(root):
         if not isinstance(node, WindowJoin):
             continue
-        for windows, most in (node.inputs, node.inputs[::-1]):
+        for windows, extreme_aggregate in (node.inputs, node.inputs[::-1]):
             if not isinstance(windows, Aggregate) or not isinstance(windows.inputs[0], Window):
                 continue
-            if not isinstance(most, Aggregate) or most.inputs[0] is not windows:
+            if not isinstance(extreme_aggregate, Aggregate) or extreme_aggregate.inputs[0] is not windows:
                 continue
             # No other operator may read the pruned windows or anything derived from them.
-            if readers[id(windows)] != 2 or readers[id(most)] != 1:
+            if readers[id(windows)] != 2 or readers[id(extreme_aggregate)] != 1:
                 continue
-            extreme = _extreme(node, windows, most)
+            extreme = _extreme(node, windows, extreme_aggregate)
             if extreme is not None:
-                found[id(windows)] = extreme
+                extremes[id(windows)] = extreme
                 notes.append(f"{windows.name}: only {extreme.describe()} leaves the buckets")
 
     def change(node: Node) -> Node:
-        if not isinstance(node, Aggregate) or id(node) not in found:
+        if not isinstance(node, Aggregate) or id(node) not in extremes:
             return node
-        return replace(node, extreme=found[id(node)])
+        return replace(node, extreme=extremes[id(node)])
 
     return rebuild(root, change), tuple(notes)
 
 
-def _extreme(join: WindowJoin, windows: Aggregate, most: Aggregate) -> Extreme | None:
+def _extreme(join: WindowJoin, windows: Aggregate, extreme_aggregate: Aggregate) -> Extreme | None:
     """Return the windows that can match; None if the rule does not apply."""
-    split = most.decomposition
+    split = extreme_aggregate.decomposition
     if len(split.partials) != 1 or len(split.assembly) != 1:
         return None
-    if set(most.group_by) != {WINDOW, *join.on} or not set(join.on) <= set(windows.group_by):
+    if set(extreme_aggregate.group_by) != {WINDOW, *join.on} or not set(join.on) <= set(windows.group_by):
         return None
     (partial,), ((name, text),) = split.partials, split.assembly.items()
     value = Expression.parse(partial.expression)
@@ -82,12 +82,12 @@ def _is_plain(windows: Aggregate, name: str) -> bool:
     kind = windows.schema.field(name).type
     if text is None or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return False
-    made = Expression.parse(text)
+    expression = Expression.parse(text)
     kinds = {partial.name: partial.kind for partial in windows.decomposition.partials}
-    return made.is_column and kinds.get(made.columns[0]) in _KINDS
+    return expression.is_column and kinds.get(expression.columns[0]) in _KINDS
 
 
-def _only_equal(condition: Expression | None, value: str, most: str, *, greatest: bool) -> bool:
+def _only_equal(condition: Expression | None, value: str, extreme_name: str, *, greatest: bool) -> bool:
     """Return whether a condition holds only where a value is the maximum or minimum."""
     for part in () if condition is None else condition.conjuncts():
         tree = part.tree.unnest()
@@ -98,8 +98,8 @@ def _only_equal(condition: Expression | None, value: str, most: str, *, greatest
             continue
         names = [side.columns[0] for side in sides]
         reaches = (">=", "<=") if greatest else ("<=", ">=")
-        if names == [value, most] and tree.value in ("=", reaches[0]):
+        if names == [value, extreme_name] and tree.value in ("=", reaches[0]):
             return True
-        if names == [most, value] and tree.value in ("=", reaches[1]):
+        if names == [extreme_name, value] and tree.value in ("=", reaches[1]):
             return True
     return False

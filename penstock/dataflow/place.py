@@ -59,7 +59,7 @@ def stored_bytes(flow: Flow, statistics: Statistics | None) -> float:
 
 
 def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics | None = None) -> Rewritten:
-    """Place the p-streams of sources where they store least: behind operators that reduce the stream.
+    """Place the p-streams of sources after the operators that reduce the stream, where they store least.
 
     Parameters
     ----------
@@ -85,17 +85,17 @@ def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics 
         at = max(number for number, size in enumerate(sizes) if size <= min(sizes))
         best[id(chain[at])] = (source.name, at)
         share = f"{sizes[at] / sizes[0]:.1%} of the bytes" if sizes[0] else "nothing"
-        passed = " and ".join(dict.fromkeys(node.label for node in chain[1 : at + 1])) or "the source"
-        notes.append(f"{source.name}: behind {passed}, with {share}")
+        labels = " and ".join(dict.fromkeys(node.label for node in chain[1 : at + 1])) or "the source"
+        notes.append(f"{source.name}: behind {labels}, with {share}")
 
-    placed: dict[int, Node] = {}
+    rebuilt: dict[int, Node] = {}
     for node in topological(root):
-        inputs = tuple(placed[id(input)] for input in node.inputs)
-        same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
-        made = node if same else replace(node, inputs=inputs)
-        found = best.get(id(node))
-        placed[id(node)] = made if found is None else Materialize(found[0], (made,))
-    return placed[id(root)], tuple(notes)
+        inputs = tuple(rebuilt[id(input)] for input in node.inputs)
+        is_unchanged = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
+        new_node = node if is_unchanged else replace(node, inputs=inputs)
+        choice = best.get(id(node))
+        rebuilt[id(node)] = new_node if choice is None else Materialize(choice[0], (new_node,))
+    return rebuilt[id(root)], tuple(notes)
 
 
 def fuse(root: Node) -> Rewritten:
@@ -113,20 +113,20 @@ def fuse(root: Node) -> Rewritten:
     notes: list[str] = []
 
     def change(node: Node) -> Node:
-        made = _fuse_node(node)
-        if made is None:
+        fused = _fuse_node(node)
+        if fused is None:
             return node
-        notes.append(f"{node.name}: {node.label} in the reader" + _more(made))
-        return made
+        notes.append(f"{node.name}: {node.label} in the reader" + _describe_fusion(fused))
+        return fused
 
     return rebuild(root, change), tuple(notes)
 
 
-def _more(made: Node) -> str:
-    if isinstance(made, Assemble):
-        lookup = " before the lookup" if isinstance(made.inputs[0], StreamTableJoin) else ""
-        return f", as fragments of {made.window.pane_ms} ms{lookup}"
-    return ", newest of each key" if isinstance(made, UpdateQueue) else ""
+def _describe_fusion(node: Node) -> str:
+    if isinstance(node, Assemble):
+        lookup = " before the lookup" if isinstance(node.inputs[0], StreamTableJoin) else ""
+        return f", as fragments of {node.window.pane_ms} ms{lookup}"
+    return ", newest of each key" if isinstance(node, UpdateQueue) else ""
 
 
 def scan_of(node: Node) -> tuple[Source | None, Scan | None]:
@@ -203,8 +203,8 @@ def _append_to_scan(scan: Scan, node: Where | Select) -> Scan:
     select, where = _selected_columns(scan), scan.where
     if isinstance(node, Where):
         predicate = node.predicate.substitute(select)
-        both = [predicate] if where is None else [Expression.parse(where), predicate]
-        where = conjunction(both).text
+        predicates = [predicate] if where is None else [Expression.parse(where), predicate]
+        where = conjunction(predicates).text
     else:
         select = {name: expression.substitute(select) for name, expression in node.columns}
     return _narrow(scan.columns, where, select)
@@ -214,8 +214,12 @@ def _narrow(columns: tuple[str, ...], where: str | None, select: dict[str, Expre
     used = set() if where is None else set(Expression.parse(where).columns)
     used.update(name for expression in select.values() for name in expression.columns)
     read = tuple(name for name in columns if name in used)
-    same = tuple(select) == read and all(expression == column(name) for name, expression in select.items())
-    return Scan(read, where, None if same else {name: expression.text for name, expression in select.items()})
+    is_identity = tuple(select) == read and all(
+        expression == column(name) for name, expression in select.items()
+    )
+    return Scan(
+        read, where, None if is_identity else {name: expression.text for name, expression in select.items()}
+    )
 
 
 def _fragment(node: Aggregate, window: Window) -> Assemble | None:
@@ -223,16 +227,16 @@ def _fragment(node: Aggregate, window: Window) -> Assemble | None:
     base, scan = _split_reduction(above)
     if isinstance(window, RowWindow) or scan is None or (window.time_unit == "s" and window.pane_ms % 1000):
         return None
-    here = set(above.schema.names)
-    group_by = tuple(name for name in node.group_by if name in here)
+    columns = set(above.schema.names)
+    group_by = tuple(name for name in node.group_by if name in columns)
     texts = {name: expression.text for name, expression in node.aggregates}
     used = {name for _, expression in node.aggregates for name in expression.columns}
-    if not used | {window.time} <= here:
+    if not used | {window.time} <= columns:
         return None
     if lookup is not None:
         group_by += tuple(name for name in lookup.on if name not in group_by)
-    taken = (*group_by, *(() if lookup is None else lookup.columns.names))
-    split = decompose(texts, window.time, taken).add_count(taken)
+    reserved = (*group_by, *(() if lookup is None else lookup.columns.names))
+    split = decompose(texts, window.time, reserved).add_count(reserved)
     needed = {*group_by, window.time}
     for partial in split.partials:
         needed |= set() if partial.expression == "*" else set(Expression.parse(partial.expression).columns)
@@ -240,15 +244,15 @@ def _fragment(node: Aggregate, window: Window) -> Assemble | None:
     narrow = _narrow(scan.columns, scan.where, select)
     fragments = Fragments(window.pane_ms, window.time, window.time_unit, group_by, split.partials)
     fragments = fragments.with_watermark(window.delay_ms, column(window.time).text)
-    whole = replace(narrow, fragments=fragments)
-    if any(field.type == UNKNOWN for field in scan_schema(whole, base[0].schema)):
+    scan_with_fragments = replace(narrow, fragments=fragments)
+    if any(field.type == UNKNOWN for field in scan_schema(scan_with_fragments, base[0].schema)):
         return None
     if isinstance(base[0], Source) and base[0].kind == "parquet" and not _suits(narrow, base[0]):
         return None
-    made: Node = PushedScan(f"fragments of {node.name}", base, whole)
+    reader: Node = PushedScan(f"fragments of {node.name}", base, scan_with_fragments)
     if lookup is not None:
-        made = replace(lookup, inputs=(made,))
-    return Assemble(node.name, (made,), node, split)
+        reader = replace(lookup, inputs=(reader,))
+    return Assemble(node.name, (reader,), node, split)
 
 
 def _suits(scan: Scan, files: Source) -> bool:

@@ -100,7 +100,7 @@ class PhysicalPlan:
     def streams(self) -> tuple[StreamPlan, ...]:
         """The plan's p-streams."""
         nodes = list(topological(self.root))
-        found = []
+        plans = []
         for node in nodes:
             if isinstance(node, Materialize):
                 readers = [
@@ -109,10 +109,10 @@ class PhysicalPlan:
                     if any(input is node for input in below.inputs)
                 ]
                 source, ingest = scan_of(node.inputs[0])
-                found.append(
+                plans.append(
                     StreamPlan(node.name, node.schema, node.inputs[0], source, ingest, tuple(readers))
                 )
-        return tuple(found)
+        return tuple(plans)
 
     @property
     def remaining(self) -> tuple[Node, ...]:
@@ -165,8 +165,8 @@ def plan(name: str, logical: Node, statistics: Statistics | None, persist: Persi
     )
     root, notes = place_p_stream(root, [choice.source for choice in choices if choice.persisted], statistics)
     changes += [("place_p_stream", note) for note in notes]
-    root, merged = to_fixed_point(root, merge)
-    changes += merged
+    root, merge_notes = to_fixed_point(root, merge)
+    changes += merge_notes
     root, notes = keep_extremes(root)
     changes += [("keep_extremes", note) for note in notes]
     root, notes = fuse(root)
@@ -178,12 +178,12 @@ def _modes(root: Node, persist: Persist) -> dict[str, PersistMode]:
     """Return the mode of every source, and of other operators that `persist` names."""
     nodes = list(topological(root))
     sources = [node.name for node in nodes if isinstance(node, Source)]
-    given: Mapping[str, PersistMode] = (
+    requested: Mapping[str, PersistMode] = (
         dict.fromkeys(sources, persist) if isinstance(persist, str) else persist
     )
     modes: dict[str, PersistMode] = dict.fromkeys(sources, "auto")
     names = [node.name for node in nodes]
-    for name, mode in given.items():
+    for name, mode in requested.items():
         if mode not in _MODES:
             raise InvalidUsageError("persist has an unknown value", got=mode, operator=name)
         if names.count(name) != 1:
@@ -197,8 +197,8 @@ def _pin(root: Node, names: set[str]) -> Node:
     """Add a p-stream behind each operator, other than sources, with one of these names."""
 
     def change(node: Node) -> Node:
-        pinned = node.name in names and not isinstance(node, Source)
-        return Materialize(node.name, (node,)) if pinned else node
+        is_pinned = node.name in names and not isinstance(node, Source)
+        return Materialize(node.name, (node,)) if is_pinned else node
 
     return rebuild(root, change)
 
@@ -211,13 +211,15 @@ def _choice(root: Node, source: Source, mode: PersistMode, statistics: Statistic
         return Choice(source.name, False, "what is made of it is persisted")
     if not source.replayable or source.kind == "p-stream":
         return choose(source, 1, whole=0, needed=0, kept=0, stored=0)
-    placed, _ = place_p_stream(root, [source.name], statistics)
-    flow = flows(placed, statistics)
+    root_with_stream, _ = place_p_stream(root, [source.name], statistics)
+    flow = flows(root_with_stream, statistics)
     stream = next(
-        node for node in topological(placed) if isinstance(node, Materialize) and node.name == source.name
+        node
+        for node in topological(root_with_stream)
+        if isinstance(node, Materialize) and node.name == source.name
     )
-    whole, kept = flow[id(source)], flow[id(stream)]
-    rows = whole.rows or 1.0
+    source_flow, stored_flow = flow[id(source)], flow[id(stream)]
+    rows = source_flow.rows or 1.0
     needed = (
         [node.schema for node in below]
         if all(isinstance(node, Select) for node in below)
@@ -227,10 +229,10 @@ def _choice(root: Node, source: Source, mode: PersistMode, statistics: Statistic
     return choose(
         source,
         _readers(root, source),
-        whole=whole.bytes,
-        needed=whole.bytes * share,
-        kept=(kept.rows or 0.0) / rows * kept.bytes,
-        stored=stored_bytes(kept, statistics) / rows,
+        whole=source_flow.bytes,
+        needed=source_flow.bytes * share,
+        kept=(stored_flow.rows or 0.0) / rows * stored_flow.bytes,
+        stored=stored_bytes(stored_flow, statistics) / rows,
     )
 
 

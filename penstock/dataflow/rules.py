@@ -1,6 +1,6 @@
 """The push-up rules: pure functions from a graph to an equivalent graph (Scabbard §3.4).
 
-A p-stream should hold little, so operators that reduce the stream are moved up to before it is persisted.
+A p-stream should hold little, so operators that reduce the stream move up, before its persistence.
 Each rule applies itself to every node in topological order, and returns the new graph with a list of its
 changes. Stateful operators are never moved, and nothing is moved past them: they would amplify the stream,
 and their state belongs to checkpoints. No rule moves, merges or duplicates a nondeterministic expression.
@@ -50,14 +50,14 @@ def to_fixed_point(root: Node, *rules: Rule) -> tuple[Node, list[tuple[str, str]
     RuntimeError
         If the rules do not terminate, which is a defect of a rule.
     """
-    done: list[tuple[str, str]] = []
+    changes: list[tuple[str, str]] = []
     for _ in range(_MAX_PASSES):
-        before = len(done)
+        before = len(changes)
         for rule in rules:
             root, notes = rule(root)
-            done += [(rule.__name__, note) for note in notes]
-        if len(done) == before:
-            return root, done
+            changes += [(rule.__name__, note) for note in notes]
+        if len(changes) == before:
+            return root, changes
     raise RuntimeError("the rules do not come to an end")
 
 
@@ -101,10 +101,10 @@ def push_where(root: Node) -> Rewritten:
         if not isinstance(node, Where) or not node.predicate.deterministic:
             return node
         above, predicate = node.inputs[0], node.predicate
-        if isinstance(above, Select) and all(made.deterministic for _, made in above.columns):
-            moved = Where(node.name, above.inputs, predicate.substitute(dict(above.columns)))
+        if isinstance(above, Select) and all(expression.deterministic for _, expression in above.columns):
+            pushed = Where(node.name, above.inputs, predicate.substitute(dict(above.columns)))
             notes.append(f"where {predicate.text}: through select {above.describe()}")
-            return replace(above, inputs=(change(moved),))
+            return replace(above, inputs=(change(pushed),))
         if isinstance(above, Union) and not above.stateful:
             notes.append(f"where {predicate.text}: into {len(above.inputs)} inputs of a union")
             return replace(
@@ -117,13 +117,13 @@ def push_where(root: Node) -> Rewritten:
         if stream and _never_fails(predicate, node.inputs[0].schema):
             notes.append(f"where {predicate.text}: before the lookup {above.describe()}")
             return replace(above, inputs=(change(Where(node.name, above.inputs, predicate)),))
-        stays = isinstance(above, Where) and above.predicate.deterministic
-        if stays and _never_fails(predicate, node.inputs[0].schema):
+        is_fixed = isinstance(above, Where) and above.predicate.deterministic
+        if is_fixed and _never_fails(predicate, node.inputs[0].schema):
             # Move past a selection that stays, to the operator above both.
-            past = Where(node.name, above.inputs, predicate)
-            further = change(past)
-            if further is not past:
-                return change(replace(above, inputs=(further,)))
+            skipped = Where(node.name, above.inputs, predicate)
+            result = change(skipped)
+            if result is not skipped:
+                return change(replace(above, inputs=(result,)))
         return node
 
     return rebuild(root, change), tuple(notes)
@@ -144,37 +144,37 @@ def prune(root: Node) -> Rewritten:
             wanted |= {name for name, expression in node.columns if expression.generates}
             required[id(node)] = wanted
         for above, needed in zip(node.inputs, node.needs(wanted), strict=True):
-            some = needed | set(above.key)
-            if not some and not isinstance(above, Window):
-                some = frozenset({_narrowest(above)})  # keeps rows to count
-            required[id(above)] = required.get(id(above), frozenset()) | some
+            required_above = needed | set(above.key)
+            if not required_above and not isinstance(above, Window):
+                required_above = frozenset({_narrowest(above)})  # keeps rows to count
+            required[id(above)] = required.get(id(above), frozenset()) | required_above
     notes: list[str] = []
-    made: dict[int, Node] = {}
+    rebuilt: dict[int, Node] = {}
     for node in nodes:
-        inputs = tuple(made[id(above)] for above in node.inputs)
-        same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
+        inputs = tuple(rebuilt[id(above)] for above in node.inputs)
+        is_unchanged = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
         wanted = required[id(node)]
-        dropped = [name for name in node.schema.names if name not in wanted]
+        unused_columns = [name for name in node.schema.names if name not in wanted]
         pruned: Node = node
-        if isinstance(node, Select) and dropped:
+        if isinstance(node, Select) and unused_columns:
             pruned = replace(
                 node, inputs=inputs, columns=tuple(item for item in node.columns if item[0] in wanted)
             )
-            notes.append(f"{node.name}: drops {', '.join(dropped)}")
+            notes.append(f"{node.name}: drops {', '.join(unused_columns)}")
         elif isinstance(node, Union):
             # The inputs must keep the same columns.
             used = wanted | node.needs(wanted)[0]
             pruned = _union(node, inputs, [name for name in node.inputs[0].schema.names if name in used])
-        elif not same:
+        elif not is_unchanged:
             pruned = replace(node, inputs=inputs)
         narrow = isinstance(node, Source | Where | StreamTableJoin)
-        left = [name for name in pruned.schema.names if name not in wanted]
-        if narrow and left:
-            kept = tuple((name, column(name)) for name in pruned.schema.names if name in wanted)
-            pruned = Select(f"prune {node.name}", (pruned,), kept)
-            notes.append(f"{node.name}: without {', '.join(left)}")
-        made[id(node)] = pruned
-    return made[id(root)], tuple(notes)
+        unused = [name for name in pruned.schema.names if name not in wanted]
+        if narrow and unused:
+            kept_columns = tuple((name, column(name)) for name in pruned.schema.names if name in wanted)
+            pruned = Select(f"prune {node.name}", (pruned,), kept_columns)
+            notes.append(f"{node.name}: without {', '.join(unused)}")
+        rebuilt[id(node)] = pruned
+    return rebuilt[id(root)], tuple(notes)
 
 
 def _narrowest(node: Node) -> str:
@@ -182,10 +182,10 @@ def _narrowest(node: Node) -> str:
 
 
 def _union(node: Union, inputs: tuple[Node, ...], names: list[str]) -> Node:
-    same = [node if node.schema.names == names else _only(node, names) for node in inputs]
-    if all(new is old for new, old in zip(same, node.inputs, strict=True)):
+    projected = [node if node.schema.names == names else _only(node, names) for node in inputs]
+    if all(new is old for new, old in zip(projected, node.inputs, strict=True)):
         return node
-    return replace(node, inputs=tuple(same))
+    return replace(node, inputs=tuple(projected))
 
 
 def _only(node: Node, names: list[str]) -> Node:
@@ -203,9 +203,9 @@ def merge(root: Node) -> Rewritten:
         above = node.inputs[0] if node.inputs else None
         if isinstance(node, Where) and isinstance(above, Where):
             if node.predicate.deterministic and above.predicate.deterministic:
-                both = conjunction([above.predicate, node.predicate])
-                notes.append(f"where {both.text}: one selection")
-                return Where(above.name, above.inputs, both)
+                joint = conjunction([above.predicate, node.predicate])
+                notes.append(f"where {joint.text}: one selection")
+                return Where(above.name, above.inputs, joint)
         elif isinstance(node, Select) and above is not None:
             if [(name, column(name)) for name in above.schema.names] == list(node.columns):
                 notes.append(f"{node.name}: selects what there is")
@@ -221,15 +221,15 @@ def merge(root: Node) -> Rewritten:
 
 
 def _compose(below: Select, above: Select) -> tuple[tuple[str, Expression], ...] | None:
-    made = dict(above.columns)
+    definitions = dict(above.columns)
     uses: Counter[str] = Counter()
     for _, expression in below.columns:
         uses += expression.occurrences()
-    for name, expression in made.items():
+    for name, expression in definitions.items():
         if (uses[name] or expression.generates) and not expression.deterministic:
             return None
         if uses[name] > 1 and not expression.is_column:
             return None
     if not all(expression.deterministic for _, expression in below.columns):
         return None
-    return tuple((name, expression.substitute(made)) for name, expression in below.columns)
+    return tuple((name, expression.substitute(definitions)) for name, expression in below.columns)

@@ -68,12 +68,12 @@ class Statistics:
         if not len(values):
             return 0.0
         places = tuple(None if buffer is None else buffer.address for buffer in values.buffers())
-        known = (places, values.offset, len(values), values.type)
-        if known not in self._sizes:
+        cache_key = (places, values.offset, len(values), values.type)
+        if cache_key not in self._sizes:
             from penstock.compression import encode
 
-            self._sizes[known] = len(encode(values)) / len(values)
-        return self._sizes[known]
+            self._sizes[cache_key] = len(encode(values)) / len(values)
+        return self._sizes[cache_key]
 
 
 def measure(
@@ -152,10 +152,10 @@ class Flow:
 
 def flows(root: Node, statistics: Statistics | None = None) -> dict[int, Flow]:
     """Return the output flow of every operator, by the id of its node."""
-    found: dict[int, Flow] = {}
+    flow_of: dict[int, Flow] = {}
     for node in topological(root):
-        found[id(node)] = _flow(node, [found[id(input)] for input in node.inputs], statistics)
-    return found
+        flow_of[id(node)] = _flow(node, [flow_of[id(input)] for input in node.inputs], statistics)
+    return flow_of
 
 
 def _flow(node: Node, inputs: list[Flow], statistics: Statistics | None) -> Flow:
@@ -166,9 +166,9 @@ def _flow(node: Node, inputs: list[Flow], statistics: Statistics | None) -> Flow
     if isinstance(node, PushedScan):
         return _scan_flow(node, inputs[0])
     if all(table is not None for table in tables):
-        made = _compute(node, [table for table in tables if table is not None])
-        if made is not None:
-            return _measure_table(made)
+        result = _compute(node, [table for table in tables if table is not None])
+        if result is not None:
+            return _measure_table(result)
     rows: float | None = None
     if not node.stateful and all(flow.rows is not None for flow in inputs):
         rows = sum(flow.rows or 0.0 for flow in inputs)
@@ -179,17 +179,17 @@ def _flow(node: Node, inputs: list[Flow], statistics: Statistics | None) -> Flow
 
 def _compute(node: Node, inputs: list[pa.Table]) -> pa.Table | None:
     """Run a sample through a node; return None where the result is unknown."""
-    known = node.inputs[0].schema
+    schema = node.inputs[0].schema
     if isinstance(node, Where):
-        return filter_rows(inputs[0], node.predicate) if type_of(node.predicate, known) else None
+        return filter_rows(inputs[0], node.predicate) if type_of(node.predicate, schema) else None
     if isinstance(node, Select):
-        if any(expression_type(expression, known) == UNKNOWN for _, expression in node.columns):
+        if any(expression_type(expression, schema) == UNKNOWN for _, expression in node.columns):
             return None
         return project(inputs[0], dict(node.columns))
     if isinstance(node, Materialize | Window | Sink):
         return inputs[0]
     if isinstance(node, Union) and not node.stateful:
-        return pa.concat_tables([table.select(known.names) for table in inputs])
+        return pa.concat_tables([table.select(schema.names) for table in inputs])
     return None
 
 
@@ -217,9 +217,9 @@ def _scan_flow(node: PushedScan, flow: Flow) -> Flow:
 
 def _panes(table: pa.Table, fragments: Fragments) -> pa.Table:
     steps = table[fragments.time].cast(pa.int64())
-    whole = pc.divide(steps, fragments.pane_steps)
-    below = pc.and_(pc.less(steps, 0), pc.not_equal(pc.multiply(whole, fragments.pane_steps), steps))
-    return table.append_column(PANE, pc.subtract(whole, below.cast(pa.int64())))
+    quotients = pc.divide(steps, fragments.pane_steps)
+    below = pc.and_(pc.less(steps, 0), pc.not_equal(pc.multiply(quotients, fragments.pane_steps), steps))
+    return table.append_column(PANE, pc.subtract(quotients, below.cast(pa.int64())))
 
 
 def _groups(table: pa.Table, names: list[str]) -> int:

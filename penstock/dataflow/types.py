@@ -61,10 +61,10 @@ def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
 
 def declared_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
     """Return the type of an expression, read from a cast if only Spark can evaluate it."""
-    found = expression_type(expression, schema)
+    inferred = expression_type(expression, schema)
     tree = expression.tree.unnest()
-    if found != UNKNOWN or tree.kind != "cast":
-        return found
+    if inferred != UNKNOWN or tree.kind != "cast":
+        return inferred
     name = tree.value[1]
     return _DECLARED.get(_SPELLINGS.get(name, name), UNKNOWN)
 
@@ -111,8 +111,8 @@ def _call_type(expression: Expression, call: Tree, schema: pa.Schema) -> pa.Data
         return expression_type(expression.slice(call.parts[0]), schema)
     if len(call.parts) != 1 or (kind != "sum" and kind not in _OWN):
         return UNKNOWN
-    of = expression_type(expression.slice(call.parts[0]), schema)
-    return of if kind in _OWN else _sum_type(of)
+    argument_type = expression_type(expression.slice(call.parts[0]), schema)
+    return argument_type if kind in _OWN else _sum_type(argument_type)
 
 
 def fixed_bytes(kind: pa.DataType) -> float | None:
@@ -136,10 +136,12 @@ def scan_schema(scan: Scan, schema: pa.Schema) -> pa.Schema:
         raise InvalidUsageError("a scan reads a column that is not there", column=missing[0])
     read = pa.schema([schema.field(name) for name in scan.columns])
     texts = scan.select or {name: column(name).text for name in scan.columns}
-    made = pa.schema([(name, expression_type(Expression.parse(text), read)) for name, text in texts.items()])
+    output = pa.schema(
+        [(name, expression_type(Expression.parse(text), read)) for name, text in texts.items()]
+    )
     if scan.fragments is None:
-        return made
-    fields: list[pa.Field[Any]] = [pa.field(PANE, made.field(scan.fragments.time).type)]
-    fields += [made.field(name) for name in scan.fragments.group_by]
-    fields += [pa.field(partial.name, partial_type(partial, made)) for partial in scan.fragments.partials]
+        return output
+    fields: list[pa.Field[Any]] = [pa.field(PANE, output.field(scan.fragments.time).type)]
+    fields += [output.field(name) for name in scan.fragments.group_by]
+    fields += [pa.field(partial.name, partial_type(partial, output)) for partial in scan.fragments.partials]
     return pa.schema(fields)

@@ -115,7 +115,7 @@ class Database:
         InvalidUsageError
             If a name or type is unusable, or the table exists already.
         """
-        spec = TableSpec.of(name, columns, key, partition_by, indexes)
+        spec = TableSpec.parse(name, columns, key, partition_by, indexes)
         self.catalog.add("table", spec)
         return spec
 
@@ -137,7 +137,7 @@ class Database:
         InvalidUsageError
             If a name or type is unusable or taken.
         """
-        spec = StreamSpec.of(name, columns)
+        spec = StreamSpec.parse(name, columns)
         self.catalog.add("stream", spec)
         return spec
 
@@ -173,7 +173,7 @@ class Database:
         InvalidUsageError
             If a name, type, size or slide is unusable.
         """
-        spec = WindowSpec.of(name, columns, size, slide, time)
+        spec = WindowSpec.parse(name, columns, size, slide, time)
         self.catalog.add("window", spec)
         return spec
 
@@ -214,7 +214,7 @@ class Database:
             If it is outside of the subset of Python that is compiled; with file, line and column.
         """
 
-        def made(function: Function) -> Procedure:
+        def decorate(function: Function) -> Procedure:
             text = read(function)
             self._check_free(text.name)
             results = parse_schema(returns) if returns else pa.schema([])
@@ -225,7 +225,7 @@ class Database:
             self.procedures[text.name] = procedure
             return procedure
 
-        return made if function is None else made(function)
+        return decorate if function is None else decorate(function)
 
     def trigger(self, on: TableSpec | StreamSpec | WindowSpec | str) -> Callable[[Function], Procedure]:
         """Make a procedure that runs with each insert into a table or stream, or each slide of a window.
@@ -254,7 +254,7 @@ class Database:
             raise InvalidUsageError("there is no such table, stream or window", name=name)
         event = pa.schema([pa.field(column.name, column.type, column.nullable) for column in spec.columns])
 
-        def made(function: Function) -> Procedure:
+        def decorate(function: Function) -> Procedure:
             text = read(function)
             self._check_free(text.name)
             catalog.check_trigger(name, text)
@@ -267,7 +267,7 @@ class Database:
                 triggers.pop()
                 raise
 
-        return made
+        return decorate
 
     def nested(self, *procedures: Procedure) -> Nested:
         """Make procedures of a workflow one transaction: all of them commit, or none."""
@@ -294,9 +294,9 @@ class Database:
             name, or one does not compile.
         """
         self._check_free(name)
-        made = Workflow(name, parts, self.catalog, self.location)
-        self.workflows[name] = made
-        return made
+        workflow = Workflow(name, parts, self.catalog, self.location)
+        self.workflows[name] = workflow
+        return workflow
 
     def _check_free(self, name: str) -> None:
         if name in self.procedures:

@@ -56,7 +56,7 @@ class TableSet:
         Whether nothing was stored or restored yet.
     offset : int, optional
         The offset in a command log up to which the tables hold.
-    remembered : object
+    request_memory : object
         An index that requests derive from a table of this state (`penstock.procedures.requests`); None
         before.
     """
@@ -75,7 +75,7 @@ class TableSet:
         self.transactions = 0
         self.is_new = True
         self.offset: int | None = None
-        self.remembered: Any = None
+        self.request_memory: Any = None
 
     def __getitem__(self, name: str) -> TableRows:
         """Return a table."""
@@ -152,36 +152,36 @@ class TableSet:
         """Run a procedure in Python over the rows that it asks for; write its changes back."""
         tables = {spec.name: self._tables[spec.name] for spec in program.tables}
         plain = PlainRounds(
-            program.reached,
+            program.dependencies,
             {name: table.fetch for name, table in tables.items()},
             {name: table.scan for name, table in tables.items()},
         )
         if program.workflow:
-            made = plain.run_workflow(program.workflow, events, bounds)
+            results = plain.run_workflow(program.workflow, events, bounds)
         else:
-            made = plain.run(program.text, events, program.results)
+            results = plain.run(program.text, events, program.results)
         for name, table in tables.items():
-            changed = {key: plain.tables[name].rows[key] for key in plain.tables[name].changed}
-            table.replace(changed)
+            changed_rows = {key: plain.tables[name].rows[key] for key in plain.tables[name].changed}
+            table.replace(changed_rows)
         self.transactions += events.num_rows if bounds is None else len(bounds) - 1
         schema = result_schema(program)
-        columns: list[Any] = list(zip(*made, strict=True)) or [[] for _ in schema]
+        columns: list[Any] = list(zip(*results, strict=True)) or [[] for _ in schema]
         arrays = [from_python(values, field.type) for values, field in zip(columns, schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def event_arrays(self, program: Program, events: pa.RecordBatch) -> list[npt.NDArray[Any]]:
         """Return events as kernels take them."""
-        given: list[npt.NDArray[Any]] = []
+        arrays: list[npt.NDArray[Any]] = []
         for column, values in zip(program.event, events.columns, strict=True):
             if not column.is_list:
-                made, mask = numpy_column(column, values, self.texts)
-                given += [made, mask] if column.nullable else [made]
+                numbers, mask = numpy_column(column, values, self.texts)
+                arrays += [numbers, mask] if column.nullable else [numbers]
                 continue
             offsets = values.offsets.to_numpy().astype(np.int64)
-            made, nulls = numpy_column(column, values.values, self.texts)
+            numbers, nulls = numpy_column(column, values.values, self.texts)
             mask = values.is_null().to_numpy(zero_copy_only=False)
-            given += [made, offsets, *([mask] if column.nullable else []), nulls]
-        return [np.ascontiguousarray(array) for array in given]
+            arrays += [numbers, offsets, *([mask] if column.nullable else []), nulls]
+        return [np.ascontiguousarray(array) for array in arrays]
 
     def make_room(self, program: Program, cause: int) -> None:
         """Grow the array that a kernel found too small."""
@@ -235,10 +235,10 @@ class TableSet:
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in their order: to empty tables, or to catch up."""
         self.is_new = False
-        self.remembered = None
+        self.request_memory = None
         for unit in units:
-            known = {f"{name}/{part}" for name in self._tables for part in ("upserts", "tombstones")}
-            if strange := unit.blocks.keys() - known:
+            block_names = {f"{name}/{part}" for name in self._tables for part in ("upserts", "tombstones")}
+            if strange := unit.blocks.keys() - block_names:
                 raise CorruptDataError("a block is of no table", blocks=sorted(strange))
             for table in self._tables.values():
                 table.apply(partial(_block, unit))
@@ -255,9 +255,9 @@ class TableSet:
         if len(self.texts) <= self._most_texts:
             return
         used = [numbers for table in self._tables.values() for numbers in table.text_numbers()]
-        renumbered = self.texts.keep(used)
+        new_numbers = self.texts.keep(used)
         for table in self._tables.values():
-            table.renumber(renumbered)
+            table.renumber(new_numbers)
         self._most_texts = max(2 * len(self.texts), _LEAST_TEXTS)
 
 
@@ -284,7 +284,7 @@ class Run:
     ) -> None:
         self._state = state
         self._program = program
-        self._each = bounds is None
+        self._event_is_round = bounds is None
         self._bounds = np.arange(events.num_rows + 1) if bounds is None else bounds
         self.rounds = len(self._bounds) - 1
         count = int(self._bounds[-1])
@@ -306,7 +306,7 @@ class Run:
         self._state.transactions += end - begin
 
     def advance_transaction(
-        self, at: int, transaction: int, given: Mapping[str, pa.RecordBatch]
+        self, at: int, transaction: int, stream_rows: Mapping[str, pa.RecordBatch]
     ) -> dict[str, pa.RecordBatch]:
         """Run one transaction of a round.
 
@@ -316,15 +316,15 @@ class Run:
             The round.
         transaction : int
             The transaction, in the order of the program.
-        given : mapping
+        stream_rows : mapping
             The rows of streams, by name.
         """
         program = self._program
         members = program.transactions[transaction]
         self._steps[:2] = members.start, members.stop
         for place, spec in enumerate(program.streams, 2):
-            self._steps[place] = given[spec.name].num_rows if spec.name in given else 0
-        self._run(at, at + 1, given)
+            self._steps[place] = stream_rows[spec.name].num_rows if spec.name in stream_rows else 0
+        self._run(at, at + 1, stream_rows)
         self._state.transactions += members.start == 0
         later = set(program.takes[members.stop :])
         counts = self._steps[2 + len(self._streams) :]
@@ -334,21 +334,29 @@ class Run:
             if count and spec.name in later
         }
 
-    def _run(self, begin: int, end: int, given: Mapping[str, pa.RecordBatch]) -> None:
+    def _run(self, begin: int, end: int, stream_rows: Mapping[str, pa.RecordBatch]) -> None:
         program, state = self._program, self._state
         results = [array for pair in self._results for array in pair]
-        own = (self._bounds, self._steps, self._codes) if program.stages else (self._codes,)
+        round_arrays = (self._bounds, self._steps, self._codes) if program.stages else (self._codes,)
         while True:
             for spec, stream in zip(program.streams, self._streams, strict=True):
-                if spec.name in given:
-                    stream.load(given[spec.name], state.texts)
+                if spec.name in stream_rows:
+                    stream.load(stream_rows[spec.name], state.texts)
             tables = [array for spec in program.tables for array in state[spec.name].arrays]
             tables += [array for stream in self._streams for array in stream.arrays]
             if any(spec.indexes for spec in program.tables):
                 tables += state.texts.bytes
             before = begin
             begin = program.kernel(
-                begin, end, *own, state.control, self._texts, *state.undo, *self._events, *results, *tables
+                begin,
+                end,
+                *round_arrays,
+                state.control,
+                self._texts,
+                *state.undo,
+                *self._events,
+                *results,
+                *tables,
             )
             if begin == end:
                 return
@@ -359,7 +367,7 @@ class Run:
     def results(self) -> pa.RecordBatch:
         """Return the results of each event, once all rounds have run."""
         program, codes, results = self._program, self._codes, self._results
-        if program.stages and not self._each:
+        if program.stages and not self._event_is_round:
             codes = np.repeat(codes, np.diff(self._bounds), axis=0)
         why = rejections(program, codes)
         if codes.ndim == 1:

@@ -42,17 +42,17 @@ class Lookup:
 
 def find_lookups(text: ProcedureText, layout: Layout) -> tuple[list[Lookup], dict[str, list[str]]]:
     """Return the determined look-ups of a program, and the columns that it uses of each table."""
-    found: dict[Lookup, None] = {}
+    lookups: dict[Lookup, None] = {}
     used: dict[str, dict[str, None]] = {name: {} for name in layout.tables}
-    _search(text, {column.name: column.name for column in layout.event}, layout, found, used)
-    return list(found), {name: list(columns)[:_MOST_COLUMNS] for name, columns in used.items()}
+    _search(text, {column.name: column.name for column in layout.event}, layout, lookups, used)
+    return list(lookups), {name: list(columns)[:_MOST_COLUMNS] for name, columns in used.items()}
 
 
 def _search(
     text: ProcedureText,
     sources: Sources,
     layout: Layout,
-    found: dict[Lookup, None],
+    lookups: dict[Lookup, None],
     used: dict[str, dict[str, None]],
 ) -> None:
     elements = dict(_elements(text, sources, layout))
@@ -64,10 +64,10 @@ def _search(
                     used[name][node.attr] = None
         lookup = _lookup(node, text, sources, elements, layout)
         if lookup is not None:
-            found[lookup] = None
-        called = _callee(node, text)
-        if called is not None and isinstance(node, ast.Call):
-            _search(called, _trace_arguments(node.args[0], text, sources), layout, found, used)
+            lookups[lookup] = None
+        callee = _callee(node, text)
+        if callee is not None and isinstance(node, ast.Call):
+            _search(callee, _trace_arguments(node.args[0], text, sources), layout, lookups, used)
 
 
 def _elements(text: ProcedureText, sources: Sources, layout: Layout) -> Iterator[tuple[str, str]]:
@@ -101,11 +101,11 @@ def _lookup(
         elif isinstance(part, ast.Subscript):
             attribute = _attribute(part.value, text, sources)
         attributes.append(attribute)
-    known = [attribute for attribute in attributes if attribute is not None]
+    key_sources = [attribute for attribute in attributes if attribute is not None]
     lists = {column.name for column in layout.event if column.is_list}
-    if len(known) < len(layout.tables[table].spec.key) or len(lists.intersection(known)) > 1:
+    if len(key_sources) < len(layout.tables[table].spec.key) or len(lists.intersection(key_sources)) > 1:
         return None
-    return Lookup(table, tuple(known))
+    return Lookup(table, tuple(key_sources))
 
 
 def _split_lookup(node: ast.AST, text: ProcedureText) -> tuple[str | None, ast.expr | None]:
@@ -126,8 +126,8 @@ def _split_lookup(node: ast.AST, text: ProcedureText) -> tuple[str | None, ast.e
 def _callee(node: ast.AST, text: ProcedureText) -> ProcedureText | None:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
         return None
-    called = getattr(text.names.get(node.func.id), "text", None)
-    return called if isinstance(called, ProcedureText) else None
+    callee = getattr(text.names.get(node.func.id), "text", None)
+    return callee if isinstance(callee, ProcedureText) else None
 
 
 def _trace_arguments(node: ast.expr, text: ProcedureText, sources: Sources) -> Sources:
@@ -138,8 +138,8 @@ def _trace_arguments(node: ast.expr, text: ProcedureText, sources: Sources) -> S
         return {}
     if text.names.get(node.func.id) is not language.event:
         return {}
-    made = {str(keyword.arg): _attribute(keyword.value, text, sources) for keyword in node.keywords}
-    return {name: source for name, source in made.items() if source is not None}
+    arguments = {str(keyword.arg): _attribute(keyword.value, text, sources) for keyword in node.keywords}
+    return {name: source for name, source in arguments.items() if source is not None}
 
 
 def prefetch_lines(layout: Layout, lookups: list[Lookup], used: Mapping[str, list[str]]) -> list[str]:
@@ -147,7 +147,7 @@ def prefetch_lines(layout: Layout, lookups: list[Lookup], used: Mapping[str, lis
     if not lookups:
         return []
     lines = ["if ahead > 0 and i + 2 * ahead < end:", f"{_INDENT}j = i + 2 * ahead"]
-    lines += _each(layout, lookups, lambda code, word: [f"prefetch_entry({_index(code)}, {word})"])
+    lines += _loop_lines(layout, lookups, lambda code, word: [f"prefetch_entry({_index(code)}, {word})"])
     lines += [f"{_INDENT}j = i + ahead"]
 
     def rows(code: TableCode, word: str) -> list[str]:
@@ -158,14 +158,16 @@ def prefetch_lines(layout: Layout, lookups: list[Lookup], used: Mapping[str, lis
         slot = [f"s = peek({_index(code)}, {word})", "if s >= 0:"]
         return [*slot, *(f"{_INDENT}prefetch({array}, s)" for array in arrays)]
 
-    return [*lines, *_each(layout, lookups, rows)]
+    return [*lines, *_loop_lines(layout, lookups, rows)]
 
 
 def _index(code: TableCode) -> str:
     return f"{code.array('entries')}, {code.fact(SHIFT)}"
 
 
-def _each(layout: Layout, lookups: list[Lookup], lines: Callable[[TableCode, str], list[str]]) -> list[str]:
+def _loop_lines(
+    layout: Layout, lookups: list[Lookup], lines: Callable[[TableCode, str], list[str]]
+) -> list[str]:
     """Return lines for each look-up of event ``j``; those by a list's elements are in a loop."""
     numbers = {column.name: number for number, column in enumerate(layout.event)}
     lists = {column.name for column in layout.event if column.is_list}
@@ -175,10 +177,10 @@ def _each(layout: Layout, lookups: list[Lookup], lines: Callable[[TableCode, str
         code = layout.tables[lookup.table]
         word = code.word([f"e{numbers[name]}[{'q' if name in lists else 'j'}]" for name in lookup.key])
         loops.setdefault(name, []).extend(lines(code, word))
-    made = [_INDENT + line for line in loops.pop(None, [])]
+    loop_lines = [_INDENT + line for line in loops.pop(None, [])]
     for name, body in loops.items():
         offsets = f"e{numbers[str(name)]}_offsets"
         if body:
-            made.append(f"{_INDENT}for q in range({offsets}[j], {offsets}[j + 1]):")
-            made += [2 * _INDENT + line for line in body]
-    return made
+            loop_lines.append(f"{_INDENT}for q in range({offsets}[j], {offsets}[j + 1]):")
+            loop_lines += [2 * _INDENT + line for line in body]
+    return loop_lines

@@ -23,8 +23,8 @@ from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.statements import Statements
 from penstock.procedures.schema import Column, TableSpec, columns_of
 from penstock.procedures.workflows.catalog import Catalog
+from penstock.procedures.workflows.dependencies import Dependencies
 from penstock.procedures.workflows.kernel import compile_workflow
-from penstock.procedures.workflows.reached import Reached
 from penstock.procedures.workflows.stages import Stage
 from penstock.procedures.workflows.streams import StreamSpec
 
@@ -85,7 +85,7 @@ class Procedure:
     @property
     def tables(self) -> Mapping[str, TableSpec]:
         """All tables of its database."""
-        return self.catalog.stored
+        return self.catalog.all_tables
 
     @property
     def name(self) -> str:
@@ -118,11 +118,11 @@ class Procedure:
         InvalidUsageError
             If the procedure cannot be compiled for it, or it lacks an attribute that is declared.
         """
-        if emitted := self.catalog.reached([self.text]).streams:
+        if streams := self.catalog.find_dependencies([self.text]).streams:
             raise InvalidUsageError(
                 "a procedure that emits rows runs in a workflow",
                 procedure=self.name,
-                streams=", ".join(emitted),
+                streams=", ".join(streams),
                 hint="database.workflow(name, ...) makes one of it and of those that take the rows",
             )
         return self._program(self.event_schema(event))
@@ -148,26 +148,28 @@ class Procedure:
 
     def result_columns(self) -> tuple[Column, ...]:
         """Return the columns of its results."""
-        return columns_of(self.results, of=self.name, lists=False)
+        return columns_of(self.results, owner=self.name, lists=False)
 
     def _program(self, schema: pa.Schema) -> Program | PlainProgram:
-        known = schema_text(schema)
-        if known not in self._programs:
-            reached = self.catalog.reached([self.text])
-            self._programs[known] = self._made(schema, reached)
+        key = schema_text(schema)
+        if key not in self._programs:
+            dependencies = self.catalog.find_dependencies([self.text])
+            self._programs[key] = self._compile(schema, dependencies)
             if not self.is_trigger:
-                self.catalog.add_compiled(reached)
-        return self._programs[known]
+                self.catalog.add_compiled(dependencies)
+        return self._programs[key]
 
-    def _made(self, schema: pa.Schema, reached: Reached) -> Program | PlainProgram:
-        event, results = columns_of(schema, of=self.name, lists=True), self.result_columns()
-        digest = program_digest(reached, schema, self.results)
+    def _compile(self, schema: pa.Schema, dependencies: Dependencies) -> Program | PlainProgram:
+        event, results = columns_of(schema, owner=self.name, lists=True), self.result_columns()
+        digest = program_digest(dependencies, schema, self.results)
         if self.plain:
-            return PlainProgram(self.name, self.text, reached, event, results, digest)
-        if reached.streams:
+            return PlainProgram(self.name, self.text, dependencies, event, results, digest)
+        if dependencies.streams:
             # It is never run, but its errors are told where it is defined.
-            return compile_workflow(self.name, [Stage(self.text, None, results, 0)], reached, event, digest)
-        return compile_program(self.text, reached, event, results, digest)
+            return compile_workflow(
+                self.name, [Stage(self.text, None, results, 0)], dependencies, event, digest
+            )
+        return compile_program(self.text, dependencies, event, results, digest)
 
     def explain(self) -> str:
         """Describe its operations, how they are undone, its reasons to reject, and where it runs."""
@@ -183,8 +185,8 @@ def _attributes(text: ProcedureText) -> set[str]:
     """Return the event's attributes that a procedure, and those that it passes the event to, may name."""
     return {
         node.attr
-        for called in all_texts(text)
-        for node in ast.walk(called.tree)
+        for callee in all_texts(text)
+        for node in ast.walk(callee.tree)
         if isinstance(node, ast.Attribute)
     }
 
@@ -193,12 +195,12 @@ def _check_constructs(text: ProcedureText) -> None:
     """Refuse constructs that are outside of the subset for all types."""
     for node in ast.walk(text.tree):
         kind = type(node).__name__.lower()
-        known = True
+        is_supported = True
         if isinstance(node, ast.stmt) and node is not text.tree:
-            known = hasattr(Statements, f"_{kind}_statement") and not isinstance(node, ast.While)
+            is_supported = hasattr(Statements, f"_{kind}_statement") and not isinstance(node, ast.While)
         elif isinstance(node, ast.expr) and not isinstance(node, _PARTS):
-            known = hasattr(Statements, f"_{kind}")
-        if not known:
+            is_supported = hasattr(Statements, f"_{kind}")
+        if not is_supported:
             raise text.wrong(
                 node,
                 f"a procedure has no {type(node).__name__}",

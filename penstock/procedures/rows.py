@@ -57,19 +57,21 @@ def arrow_column(
     """Convert the output of `numpy_column` back to Arrow."""
     if column.kind.is_interned:
         return texts.column(values, column.type, mask)
-    made = pa.array(values, mask=mask)
+    array = pa.array(values, mask=mask)
     if column.kind.scale is not None:
         # A decimal has 128 bits, of which the upper half repeats the sign.
         words = np.stack([values, values >> 63], axis=1)
-        return pa.Array.from_buffers(column.type, len(values), [made.buffers()[0], pa.py_buffer(words)])
-    return made if made.type == column.type else made.view(column.type)
+        return pa.Array.from_buffers(column.type, len(values), [array.buffers()[0], pa.py_buffer(words)])
+    return array if array.type == column.type else array.view(column.type)
 
 
 def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
     """Convert Python values to Arrow; times are integers."""
-    held = pa.int64() if pa.types.is_timestamp(kind) else pa.int32() if pa.types.is_date(kind) else kind
-    made = pa.array(values, held)
-    return made if held == kind else made.view(kind)
+    storage_type = (
+        pa.int64() if pa.types.is_timestamp(kind) else pa.int32() if pa.types.is_date(kind) else kind
+    )
+    array = pa.array(values, storage_type)
+    return array if storage_type == kind else array.view(kind)
 
 
 class TableRows:
@@ -118,21 +120,21 @@ class TableRows:
     @property
     def arrays(self) -> list[npt.NDArray[Any]]:
         """The arrays in the order in which kernels take them."""
-        made: list[npt.NDArray[Any]] = []
+        arrays: list[npt.NDArray[Any]] = []
         for column, null in zip(self._columns, self._nulls, strict=True):
-            made.append(column)
+            arrays.append(column)
             if null is not None:
-                made.append(null)
-        made += [self._entries, self._live, self._dirty, self._free, self._gone, self._facts]
-        return made + self._trees.nodes
+                arrays.append(null)
+        arrays += [self._entries, self._live, self._dirty, self._free, self._gone, self._facts]
+        return arrays + self._trees.nodes
 
     # Room
 
-    def make_room(self, more: int) -> None:
+    def make_room(self, count: int) -> None:
         """Grow until there is room for `more` rows and `more` deleted keys."""
-        self._grow_gone(int(self._facts[GONE]) + more)
-        if self._facts[FREE] + len(self._live) - self._facts[USED] < more:
-            self._grow(max(2 * len(self._live), int(self._facts[USED]) + more))
+        self._grow_gone(int(self._facts[GONE]) + count)
+        if self._facts[FREE] + len(self._live) - self._facts[USED] < count:
+            self._grow(max(2 * len(self._live), int(self._facts[USED]) + count))
 
     def double_rows(self) -> None:
         """Double the room for rows. A transaction that had no room was undone and runs again."""
@@ -198,18 +200,18 @@ class TableRows:
             If `new` rows have a key that exists already.
         """
         self.make_room(rows.num_rows)
-        made = [
+        columns = [
             numpy_column(column, values, self._texts)
             for column, values in zip(self.spec.columns, rows.columns, strict=True)
         ]
-        key = [made[self.spec.names.index(name)][0].astype(np.int64) for name in self.spec.key]
+        key = [columns[self.spec.names.index(name)][0].astype(np.int64) for name in self.spec.key]
         slots = self._find(key)
         missing = np.flatnonzero(slots < 0)
         if new and (len(missing) < len(slots) or len(np.unique(np.stack(key), axis=1).T) < len(slots)):
             raise InvalidUsageError("a row with this key is there already", table=self.spec.name)
         self._trees.remove(slots[slots >= 0])
         slots[missing] = self._take_slots(len(missing))
-        for (values, mask), column, null in zip(made, self._columns, self._nulls, strict=True):
+        for (values, mask), column, null in zip(columns, self._columns, self._nulls, strict=True):
             column[slots] = values
             if null is not None:
                 null[slots] = mask
@@ -235,9 +237,9 @@ class TableRows:
             for column, values in zip(self.spec.key_columns, rows.columns, strict=True)
         ]
         slots = self._find(key)
-        there = slots >= 0
-        slots = slots[there]
-        remove_entries(self._entries, int(self._facts[SHIFT]), words_of(key)[there], slots)
+        exists = slots >= 0
+        slots = slots[exists]
+        remove_entries(self._entries, int(self._facts[SHIFT]), words_of(key)[exists], slots)
         self._live[slots] = False
         self._trees.remove(slots)
         free = int(self._facts[FREE])
@@ -246,8 +248,8 @@ class TableRows:
         self._facts[LIVE] -= len(slots)
         if note:
             self.make_room(len(slots))
-            noted = int(self._facts[GONE])
-            self._gone[noted : noted + len(slots)] = np.stack([part[there] for part in key], axis=1)
+            begin = int(self._facts[GONE])
+            self._gone[begin : begin + len(slots)] = np.stack([part[exists] for part in key], axis=1)
             self._facts[GONE] += len(slots)
 
     # Rows as Python objects, for procedures that Python runs
@@ -275,14 +277,14 @@ class TableRows:
         """Return all rows."""
         return python_rows(self.table())
 
-    def replace(self, changed: Mapping[tuple[Any, ...], dict[str, Any] | None]) -> None:
+    def replace(self, changes: Mapping[tuple[Any, ...], dict[str, Any] | None]) -> None:
         """Insert, replace or (with None) delete rows by key."""
         fields = list(self._key_schema)
-        gone = [key for key, row in changed.items() if row is None]
-        columns = list(zip(*gone, strict=True)) or [() for _ in fields]
+        deleted_keys = [key for key, row in changes.items() if row is None]
+        columns = list(zip(*deleted_keys, strict=True)) or [() for _ in fields]
         keys = [from_python(values, field.type) for values, field in zip(columns, fields, strict=True)]
         self._delete(pa.RecordBatch.from_arrays(keys, schema=self._key_schema), note=True)
-        rows = [row for row in changed.values() if row is not None]
+        rows = [row for row in changes.values() if row is not None]
         arrays = [
             from_python([row[column.name] for row in rows], column.type) for column in self.spec.columns
         ]
@@ -294,10 +296,10 @@ class TableRows:
         """Return the changes since the last call, and reset them."""
         upserts = self._rows(np.flatnonzero(self._dirty & self._live))
         count = int(self._facts[GONE])
-        gone = np.unique(self._gone[:count], axis=0) if count else self._gone[:0]
-        gone = gone[self._find([np.ascontiguousarray(part) for part in gone.T]) < 0]
+        deleted_keys = np.unique(self._gone[:count], axis=0) if count else self._gone[:0]
+        deleted_keys = deleted_keys[self._find([np.ascontiguousarray(part) for part in deleted_keys.T]) < 0]
         keys = [
-            arrow_column(column, gone[:, place].astype(column.dtype), None, self._texts)
+            arrow_column(column, deleted_keys[:, place].astype(column.dtype), None, self._texts)
             for place, column in enumerate(self.spec.key_columns)
         ]
         tombstones = pa.RecordBatch.from_arrays(keys, schema=self._key_schema)
@@ -336,8 +338,8 @@ class TableRows:
         """Fill an empty table."""
         self.make_room(rows.num_rows)
         for place, (column, values) in enumerate(zip(self.spec.columns, rows.columns, strict=True)):
-            made, mask = numpy_column(column, values, self._texts)
-            self._columns[place][: rows.num_rows] = made
+            numbers, mask = numpy_column(column, values, self._texts)
+            self._columns[place][: rows.num_rows] = numbers
             null = self._nulls[place]
             if null is not None:
                 null[: rows.num_rows] = mask
@@ -351,27 +353,27 @@ class TableRows:
     def text_numbers(self) -> list[Numbers]:
         """Return the numbers of all texts in use."""
         slots = np.flatnonzero(self._live)
-        found = []
+        numbers = []
         for column, values, null in zip(self.spec.columns, self._columns, self._nulls, strict=True):
             if column.kind.is_interned:
-                taken = values[slots]
-                found.append(taken if null is None else taken[~null[slots]])
-        return found
+                column_numbers = values[slots]
+                numbers.append(column_numbers if null is None else column_numbers[~null[slots]])
+        return numbers
 
-    def renumber(self, renumbered: Numbers) -> None:
+    def renumber(self, new_numbers: Numbers) -> None:
         """Replace the numbers of texts; there may be no deleted keys."""
-        changed = False
+        key_changed = False
         for column, values in zip(self.spec.columns, self._columns, strict=True):
             if column.kind.is_interned:
-                inside = np.clip(values, 0, len(renumbered) - 1)
-                values[:] = renumbered[inside]
-                changed = changed or column.name in self.spec.key
-        self._trees.renumber(renumbered)
-        if changed:
+                inside = np.clip(values, 0, len(new_numbers) - 1)
+                values[:] = new_numbers[inside]
+                key_changed = key_changed or column.name in self.spec.key
+        self._trees.renumber(new_numbers)
+        if key_changed:
             self._index()
 
 
 def _larger(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
-    made = np.zeros(size, array.dtype)
-    made[: len(array)] = array
-    return made
+    larger = np.zeros(size, array.dtype)
+    larger[: len(array)] = array
+    return larger

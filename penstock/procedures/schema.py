@@ -127,8 +127,8 @@ def _numpy_of(kind: pa.DataType) -> tuple[Kind, np.dtype[Any]]:
         return Kind.INTEGER, np.dtype(np.int64)
     if pa.types.is_decimal128(kind) and kind.precision <= MAX_DIGITS and 0 <= kind.scale <= kind.precision:
         return Kind.decimal(kind.scale), np.dtype(np.int64)
-    found = _TYPES[kind]
-    return found[0], np.dtype(found[1])
+    entry = _TYPES[kind]
+    return entry[0], np.dtype(entry[1])
 
 
 def digits_of(value: Decimal) -> tuple[int, int]:
@@ -138,14 +138,14 @@ def digits_of(value: Decimal) -> tuple[int, int]:
     return int(value.scaleb(scale, _EXACT)), scale
 
 
-def columns_of(schema: pa.Schema, *, of: str, lists: bool) -> tuple[Column, ...]:
+def columns_of(schema: pa.Schema, *, owner: str, lists: bool) -> tuple[Column, ...]:
     """Return the columns of a table or an event.
 
     Parameters
     ----------
     schema : pyarrow.Schema
         Their types.
-    of : str
+    owner : str
         The owner of the columns, for errors.
     lists : bool
         Whether some may be lists.
@@ -155,7 +155,7 @@ def columns_of(schema: pa.Schema, *, of: str, lists: bool) -> tuple[Column, ...]
     InvalidUsageError
         If a type or name is unsupported in procedures.
     """
-    made = []
+    columns = []
     for field in schema:
         is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
         element = field.type.value_type if is_list else field.type
@@ -166,7 +166,7 @@ def columns_of(schema: pa.Schema, *, of: str, lists: bool) -> tuple[Column, ...]
         if kind is None or (is_list and not lists):
             raise InvalidUsageError(
                 "a column of this type has no place in a procedure",
-                of=of,
+                of=owner,
                 column=field.name,
                 type=field.type,
                 hint="use boolean, integers, float, double, decimal of up to 18 digits, string, binary, date "
@@ -174,10 +174,10 @@ def columns_of(schema: pa.Schema, *, of: str, lists: bool) -> tuple[Column, ...]
             )
         if not is_usable_name(field.name):
             raise InvalidUsageError(
-                "a column's name is no identifier of Python", of=of, column=field.name, hint=NAME_HINT
+                "a column's name is no identifier of Python", of=owner, column=field.name, hint=NAME_HINT
             )
-        made.append(Column(field.name, field.type, kind, field.nullable, is_list))
-    return tuple(made)
+        columns.append(Column(field.name, field.type, kind, field.nullable, is_list))
+    return tuple(columns)
 
 
 def is_usable_name(name: str) -> bool:
@@ -255,7 +255,7 @@ class TableSpec(RelationSpec):
     indexes: tuple[IndexSpec, ...] = ()
 
     @staticmethod
-    def of(
+    def parse(
         name: str,
         ddl: str,
         key: str | Iterable[str],
@@ -271,7 +271,7 @@ class TableSpec(RelationSpec):
         """
         if not name.isidentifier():
             raise InvalidUsageError("a table's name is no identifier of Python", table=repr(name))
-        columns = columns_of(parse_schema(ddl), of=name, lists=False)
+        columns = columns_of(parse_schema(ddl), owner=name, lists=False)
         keys = (key,) if isinstance(key, str) else tuple(key)
         _check_key(name, columns, keys)
         if partition_by is not None and partition_by not in keys:
@@ -281,12 +281,12 @@ class TableSpec(RelationSpec):
                 partition_by=partition_by,
                 key=keys,
             )
-        fixed = tuple(
+        key_columns = tuple(
             Column(column.name, column.type, column.kind, column.nullable and column.name not in keys)
             for column in columns
         )
-        made = TableSpec(name, fixed, keys, partition_by)
-        return replace(made, indexes=_indexes(made, indexes))
+        table = TableSpec(name, key_columns, keys, partition_by)
+        return replace(table, indexes=_indexes(table, indexes))
 
     @property
     def key_columns(self) -> tuple[Column, ...]:
@@ -309,17 +309,20 @@ class TableSpec(RelationSpec):
     @staticmethod
     def from_json(value: dict[str, Any]) -> TableSpec:
         """Make a table from a result of `to_json`."""
-        return TableSpec.of(value["name"], value["columns"], value["key"], value["partition_by"])
+        return TableSpec.parse(value["name"], value["columns"], value["key"], value["partition_by"])
 
 
-def _indexes(table: TableSpec, given: Iterable[str | Iterable[str]]) -> tuple[IndexSpec, ...]:
-    if isinstance(given, str):
+def _indexes(table: TableSpec, declarations: Iterable[str | Iterable[str]]) -> tuple[IndexSpec, ...]:
+    if isinstance(declarations, str):
         raise InvalidUsageError(
-            "the indexes of a table are several", table=table.name, indexes=given, hint=f"write [{given!r}]"
+            "the indexes of a table are several",
+            table=table.name,
+            indexes=declarations,
+            hint=f"write [{declarations!r}]",
         )
-    made: dict[tuple[str, ...], IndexSpec] = {}
-    for one in given:
-        columns = (one,) if isinstance(one, str) else tuple(one)
+    indexes: dict[tuple[str, ...], IndexSpec] = {}
+    for declaration in declarations:
+        columns = (declaration,) if isinstance(declaration, str) else tuple(declaration)
         if not 1 <= len(columns) <= MAX_KEY_COLUMNS or len(set(columns)) != len(columns):
             raise InvalidUsageError("an index has one to three columns", table=table.name, index=columns)
         for name in columns:
@@ -327,11 +330,11 @@ def _indexes(table: TableSpec, given: Iterable[str | Iterable[str]]) -> tuple[In
                 raise InvalidUsageError(
                     "an index is of columns of the table", table=table.name, index=columns, column=name
                 )
-        if columns in made:
+        if columns in indexes:
             raise InvalidUsageError("the table has this index already", table=table.name, index=columns)
-        rest = [name for name in table.key if name not in columns]
-        made[columns] = IndexSpec(columns, tuple(table.column(name) for name in (*columns, *rest)))
-    return tuple(made.values())
+        key_rest = [name for name in table.key if name not in columns]
+        indexes[columns] = IndexSpec(columns, tuple(table.column(name) for name in (*columns, *key_rest)))
+    return tuple(indexes.values())
 
 
 def _check_key(table: str, columns: Sequence[Column], key: tuple[str, ...]) -> None:

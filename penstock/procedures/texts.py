@@ -41,10 +41,12 @@ class TextNumbers:
         """Return the numbers of a column of texts; 0 where it is null."""
         if not len(column):
             return np.zeros(0, np.int64)
-        coded = column.dictionary_encode()
-        known = np.array([self.number(text) for text in coded.dictionary.to_pylist()] or [0], np.int64)
-        indices = coded.indices.fill_null(0).to_numpy(zero_copy_only=False)
-        return known[indices]
+        encoded = column.dictionary_encode()
+        text_numbers = np.array(
+            [self.number(text) for text in encoded.dictionary.to_pylist()] or [0], np.int64
+        )
+        indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        return text_numbers[indices]
 
     def column(
         self, numbers: Numbers, kind: pa.DataType, mask: npt.NDArray[np.bool_] | None
@@ -67,9 +69,9 @@ class TextNumbers:
         new = [_bytes(text) for text in self._texts[self._stored :]]
         if new:
             ends = self._offsets[self._stored] + np.cumsum([len(text) for text in new])
-            self._offsets = _with(self._offsets, self._stored + 1, ends)
+            self._offsets = _write_from(self._offsets, self._stored + 1, ends)
             data = np.frombuffer(b"".join(new), np.uint8)
-            self._data = _with(self._data, int(self._offsets[self._stored]), data)
+            self._data = _write_from(self._data, int(self._offsets[self._stored]), data)
             self._stored = len(self._texts)
         return self._offsets, self._data
 
@@ -83,18 +85,18 @@ class TextNumbers:
 
     def keep(self, used: Iterable[Numbers]) -> Numbers:
         """Forget all texts but those in use; return the new number of each old one."""
-        renumbered = np.zeros(max(len(self._texts), 1), np.int64)
-        kept = np.unique(np.concatenate([*used, np.zeros(0, np.int64)]))
-        texts = [self._texts[number] for number in kept if number < len(self._texts)]
-        renumbered[kept[: len(texts)]] = np.arange(len(texts))
+        new_numbers = np.zeros(max(len(self._texts), 1), np.int64)
+        used_numbers = np.unique(np.concatenate([*used, np.zeros(0, np.int64)]))
+        texts = [self._texts[number] for number in used_numbers if number < len(self._texts)]
+        new_numbers[used_numbers[: len(texts)]] = np.arange(len(texts))
         self._numbers = {text: number for number, text in enumerate(texts)}
         self._texts = texts
         self._stored = 0
         self.size_bytes = sum(120 + len(text) for text in texts)
-        return renumbered
+        return new_numbers
 
 
-def _with(array: npt.NDArray[Any], begin: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _write_from(array: npt.NDArray[Any], begin: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Write values into an array from `begin` on; return a larger array if they do not fit."""
     end = begin + len(values)
     if end > len(array):

@@ -78,8 +78,8 @@ def intervals_of(part: Expression, schema: pa.Schema) -> list[Interval] | None:
         sides = [(tree.value, *tree.parts)]
     else:
         return None
-    found = [_interval(*side, schema) for side in sides]
-    return None if None in found else [interval for interval in found if interval is not None]
+    intervals = [_interval(*side, schema) for side in sides]
+    return None if None in intervals else [interval for interval in intervals if interval is not None]
 
 
 def _interval(operator: str, left: Tree, right: Tree, schema: pa.Schema) -> Interval | None:
@@ -90,37 +90,37 @@ def _interval(operator: str, left: Tree, right: Tree, schema: pa.Schema) -> Inte
     if literal is None or left.value not in schema.names:
         return None
     kind, value = schema.field(left.value).type, literal.as_py()
-    whole, exact = isinstance(value, int), not pa.types.is_decimal(literal.type)
-    if isinstance(value, bool) or (not whole and not _is_number(literal.type)):
+    is_integer, exact = isinstance(value, int), not pa.types.is_decimal(literal.type)
+    if isinstance(value, bool) or (not is_integer and not _is_number(literal.type)):
         return None
     number = value if exact else as_float(literal, pa.float64()).as_py()
     if str(kind) in _FLOATS:
-        if whole and abs(value) > _MAX_EXACT:
+        if is_integer and abs(value) > _MAX_EXACT:
             return None
-        return _of_floats(left.value, np.dtype(_FLOATS[str(kind)]), operator, float(number))
-    if str(kind) not in _INTEGERS or (not whole and kind == pa.int64()):
+        return _float_interval(left.value, np.dtype(_FLOATS[str(kind)]), operator, float(number))
+    if str(kind) not in _INTEGERS or (not is_integer and kind == pa.int64()):
         return None
-    return _of_integers(left.value, np.dtype(str(kind)), operator, number)
+    return _integer_interval(left.value, np.dtype(str(kind)), operator, number)
 
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_decimal(kind) or str(kind) in _FLOATS)
 
 
-def _of_integers(column: str, kind: np.dtype[Any], operator: str, value: float) -> Interval | None:
+def _integer_interval(column: str, kind: np.dtype[Any], operator: str, value: float) -> Interval | None:
     if not math.isfinite(value):
         return None
-    least, most = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
+    least, greatest = int(np.iinfo(kind).min), int(np.iinfo(kind).max)
     number = Fraction(value)
     low = {">": math.floor(number) + 1, "<": least, "<=": least}.get(operator, math.ceil(number))
-    high = {"<": math.ceil(number) - 1, ">": most, ">=": most}.get(operator, math.floor(number))
-    if low > most or high < least or low > high:
+    high = {"<": math.ceil(number) - 1, ">": greatest, ">=": greatest}.get(operator, math.floor(number))
+    if low > greatest or high < least or low > high:
         low, high = 1, 0
-    ends = kind.type(max(low, least)), kind.type(min(high, most))
+    ends = kind.type(max(low, least)), kind.type(min(high, greatest))
     return Interval(column, ends[0], ends[1], inverted=operator == "<>")
 
 
-def _of_floats(column: str, kind: np.dtype[Any], operator: str, value: float) -> Interval | None:
+def _float_interval(column: str, kind: np.dtype[Any], operator: str, value: float) -> Interval | None:
     if not math.isfinite(value):
         return None
     low = {">": math.nextafter(value, math.inf), "<": -math.inf, "<=": -math.inf}.get(operator, value)
@@ -138,18 +138,20 @@ def _of_floats(column: str, kind: np.dtype[Any], operator: str, value: float) ->
 
 def union_intervals(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     """Intersect the intervals of each column. Inverted intervals stay separate."""
-    found: dict[str, Interval] = {}
-    others = []
+    by_column: dict[str, Interval] = {}
+    inverted = []
     for interval in intervals:
-        known = found.get(interval.column)
+        previous = by_column.get(interval.column)
         if interval.inverted:
-            others.append(interval)
-        elif known is None:
-            found[interval.column] = interval
+            inverted.append(interval)
+        elif previous is None:
+            by_column[interval.column] = interval
         else:
-            ends = (max(known.low, interval.low), min(known.high, interval.high))
-            found[interval.column] = replace(known, low=ends[0], high=ends[1], nan=known.nan and interval.nan)
-    return (*found.values(), *others)
+            ends = (max(previous.low, interval.low), min(previous.high, interval.high))
+            by_column[interval.column] = replace(
+                previous, low=ends[0], high=ends[1], nan=previous.nan and interval.nan
+            )
+    return (*by_column.values(), *inverted)
 
 
 def mask_of(intervals: Iterable[Interval], rows: pa.Table) -> npt.NDArray[np.bool_] | None:
@@ -174,8 +176,8 @@ def mask_of(intervals: Iterable[Interval], rows: pa.Table) -> npt.NDArray[np.boo
         column = rows.column(interval.column)
         if column.null_count:
             return None
-        whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        values = whole.to_numpy(zero_copy_only=True)
+        array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        values = array.to_numpy(zero_copy_only=True)
         if values.dtype != interval.low.dtype:
             return None
         columns.append((interval, values))

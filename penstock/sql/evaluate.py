@@ -78,11 +78,11 @@ def constant(node: Tree) -> pa.Scalar[Any] | None:
 
 def type_of(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
     """Return the type of an expression; None if only Spark can evaluate the expression."""
-    found = type_of_expression(expression, schema)
+    kind = type_of_expression(expression, schema)
     plain = schema.remove_metadata()
-    if found is None or may_shorten(expression.tree, lambda node: infer_type(node, plain)[:2]):
+    if kind is None or may_shorten(expression.tree, lambda node: infer_type(node, plain)[:2]):
         return None
-    return found
+    return kind
 
 
 def type_of_expression(expression: Expression, schema: pa.Schema) -> pa.DataType | None:
@@ -96,8 +96,8 @@ def type_of_expression(expression: Expression, schema: pa.Schema) -> pa.DataType
     if not expression.deterministic or expression.aggregate:
         return None
     plain = schema.remove_metadata()  # Some versions of Arrow cannot hash metadata.
-    found = infer_type(expression.tree, plain)[0]
-    return None if found is None or pa.types.is_null(found) or pa.types.is_decimal(found) else found
+    kind = infer_type(expression.tree, plain)[0]
+    return None if kind is None or pa.types.is_null(kind) or pa.types.is_decimal(kind) else kind
 
 
 def filter_rows(table: pa.Table, predicate: Expression) -> pa.Table:

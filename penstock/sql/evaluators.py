@@ -84,9 +84,9 @@ def _evaluate_where(node: Tree, rows: Rows, mask: Mask) -> Value:
         return evaluate_node(node, rows)
     bits = to_column(mask, rows.table.num_rows).combine_chunks().to_numpy(zero_copy_only=False)
     part = Rows(rows.table.filter(pa.array(bits)))
-    made = to_column(evaluate_node(node, part), part.table.num_rows).combine_chunks()
+    values = to_column(evaluate_node(node, part), part.table.num_rows).combine_chunks()
     rows.fails = True
-    return made.take(pa.array(np.cumsum(bits) - 1, mask=~bits))
+    return values.take(pa.array(np.cumsum(bits) - 1, mask=~bits))
 
 
 def _can_fail(node: Tree, rows: Rows) -> bool:
@@ -172,13 +172,13 @@ def _logic(node: Tree, rows: Rows) -> Value:
     combine = pc.and_kleene if conjunction else pc.or_kleene
     # Constants come first, because Spark folds them before execution.
     first, *others = sorted(node.parts, key=lambda part: any(node.kind == "column" for node in part.walk()))
-    made = check_boolean(evaluate_node(first, rows))
+    result = check_boolean(evaluate_node(first, rows))
     for part in others:
-        left = None
+        undecided = None
         if _can_fail(part, rows):
-            left = pc.fill_null(made, True) if conjunction else pc.invert(pc.fill_null(made, False))
-        made = combine(made, check_boolean(_evaluate_where(part, rows, left)))
-    return made
+            undecided = pc.fill_null(result, True) if conjunction else pc.invert(pc.fill_null(result, False))
+        result = combine(result, check_boolean(_evaluate_where(part, rows, undecided)))
+    return result
 
 
 def _not(node: Tree, rows: Rows) -> Value:
@@ -193,9 +193,11 @@ def _is(node: Tree, rows: Rows) -> Value:
 
 def _between(node: Tree, rows: Rows) -> Value:
     if any(_can_fail(part, rows) for part in node.parts[1:]):
-        one, *others = node.parts
-        ends = zip((">=", "<="), others, strict=True)
-        parts = (replace(node, kind="compare", value=operator, parts=(one, end)) for operator, end in ends)
+        value_part, *bounds = node.parts
+        ends = zip((">=", "<="), bounds, strict=True)
+        parts = (
+            replace(node, kind="compare", value=operator, parts=(value_part, end)) for operator, end in ends
+        )
         return _logic(replace(node, kind="and", parts=tuple(parts)), rows)
     value, low, high = (evaluate_node(part, rows) for part in node.parts)
     return pc.and_kleene(compare_values(rows, ">=", value, low), compare_values(rows, "<=", value, high))
@@ -206,8 +208,8 @@ def _in(node: Tree, rows: Rows) -> Value:
         kinds = {infer_type(part, rows.table.schema.remove_metadata())[0] for part in node.parts}
         if len(kinds) > 1 and not kinds <= set(INTEGERS):
             raise UnknownError("it is in a list of several types of which one may fail")
-        one, *others = node.parts
-        equal = (replace(node, kind="compare", value="=", parts=(one, other)) for other in others)
+        value_part, *list_parts = node.parts
+        equal = (replace(node, kind="compare", value="=", parts=(value_part, other)) for other in list_parts)
         return _logic(replace(node, kind="or", parts=tuple(equal)), rows)
     value, *options = to_common_type(rows, *(evaluate_node(part, rows) for part in node.parts))
     return reduce(pc.or_kleene, [compare_values(rows, "=", value, option) for option in options])
@@ -225,25 +227,25 @@ def _choose(conditions: list[Value], values: list[Value], rows: Rows) -> Value:
     """Return, for each row, the value of the first true condition. The last value has no condition."""
     *values, result = to_common_type(rows, *values)
     for condition, value in zip(reversed(conditions), reversed(values), strict=True):
-        taken = to_column(condition, rows.table.num_rows) if isinstance(condition, pa.Scalar) else condition
-        result = pc.if_else(taken, value, result)
+        mask = to_column(condition, rows.table.num_rows) if isinstance(condition, pa.Scalar) else condition
+        result = pc.if_else(mask, value, result)
     return result
 
 
 def _branches(conditions: list[Callable[[Mask], Value]], parts: list[Tree | None], rows: Rows) -> Value:
     """Evaluate a choice; evaluate each part only for the rows that reach it."""
-    left: Mask = None
-    taken: list[Value] = []
+    undecided: Mask = None
+    masks: list[Value] = []
     values: list[Value] = []
     for condition, part in zip(conditions, parts, strict=False):
-        true = to_column(pc.fill_null(check_boolean(condition(left)), False), rows.table.num_rows)
-        here = true if left is None else pc.and_(left, true)
-        values.append(pa.scalar(None) if part is None else _evaluate_where(part, rows, here))
-        taken.append(here)
-        left = pc.invert(true) if left is None else pc.and_not(left, true)
+        true = to_column(pc.fill_null(check_boolean(condition(undecided)), False), rows.table.num_rows)
+        mask = true if undecided is None else pc.and_(undecided, true)
+        values.append(pa.scalar(None) if part is None else _evaluate_where(part, rows, mask))
+        masks.append(mask)
+        undecided = pc.invert(true) if undecided is None else pc.and_not(undecided, true)
     last = parts[-1]
-    values.append(pa.scalar(None) if last is None else _evaluate_where(last, rows, left))
-    return _choose(taken, values, rows)
+    values.append(pa.scalar(None) if last is None else _evaluate_where(last, rows, undecided))
+    return _choose(masks, values, rows)
 
 
 def _case(node: Tree, rows: Rows) -> Value:
@@ -254,9 +256,9 @@ def _case(node: Tree, rows: Rows) -> Value:
 
     def condition(when: Tree) -> Callable[[Mask], Value]:
         if base is None:
-            return lambda left: _evaluate_where(when, rows, left)
+            return lambda undecided: _evaluate_where(when, rows, undecided)
         equal = replace(node, kind="compare", value="=", parts=(base, when))
-        return lambda left: _evaluate_where(equal, rows, left)
+        return lambda undecided: _evaluate_where(equal, rows, undecided)
 
     return _branches([condition(when) for when in parts[::2]], [*parts[1::2], default], rows)
 
@@ -272,27 +274,27 @@ def _coalesce(node: Tree, rows: Rows) -> Value:
     if not node.parts or (node.value != "coalesce" and len(node.parts) != 2):
         raise UnknownError(f"it uses {node.value} of other arguments")
     values = [evaluate_node(node.parts[0], rows)]
-    left = pc.is_null(values[0])
+    undecided = pc.is_null(values[0])
     for part in node.parts[1:]:
-        values.append(_evaluate_where(part, rows, left))
-        left = pc.and_(left, pc.is_null(values[-1]))
+        values.append(_evaluate_where(part, rows, undecided))
+        undecided = pc.and_(undecided, pc.is_null(values[-1]))
     return reduce(pc.coalesce, to_common_type(rows, *values))
 
 
 def _cast(node: Tree, rows: Rows) -> Value:
     value, (_, name) = evaluate_node(node.parts[0], rows), node.value
-    wanted = CASTS.get(name)
-    if wanted is None:
+    target = CASTS.get(name)
+    if target is None:
         raise UnknownError(f"it casts to {name}")
-    have = value.type
-    widens = have in INTEGERS and wanted in INTEGERS and have.bit_width <= wanted.bit_width
-    if have == wanted or widens or (have in INTEGERS and wanted in FLOATS):
-        return value.cast(wanted, safe=False)
-    if have in FLOATS and wanted in FLOATS:
-        return value.cast(wanted)
-    if isinstance(value, pa.Scalar) and pa.types.is_decimal(have) and wanted in FLOATS:
-        return as_float(value, wanted)
-    raise UnknownError(f"it casts {have} to {name}")
+    source = value.type
+    widens = source in INTEGERS and target in INTEGERS and source.bit_width <= target.bit_width
+    if source == target or widens or (source in INTEGERS and target in FLOATS):
+        return value.cast(target, safe=False)
+    if source in FLOATS and target in FLOATS:
+        return value.cast(target)
+    if isinstance(value, pa.Scalar) and pa.types.is_decimal(source) and target in FLOATS:
+        return as_float(value, target)
+    raise UnknownError(f"it casts {source} to {name}")
 
 
 def _call(node: Tree, rows: Rows) -> Value:

@@ -111,14 +111,14 @@ class Expression:
 
     def substitute(self, columns: Mapping[str, Expression]) -> Expression:
         """Replace columns by expressions. Other columns stay."""
-        whole = self.tree
+        tree = self.tree
         edits: list[tuple[Tree, str]] = []
-        for node in _columns(whole):
-            made = columns.get(node.value)
-            if made is None or made == column(node.value):
+        for node in _columns(tree):
+            replacement = columns.get(node.value)
+            if replacement is None or replacement == column(node.value):
                 continue
-            closed = node == whole or made.tree.kind in _CLOSED
-            edits.append((node, made.text if closed else f"({made.text})"))
+            is_closed = node == tree or replacement.tree.kind in _CLOSED
+            edits.append((node, replacement.text if is_closed else f"({replacement.text})"))
         return Expression.parse(edit(self.text, edits)) if edits else self
 
     def resolve(self, names: Iterable[str], **context: object) -> Expression:
@@ -129,31 +129,33 @@ class Expression:
         InvalidUsageError
             If a column is not among the names. The error suggests a similar name.
         """
-        known = list(names)
+        spellings = list(names)
         by_case: dict[str, list[str]] = {}
-        for name in known:
+        for name in spellings:
             by_case.setdefault(name.lower(), []).append(name)
-        respelt: dict[str, Expression] = {}
+        replacements: dict[str, Expression] = {}
         for name in self.columns:
-            if name in known:
+            if name in spellings:
                 continue
-            found = by_case.get(name.lower(), [])
-            if not found and name.lower() in _LITERAL_FUNCTIONS:
+            matches = by_case.get(name.lower(), [])
+            if not matches and name.lower() in _LITERAL_FUNCTIONS:
                 continue
-            if len(found) != 1:
+            if len(matches) != 1:
                 raise InvalidUsageError(
                     f"there is no column {name!r}",
-                    hint=did_you_mean(name, known),
+                    hint=did_you_mean(name, spellings),
                     expression=self.text,
                     **context,
                 )
-            respelt[name] = column(found[0])
+            replacements[name] = column(matches[0])
         if _is_fixed(self.tree):
-            columns = {respelt[name].columns[0] if name in respelt else name for name in self.columns}
+            columns = {
+                replacements[name].columns[0] if name in replacements else name for name in self.columns
+            }
             if any(node.kind == "star" for node in _stars(self.tree)):
-                columns |= set(known)
-            return replace(self, columns=tuple(sorted(columns & set(known))))
-        return self.substitute(respelt) if respelt else self
+                columns |= set(spellings)
+            return replace(self, columns=tuple(sorted(columns & set(spellings))))
+        return self.substitute(replacements) if replacements else self
 
 
 def did_you_mean(name: str, known: Iterable[str], what: str = "columns") -> str:
@@ -161,8 +163,8 @@ def did_you_mean(name: str, known: Iterable[str], what: str = "columns") -> str:
     names = list(known)
     by_case = {known.lower(): known for known in names}
     near = difflib.get_close_matches(name.lower(), list(by_case), n=1)
-    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"did you mean {by_case[near[0]]!r}?" if near else f"the {what} are {listed}"
+    choices = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"did you mean {by_case[near[0]]!r}?" if near else f"the {what} are {choices}"
 
 
 @lru_cache(maxsize=4096)
@@ -219,8 +221,8 @@ def edit(text: str, edits: Iterable[tuple[Tree, str]]) -> str:
     """Replace disjoint nodes of a text by other texts."""
     parts: list[str] = []
     at = 0
-    for node, made in sorted(edits, key=lambda edit: edit[0].start):
-        parts += [text[at : node.start], made]
+    for node, replacement in sorted(edits, key=lambda edit: edit[0].start):
+        parts += [text[at : node.start], replacement]
         at = node.stop
     return "".join([*parts, text[at:]])
 

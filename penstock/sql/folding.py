@@ -40,8 +40,10 @@ def may_shorten(tree: Tree, typed: _Type) -> bool:
         return False
     *others, last = _conjuncts(tree)
     if last.kind == "compare":
-        apart = all(not typed(other)[1] and _columns(other).isdisjoint(_columns(last)) for other in others)
-        return not (apart and _is_plain_comparison(last, typed))
+        is_independent = all(
+            not typed(other)[1] and _columns(other).isdisjoint(_columns(last)) for other in others
+        )
+        return not (is_independent and _is_plain_comparison(last, typed))
     return bool(others) or not _is_value(last, typed)
 
 

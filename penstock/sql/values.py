@@ -132,21 +132,21 @@ def is_comparable(kind: pa.DataType) -> bool:
 
 def common_type(kinds: list[pa.DataType]) -> pa.DataType:
     """Return the type in which Spark combines values."""
-    known = [kind for kind in dict.fromkeys(kinds) if not pa.types.is_null(kind)]
-    decimals = [kind for kind in known if pa.types.is_decimal(kind)]
-    others = [kind for kind in known if not pa.types.is_decimal(kind)]
-    if not all(map(is_comparable, others)):
-        raise UnknownError(f"it combines {', '.join(map(str, known))}")
-    if not known:
+    distinct = [kind for kind in dict.fromkeys(kinds) if not pa.types.is_null(kind)]
+    decimals = [kind for kind in distinct if pa.types.is_decimal(kind)]
+    plain_kinds = [kind for kind in distinct if not pa.types.is_decimal(kind)]
+    if not all(map(is_comparable, plain_kinds)):
+        raise UnknownError(f"it combines {', '.join(map(str, distinct))}")
+    if not distinct:
         return pa.null()
-    if len(known) == 1 and not decimals:
-        return known[0]
-    if all(kind in INTEGERS for kind in known):
-        return max(known, key=lambda kind: kind.bit_width)
-    floats = any(kind in FLOATS for kind in known)
-    if floats and all(kind in INTEGERS or kind in FLOATS or kind in decimals for kind in known):
+    if len(distinct) == 1 and not decimals:
+        return distinct[0]
+    if all(kind in INTEGERS for kind in distinct):
+        return max(distinct, key=lambda kind: kind.bit_width)
+    floats = any(kind in FLOATS for kind in distinct)
+    if floats and all(kind in INTEGERS or kind in FLOATS or kind in decimals for kind in distinct):
         return pa.float64()
-    raise UnknownError(f"it combines {', '.join(map(str, known))}")
+    raise UnknownError(f"it combines {', '.join(map(str, distinct))}")
 
 
 def cast_value(value: Value, kind: pa.DataType) -> Value:
@@ -168,10 +168,10 @@ def to_common_type(rows: Rows, *values: Value) -> list[Value]:
 
 def to_common_numbers(rows: Rows, left: Value, right: Value) -> list[Value]:
     """Convert two numbers to their common type."""
-    both = to_common_type(rows, left, right)
-    if both[0].type not in INTEGERS and both[0].type not in FLOATS:
-        raise UnknownError(f"it calculates with {both[0].type}")
-    return both
+    numbers = to_common_type(rows, left, right)
+    if numbers[0].type not in INTEGERS and numbers[0].type not in FLOATS:
+        raise UnknownError(f"it calculates with {numbers[0].type}")
+    return numbers
 
 
 def compare_values(rows: Rows, operator: str, left: Value, right: Value) -> Value:
@@ -189,9 +189,9 @@ def compare_values(rows: Rows, operator: str, left: Value, right: Value) -> Valu
         left, right = as_double(left), as_double(right)
     left, right = to_common_type(rows, left, right)
     if operator == "=" and left.type == pa.string():
-        for texts, one in ((left, right), (right, left)):
-            if isinstance(texts, pa.ChunkedArray) and isinstance(one, pa.Scalar) and one.is_valid:
-                return _are(texts, one.as_py())
+        for texts, constant in ((left, right), (right, left)):
+            if isinstance(texts, pa.ChunkedArray) and isinstance(constant, pa.Scalar) and constant.is_valid:
+                return _are(texts, constant.as_py())
     if pa.types.is_null(left.type):
         left, right = left.cast(pa.int32()), right.cast(pa.int32())
     result = pc.call_function(_COMPARED[operator], [left, right])
@@ -200,8 +200,8 @@ def compare_values(rows: Rows, operator: str, left: Value, right: Value) -> Valu
     left_nan, right_nan = pc.is_nan(left), pc.is_nan(right)
     if operator == "=":
         return pc.or_(result, pc.and_(left_nan, right_nan))
-    more = pc.and_(left_nan, pc.invert(right_nan)) if operator == ">" else left_nan
-    return pc.or_(result, more)
+    is_greater = pc.and_(left_nan, pc.invert(right_nan)) if operator == ">" else left_nan
+    return pc.or_(result, is_greater)
 
 
 _COMPARED: Final = {"=": "equal", ">": "greater", ">=": "greater_equal"}
@@ -213,13 +213,15 @@ def _are(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
     from penstock.compression.arrow import offsets_and_bytes
     from penstock.compression.kernels.text import are_equal
 
-    found = []
+    chunks = []
     for chunk in texts.chunks:
         equal = are_equal(*offsets_and_bytes(chunk), text.encode())
         bits = pa.py_buffer(np.packbits(equal, bitorder="little"))
-        same = pa.Array.from_buffers(pa.bool_(), len(chunk), [None, bits])
-        found.append(pc.if_else(pc.is_valid(chunk), same, None) if chunk.null_count else same)
-    return pa.chunked_array(found, pa.bool_())
+        equal_values = pa.Array.from_buffers(pa.bool_(), len(chunk), [None, bits])
+        chunks.append(
+            pc.if_else(pc.is_valid(chunk), equal_values, None) if chunk.null_count else equal_values
+        )
+    return pa.chunked_array(chunks, pa.bool_())
 
 
 def check_boolean(value: Value) -> Value:

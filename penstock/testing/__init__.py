@@ -1,6 +1,6 @@
-"""Conformance tests for those who write a file system, a codec, a scheduler, a working copy or a table.
+"""Conformance tests for custom file systems, codecs, schedulers, working copies and tables.
 
-Each class holds the tests of one interface. Inherit from it in a test file, and give the fixture that it
+Each class holds the tests of one interface. Inherit from it in a test file, and define the fixture that it
 names::
 
     class TestMyFiles(FilesTests):
@@ -8,7 +8,7 @@ names::
         def files(self, tmp_path):
             return MyFiles(tmp_path)
 
-Penstock tests its own implementations so. The classes need pytest.
+Penstock tests its own implementations in this way. The classes need pytest.
 """
 
 from penstock.testing.codecs import CodecTests

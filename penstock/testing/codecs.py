@@ -41,7 +41,7 @@ def hard_streams(seed: int = 1) -> Iterator[Ints]:
 
 
 class CodecTests:
-    """The promise of a codec: the values come back, in parts too, or the codec says that they do not fit.
+    """The contract of a codec: it decodes what it encoded, in parts too, or reports that values do not fit.
 
     The codec is registered (`penstock.compression.codecs.registry.register`), so that nodes find it.
     """
@@ -52,20 +52,20 @@ class CodecTests:
         raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
 
     def test_values_come_back(self, codec: Codec) -> None:
-        """Decode what was encoded, through bytes; at least one stream has to fit."""
-        fitted = 0
+        """Decode what was encoded, through bytes; at least one stream must fit."""
+        encoded_count = 0
         for values in hard_streams():
             node = _encode(codec, values)
             if node is None:
                 continue
-            fitted += 1
-            found = decode_stream(node, values.size)
-            assert found.dtype == values.dtype
-            np.testing.assert_array_equal(found, values)
-        assert fitted
+            encoded_count += 1
+            decoded = decode_stream(node, values.size)
+            assert decoded.dtype == values.dtype
+            np.testing.assert_array_equal(decoded, values)
+        assert encoded_count
 
     def test_a_part_is_decoded(self, codec: Codec) -> None:
-        """Decode ranges, also empty ones and ones across sub-blocks."""
+        """Decode ranges, including empty ones and ones across sub-blocks."""
         for values in hard_streams():
             node = _encode(codec, values)
             if node is None:
@@ -75,7 +75,7 @@ class CodecTests:
                 np.testing.assert_array_equal(decode_stream(node, None, start, stop), values[start:stop])
 
     def test_damage_is_refused_or_harmless(self, codec: Codec) -> None:
-        """Decode nodes of which a byte is changed: an error, or as many values as before."""
+        """Decode nodes with one changed byte: an error, or as many values as before."""
         generator = np.random.default_rng(2)
         for values in hard_streams():
             node = _encode(codec, values)
@@ -83,12 +83,12 @@ class CodecTests:
                 continue
             content = _bytes_of(node)
             for at in generator.integers(0, len(content), 3).tolist():
-                changed = bytes([*content[:at], content[at] ^ 0x55, *content[at + 1 :]])
+                damaged = bytes([*content[:at], content[at] ^ 0x55, *content[at + 1 :]])
                 try:
-                    found = decode_stream(_node_in(changed), values.size)
+                    decoded = decode_stream(_node_in(damaged), values.size)
                 except CorruptDataError:
                     continue
-                assert found.size == values.size
+                assert decoded.size == values.size
 
 
 def _encode(codec: Codec, values: Ints) -> Node | None:

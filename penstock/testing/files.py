@@ -22,7 +22,7 @@ LARGE = 11 * 1024 * 1024
 
 
 class FilesTests:
-    """The promises of `penstock.checkpointing.files.Files`. Each test has a directory of its own."""
+    """The contract of `penstock.checkpointing.files.Files`. Each test has a directory of its own."""
 
     exclusive: ClassVar[bool] = True
     """Whether the file system tells when a name is taken."""
@@ -47,7 +47,7 @@ class FilesTests:
         assert bytes(files.read("f")) == content
 
     def test_a_part_of_a_file_is_read(self, files: Files) -> None:
-        """Read ranges, also ones that end or begin behind the file."""
+        """Read ranges, including ones that end or begin after the end of the file."""
         content = os.urandom(1000)
         files.publish("f", content)
         for at, size in ((0, 10), (990, 10), (995, 10), (1000, 5), (2000, 5), (17, 0)):
@@ -73,9 +73,9 @@ class FilesTests:
     def test_a_file_that_is_not_there_is_not_found(self, files: Files) -> None:
         """Read what is missing."""
         for below in (files, files.child("none")):
-            with pytest.raises(FileNotFoundError) as caught:
+            with pytest.raises(FileNotFoundError) as error:
                 below.read("f")
-            assert below.path_of("f") in str(caught.value)
+            assert below.path_of("f") in str(error.value)
         files.publish("f", b"x")
         with pytest.raises(FileNotFoundError):
             files.read("g")
@@ -144,28 +144,28 @@ class FilesTests:
         """Use one directory in eight threads."""
 
         def work(number: int) -> bytes:
-            mine = files.child(f"bucket-{number % 3}")
+            directory = files.child(f"bucket-{number % 3}")
             for name in (f"{number}-a", f"{number}-b"):
-                mine.publish(name, f"{name}".encode() * 1000)
-            content = bytes(mine.read(f"{number}-b"))
-            mine.delete(f"{number}-a")
+                directory.publish(name, f"{name}".encode() * 1000)
+            content = bytes(directory.read(f"{number}-b"))
+            directory.delete(f"{number}-a")
             return content
 
         with ThreadPoolExecutor(8) as pool:
             contents = list(pool.map(work, range(24)))
         assert contents == [f"{number}-b".encode() * 1000 for number in range(24)]
-        left = {fact.name for place in range(3) for fact in files.child(f"bucket-{place}").list()}
-        assert left == {f"{number}-b" for number in range(24)}
+        remaining = {fact.name for place in range(3) for fact in files.child(f"bucket-{place}").list()}
+        assert remaining == {f"{number}-b" for number in range(24)}
 
     def test_a_name_is_given_once(self, files: Files) -> None:
-        """Refuse a name that is taken, where the file system can tell; else replace the file as a whole."""
+        """Refuse a name that is taken if the file system can detect it; otherwise replace the whole file."""
         files.publish("f", b"first")
         if not self.exclusive:
             files.publish("f", b"2nd")
             assert bytes(files.read("f")) == b"2nd"
             return
-        with pytest.raises(ConflictError) as caught:
+        with pytest.raises(ConflictError) as error:
             files.publish("f", b"second")
-        assert str(caught.value.context["file"]) == files.path_of("f")
+        assert str(error.value.context["file"]) == files.path_of("f")
         assert bytes(files.read("f")) == b"first"
         assert files.list() == [FileFacts("f", 5)]

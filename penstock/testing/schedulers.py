@@ -38,9 +38,9 @@ class _Driver:
     def pop(self, limit: int, held: set[int]) -> list[int]:
         marks = np.zeros(_KEYS, np.int64)
         marks[list(held)] = 1
-        found: list[int] = self.scheduler.pop(limit, marks).tolist()
-        self.waiting.difference_update(found)
-        return found
+        keys: list[int] = self.scheduler.pop(limit, marks).tolist()
+        self.waiting.difference_update(keys)
+        return keys
 
     def run(self) -> None:
         for _ in range(int(self.draw.integers(1, 12))):
@@ -49,7 +49,7 @@ class _Driver:
 
 
 class SchedulerTests:
-    """The promise of a scheduler: each waiting key is served once, in an order that survives storage."""
+    """The contract of a scheduler: it serves each waiting key once, in an order that survives storage."""
 
     @pytest.fixture
     def new(self) -> Callable[[], Scheduler]:
@@ -68,13 +68,13 @@ class SchedulerTests:
             assert len(popped) == len(set(popped)) == min(limit, len(free))
             assert set(popped) <= free
             assert len(driver.scheduler) == len(driver.waiting)
-        left = set(driver.waiting)
-        assert set(driver.pop(_KEYS, set())) == left
+        remaining = set(driver.waiting)
+        assert set(driver.pop(_KEYS, set())) == remaining
         assert len(driver.scheduler) == 0
 
     @pytest.mark.parametrize("seed", range(_RUNS))
     def test_a_stored_order_is_kept(self, new: Callable[[], Scheduler], seed: int) -> None:
-        """Store the waiting keys, put them back into another scheduler, and serve both."""
+        """Store the waiting keys, restore them in another scheduler, and serve both."""
         driver, other = _Driver(new(), seed), new()
         driver.run()
         other.reserve(_KEYS)
@@ -87,7 +87,7 @@ class SchedulerTests:
 
     @pytest.mark.parametrize("seed", range(_RUNS))
     def test_a_subset_keeps_the_order(self, new: Callable[[], Scheduler], seed: int) -> None:
-        """Renumber the waiting keys, and serve them and the whole."""
+        """Serve a renumbered subset of all waiting keys and the original in the same order."""
         driver = _Driver(new(), seed)
         driver.run()
         numbers = driver.draw.permutation(np.array(sorted(driver.waiting), np.int64))

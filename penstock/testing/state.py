@@ -1,4 +1,4 @@
-"""Tests of working copies: what an operator keeps of a bucket, and stores as units."""
+"""Tests of working copies: an operator's state of a bucket, which is stored as units."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _STEPS = 12
 
 
 class StateTests:
-    """The promises of `penstock.state_store.bucket_store.State`.
+    """The contract of `penstock.state_store.bucket_store.State`.
 
-    Two states that took the same steps have the same content, whichever way the one was stored and restored.
+    Two states that took the same steps have the same content, however one was stored and restored.
     """
 
     @pytest.fixture
     def new(self) -> Callable[[], State]:
-        """Return what makes empty states."""
+        """Return a factory of empty states."""
         raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
 
     def change(self, state: Any, step: int) -> None:
-        """Change a state, for each step in another way."""
+        """Change a state, in a different way for each step."""
         raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
 
     def content(self, state: Any) -> object:
-        """Return what a state holds, as a value to compare."""
+        """Return the content of a state as a value to compare."""
         raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
 
     def test_deltas_restore_a_state(self, new: Callable[[], State]) -> None:
-        """Follow a state by its deltas, each through bytes."""
+        """Apply each delta of a state to a copy, through bytes."""
         state, follower = new(), new()
         for step in range(_STEPS):
             self.change(state, step)

@@ -30,11 +30,11 @@ def _number_rows(numbers: range, text: str = "") -> pa.RecordBatch:
 
 
 class TableTests:
-    """The promises of `penstock.state_store.tables.table.Table`."""
+    """The contract of `penstock.state_store.tables.table.Table`."""
 
     @pytest.fixture
     def new(self) -> NewTable:
-        """Return what makes tables."""
+        """Return a factory of tables."""
         raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
 
     def test_empty_batches_change_nothing(self, new: NewTable) -> None:
@@ -46,7 +46,7 @@ class TableTests:
         assert [batch.num_rows for batch in table.rows()] == [0]
 
     def test_a_key_that_is_not_there_has_null_values(self, new: NewTable) -> None:
-        """Get keys that are there, that are not, and one twice."""
+        """Get existing keys, missing ones, and one twice."""
         table = new()
         rows, found = table.get(_number_rows(range(2)))
         assert rows.to_pylist() == [{"t": None, "n": None}] * 2
@@ -57,7 +57,7 @@ class TableTests:
         assert rows.schema.names == ["t", "n"]
 
     def test_zeros_are_one_key_and_so_are_nans(self, new: NewTable) -> None:
-        """Put floating-point keys that are equal to users and differ in bits."""
+        """Put floating-point keys that are equal to users but differ in bits."""
         schema = pa.schema([("k", pa.float64()), ("t", pa.string())])
         table = new(schema)
         rows = [(0.0, "a"), (-0.0, "b"), (math.nan, "c"), (-math.nan, "d"), (1.0, "e")]
@@ -85,7 +85,7 @@ class TableTests:
         assert {row["k"]: row for batch in table.rows() for row in batch.to_pylist()} == known
 
     def test_huge_values_come_back(self, new: NewTable) -> None:
-        """Put values of which few fit into one batch."""
+        """Put values so large that few fit into one batch."""
         table = new()
         texts = {i: chr(97 + i) * (9 << 20) for i in range(5)}
         table.put(_rows(*[(i, text, 0.0) for i, text in texts.items()]))

@@ -32,7 +32,7 @@ class Expected:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._database, self._program = workload(seed)
-        self._state = TableSet(self._database.catalog.stored.values())
+        self._state = TableSet(self._database.catalog.all_tables.values())
         self._states = [state_digest(self._state, self._database)]
         self._results = [""]
 

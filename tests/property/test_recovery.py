@@ -74,7 +74,7 @@ def test_a_random_workflow_is_recovered_as_it_was(
 ) -> None:
     program, database = compiled(drawn), drawn.database
     rounds = rounds_of(rows, program)
-    state = TableSet(database.catalog.stored.values())
+    state = TableSet(database.catalog.all_tables.values())
     expected = {0: state_bytes(state, database)}
     results = []
     for number, batch in enumerate(rounds, 1):

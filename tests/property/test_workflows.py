@@ -52,7 +52,7 @@ def run_in_batches(
     drawn: Drawn, events: pa.RecordBatch, cuts: list[tuple[int, str]]
 ) -> tuple[list[tuple[Any, ...]], TableSet]:
     """Run rounds in micro-batches, with restarts between them; return the results and the state."""
-    program, tables = program_of(drawn.flow), drawn.database.catalog.stored.values()
+    program, tables = program_of(drawn.flow), drawn.database.catalog.all_tables.values()
     state = TableSet(tables)
     made: list[pa.RecordBatch] = []
     versions = []
@@ -84,8 +84,8 @@ def oracle(drawn: Drawn, events: pa.RecordBatch) -> tuple[list[tuple[Any, ...]],
     """Run the texts by Python, one round after the other."""
     assert isinstance(drawn.flow, Workflow)
     stages = drawn.flow.stages
-    reached = drawn.database.catalog.reached([one.text for one in stages])
-    tables = PlainRounds(reached)
+    dependencies = drawn.database.catalog.find_dependencies([one.text for one in stages])
+    tables = PlainRounds(dependencies)
     return [comparable(row) for row in tables.run_workflow(stages, events, bounds_of(events))], tables
 
 

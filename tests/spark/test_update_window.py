@@ -144,13 +144,13 @@ def test_windows_in_graphs_have_workers_of_their_own_too(
         return frames, made.sink("noop").plan(persist="always").root
 
     frames, root = frames_of(windows.group_by("k").agg(total="sum(v)"))
-    assert environments(frames.of(root)[0]) == [own]
-    made = frames.into(root, {"path": str(tmp_path / "results")})
+    assert environments(frames.build(root)[0]) == [own]
+    made = frames.build_sink_input(root, {"path": str(tmp_path / "results")})
     assert made.direct, "the operator writes, and descriptors leave it"
     assert environments(made.rows) == [own]
     joined = windows.group_by("k").agg(total="sum(v)").join_windows(windows.agg(most="max(v)"))
     frames, root = frames_of(joined)
-    assert set(environments(frames.of(root)[0])) == {own}
+    assert set(environments(frames.build(root)[0])) == {own}
 
 
 @pytest.mark.parametrize(

@@ -105,8 +105,8 @@ def test_a_recovery_has_four_phases_that_are_timed_and_logged(
     with caplog.at_level(logging.INFO):
         recovery = recover(tmp_path)
         assert recovery.report is None, "rows are to be replayed"
-        recovery.committed(2)
-        recovery.committed(3)
+        recovery.record_commit(2)
+        recovery.record_commit(3)
     phases = ["progress recovery", "upstream requesting", "data recovery", "upstream replay"]
     assert [record.message.partition(" [")[0] for record in caplog.records] == phases
     assert "rows=10" in caplog.text
@@ -147,7 +147,7 @@ def test_the_command_shows_a_graph_without_spark(tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "markers: 3 retain, 2 checkpoint, 1 release" in shown.output
     assert "last recovery: none" in shown.output
-    recover(tmp_path).committed(2)
+    recover(tmp_path).record_commit(2)
     shown = runner.invoke(app, ["inspect", "graph", str(tmp_path)])
     assert "10 rows replayed; progress recovery 1.000 s" in shown.output
     document = json.loads(runner.invoke(app, ["inspect", "graph", str(tmp_path), "--json"]).stdout)

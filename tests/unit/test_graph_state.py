@@ -311,7 +311,7 @@ def test_the_recovery_of_a_graph_tells_its_state(
     queries = [QueryStreams("ingest-numbers", ()), QueryStreams("results", (place,), made.state)]
     with caplog.at_level("INFO"):
         recovery = GraphRecovery("sums", GraphDirectory(tmp_path), queries)
-    recovery.committed(7)
+    recovery.record_commit(7)
     report = recovery.report
     assert report is not None
     found = made.find()

@@ -154,7 +154,7 @@ def test_what_is_wrong_is_an_error_with_its_place(body: str, line: int, fact: st
 )
 def test_an_index_that_cannot_be_is_refused(indexes: Any, fact: str) -> None:
     with pytest.raises(InvalidUsageError, match=fact):
-        TableSpec.of("orders", "id bigint, price double", "id", None, indexes)
+        TableSpec.parse("orders", "id bigint, price double", "id", None, indexes)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_indexes_may_change_between_restarts() -> None:
         rows = db.table("orders").to_batches()[0]
     state.load("orders", rows)
     units = [state.delta()]
-    plain = TableSpec.of(
+    plain = TableSpec.parse(
         "orders", "symbol string, id bigint, price double, kind string", ("symbol", "id"), "symbol"
     )
     assert plain.to_json() == database.tables["orders"].to_json()

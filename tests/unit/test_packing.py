@@ -364,7 +364,9 @@ def test_entries_of_a_bucket_come_by_group_where_groups_have_many(keys: tuple[st
         "rows": pa.array(range(count)),
     }
     made = pa.record_batch(columns).rename_columns([PANE, "k", "l", "rows"])
-    packer = EntryPacker.of(Fragments(1000, "t", "s", keys, (Partial("count", "*", "rows"),)), made.schema, 3)
+    packer = EntryPacker.build(
+        Fragments(1000, "t", "s", keys, (Partial("count", "*", "rows"),)), made.schema, 3
+    )
     packer = replace(packer, pane_steps=60, sampling=GroupSampling(min_rows=many, sample_rows=64))
     found = [
         (bucket_labels(3).index(row["bucket"]), from_parcel(row["payload"]))

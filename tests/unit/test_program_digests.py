@@ -68,7 +68,7 @@ def put(e, values, timed, late):
 def found(database: Database, program: Program, batches: Iterable[pa.RecordBatch]) -> dict[str, str]:
     """Return the digest of a program, and one of what it does."""
     program.__dict__["kernel"] = interpreted(program)
-    state = TableSet(database.catalog.stored.values())
+    state = TableSet(database.catalog.all_tables.values())
     results = [state.run(program, batch).to_pylist() for batch in batches]
     made = hashlib.sha256(repr(results).encode())
     for name, rows in sorted(state_bytes(state, database).items()):

@@ -74,13 +74,13 @@ def batch_of(rows: list[tuple[str, str, str]]) -> pa.RecordBatch:
 
 
 def state_of(bank: Database) -> TableSet:
-    return TableSet((*bank.catalog.stored.values(), REMEMBERED_REQUESTS))
+    return TableSet((*bank.catalog.all_tables.values(), REMEMBERED_REQUESTS))
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_requests_equal_the_serial_run_and_repeated_ones_run_once(seed: int) -> None:
     draw, bank = random.Random(seed), make_bank()
-    programs, plain = RequestPrograms.of(bank.catalog, 1), PlainTables(bank.tables.values())
+    programs, plain = RequestPrograms.collect(bank.catalog, 1), PlainTables(bank.tables.values())
     state, known = state_of(bank), dict[str, tuple[Any, ...]]()
     for _ in range(6):
         rows: list[tuple[str, str, str]] = []
@@ -137,11 +137,11 @@ def results_of(bank: Database, answer: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_bucket_forgets_the_oldest_requests() -> None:
     bank = make_bank()
-    programs, state = RequestPrograms.of(bank.catalog, 1), state_of(bank)
+    programs, state = RequestPrograms.collect(bank.catalog, 1), state_of(bank)
 
     def ask(*numbers: int) -> list[int | None]:
         rows = [(f"r{number}", "pay", encode_values({"id": number, "amount": 1})) for number in numbers]
-        found = answer_requests(state, batch_of(rows), programs, 0, most=3)
+        found = answer_requests(state, batch_of(rows), programs, 0, capacity=3)
         return found.column("transaction").to_pylist()
 
     assert ask(0, 1, 2, 3) == [0, 1, 2, 3]
@@ -181,7 +181,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Database, RequestClient]]:
     request_streams(place)
 
     def serve() -> None:
-        programs, state = RequestPrograms.of(bank.catalog, 1), state_of(bank)
+        programs, state = RequestPrograms.collect(bank.catalog, 1), state_of(bank)
         reader = penstock.PStreamReader(place / "requests", reader="query")
         with penstock.PStreamWriter(place / "answers", ANSWERS, writer="query") as writer:
             while not end.wait(0.005):
@@ -255,7 +255,7 @@ def test_a_client_refuses_what_no_query_would_run(tmp_path: Path) -> None:
 
 def test_procedures_of_several_partitions_are_refused_in_several_buckets() -> None:
     bank = make_bank()
-    programs = RequestPrograms.of(bank.catalog, 3, pa.int64())
+    programs = RequestPrograms.collect(bank.catalog, 3, pa.int64())
     assert set(programs.programs) == {"pay", "balance"}
     assert programs.why_not("count") == "several buckets"
     assert run.REMEMBERED > 1000

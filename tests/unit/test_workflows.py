@@ -200,7 +200,7 @@ def test_a_full_undo_log_undoes_earlier_transactions_of_the_round() -> None:
 def test_streams_leave_nothing_in_the_state() -> None:
     database, procedures = shop()
     flow = interpret(database.workflow("order", *procedures))
-    state = TableSet(database.catalog.stored.values())
+    state = TableSet(database.catalog.all_tables.values())
     events = pa.RecordBatch.from_pylist(ORDERS, schema=pa.schema([
         pa.field("id", pa.int64(), nullable=False), ("amount", pa.int64()), ("prices", pa.list_(pa.int64())),
     ]))  # fmt: skip
@@ -248,7 +248,7 @@ def test_a_compiled_workflow_travels_to_a_worker() -> None:
     assert isinstance(program, Program)
     assert program.kernel is not None
     other: Program = pickle.loads(pickle.dumps(program))
-    state = TableSet(database.catalog.stored.values())
+    state = TableSet(database.catalog.all_tables.values())
     schema = pa.schema([
         pa.field("id", pa.int64(), nullable=False), ("amount", pa.int64()), ("prices", pa.list_(pa.int64())),
     ])  # fmt: skip
@@ -523,7 +523,7 @@ def test_a_keyword_is_no_name(declare: Callable[[Database], Any]) -> None:
     database = penstock.database("keywords")
     with pytest.raises(InvalidUsageError, match=r"no identifier of Python.*Hint: .*no keyword"):
         declare(database)
-    assert not database.catalog.stored
+    assert not database.catalog.all_tables
     assert not database.procedures
 
 

@@ -89,7 +89,7 @@ def worst_latency(took: npt.NDArray[np.float64]) -> float:
 def drive(xways: int, minutes: int, reports_per_s: int) -> dict[str, float]:
     """Run the traffic of expressways on this core."""
     program = LINEAR_ROAD.procedure.program()
-    state = TableSet(LINEAR_ROAD.database.catalog.stored.values())
+    state = TableSet(LINEAR_ROAD.database.catalog.all_tables.values())
     schema = event_schema(program.event)
     state.run(program, pa.RecordBatch.from_pylist([], schema))
     took = []

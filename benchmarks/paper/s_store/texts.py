@@ -209,5 +209,5 @@ def warm(made: Database, procedures: Iterable[str] = ()) -> Database:
     for name in procedures or made.procedures:
         program = (made.procedures.get(name) or made.workflows[name]).program()
         nothing = pa.RecordBatch.from_pylist([], event_schema(program.event))
-        TableSet(made.catalog.stored.values()).run(program, nothing)
+        TableSet(made.catalog.all_tables.values()).run(program, nothing)
     return made

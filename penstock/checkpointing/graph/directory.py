@@ -186,7 +186,7 @@ class GraphDirectory:
             return rows
         return {}
 
-    def released(self, query: str, identity: str, row: int) -> int:
+    def count_released_batches(self, query: str, identity: str, row: int) -> int:
         """Count the micro-batches of a query whose rows of a p-stream are all released.
 
         Parameters

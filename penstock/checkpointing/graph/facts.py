@@ -174,7 +174,7 @@ def facts_of(directory: GraphDirectory) -> GraphFacts:
             committed = progress[query].rows.get(stream.identity, 0)
             readers.append(ReaderFacts(name, query, done.get(name, 0), committed, stream.end - committed))
             if query == queries[-1].name:
-                released.append(directory.released(query, stream.identity, done.get(name, 0)))
+                released.append(directory.count_released_batches(query, stream.identity, done.get(name, 0)))
         commits = stream.log.commits
         streams.append(
             StreamFacts(

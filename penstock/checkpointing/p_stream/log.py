@@ -203,7 +203,7 @@ class CommitLog:
                 self.start = start
                 self.commits = [commit for commit in self.commits if commit.end > start]
 
-    def since(self, offset: int) -> Iterator[Commit]:
+    def find_commits(self, offset: int) -> Iterator[Commit]:
         """Return the commits that have rows at or after `offset`, in their order."""
         return (commit for commit in self.commits if commit.end > offset)
 

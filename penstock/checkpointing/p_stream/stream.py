@@ -232,7 +232,7 @@ class PStream:
         self._check_kept(start)
         if stop > self.end:
             raise InvalidUsageError("the p-stream has no such rows", stop=stop, end=self.end)
-        return list(pieces(self.log.since(start), start, stop))
+        return list(pieces(self.log.find_commits(start), start, stop))
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Return the rows from `start` to before `stop`, a p-unit at a time.

@@ -107,42 +107,49 @@ class Chooser:
 
     def plan(self, column: str, array: pa.Array[Any], kind: pa.DataType) -> Plan:
         """Return the plan for `array`, the next values of `column`; `kind` is their type."""
-        known = self.columns.get(column)
+        decision = self.columns.get(column)
         now_s = self.now_s()
         # A plan for floats may be lossy, which must not happen to the bits of other types.
         if (
-            known is not None
-            and not known.stale
-            and known.type == kind
-            and now_s - known.made_s < self._interval_s()
+            decision is not None
+            and not decision.stale
+            and decision.type == kind
+            and now_s - decision.made_s < self._interval_s()
         ):
-            return known.plan
+            return decision.plan
         array = array.cast(kind) if is_coded_text(array.type, kind) else array
         plan = _decide(array, goal_of(self.goal), self.error_bounds.get(column), quick=False)
         made_s = self.now_s()
-        if known is None:
-            known = self.columns[column] = Decision(plan, made_s, made_s - now_s, kind)
+        if decision is None:
+            decision = self.columns[column] = Decision(plan, made_s, made_s - now_s, kind)
         else:
-            known.plan, known.made_s, known.took_s, known.stale = plan, made_s, made_s - now_s, False
-            known.type = kind
-            known.decisions += 1
+            decision.plan, decision.made_s, decision.took_s, decision.stale = (
+                plan,
+                made_s,
+                made_s - now_s,
+                False,
+            )
+            decision.type = kind
+            decision.decisions += 1
         return plan
 
     def _interval_s(self) -> float:
-        """Return the seconds between decisions about a column, which keep to their share of the time."""
-        return max(self.interval_s, sum(known.took_s for known in self.columns.values()) / DECIDING_SHARE)
+        """Return the seconds between decisions about a column, to limit their share of time."""
+        return max(
+            self.interval_s, sum(decision.took_s for decision in self.columns.values()) / DECIDING_SHARE
+        )
 
     def record_block(self, column: str, *, fits: bool) -> None:
         """Record that a block of `column` was encoded, and whether all its streams fitted the plan."""
-        known = self.columns[column]
-        known.blocks += 1
+        decision = self.columns[column]
+        decision.blocks += 1
         if not fits:
-            known.deoptimised += 1
-            known.stale = True
+            decision.deoptimised += 1
+            decision.stale = True
 
 
 def plan_quickly(array: pa.Array[Any], kind: pa.DataType, goal: str | Goal = "balanced") -> Plan:
-    """Return a plan for an array by a few of its values, however long it is.
+    """Return a plan for an array of any length, judged by a few of its values.
 
     The plan is not checked against all values, so it may not fit.
     """
@@ -160,69 +167,90 @@ def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: boo
     share = len(long) / max(len(array), 1)
     plans: list[tuple[float, Plan]] = []
     for dictionary, parts in _layouts(short, goal):
-        more = parts if long is short else to_streams(long, dictionary=dictionary)
-        whole = () if quick else _whole(array, dictionary, parts)
-        chosen = []
+        long_parts = parts if long is short else to_streams(long, dictionary=dictionary)
+        full_streams = () if quick else _full_streams(array, dictionary, parts)
+        cascades = []
         total = 0.0
-        for position, (few, many) in enumerate(zip(parts.streams, more.streams, strict=False)):
-            text = len(parts.streams) > 1 and position == len(parts.streams) - 1 and few.dtype == np.int8
-            found = decide(few, many, goal, floats=floats, bound=bound, text=text, share=share, depth=depth)
-            if position < len(whole):
-                found = [choice for choice in found if can_code(whole[position], choice.cascade)]
-            settled = dictionary and position and more.streams[1].size * _SETTLED <= len(long)
-            total += found[0].cost * (share if settled else 1.0) if found else 0.0
-            chosen.append(found[0].cascade if found else ("run_length", *DEFAULT))
+        for position, (short_stream, long_stream) in enumerate(
+            zip(parts.streams, long_parts.streams, strict=False)
+        ):
+            text = (
+                len(parts.streams) > 1
+                and position == len(parts.streams) - 1
+                and short_stream.dtype == np.int8
+            )
+            choices = decide(
+                short_stream,
+                long_stream,
+                goal,
+                floats=floats,
+                bound=bound,
+                text=text,
+                share=share,
+                depth=depth,
+            )
+            if position < len(full_streams):
+                choices = [choice for choice in choices if can_code(full_streams[position], choice.cascade)]
+            is_complete = dictionary and position and long_parts.streams[1].size * _SETTLED <= len(long)
+            total += choices[0].cost * (share if is_complete else 1.0) if choices else 0.0
+            cascades.append(choices[0].cascade if choices else ("run_length", *DEFAULT))
         validity: Cascade = ()
         if parts.valid is not None:
             validity = choose(parts.valid, goal, share=len(short) / len(array)).cascade
-        plans.append((total, Plan(dictionary, tuple(chosen), validity)))
+        plans.append((total, Plan(dictionary, tuple(cascades), validity)))
     if not plans[-1][1].dictionary and Layout.TEXT in layouts_of(array.type):
         plans += _tokens(array, short, long, goal, plans[-1])
-    return min(plans, key=lambda known: known[0])[1]
+    return min(plans, key=lambda entry: entry[0])[1]
 
 
 def _tokens(
-    array: pa.Array[Any], short: pa.Array[Any], long: pa.Array[Any], goal: Goal, other: tuple[float, Plan]
+    array: pa.Array[Any], short: pa.Array[Any], long: pa.Array[Any], goal: Goal, best_plan: tuple[float, Plan]
 ) -> Iterator[tuple[float, Plan]]:
     """Yield the plan that encodes texts as tokens, and its cost, if it may be cheaper than another plan."""
     size = raw_bytes(to_streams(long))
-    if token_cost(0, size, goal) >= other[0] or not size:
+    if token_cost(0, size, goal) >= best_plan[0] or not size:
         return
     share = len(long) / len(array)
     forms = forms_of(array)
     if forms.share > _MOST_TOKENS_SHARE:
         return
-    few = to_streams(short, forms=forms).streams
-    many = few if long is short else to_streams(long, forms=forms).streams
-    if not fits(many):
+    short_streams = to_streams(short, forms=forms).streams
+    long_streams = short_streams if long is short else to_streams(long, forms=forms).streams
+    if not fits(long_streams):
         return
-    total = token_cost(sum(stream.size for stream in many[:3]), size, goal)
+    total = token_cost(sum(stream.size for stream in long_streams[:3]), size, goal)
     cascades: list[Cascade] = []
     for position, name in enumerate(STREAMS):
         text = name == "others"
         cascade: Cascade = ()
         if position < _DECIDED or text:
-            found = decide(
-                few[position], many[position], goal, floats=False, bound=None, text=text, share=share
+            choices = decide(
+                short_streams[position],
+                long_streams[position],
+                goal,
+                floats=False,
+                bound=None,
+                text=text,
+                share=share,
             )
-            total += found[0].cost
+            total += choices[0].cost
             # All texts together may have more.
-            cascade = found[0].cascade if found[0].cascade != ("constant",) else ("lz4",) if text else ()
+            cascade = choices[0].cascade if choices[0].cascade != ("constant",) else ("lz4",) if text else ()
         else:
-            node = encode_light(many[position])
+            node = encode_light(long_streams[position])
             # More texts have about the same words.
             total += cost(node, (), goal, share) * (share if "others" not in name else 1.0)
         cascades.append(cascade)
-    yield total, Plan(False, tuple(cascades), other[1].validity, tokens=True, forms=forms)
+    yield total, Plan(False, tuple(cascades), best_plan[1].validity, tokens=True, forms=forms)
 
 
-def _whole(array: pa.Array[Any], dictionary: bool, sampled: Streams) -> tuple[Ints, ...]:
+def _full_streams(array: pa.Array[Any], dictionary: bool, sample_streams: Streams) -> tuple[Ints, ...]:
     """Return the full streams against which to check a decision about a sample.
 
     Streams of text are slow to make, and fit any cascade except ``constant``.
     """
-    one = any(stream.size and not (stream != stream[:1]).any() for stream in sampled.streams)
-    if sampled.layout is Layout.FIXED or sampled.layout is Layout.WIDE or one:
+    has_constant = any(stream.size and not (stream != stream[:1]).any() for stream in sample_streams.streams)
+    if sample_streams.layout is Layout.FIXED or sample_streams.layout is Layout.WIDE or has_constant:
         return to_streams(array, dictionary=dictionary).streams
     return ()
 

@@ -79,8 +79,8 @@ def cost(node: Node, cascade: Cascade, goal: Goal, share: float = 1.0) -> float:
     goal : Goal
         The cost to minimise.
     share : float
-        The sample's share of a block. Only this share is counted of parts that a block has once, whatever its
-        number of rows.
+        The sample's share of a block. Parts that a block has once, whatever its number of rows, count only by
+        this share.
     """
     size = _size_bytes(node, share)
     if not goal.write_mb_s:
@@ -93,9 +93,9 @@ def least_cost(count: int, size_bytes: int, codec: str, goal: Goal) -> float:
     """Return a lower bound on the cost of a stream with a codec, without encoding it."""
     if not goal.write_mb_s:
         return 0.0
-    one = COSTS[kind_of(codec)]
-    encode = one.encode_value * count + one.encode_byte * size_bytes
-    return encode + goal.decode_weight * (one.decode_value * count + one.decode_byte * size_bytes)
+    costs = COSTS[kind_of(codec)]
+    encode = costs.encode_value * count + costs.encode_byte * size_bytes
+    return encode + goal.decode_weight * (costs.decode_value * count + costs.decode_byte * size_bytes)
 
 
 def token_cost(pieces: int, size_bytes: int, goal: Goal) -> float:
@@ -110,8 +110,8 @@ def _size_bytes(node: Node, share: float) -> float:
     """Return the bytes of a node and its descendants; a complete dictionary's bytes count by `share`."""
     size = node.own_bytes * 1.0
     for position, child in enumerate(node.children):
-        settled = node.codec == _DICTIONARY and position == 1 and child.count * _SETTLED <= node.count
-        size += _size_bytes(child, share) * (share if settled else 1.0)
+        is_complete = node.codec == _DICTIONARY and position == 1 and child.count * _SETTLED <= node.count
+        size += _size_bytes(child, share) * (share if is_complete else 1.0)
     return size
 
 
@@ -128,10 +128,10 @@ def _times_ns(node: Node, cascade: Cascade, share: float) -> tuple[float, float]
 
 def _own_ns(codec: Codec, node: Node) -> tuple[float, float]:
     """Return the nanoseconds of one node without its children."""
-    one, size = COSTS[kind_of(codec.name)], node.count * node.dtype.itemsize
+    costs, size = COSTS[kind_of(codec.name)], node.count * node.dtype.itemsize
     return (
-        one.encode_value * node.count + one.encode_byte * size,
-        one.decode_value * node.count + one.decode_byte * size,
+        costs.encode_value * node.count + costs.encode_byte * size,
+        costs.decode_value * node.count + costs.decode_byte * size,
     )
 
 

@@ -40,7 +40,7 @@ class Plan:
     forms: Forms | None = None
 
     @classmethod
-    def of(cls, kind: pa.DataType, cascade: Cascade) -> Plan:
+    def build(cls, kind: pa.DataType, cascade: Cascade) -> Plan:
         """Return the plan that encodes a column of a type by one cascade.
 
         For text the cascade applies to lengths and bytes; with a dictionary, to the codes; with tokens, to

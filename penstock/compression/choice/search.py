@@ -107,19 +107,19 @@ def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -
     # Codes of symbols are not numbers, so other transforms do not suit them.
     depth = _MAX_TRANSFORMS if codec.name == "fsst" else depth + 1
     for below in _finalists(rank(stream, goal, share=share, depth=depth), 1):
-        node, whole = finish(below.node), (*cascade, *below.cascade)
-        choices.append(Choice(cost(node, whole, goal, share), whole, node))
+        node, full_cascade = finish(below.node), (*cascade, *below.cascade)
+        choices.append(Choice(cost(node, full_cascade, goal, share), full_cascade, node))
     return choices
 
 
 def _finalists(ranked: list[Choice], count: int) -> list[Choice]:
     """Return the cheapest cascades, and for each codec of repeats the cheapest cascades that end with it."""
-    found = {choice.cascade: choice for choice in ranked[:count]}
+    finalists = {choice.cascade: choice for choice in ranked[:count]}
     for family in _FAMILIES:
         ends = (choice for choice in ranked if choice.cascade[-1].removeprefix("ns_") == family)
         if first := next(ends, None):
-            found[first.cascade] = first
-    return list(found.values())
+            finalists[first.cascade] = first
+    return list(finalists.values())
 
 
 def decide(
@@ -138,7 +138,7 @@ def decide(
     Parameters
     ----------
     short, long : Ints
-        The samples. All cascades are tried on the short one, the best on the long one.
+        The samples. All cascades are tried on the short one, only the best on the long one.
     goal : Goal
         The cost to minimise.
     floats, bound, text, depth
@@ -200,9 +200,13 @@ def _candidates(
         yield (Quantized(bound).name,)
     if floats and stats.digits is not None:
         yield (f"decimal_{stats.digits}",)
-    few = stats.distinct is not None and 0 < stats.distinct <= MAX_DISTINCT
+    few_distinct = stats.distinct is not None and 0 < stats.distinct <= MAX_DISTINCT
     # For few distinct values a dictionary is best, even if they share a divisor.
-    if not floats and stats.divisor > 1 and (depth < QUICK_DEPTH or (depth < _MAX_TRANSFORMS and not few)):
+    if (
+        not floats
+        and stats.divisor > 1
+        and (depth < QUICK_DEPTH or (depth < _MAX_TRANSFORMS and not few_distinct))
+    ):
         yield ("multiple",)
     rising = stats.delta_bits <= stats.range_bits
     if rising:
@@ -212,7 +216,7 @@ def _candidates(
     if depth < _MAX_TRANSFORMS:
         if stats.run_length >= _MIN_MEAN_RUN:
             yield ("run_length",)
-        if few:
+        if few_distinct:
             yield ("dictionary",)
     # In a quick search, deltas that are wider than the values are not tried.
     firsts = ("base_delta", "delta") if depth < QUICK_DEPTH or rising else ("base_delta",)

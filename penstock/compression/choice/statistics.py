@@ -99,9 +99,9 @@ def stream_stats(sample: Ints, *, floats: bool = False) -> ColumnStats:
     With `floats`, the integers are the bits of floating-point numbers.
     """
     sample = seal(sample)
-    found = np.empty(8, np.int64)
-    _scan(sample, found)
-    least, most, low, high, low2, high2, runs, descents = found.tolist()
+    results = np.empty(8, np.int64)
+    _scan(sample, results)
+    least, most, low, high, low2, high2, runs, descents = results.tolist()
     distinct = codes_of(sample, max(1, sample.size // 2))
     return ColumnStats(
         rows=sample.size,

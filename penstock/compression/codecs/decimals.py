@@ -65,12 +65,12 @@ def _to_integers(values: Any, raw: Ints, power: float, out: Ints, positions: Any
 
     `raw` are the bits of `values`. An exception gets the integer before it.
     """
-    found = 0
+    count = 0
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
     before = out.dtype.type(0)
     scratch = np.empty(1024)
     quotients = np.empty(1024, values.dtype)
-    checked = quotients.view(raw.dtype)
+    quotient_bits = quotients.view(raw.dtype)
     for block in range(0, values.shape[0], 1024):
         v, r = values[block : block + 1024], raw[block : block + 1024]
         o = out[block : block + 1024]
@@ -81,20 +81,20 @@ def _to_integers(values: Any, raw: Ints, power: float, out: Ints, positions: Any
             o[i] = out.dtype.type(scaled if fits else 0.0)
         _divide(o, power, scratch, quotients)
         for i in range(v.shape[0]):
-            wrong += checked[i] != r[i]
+            wrong += quotient_bits[i] != r[i]
         if wrong:
-            if found + wrong > most:
+            if count + wrong > most:
                 return -1
             for i in range(v.shape[0]):
-                if checked[i] != r[i]:
+                if quotient_bits[i] != r[i]:
                     o[i] = before
-                    positions[found] = block + i
-                    found += 1
+                    positions[count] = block + i
+                    count += 1
                 else:
                     before = o[i]
         else:
             before = o[v.shape[0] - 1]
-    return found
+    return count
 
 
 @kernel
@@ -107,27 +107,27 @@ def _from_integers(values: Ints, power: float, out: Any) -> None:
 
 @kernel
 def _to_steps(values: Any, raw: Ints, step: float, bound: float, out: Ints, positions: Any, most: int) -> int:
-    """As `_to_integers`, in steps; a value that would be off by more than `bound` is an exception."""
-    found = 0
+    """Like `_to_integers`, in steps; a value whose error would exceed `bound` is an exception."""
+    count = 0
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
     before = out.dtype.type(0)
-    one = np.empty(1, values.dtype)
+    rounded = np.empty(1, values.dtype)
     for i in range(values.shape[0]):
         value = np.float64(values[i])
         scaled = np.rint(value / step)
         fits = np.abs(scaled) < limit
         if fits:
-            one[0] = scaled * step
-            fits = np.abs(np.float64(one[0]) - value) <= bound
+            rounded[0] = scaled * step
+            fits = np.abs(np.float64(rounded[0]) - value) <= bound
         if fits:
             before = out.dtype.type(scaled)
         else:
-            if found == most:
+            if count == most:
                 return -1
-            positions[found] = i
-            found += 1
+            positions[count] = i
+            count += 1
         out[i] = before
-    return found
+    return count
 
 
 @kernel
@@ -141,13 +141,13 @@ def _from_steps(values: Ints, step: float, out: Any) -> None:
 def _count_misfits(values: Any, raw: Ints, power: float, most: int) -> int:
     """Count the values that are not decimals of `digits` digits; stop once `most` are found."""
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
-    one = np.empty(1, values.dtype)
-    bits = one.view(raw.dtype)
+    quotient = np.empty(1, values.dtype)
+    bits = quotient.view(raw.dtype)
     wrong = 0
     for i in range(values.shape[0]):
         scaled = np.rint(np.float64(values[i]) * power)
         fits = np.abs(scaled) < limit
-        one[0] = np.float64(np.int64(scaled if fits else 0.0)) / power
+        quotient[0] = np.float64(np.int64(scaled if fits else 0.0)) / power
         if bits[0] != raw[i]:
             wrong += 1
             if wrong > most:
@@ -185,25 +185,25 @@ def digits_of(values: Ints) -> int | None:
 class _AsIntegers(Transform):
     """Main child: the integers. Then the exceptions' positions and their bits."""
 
-    def _finish(self, values: Ints, where: Ints, parameters: bytes) -> Callable[[Node], Node]:
-        width, count, exceptions = width_code(values), values.size, values[where]
+    def _finish(self, values: Ints, positions: Ints, parameters: bytes) -> Callable[[Node], Node]:
+        width, count, exceptions = width_code(values), values.size, values[positions]
         return lambda child: Node(
             self.number,
             width,
             count,
             parameters,
-            children=[child, encode_light(where), encode_light(exceptions)],
+            children=[child, encode_light(positions), encode_light(exceptions)],
         )
 
     @staticmethod
     def _decode_children(node: Node, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
         """Return integers, positions of exceptions and their bits, all of a range."""
         check(node.width >= 2 and len(node.children) == 3, "floats have other children than they need")
-        integers, where, exceptions = node.children
+        integers, position_node, exceptions = node.children
         check(integers.width == exceptions.width == node.width, "a child of floats has a wrong type")
-        check(where.count == exceptions.count, "exceptions have another number of positions")
-        check(where.count <= node.count, "there are more exceptions than values")
-        positions = decode_stream(where).astype(np.int64)
+        check(position_node.count == exceptions.count, "exceptions have another number of positions")
+        check(position_node.count <= node.count, "there are more exceptions than values")
+        positions = decode_stream(position_node).astype(np.int64)
         ascending = bool((np.diff(positions, prepend=-1, append=node.count) > 0).all())
         check(ascending, "an exception lies outside its stream")
         first, last = np.searchsorted(positions, [start, stop]).tolist()
@@ -239,11 +239,11 @@ class Decimal(_AsIntegers):
         if digits is None:
             raise UnfitError
         integers, most = np.empty_like(values), values.size // _MIN_VALUES_PER_EXCEPTION
-        where = np.empty(most, np.int32)
-        found = _to_integers(floats, values, float(_POWERS[digits]), integers, where, most)
-        if found < 0:
+        positions = np.empty(most, np.int32)
+        count = _to_integers(floats, values, float(_POWERS[digits]), integers, positions, most)
+        if count < 0:
             raise UnfitError
-        return integers, self._finish(values, where[:found], bytes([digits]))
+        return integers, self._finish(values, positions[:count], bytes([digits]))
 
     def name_of(self, node: Node) -> str:
         """Return the name with its digits."""
@@ -251,13 +251,13 @@ class Decimal(_AsIntegers):
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
         """Return the bits of the floats in the range."""
-        known = len(node.parameters) == 1 and node.parameters[0] <= MAX_DIGITS
-        check(known, "decimals have a number of digits that cannot be")
-        integers, where, exceptions = self._decode_children(node, start, stop)
+        has_digits = len(node.parameters) == 1 and node.parameters[0] <= MAX_DIGITS
+        check(has_digits, "decimals have a number of digits that cannot be")
+        integers, positions, exceptions = self._decode_children(node, start, stop)
         out = np.empty(integers.size, f"f{integers.dtype.itemsize}")
         _from_integers(integers, float(_POWERS[node.parameters[0]]), out)
         raw: Ints = out.view(node.dtype)
-        raw[where] = exceptions
+        raw[positions] = exceptions
         return raw
 
 
@@ -282,15 +282,15 @@ class Quantized(_AsIntegers):
         Raises
         ------
         UnfitError
-            If more than one value in eight would be off by more than the bound.
+            If the error of more than one value in eight would exceed the bound.
         """
         floats = _floats(values)
         integers, most = np.empty_like(values), values.size // _MIN_VALUES_PER_EXCEPTION
-        where = np.empty(most, np.int32)
-        found = _to_steps(floats, values, 2.0 * self._bound, self._bound, integers, where, most)
-        if found < 0:
+        positions = np.empty(most, np.int32)
+        count = _to_steps(floats, values, 2.0 * self._bound, self._bound, integers, positions, most)
+        if count < 0:
             raise UnfitError
-        return integers, self._finish(values, where[:found], np.float64(self._bound).tobytes())
+        return integers, self._finish(values, positions[:count], np.float64(self._bound).tobytes())
 
     def name_of(self, node: Node) -> str:
         """Return the name with its bound."""
@@ -301,11 +301,11 @@ class Quantized(_AsIntegers):
         check(len(node.parameters) == 8, "an error bound has a wrong size")
         bound = float(np.frombuffer(node.parameters, np.float64)[0])
         check(bool(np.isfinite(bound)) and bound > 0, "an error bound is no positive number")
-        integers, where, exceptions = self._decode_children(node, start, stop)
+        integers, positions, exceptions = self._decode_children(node, start, stop)
         out = np.empty(integers.size, f"f{integers.dtype.itemsize}")
         _from_steps(integers, 2.0 * bound, out)
         raw: Ints = out.view(node.dtype)
-        raw[where] = exceptions
+        raw[positions] = exceptions
         return raw
 
 

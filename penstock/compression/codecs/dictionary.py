@@ -105,7 +105,7 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
 
 
 def _codes_by_table(values: Ints, most: int) -> tuple[Ints, Ints] | None:
-    """As `codes_of`, for values of one or two bytes, by a table of all possible values."""
+    """Like `codes_of`, for values of one or two bytes, with a table of all possible values."""
     places = seal(values).view(f"u{values.dtype.itemsize}")
     seen = np.zeros(1 << 8 * values.dtype.itemsize, np.uint8)
     _mark(places, seen)
@@ -154,10 +154,10 @@ class Dictionary(Transform):
         UnfitError
             If there are more than `MAX_DISTINCT` distinct values.
         """
-        found = codes_of(values)
-        if found is None:
+        result = codes_of(values)
+        if result is None:
             raise UnfitError
-        distinct, codes = found
+        distinct, codes = result
         width, count = width_code(values), values.size
         return codes, lambda child: Node(self.number, width, count, children=[child, encode_light(distinct)])
 

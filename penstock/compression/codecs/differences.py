@@ -1,7 +1,7 @@
 """Difference transforms: from a base, from the previous value, from a line.
 
-With `ns` behind them these are fused into one kernel (`NullSuppression`); the codecs here serve every
-other cascade, such as ``delta>run_length`` or ``base_delta>variable_byte``.
+Followed by `ns` they are fused into one kernel (`NullSuppression`); the codecs here serve every other
+cascade, such as ``delta>run_length`` or ``base_delta>variable_byte``.
 """
 
 from __future__ import annotations
@@ -135,14 +135,14 @@ def _divide(values: Ints, out: Any) -> int:
             offset = np.int64(values[i]) - first
             product = np.uint64(offset >> power) * inverse
             out[i] = np.int64(product)
-            whole = product * np.uint64(divisor) == np.uint64(offset)
-            rests += (not whole) | (out[i] > most) | (out[i] < -most)
+            divides = product * np.uint64(divisor) == np.uint64(offset)
+            rests += (not divides) | (out[i] > most) | (out[i] < -most)
         if rests:
             for i in range(begin, end):
-                one, other = divisor, np.int64(values[i]) - first
-                while other:
-                    one, other = other, one % other
-                divisor = abs(one)
+                a, b = divisor, np.int64(values[i]) - first
+                while b:
+                    a, b = b, a % b
+                divisor = abs(a)
             begin = 0
         else:
             begin = end
@@ -192,7 +192,7 @@ class Delta(Transform):
 
 
 class Xor(Delta):
-    """As `Delta`, with the bits in which each value differs from the previous one (Scabbard Table 2)."""
+    """Like `Delta`, with the bits in which each value differs from the previous one (Scabbard Table 2)."""
 
     number = 6
     name = "xor"

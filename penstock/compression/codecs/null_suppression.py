@@ -18,12 +18,12 @@ __all__ = ["NullSuppression", "WordNullSuppression", "slice_packed"]
 class NullSuppression(Codec):
     """Packs offsets into as few bits as each sub-block needs; see `penstock.compression.kernels.bits`.
 
-    Parameters: one byte, the step in bits 0 to 2, bit 3 for patched, bit 4 where the packed bytes are not
-    the payload but the last child: patterns that repeat at whole sub-blocks are left to a codec of bytes,
-    as in ``base_delta>ns_lz4``. Children: the widths; the bases
-    (not for the step NONE; of XOR the number of zero bits cut off at the low end); the first value of
-    each sub-block (from DELTA on; the first two for DELTA_OF_DELTA); where patched, the exceptions of
-    each sub-block, their positions in it, and their high bits.
+    Parameters: one byte, the step in bits 0 to 2, bit 3 for patched, bit 4 if the packed bytes are the last
+    child instead of the payload. Then a codec of bytes handles patterns that repeat at whole sub-blocks, as
+    in ``base_delta>ns_lz4``. Children: the widths; the bases (not for the step NONE; of XOR the number of
+    zero bits cut off at the low end); the first value of each sub-block (from DELTA on; the first two for
+    DELTA_OF_DELTA); if patched, the exceptions of each sub-block, their positions in it, and their high
+    bits.
     """
 
     number = 2
@@ -32,8 +32,8 @@ class NullSuppression(Codec):
         self.step = step
         self.patched = patched
         self._then = then
-        own = f"{'patched_' * patched}ns{f'_{then}' if then else ''}"
-        self.name = own if step is Step.NONE else f"{step.name.lower()}>{own}"
+        coder = f"{'patched_' * patched}ns{f'_{then}' if then else ''}"
+        self.name = coder if step is Step.NONE else f"{step.name.lower()}>{coder}"
 
     def encode(self, values: Ints) -> Node:
         """Return the packed stream."""
@@ -120,14 +120,14 @@ def slice_packed(node: Node, first: int, last: int) -> Packed:
         before = np.zeros(blocks + 1, np.int64)
         np.cumsum(exceptions, out=before[1:])
         begin, end = int(before[first]), int(before[last])
-        where = children.pop(0)
-        check(where.count == before[-1], "exceptions have another number of positions")
-        positions = decode_stream(where, None, begin, end)
+        position_node = children.pop(0)
+        check(position_node.count == before[-1], "exceptions have another number of positions")
+        positions = decode_stream(position_node, None, begin, end)
         exceptions = exceptions[first:last]
         room = np.full(last - first, SUB_BLOCK)
         room[-1:] = min(last * SUB_BLOCK, node.count) - (last - 1) * SUB_BLOCK
-        within = (positions >= 0) & (positions < np.repeat(room, exceptions))
-        check(positions.dtype == np.int16 and bool(within.all()), "an exception lies outside its sub-block")
+        in_range = (positions >= 0) & (positions < np.repeat(room, exceptions))
+        check(positions.dtype == np.int16 and bool(in_range.all()), "an exception lies outside its sub-block")
         highs = same_type(int(before[-1]), begin, end)
     begin, end = int(ends[first]), int(ends[last])
     if has_coded:

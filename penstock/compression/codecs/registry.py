@@ -95,8 +95,8 @@ def find_codec(name: str) -> Codec:
         for prefix, make in _MADE.items():
             if name.startswith(prefix):
                 return make(name.removeprefix(prefix))
-        known = ", ".join([*sorted(CODECS), *(f"{prefix}..." for prefix in _MADE)])
-        raise InvalidUsageError("there is no such codec", codec=name, known=known)
+        names = ", ".join([*sorted(CODECS), *(f"{prefix}..." for prefix in _MADE)])
+        raise InvalidUsageError("there is no such codec", codec=name, known=names)
     return codec
 
 

@@ -32,7 +32,7 @@ def _write(values: Any, counts: Any, bits: Any, out: Any, sizes: Ints) -> int:
         begin = words
         at, end = block * 1024, min(block * 1024 + 1024, values.shape[0])
         while at < end:
-            chosen = -1
+            choice = -1
             for selector in range(16):
                 count = min(counts[selector], end - at)
                 # Only a zero word at the end may hold fewer values than its selector says.
@@ -42,14 +42,14 @@ def _write(values: Any, counts: Any, bits: Any, out: Any, sizes: Ints) -> int:
                         fits = False
                         break
                 if fits:
-                    chosen = selector
+                    choice = selector
                     break
-            if chosen < 0:
+            if choice < 0:
                 return -1
-            word = np.uint64(chosen) << np.uint64(60)
-            count = min(counts[chosen], end - at)
+            word = np.uint64(choice) << np.uint64(60)
+            count = min(counts[choice], end - at)
             for i in range(count):
-                word |= np.uint64(values[at + i]) << np.uint64(i * bits[chosen])
+                word |= np.uint64(values[at + i]) << np.uint64(i * bits[choice])
             out[words] = word
             words += 1
             at += count
@@ -108,8 +108,8 @@ class Simple8b(Codec):
         check(payload.size % 8 == 0, "words of 64 bits are cut")
         out = np.empty(min(last * SUB_BLOCK, node.count) - first * SUB_BLOCK, node.dtype)
         words = np.frombuffer(payload.tobytes(), np.uint64)
-        whole = _read(words, _COUNTS, _BITS, out.view(f"u{out.dtype.itemsize}"))
-        check(whole, "words of 64 bits end elsewhere than stated")
+        is_complete = _read(words, _COUNTS, _BITS, out.view(f"u{out.dtype.itemsize}"))
+        check(is_complete, "words of 64 bits end elsewhere than stated")
         return out[start - first * SUB_BLOCK : stop - first * SUB_BLOCK]
 
 

@@ -47,7 +47,7 @@ class Symbols(Transform):
         Raises
         ------
         UnfitError
-            If the values are no bytes.
+            If the values are not bytes.
         """
         if values.dtype.itemsize > 1:
             raise UnfitError

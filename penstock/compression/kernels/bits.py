@@ -87,7 +87,7 @@ class Packed(NamedTuple):
     firsts : (sub-blocks, 2) of the values' type
         The first values, which have no predecessor: one for DELTA and XOR, two for DELTA_OF_DELTA.
     exceptions : (sub-blocks,) or (0,) int16
-        The number of offsets that did not fit; empty without patching.
+        The number of offsets that do not fit; empty without patching.
     positions, highs : (exceptions in all,) int16 and of the values' width
         Their positions in the sub-block, and the bits beyond the width.
     payload : Bytes
@@ -128,14 +128,14 @@ def _unpack_run(x: Bytes, width: int, base: Any, out: Any) -> None:
     at = 0
     for i in range(out.shape[0]):
         value = np.uint64(0)
-        done = 0
-        while done < width:
+        count = 0
+        while count < width:
             room = 8 - (at & 7)
-            take = min(room, width - done)
+            take = min(room, width - count)
             bits = (np.uint64(x[at >> 3]) >> np.uint64(at & 7)) & np.uint64((1 << take) - 1)
-            value |= bits << np.uint64(done)
+            value |= bits << np.uint64(count)
             at += take
-            done += take
+            count += take
         out[i] = out.dtype.type(value) + base
 
 
@@ -265,7 +265,7 @@ def _pack(
     all_bits = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * values.itemsize)
     # A literal is a type of its own, for which callees would be compiled, too.
     used: Any = np.int64(0)
-    found: Any = np.int64(0)
+    exception_count: Any = np.int64(0)
     for b in range(widths.shape[0]):
         v = values[b * 1024 : min(b * 1024 + 1024, values.shape[0])]
         n = v.shape[0]
@@ -274,10 +274,10 @@ def _pack(
             v = signed[:n]
         base = zero
         if step in (0, 4):
-            joined = zero
+            or_of_values = zero
             for i in range(n):
-                joined |= v[i]
-            bits = np.uint64(joined) & all_bits
+                or_of_values |= v[i]
+            bits = np.uint64(or_of_values) & all_bits
             bases[b] = 0
             if step == 4:
                 tail = _cut_zeros(unsigned[:n], bits)
@@ -301,20 +301,20 @@ def _pack(
             base = zero
             widest = width
             width = _cheapest_width(offsets, widest, counts)
-            before = found
+            before = exception_count
             if width < widest:
                 limit = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
                 for i in range(n):
                     offset = np.uint64(offsets[i])
                     if offset > limit:
-                        positions[found] = i
-                        highs[found] = offset >> np.uint64(width)
-                        found += 1
+                        positions[exception_count] = i
+                        highs[exception_count] = offset >> np.uint64(width)
+                        exception_count += 1
                         offsets[i] = offset & limit
-            exceptions[b] = found - before
+            exceptions[b] = exception_count - before
         widths[b] = width
         used += _pack_offsets(v, base, width, payload, used)
-    return used, found
+    return used, exception_count
 
 
 @kernel
@@ -351,7 +351,7 @@ def _unpack(
     """Undo `_pack`. `exceptions` is empty without patching."""
     # A literal is a type of its own, for which callees would be compiled, too.
     used: Any = np.int64(0)
-    found: Any = np.int64(0)
+    exception_count: Any = np.int64(0)
     for b in range(widths.shape[0]):
         o = out[b * 1024 : min(b * 1024 + 1024, out.shape[0])]
         width: Any = np.int64(widths[b])
@@ -359,9 +359,9 @@ def _unpack(
         unpack_offsets(payload, used, width, base if step < 4 else out.dtype.type(0), o)
         used += (o.shape[0] * width + 7) // 8
         if exceptions.shape[0] > 0:
-            for k in range(found, found + exceptions[b]):
+            for k in range(exception_count, exception_count + exceptions[b]):
                 o[positions[k]] += highs[k] << out.dtype.type(width)
-            found += exceptions[b]
+            exception_count += exceptions[b]
         if step > 1:
             finish(step, base, firsts[b, 0], firsts[b, 1], o)
 
@@ -377,7 +377,7 @@ def pack(values: Ints, step: Step, *, patched: bool) -> Packed:
     exceptions = np.empty(blocks if patched else 0, np.int16)
     positions, highs = np.empty(room, np.int16), np.empty(room, dtype)
     payload = np.empty(blocks * SUB_BLOCK * dtype.itemsize, np.uint8)
-    used, found = _pack(
+    used, exception_count = _pack(
         values if values.flags.c_contiguous else np.ascontiguousarray(values),
         np.empty(SUB_BLOCK, f"u{dtype.itemsize}"),
         int(step),
@@ -390,7 +390,16 @@ def pack(values: Ints, step: Step, *, patched: bool) -> Packed:
         highs,
         payload,
     )
-    return Packed(step, widths, bases, firsts, exceptions, positions[:found], highs[:found], payload[:used])
+    return Packed(
+        step,
+        widths,
+        bases,
+        firsts,
+        exceptions,
+        positions[:exception_count],
+        highs[:exception_count],
+        payload[:used],
+    )
 
 
 def unpack(packed: Packed, out: Ints) -> None:

@@ -106,17 +106,17 @@ def _classes_at(typing: Any, source: Any, at: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         start = data_pointer(context, builder, signature.args[0], arguments[0])
-        some = load(builder, start, arguments[1], kind)
+        chunk = load(builder, start, arguments[1], kind)
 
         def all_of(value: int) -> Any:
             return ir.Constant(kind, [value] * 32)
 
-        digits = builder.icmp_unsigned("<", builder.sub(some, all_of(48)), all_of(10))
-        small = builder.or_(some, all_of(32))
+        digits = builder.icmp_unsigned("<", builder.sub(chunk, all_of(48)), all_of(10))
+        small = builder.or_(chunk, all_of(32))
         letters = builder.icmp_unsigned("<", builder.sub(small, all_of(97)), all_of(26))
-        letters = builder.or_(letters, builder.icmp_signed("<", some, all_of(0)))
-        both = [builder.zext(builder.bitcast(bits, SELECTOR), INDEX) for bits in (digits, letters)]
-        return context.make_tuple(builder, signature.return_type, both)
+        letters = builder.or_(letters, builder.icmp_signed("<", chunk, all_of(0)))
+        masks = [builder.zext(builder.bitcast(bits, SELECTOR), INDEX) for bits in (digits, letters)]
+        return context.make_tuple(builder, signature.return_type, masks)
 
     return types.UniTuple(types.uint64, 2)(source, types.int64), generate
 
@@ -127,11 +127,11 @@ def _matches_at(typing: Any, source: Any, at: Any, wanted: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         start = data_pointer(context, builder, signature.args[0], arguments[0])
-        some = load(builder, start, arguments[1], kind)
-        same = builder.icmp_unsigned(
-            "==", some, splat(builder, cast_integer(builder, arguments[2], BYTE), kind)
+        chunk = load(builder, start, arguments[1], kind)
+        equal = builder.icmp_unsigned(
+            "==", chunk, splat(builder, cast_integer(builder, arguments[2], BYTE), kind)
         )
-        return builder.zext(builder.bitcast(same, SELECTOR), INDEX)
+        return builder.zext(builder.bitcast(equal, SELECTOR), INDEX)
 
     return types.uint64(source, types.int64, types.int64), generate
 
@@ -185,9 +185,9 @@ def _trailing_zeros_form(value: Any) -> Callable[..., Any]:
 def _copy_bytes_form(source: Any, begin: Any, target: Any, at: Any, size: Any) -> Callable[..., Any]:
     def form(source: Any, begin: Any, target: Any, at: Any, size: Any) -> None:
         _copy_16(source, begin, target, at)
-        done = 16
-        while done < size:
-            _copy_16(source, begin + done, target, at + done)
-            done += 16
+        copied = 16
+        while copied < size:
+            _copy_16(source, begin + copied, target, at + copied)
+            copied += 16
 
     return form

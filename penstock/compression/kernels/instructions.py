@@ -1,4 +1,4 @@
-"""Instructions of the processor that Python has no word for, written as LLVM intrinsics.
+"""Processor instructions that Python lacks, written as LLVM intrinsics.
 
 Each function has a plain Python body, which defines its meaning and runs if Numba is off.
 """
@@ -61,8 +61,8 @@ def use_overflow_flag(operation: str) -> Callable[[F], F]:
     @intrinsic
     def overflows(typing: Any, a: Any, b: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            made = getattr(builder, f"{operation}_with_overflow")(*arguments)
-            return builder.extract_value(made, 1)
+            result = getattr(builder, f"{operation}_with_overflow")(*arguments)
+            return builder.extract_value(result, 1)
 
         return types.boolean(types.int64, types.int64), generate
 

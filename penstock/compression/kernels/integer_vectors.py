@@ -79,7 +79,7 @@ def running_xor(values: Any, first: Any) -> None:
 
 
 def fill(out: Any, begin: int, end: int, value: Any) -> None:
-    """Write a value from `begin` to `end`, and perhaps over a few elements behind."""
+    """Write a value from `begin` to `end`, and perhaps to a few elements after `end`."""
     out[begin:end] = value
 
 
@@ -128,12 +128,12 @@ def _unpack_lanes(typing: Any, x: Any, at: Any, width: Any, word: Any, base: Any
             before = builder.block
             with builder.if_then(builder.icmp_unsigned(">", shift, unused)):
                 high = load(builder, source, builder.add(begin, index(128)), lanes.words)
-                rest = cast_integer(builder, builder.sub(index(lanes.bits), shift), lanes.word)
-                both = builder.or_(low, builder.shl(high, splat(builder, rest, lanes.words)))
-                within = builder.block
+                remaining = cast_integer(builder, builder.sub(index(lanes.bits), shift), lanes.word)
+                joined = builder.or_(low, builder.shl(high, splat(builder, remaining, lanes.words)))
+                spill_block = builder.block
             offsets = builder.phi(lanes.words)
             offsets.add_incoming(low, before)
-            offsets.add_incoming(both, within)
+            offsets.add_incoming(joined, spill_block)
             values = cast_integer(builder, builder.and_(offsets, mask), lanes.values)
             place = builder.mul(loop.index, index(lanes.row_bytes))
             store(builder, builder.add(values, bases), target, place)

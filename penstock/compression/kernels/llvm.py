@@ -27,13 +27,13 @@ BYTE = ir.IntType(8)
 def splat(builder: Any, value: Any, kind: Any) -> Any:
     """Return a vector with one value in all elements."""
     none = ir.Constant(kind, ir.Undefined)
-    one = builder.insert_element(none, value, ir.Constant(SELECTOR, 0))
-    return shuffle(builder, one, none, [0] * kind.count)
+    vector = builder.insert_element(none, value, ir.Constant(SELECTOR, 0))
+    return shuffle(builder, vector, none, [0] * kind.count)
 
 
-def shuffle(builder: Any, left: Any, right: Any, chosen: list[int]) -> Any:
+def shuffle(builder: Any, left: Any, right: Any, indices: list[int]) -> Any:
     """Select elements of two vectors by index."""
-    return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(SELECTOR, len(chosen)), chosen))
+    return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(SELECTOR, len(indices)), indices))
 
 
 def data_pointer(context: Any, builder: Any, kind: Any, array: Any) -> Any:
@@ -55,11 +55,11 @@ def store(builder: Any, value: Any, start: Any, at: Any) -> None:
 
 def cast_integer(builder: Any, value: Any, kind: Any) -> Any:
     """Convert an integer, or a vector of integers, to another width."""
-    own = getattr(value.type, "element", value.type).width
-    wanted = getattr(kind, "element", kind).width
-    if own == wanted:
+    width = getattr(value.type, "element", value.type).width
+    target = getattr(kind, "element", kind).width
+    if width == target:
         return value
-    return builder.trunc(value, kind) if own > wanted else builder.zext(value, kind)
+    return builder.trunc(value, kind) if width > target else builder.zext(value, kind)
 
 
 def index(value: int) -> Any:

@@ -81,7 +81,7 @@ def _fill_tables(symbols: Any, sizes: Any, count: Any, shorts: Any, longs: Any, 
     # An empty slot matches only the word of all ones, which then becomes an escape.
     longs[:] = _ALL
     infos[:] = np.uint32(ESCAPE | 1 << 8)
-    kept: Any = np.int64(0)
+    code_count: Any = np.int64(0)
     for i in range(count):
         size: Any = np.int64(sizes[i])
         if size > 2:
@@ -89,18 +89,18 @@ def _fill_tables(symbols: Any, sizes: Any, count: Any, shorts: Any, longs: Any, 
             if infos[slot] != np.uint32(ESCAPE | 1 << 8):
                 continue
             longs[slot] = symbols[i]
-            infos[slot] = np.uint32(kept | size << 8 | (64 - 8 * size) << 16)
-        symbols[kept], sizes[kept] = symbols[i], size
-        kept += 1
-        if kept == MOST_SYMBOLS:
+            infos[slot] = np.uint32(code_count | size << 8 | (64 - 8 * size) << 16)
+        symbols[code_count], sizes[code_count] = symbols[i], size
+        code_count += 1
+        if code_count == MOST_SYMBOLS:
             break
     for size in (1, 2):
-        for code in range(kept):
+        for code in range(code_count):
             if sizes[code] == size:
                 step = 256 if size == 1 else 65536
                 for place in range(np.int64(symbols[code]), 65536, step):
                     shorts[place] = np.uint16(code | size << 8)
-    return kept
+    return code_count
 
 
 @kernel
@@ -112,7 +112,7 @@ def _count_tokens(
     The first byte of each symbol is counted, too. `seen` has the pairs in order of appearance.
     """
     at: Any = np.int64(0)
-    found: Any = np.int64(0)
+    pair_count: Any = np.int64(0)
     before: Any = np.int64(-1)
     while at < end:
         info: Any = np.int64(_look_up(word_at(sample, at), shorts, longs, infos))
@@ -120,19 +120,19 @@ def _count_tokens(
         first = 256 + np.int64(sample[at])
         if token == ESCAPE or size > end - at:
             token, size = first, 1
-        for one in (token, first):
-            singles[one] += 1
+        for code in (token, first):
+            singles[code] += 1
             if before >= 0:
-                pair = before * _TOKENS + one
+                pair = before * _TOKENS + code
                 if not pairs[pair]:
-                    seen[found] = pair
-                    found += 1
+                    seen[pair_count] = pair
+                    pair_count += 1
                 pairs[pair] += 1
             if size == 1:
                 break
         before = token
         at += size
-    return found
+    return pair_count
 
 
 @kernel
@@ -142,9 +142,9 @@ def _propose(
     """Add a symbol's saving to its candidate, or to a new one; return the number of candidates."""
     slot = ((symbol ^ np.uint64(size)) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(50)
     while table[slot] >= 0:
-        other = table[slot]
-        if words[other] == symbol and sizes[other] == size:
-            gains[other] += gain
+        candidate = table[slot]
+        if words[candidate] == symbol and sizes[candidate] == size:
+            gains[candidate] += gain
             return count
         slot = (slot + _ONE) & np.uint64(table.shape[0] - 1)
     if count < words.shape[0]:
@@ -178,7 +178,7 @@ def learn_symbols(
     count = _fill_tables(words, lengths, 0, shorts, longs, infos)
     for generation in range(_GENERATIONS):
         last = generation == _GENERATIONS - 1
-        found = _count_tokens(sample, end, shorts, longs, infos, singles, pairs, seen)
+        pair_count = _count_tokens(sample, end, shorts, longs, infos, singles, pairs, seen)
         for code in range(count):
             symbols[code], sizes[code] = words[code], lengths[code]
         table[:] = -1
@@ -191,17 +191,17 @@ def learn_symbols(
                 weight = 8 if size == 1 and not last else size
                 count = _propose(word, size, singles[token] * weight, table, words, lengths, gains, count)
                 singles[token] = 0
-        for i in range(found):
-            one, other = seen[i] // _TOKENS, seen[i] % _TOKENS
+        for i in range(pair_count):
+            first, second = seen[i] // _TOKENS, seen[i] % _TOKENS
             times = np.int64(pairs[seen[i]])
             pairs[seen[i]] = 0
             if times > 1 and not last:
-                word = np.uint64(one - 256) if one > 255 else symbols[one]
-                size = 1 if one > 255 else np.int64(sizes[one])
-                more = np.uint64(other - 256) if other > 255 else symbols[other]
+                word = np.uint64(first - 256) if first > 255 else symbols[first]
+                size = 1 if first > 255 else np.int64(sizes[first])
+                suffix = np.uint64(second - 256) if second > 255 else symbols[second]
                 if size < LONGEST:
-                    word |= more << np.uint64(8 * size)
-                    size = min(LONGEST, size + (1 if other > 255 else np.int64(sizes[other])))
+                    word |= suffix << np.uint64(8 * size)
+                    size = min(LONGEST, size + (1 if second > 255 else np.int64(sizes[second])))
                     count = _propose(word, size, times * size, table, words, lengths, gains, count)
         order = np.argsort(-gains[:count], kind="mergesort")
         words[:count], lengths[:count] = words[:count][order], lengths[:count][order]

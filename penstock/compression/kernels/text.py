@@ -45,7 +45,7 @@ def _add_up(lengths: Ints, most: int, offsets: Any) -> int:
 
 @kernel
 def _place(codes: Any, begins: Any, most: int, offsets: Any) -> int:
-    """As `_add_up`, for the text of each code; also -1 if a code has no text."""
+    """Like `_add_up`, for the text of each code; also -1 if a code has no text."""
     at: Any = 0
     size = begins.shape[0] - 1
     for i in range(codes.shape[0]):
@@ -87,17 +87,17 @@ def _common_length(begins: Any) -> Any:
         return -1
     length: Any = np.int64(begins[1]) - np.int64(begins[0])
     for at in range(1, begins.shape[0], 256):
-        others = 0
+        differences = 0
         for i in range(at, min(at + 256, begins.shape[0])):
-            others += np.int64(begins[i]) - np.int64(begins[i - 1]) != length
-        if others:
+            differences += np.int64(begins[i]) - np.int64(begins[i - 1]) != length
+        if differences:
             return -1
     return length
 
 
 @kernel
 def _write_even(codes: Any, begin: int, length: int, source: Any, out: Bytes) -> None:
-    """As `_write_out`, for texts of `length` bytes each, the first at `begin`.
+    """Like `_write_out`, for texts of `length` bytes each, the first at `begin`.
 
     All have padding behind them.
     """
@@ -135,12 +135,12 @@ def _mix(mixed: Any, word: Any) -> Any:
 
 
 @kernel
-def _same(source: Bytes, one: int, other: int, size: int) -> bool:
+def _equal_tails(source: Bytes, first: int, second: int, size: int) -> bool:
     """Return whether two longer texts with equal first 8 bytes are equal. The last words overlap."""
     for at in range(8, size - 8, 8):
-        if word_at(source, one + at) != word_at(source, other + at):
+        if word_at(source, first + at) != word_at(source, second + at):
             return False
-    return word_at(source, one + size - 8) == word_at(source, other + size - 8)
+    return word_at(source, first + size - 8) == word_at(source, second + size - 8)
 
 
 @kernel
@@ -149,15 +149,15 @@ def _compare(offsets: Any, source: Bytes, text: Bytes, equal: Any) -> None:
     length = text.shape[0]
     head = _head(text, 0, length)
     mask = _head(np.full(8, 255, np.uint8), 0, length)
-    whole = equal.shape[0]
-    while whole and np.int64(offsets[whole - 1]) + 8 > source.shape[0]:
-        whole -= 1
+    padded = equal.shape[0]
+    while padded and np.int64(offsets[padded - 1]) + 8 > source.shape[0]:
+        padded -= 1
     # Branch-free at the end of most texts, because the branch could not be predicted.
-    for i in range(whole):
+    for i in range(padded):
         begin: Any = np.int64(offsets[i])
         size: Any = np.int64(offsets[i + 1]) - begin
         equal[i] = (size == length) & (word_at(source, begin) & mask == head)
-    for i in range(whole, equal.shape[0]):
+    for i in range(padded, equal.shape[0]):
         begin = np.int64(offsets[i])
         size = np.int64(offsets[i + 1]) - begin
         equal[i] = size == length and _head(source, begin, begin + size) == head
@@ -165,10 +165,10 @@ def _compare(offsets: Any, source: Bytes, text: Bytes, equal: Any) -> None:
         for i in range(equal.shape[0]):
             if equal[i]:
                 begin = np.int64(offsets[i])
-                same = word_at(source, begin + length - 8) == word_at(text, length - 8)
+                equal_words = word_at(source, begin + length - 8) == word_at(text, length - 8)
                 for at in range(8, length - 8, 8):
-                    same &= word_at(source, begin + at) == word_at(text, at)
-                equal[i] = same
+                    equal_words &= word_at(source, begin + at) == word_at(text, at)
+                equal[i] = equal_words
 
 
 @kernel
@@ -181,23 +181,23 @@ def _assign_codes(
     least two and more than `rows`, each -1. `rows` gets the first row of each distinct text, `heads` its
     first 8 bytes.
     """
-    some = taken.shape[0] > 0
+    has_rows = taken.shape[0] > 0
     mask = np.uint64(table.shape[0] - 1)
     # The highest bits of a product depend on all bits of its factors.
     unused = np.uint64(65 - bit_length(np.uint64(table.shape[0])))
     count = 0
     for i in range(codes.shape[0]):
-        row: Any = taken[i] if some else i
+        row: Any = taken[i] if has_rows else i
         begin: Any = np.int64(offsets[row])
         end: Any = np.int64(offsets[row + 1])
         size = end - begin
         head = _head(source, begin, end)
-        mixed = _mix(np.uint64(size), head)
+        hash_ = _mix(np.uint64(size), head)
         if size > 8:
             for at in range(begin + 8, end - 8, 8):
-                mixed = _mix(mixed, word_at(source, at))
-            mixed = _mix(mixed, word_at(source, end - 8))
-        slot = mixed >> unused
+                hash_ = _mix(hash_, word_at(source, at))
+            hash_ = _mix(hash_, word_at(source, end - 8))
+        slot = hash_ >> unused
         while True:
             code = table[slot]
             if code < 0:
@@ -212,7 +212,7 @@ def _assign_codes(
             if heads[code] == head:
                 first: Any = np.int64(offsets[rows[code]])
                 if np.int64(offsets[rows[code] + 1]) - first == size and (
-                    size <= 8 or _same(source, begin, first, size)
+                    size <= 8 or _equal_tails(source, begin, first, size)
                 ):
                     break
             slot = (slot + np.uint64(1)) & mask
@@ -235,7 +235,7 @@ def are_equal(offsets: Ints, source: Bytes, text: bytes) -> npt.NDArray[np.bool_
 
 
 def counts_of(codes: Ints, size: int) -> Ints:
-    """Count each code from 0 to before `size`, four times as fast as `np.bincount`."""
+    """Count each code below `size`, four times as fast as `np.bincount`."""
     counts = np.zeros(size, np.int64)
     _count(seal(codes), counts)
     return counts
@@ -270,8 +270,12 @@ def distinct_texts(
     table = np.full(1 << (2 * most - 1).bit_length(), -1, np.int32)
     rows, heads, codes = np.empty(most, np.int64), np.empty(most, np.uint64), np.empty(count, np.int32)
     taken = np.empty(0, np.int64) if taken is None else taken
-    found = _assign_codes(offsets, source, taken, table, rows, heads, codes)
-    return None if found < 0 else (rows[:found], codes.astype(code_type(found), copy=False))
+    distinct_count = _assign_codes(offsets, source, taken, table, rows, heads, codes)
+    return (
+        None
+        if distinct_count < 0
+        else (rows[:distinct_count], codes.astype(code_type(distinct_count), copy=False))
+    )
 
 
 def offsets_of(lengths: Ints, kind: npt.DTypeLike, most: int) -> Ints | None:

@@ -63,9 +63,9 @@ def join_words(
             if not alone[piece]:
                 copy_bytes(words, first, out, at, size)
                 at += size
-            own = begins[number + 1] - begins[number]
-            copy_bytes(words, begins[number], out, at, own)
-            at += own
+            word_size = begins[number + 1] - begins[number]
+            copy_bytes(words, begins[number], out, at, word_size)
+            at += word_size
             word += 1
             offsets[word] = at
 
@@ -112,8 +112,8 @@ def write_rows(
     limit = out.shape[0] - SPARE
     rest = others.shape[0] - SPARE
     at: Any = np.int64(0)
-    other: Any = np.int64(0)
-    taken: Any = np.int64(0)
+    other_number: Any = np.int64(0)
+    others_at: Any = np.int64(0)
     for i in range(forms.shape[0]):
         form = np.uint64(np.int64(forms[i]))
         for place in range(firsts[form], firsts[form + _ONE]):
@@ -156,15 +156,15 @@ def write_rows(
                 else:
                     return -1
             else:
-                if other == lengths.shape[0]:
+                if other_number == lengths.shape[0]:
                     return -1
-                size = lengths[other] + 0
-                if size < 0 or size > limit - at or size > rest - taken:
+                size = lengths[other_number] + 0
+                if size < 0 or size > limit - at or size > rest - others_at:
                     return -1
-                copy_bytes(others, taken, out, at, size)
+                copy_bytes(others, others_at, out, at, size)
                 at += size
-                taken += size
-                other += 1
+                others_at += size
+                other_number += 1
         if at > limit:
             return -1
         out_offsets[i + 1] = at

@@ -103,9 +103,9 @@ def _kind_of(source: Bytes, at: int, split: bool) -> Any:
 def _find(source: Bytes, at: int, end: int, wanted: int) -> Any:
     """Return the first position of a byte from `at` on; `end` if there is none."""
     while at < end:
-        found = matches_at(source, at, wanted)
-        if found:
-            return min(at + trailing_zeros(found), end)
+        mask = matches_at(source, at, wanted)
+        if mask:
+            return min(at + trailing_zeros(mask), end)
         at += 32
     return end
 
@@ -154,14 +154,14 @@ def _number_at(source: Bytes, at: int, size: int, least: int) -> Any:
 
 
 @kernel
-def _same(source: Bytes, at: int, known: Bytes, begin: int, size: int) -> bool:
+def _equal_bytes(source: Bytes, at: int, known: Bytes, begin: int, size: int) -> bool:
     """Return whether `size` bytes are equal; both have padding behind them."""
-    done = 0
-    while done < size:
-        difference = word_at(source, at + done) ^ word_at(known, begin + done)
-        if _mask(difference, size - done):
+    checked = 0
+    while checked < size:
+        difference = word_at(source, at + checked) ^ word_at(known, begin + checked)
+        if _mask(difference, size - checked):
             return False
-        done += 8
+        checked += 8
     return True
 
 
@@ -191,7 +191,7 @@ def _add_word(
             words[word, 0] == low
             and words[word, 1] == high
             and words[word, 2] == size
-            and (size <= 16 or _same(source, at, known, words[word, 3], size))
+            and (size <= 16 or _equal_bytes(source, at, known, words[word, 3], size))
         ):
             return code
         slot = (slot + 1) & mask
@@ -265,14 +265,14 @@ def code_rows(
         form = 0
         while node >= 0:
             # Unsigned indices need no check for negative values.
-            own = np.uint64(node)
-            start = at + nodes[own, SIZE]
-            fits = start <= end and not (word_at(source, at) ^ np.uint64(nodes[own, FIRST])) & np.uint64(
-                nodes[own, MASK]
+            row = np.uint64(node)
+            start = at + nodes[row, SIZE]
+            fits = start <= end and not (word_at(source, at) ^ np.uint64(nodes[row, FIRST])) & np.uint64(
+                nodes[row, MASK]
             )
-            if nodes[own, SIZE] > 8 and fits:
-                fits = _same(source, at + 8, known, nodes[own, TEXT] + 8, nodes[own, SIZE] - 8)
-            kind = nodes[own, KIND]
+            if nodes[row, SIZE] > 8 and fits:
+                fits = _equal_bytes(source, at + 8, known, nodes[row, TEXT] + 8, nodes[row, SIZE] - 8)
+            kind = nodes[row, KIND]
             stop = start
             if fits and kind != LITERAL:
                 if kind == NUMBER:
@@ -282,15 +282,15 @@ def code_rows(
                         size = min(size, end - start)
                         stop = start + size
                         number = np.int64(_eight_digits(word << np.uint64(8 * (8 - size) & 63)))
-                        least = nodes[own, LEAST]
+                        least = nodes[row, LEAST]
                         fits = (size >= least) & ((size == least) | (word & np.uint64(255) != 0)) & (size > 0)
                     else:
                         stop = _run(source, start, min(end, start + MOST_DIGITS + 1), 1)
-                        number = _number_at(source, start, stop - start, nodes[own, LEAST])
+                        number = _number_at(source, start, stop - start, nodes[row, LEAST])
                         fits = number >= 0
-                    numbers[np.uint64(nodes[own, COLUMN]), np.uint64(cursors[own])] = number
+                    numbers[np.uint64(nodes[row, COLUMN]), np.uint64(cursors[row])] = number
                 else:
-                    until = nodes[own, UNTIL]
+                    until = nodes[row, UNTIL]
                     if until < 256:
                         stop = _find(source, start, end, until)
                     elif until == ANY_END:
@@ -299,18 +299,18 @@ def code_rows(
                         stop = _run(source, start, end, _kind_of(source, start, split))
                     size = stop - start
                     fits = size > 0 or until != TOKEN_END
-                    mask = nodes[own, SLOTS]
+                    mask = nodes[row, SLOTS]
                     code = np.int64(-1)
                     if mask:
                         low = np.int64(_mask(word_at(source, start), size))
                         high = np.int64(_mask(word_at(source, start + 8), size - 8))
-                        mixed = (
+                        hash_ = (
                             np.uint64(low) ^ (np.uint64(high) * _OTHER_MULTIPLIER) ^ np.uint64(size)
                         ) * _MULTIPLIER
-                        slot = np.int64(mixed >> np.uint64(40)) & mask
-                        first = nodes[own, SLOT]
+                        slot = np.int64(hash_ >> np.uint64(40)) & mask
+                        first = nodes[row, SLOT]
                         code = np.int64(slots[np.uint64(first + slot)]) - 1
-                        word = np.uint64(nodes[own, PLACE] + max(code, 0))
+                        word = np.uint64(nodes[row, PLACE] + max(code, 0))
                         if (
                             code < 0
                             or size > 16
@@ -327,8 +327,8 @@ def code_rows(
                                 slot,
                                 first,
                                 mask,
-                                nodes[own, PLACE],
-                                nodes[own, ROOM],
+                                nodes[row, PLACE],
+                                nodes[row, ROOM],
                                 slots,
                                 words,
                                 known,
@@ -340,16 +340,16 @@ def code_rows(
                         copy_bytes(source, start, others, filled, size)
                         count += 1
                         filled += size
-                    codes[np.uint64(nodes[own, COLUMN]), np.uint64(cursors[own])] = code
+                    codes[np.uint64(nodes[row, COLUMN]), np.uint64(cursors[row])] = code
             if fits:
-                cursors[own] += 1
-                before[own] = at
+                cursors[row] += 1
+                before[row] = at
                 at = stop
-                if at == end and nodes[own, FORM]:
-                    form = nodes[own, FORM]
+                if at == end and nodes[row, FORM]:
+                    form = nodes[row, FORM]
                     break
-                if nodes[own, CHILD] >= 0:
-                    node = nodes[own, CHILD]
+                if nodes[row, CHILD] >= 0:
+                    node = nodes[row, CHILD]
                     continue
             # Try the next sibling, or the next sibling of an ancestor.
             while True:

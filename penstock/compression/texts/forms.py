@@ -98,8 +98,8 @@ class Forms:
 
 def sample_rows(rows: int, mean_bytes: int) -> Ints:
     """Return the rows from which to learn forms. They are spread out, because neighbours are alike."""
-    few = min(rows, _SAMPLE_ROWS, max(_SAMPLE_BYTES // max(mean_bytes, 1), _MIN_ROWS_OF_LITERAL))
-    return np.linspace(0, max(rows - 1, 0), few).astype(np.int64)
+    count = min(rows, _SAMPLE_ROWS, max(_SAMPLE_BYTES // max(mean_bytes, 1), _MIN_ROWS_OF_LITERAL))
+    return np.linspace(0, max(rows - 1, 0), count).astype(np.int64)
 
 
 def learn_forms(offsets: Ints, source: Bytes) -> Forms:
@@ -110,8 +110,8 @@ def learn_forms(offsets: Ints, source: Bytes) -> Forms:
     offsets, source : Ints, Bytes
         The offsets of the texts, and the buffer that holds their bytes.
     """
-    taken = sample_rows(offsets.size - 1, (int(offsets[-1]) - int(offsets[0])) // max(offsets.size - 1, 1))
-    bounds = zip(offsets[taken].tolist(), offsets[taken + 1].tolist(), strict=True)
+    rows = sample_rows(offsets.size - 1, (int(offsets[-1]) - int(offsets[0])) // max(offsets.size - 1, 1))
+    bounds = zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True)
     texts = [source[begin:end].tobytes() for begin, end in bounds if end - begin <= _MOST_TEXT_BYTES]
     forms = _Learner(texts, split=False).forms()
     if forms.share > _GOOD_SHARE:
@@ -188,12 +188,12 @@ class _Learner:
             self._ends += 1
 
     def _token_at(self, row: _Row) -> bytes:
-        found = self._token.match(*row)
-        return found[0] if found else b""
+        match = self._token.match(*row)
+        return match[0] if match else b""
 
     def _separators_at(self, row: _Row) -> bytes:
-        found = _SEPARATORS.match(*row)
-        return found[0] if found else b""
+        match = _SEPARATORS.match(*row)
+        return match[0] if match else b""
 
     def _learn_literals(self, piece: Piece, rows: list[tuple[_Row, bytes]]) -> None:
         """Follow each literal that comes next in these rows."""
@@ -216,7 +216,7 @@ class _Learner:
         if count == 1 and len(rows) >= _MIN_ROWS_OF_LITERAL:
             self._learn_literals(piece, list(zip(rows, heads, strict=True)))
             return
-        until, found = (
+        until, words = (
             self._extend_words(rows, heads) if self._suits_dictionary(heads) else (TOKEN_END, heads)
         )
         if until == TOKEN_END and not numbers and count <= _MOST_WORDS_AS_LITERALS:
@@ -234,9 +234,9 @@ class _Learner:
             self._bits += len(rows) * float(np.log2(max(values) - min(values) + 1))
             after = Piece(NUMBER, least=least)
         else:
-            after = self._word(found, until)
+            after = self._word(words, until)
         after = self._add(piece, after)
-        rows = [(text, at + len(word)) for (text, at), word in zip(rows, found, strict=True)]
+        rows = [(text, at + len(word)) for (text, at), word in zip(rows, words, strict=True)]
         self._learn_literals(after, [(row, self._separators_at(row)) for row in rows])
 
     def _suits_dictionary(self, words: list[bytes]) -> bool:
@@ -257,18 +257,18 @@ class _Learner:
 
     def _extend_words(self, rows: list[_Row], heads: list[bytes]) -> tuple[int, list[bytes]]:
         """Return the end byte that gives the longest words that are still few, and these words."""
-        until, found = TOKEN_END, heads
+        until, longest = TOKEN_END, heads
         (text, at), size = rows[0], sum(map(len, heads))
         for byte in dict.fromkeys(_NO_SEPARATORS.sub(b"", text[at:])):
-            wanted = bytes((byte,))
-            ends = [text.find(wanted, at) for text, at in rows]
+            separator = bytes((byte,))
+            ends = [text.find(separator, at) for text, at in rows]
             if min(ends) < 0:
                 continue
             words = [text[at:end] for (text, at), end in zip(rows, ends, strict=True)]
             longer = sum(map(len, words))
             if longer > size and self._suits_dictionary(words):
-                until, found, size = byte, words, longer
-        return until, found
+                until, longest, size = byte, words, longer
+        return until, longest
 
 
 def _is_number(text: bytes) -> bool:

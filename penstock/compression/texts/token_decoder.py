@@ -58,9 +58,9 @@ def _parse_pieces(pieces: Ints, words: int) -> _Description:
         paths.append([*(paths[parent] if parent >= 0 else ()), at])
         if kind & 4:
             forms.append(paths[-1])
-        known = (0, 0) if kind & 3 == LITERAL else (0, MOST_WORDS) if kind & 3 == WORD else (1, MOST_DIGITS)
+        limits = (0, 0) if kind & 3 == LITERAL else (0, MOST_WORDS) if kind & 3 == WORD else (1, MOST_DIGITS)
         check(0 <= kind < 8 and kind & 3 <= NUMBER, "a form has a piece of a kind that nothing writes")
-        check(known[0] <= number <= known[1], "a piece has more words or digits than it can have")
+        check(limits[0] <= number <= limits[1], "a piece has more words or digits than it can have")
         texts.append(texts[-1] + 1 + (number if kind & 3 == WORD else 0))
     check(texts.pop() == words and len(forms) <= MOST_FORMS + 1, "pieces have other words than there are")
     fields = np.array(rest, np.int64).reshape(-1, 3)
@@ -89,19 +89,21 @@ def decode_part(nodes: Sequence[Node], start: int, stop: int) -> tuple[Ints, ...
     CorruptDataError
         If the streams contradict one another.
     """
-    every = decode_stream(nodes[0])
+    all_forms = decode_stream(nodes[0])
     pieces, sizes, words = map(decode_stream, nodes[4:7])
-    known = _parse_pieces(pieces, sizes.size)
-    values, before, here = (_values(forms, known) for forms in (every, every[:start], every[start:stop]))
+    description = _parse_pieces(pieces, sizes.size)
+    values, before, counts = (
+        _values(forms, description) for forms in (all_forms, all_forms[:start], all_forms[start:stop])
+    )
     columns = []
     for kind, node in ((WORD, nodes[1]), (NUMBER, nodes[2])):
-        chosen, begins = _places(values, known, kind, node.count)
-        begins += before[chosen]
-        bounds = zip(begins.tolist(), (begins + here[chosen]).tolist(), strict=True)
+        pieces_of_kind, begins = _places(values, description, kind, node.count)
+        begins += before[pieces_of_kind]
+        bounds = zip(begins.tolist(), (begins + counts[pieces_of_kind]).tolist(), strict=True)
         parts = [decode_stream(node, None, begin, end) for begin, end in bounds if begin < end]
         columns.append(np.concatenate([np.empty(0, node.dtype), *parts]))
     marks = decode_stream(nodes[3])
-    check(marks.size == -(-every.size // SUB_BLOCK), "there are other marks than texts")
+    check(marks.size == -(-all_forms.size // SUB_BLOCK), "there are other marks than texts")
     first, last = (
         int(marks[row]) if row < marks.size else nodes[7].count
         for row in (start // SUB_BLOCK, -(-stop // SUB_BLOCK))
@@ -113,9 +115,9 @@ def decode_part(nodes: Sequence[Node], start: int, stop: int) -> tuple[Ints, ...
     check(possible, "others have other lengths than bytes")
     begin, end = (int(ends[at - 1]) if at else 0 for at in (first, last))
     pieces = pieces.copy()
-    pieces[0] = -1 - known.total
+    pieces[0] = -1 - description.total
     others = decode_stream(nodes[8], None, begin, end)
-    return every[start:stop], *columns, marks, pieces, sizes, words, lengths[first:], others
+    return all_forms[start:stop], *columns, marks, pieces, sizes, words, lengths[first:], others
 
 
 def decode_tokens(streams: tuple[Ints, ...], kind: npt.DTypeLike, most: int) -> tuple[Ints, Bytes] | None:
@@ -127,34 +129,36 @@ def decode_tokens(streams: tuple[Ints, ...], kind: npt.DTypeLike, most: int) -> 
         If the streams contradict one another.
     """
     forms, codes, numbers, _, pieces, sizes, words, lengths, others = streams
-    known = _parse_pieces(pieces, sizes.size)
+    description = _parse_pieces(pieces, sizes.size)
     # For a part of the texts only the total size is known.
-    total = known.total if known.total >= 0 else -1 - known.total
+    total = description.total if description.total >= 0 else -1 - description.total
     if total > most:
         return None
-    found = [stream.dtype for stream in streams if stream is not pieces]
-    check(tuple(found) == _TYPES, "streams have values of other sizes than they need")
-    values = _values(forms, known)
-    columns = np.zeros(known.kinds.size, np.int64)
+    types = [stream.dtype for stream in streams if stream is not pieces]
+    check(tuple(types) == _TYPES, "streams have values of other sizes than they need")
+    values = _values(forms, description)
+    columns = np.zeros(description.kinds.size, np.int64)
     for number, stream in ((WORD, codes), (NUMBER, numbers)):
-        chosen, places = _places(values, known, number, stream.size)
-        columns[chosen] = places
+        pieces_of_kind, places = _places(values, description, number, stream.size)
+        columns[pieces_of_kind] = places
     spare = np.zeros(SPARE, np.int8)
     begins = offsets_of(sizes, np.int64, words.size)
     if begins is None or int(begins[-1]) != words.size:
         raise CorruptDataError("the lengths of words do not add up to their bytes")
-    table, word_offsets, joined = _join_words(known, begins, np.append(words, spare).view(np.uint8), most)
+    table, word_offsets, word_bytes = _join_words(
+        description, begins, np.append(words, spare).view(np.uint8), most
+    )
     offsets = allocate(forms.size + 1, np.int64)
     offsets[0] = 0
     out = allocate(total + SPARE, np.uint8)
     table[:, 4] = columns
-    written = write_rows(
+    size = write_rows(
         seal(forms),
-        known.flat,
-        known.firsts,
+        description.flat,
+        description.firsts,
         table,
         word_offsets,
-        joined,
+        word_bytes,
         seal(codes),
         seal(numbers),
         seal(lengths),
@@ -163,11 +167,11 @@ def decode_tokens(streams: tuple[Ints, ...], kind: npt.DTypeLike, most: int) -> 
         offsets,
         out,
     )
-    check(written == total or (known.total < 0 <= written), "texts have other words than bytes")
-    return offsets.astype(kind, copy=False), out[:written]
+    check(size == total or (description.total < 0 <= size), "texts have other words than bytes")
+    return offsets.astype(kind, copy=False), out[:size]
 
 
-def _values(forms: Ints, known: _Description) -> Ints:
+def _values(forms: Ints, description: _Description) -> Ints:
     """Return the number of values in the column of each piece.
 
     Raises
@@ -175,44 +179,52 @@ def _values(forms: Ints, known: _Description) -> Ints:
     CorruptDataError
         If there is no such form.
     """
-    count = known.firsts.size - 1
+    count = description.firsts.size - 1
     possible = not forms.size or (int(forms.min()) >= 0 and int(forms.max()) < count)
     check(possible, "a text has a form that there is not")
-    rows = np.repeat(counts_of(forms, count), np.diff(known.firsts))
-    return np.bincount(known.flat, rows, known.kinds.size).astype(np.int64)
+    rows = np.repeat(counts_of(forms, count), np.diff(description.firsts))
+    return np.bincount(description.flat, rows, description.kinds.size).astype(np.int64)
 
 
-def _places(values: Ints, known: _Description, kind: int, size: int) -> tuple[Ints, Ints]:
+def _places(values: Ints, description: _Description, kind: int, size: int) -> tuple[Ints, Ints]:
     """Return the pieces of a kind in the order of their columns, and the columns' offsets in the stream.
 
     Raises
     ------
     CorruptDataError
-        If the stream has another size than they need.
+        If the size of the stream is not the size that they need.
     """
-    chosen = np.flatnonzero(known.kinds == kind)
+    pieces_of_kind = np.flatnonzero(description.kinds == kind)
     if kind == WORD:
-        chosen = chosen[np.argsort(-known.numbers[chosen], kind="stable")]
-    ends = np.cumsum(values[chosen])
+        pieces_of_kind = pieces_of_kind[np.argsort(-description.numbers[pieces_of_kind], kind="stable")]
+    ends = np.cumsum(values[pieces_of_kind])
     check((int(ends[-1]) if ends.size else 0) == size, "columns have other values than their rows")
-    return chosen, ends - values[chosen]
+    return pieces_of_kind, ends - values[pieces_of_kind]
 
 
-def _join_words(known: _Description, begins: Ints, words: Bytes, most: int) -> tuple[Ints, Ints, Bytes]:
+def _join_words(description: _Description, begins: Ints, words: Bytes, most: int) -> tuple[Ints, Ints, Bytes]:
     """Return the arguments of `write_rows`: a table of pieces; the offsets of words; words and literals."""
-    is_word, is_literal = known.kinds == WORD, known.kinds == LITERAL
-    literals = np.diff(begins)[known.texts]
-    counts = np.where(is_word, known.numbers, is_literal)
+    is_word, is_literal = description.kinds == WORD, description.kinds == LITERAL
+    literals = np.diff(begins)[description.texts]
+    counts = np.where(is_word, description.numbers, is_literal)
     # Treat a lone literal as a word without a literal.
-    firsts = known.texts + ~is_literal
-    sizes = (literals * is_word) @ known.numbers + int(begins[-1])
+    firsts = description.texts + ~is_literal
+    sizes = (literals * is_word) @ description.numbers + int(begins[-1])
     check(int(sizes) <= most + words.size, "words have too many bytes")
     offsets = np.zeros(int(counts.sum()) + 1, np.int64)
     out = np.empty(int(sizes) + words.size + SPARE, np.uint8)
-    join_words(known.texts, begins, words, firsts, counts, is_literal, offsets, out)
+    join_words(description.texts, begins, words, firsts, counts, is_literal, offsets, out)
     places = np.cumsum(counts) - counts
     # Literals before numbers and others are read where they are.
     end = int(offsets[-1])
     out[end : end + words.size] = words
-    table = [known.kinds, known.numbers, counts, places, places, end + begins[known.texts], literals]
+    table = [
+        description.kinds,
+        description.numbers,
+        counts,
+        places,
+        places,
+        end + begins[description.texts],
+        literals,
+    ]
     return np.stack(table, axis=1), offsets, out

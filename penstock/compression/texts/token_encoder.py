@@ -87,14 +87,14 @@ class _Encoder:
             below = [put(after, number) for after in piece.after]
             if below:
                 row[CHILD] = below[0]
-            for one, other in pairwise(below):
-                rows[one][NEXT] = other
+            for node, sibling in pairwise(below):
+                rows[node][NEXT] = sibling
             return number
 
         put(Piece(WORD, ends=True), -1)
         top = [0, *(put(piece, -1) for piece in forms.pieces)]
-        for one, other in pairwise(top):
-            rows[one][NEXT] = other
+        for node, sibling in pairwise(top):
+            rows[node][NEXT] = sibling
         self._nodes = np.array(rows, np.int64)
         self._slots = np.zeros(slots, np.uint16)
         self._words = np.empty((words, 4), np.int64)

@@ -1,9 +1,10 @@
 """Texts as rows of tokens: the common parts of a form are stored once, numbers and words in columns.
 
 A form (`penstock.compression.texts.forms`) is a list of pieces, each a literal followed by a number, a
-dictionary word, or nothing. A word that the dictionary has no room for is stored verbatim among the *others*;
-so is a text without a form. (The idea is from Rodrigues, Luo, Yuan: "CLP: Efficient and Scalable Search on
-Compressed Text Logs", OSDI 2021; columns of tokens, with codecs for numbers, replace its segments.)
+dictionary word, or nothing. A word for which the dictionary has no room is stored verbatim among the
+*others*, and so is a text without a form. (The idea is from Rodrigues, Luo, Yuan: "CLP: Efficient and
+Scalable Search on Compressed Text Logs", OSDI 2021; columns of tokens, with codecs for numbers, replace its
+segments.)
 
 The streams of a column, each encoded independently::
 

@@ -130,13 +130,13 @@ class GraphName:
         return Graph(self.name, node)
 
 
-def _schema_of(given: Any) -> pa.Schema:
+def _schema_of(declaration: Any) -> pa.Schema:
     """Return the declared columns of a source as an Arrow schema."""
-    if isinstance(given, str):
-        return parse_schema(given)
-    struct = getattr(given, "schema", given)
-    if isinstance(given, pa.Schema) or not hasattr(struct, "fields"):
-        return given
+    if isinstance(declaration, str):
+        return parse_schema(declaration)
+    struct = getattr(declaration, "schema", declaration)
+    if isinstance(declaration, pa.Schema) or not hasattr(struct, "fields"):
+        return declaration
     return parse_schema(
         ", ".join(f"{quote(field.name)} {field.dataType.simpleString()}" for field in struct.fields)
     )
@@ -167,8 +167,8 @@ class Graph(Windows, Streams):
         InvalidUsageError
             If it is not a boolean expression over the columns.
         """
-        own = self._open("where", name)
-        return self._with(Where(own, (self.root,), self._expression(predicate, own)))
+        label = self._open("where", name)
+        return self._append(Where(label, (self.root,), self._expression(predicate, label)))
 
     def select(self, *columns: str, name: str | None = None, **expressions: str) -> Self:
         """Compute columns: ``select("plug", "value * 2 AS twice", house="house div 10")``.
@@ -180,16 +180,16 @@ class Graph(Windows, Streams):
         InvalidUsageError
             If a column is missing, two have the same name, or an update stream would lose or change its key.
         """
-        own = self._open("select", name)
-        made: list[tuple[str, Expression]] = []
+        node_name = self._open("select", name)
+        entries: list[tuple[str, Expression]] = []
         for text in columns:
             if text.strip() == "*":
-                made += [(each, column(each)) for each in self.schema.names]
+                entries += [(each, column(each)) for each in self.schema.names]
             else:
                 label, expression = split_alias(text)
-                made.append((label, expression.resolve(self.schema.names, node=own)))
-        made += [(label, self._expression(text, own)) for label, text in expressions.items()]
-        return self._with(Select(own, (self.root,), tuple(made)))
+                entries.append((label, expression.resolve(self.schema.names, node=node_name)))
+        entries += [(label, self._expression(text, node_name)) for label, text in expressions.items()]
+        return self._append(Select(node_name, (self.root,), tuple(entries)))
 
     def update_queue(
         self,
@@ -206,11 +206,13 @@ class Graph(Windows, Streams):
         InvalidUsageError
             If key or time is missing, or an option is invalid.
         """
-        own = self._open("update_queue", name)
-        made = make_options(QueueOptions, options, QueueArguments.__annotations__, node=own)
+        node_name = self._open("update_queue", name)
+        queue_options = make_options(QueueOptions, options, QueueArguments.__annotations__, node=node_name)
         names = (key,) if isinstance(key, str) else tuple(key)
-        columns = tuple(self._column(each, own) for each in names)
-        return self._with_queue(UpdateQueue(own, (self.root,), columns, self._column(time, own), made))
+        columns = tuple(self._column(each, node_name) for each in names)
+        return self._with_queue(
+            UpdateQueue(node_name, (self.root,), columns, self._column(time, node_name), queue_options)
+        )
 
     def transactions(
         self,
@@ -231,14 +233,22 @@ class Graph(Windows, Streams):
         InvalidUsageError
             If the procedure does not compile for these columns, a column is missing, or an option is invalid.
         """
-        own = self._open("transactions", name)
-        made = make_options(TransactionOptions, options, TransactionArguments.__annotations__, node=own)
-        if made.state_location is None:
-            made = replace(made, state_location=getattr(procedure, "location", None))
+        node_name = self._open("transactions", name)
+        transaction_options = make_options(
+            TransactionOptions, options, TransactionArguments.__annotations__, node=node_name
+        )
+        if transaction_options.state_location is None:
+            transaction_options = replace(
+                transaction_options, state_location=getattr(procedure, "location", None)
+            )
         names = (keep,) if isinstance(keep, str) else tuple(keep)
-        kept = tuple(self._column(each, own) for each in names)
-        order = None if time is None else self._column(time, own)
-        return self._with(Transactions(own, (self.root,), procedure, order, kept, tuple(initial), made))
+        kept_columns = tuple(self._column(each, node_name) for each in names)
+        order = None if time is None else self._column(time, node_name)
+        return self._append(
+            Transactions(
+                node_name, (self.root,), procedure, order, kept_columns, tuple(initial), transaction_options
+            )
+        )
 
     def lookup(
         self, table: str, schema: pa.Schema, *, on: str | Sequence[str], name: str | None = None
@@ -250,11 +260,11 @@ class Graph(Windows, Streams):
         InvalidUsageError
             If a join column is missing on one side, or other columns share a name.
         """
-        own = self._open("lookup", name)
+        node_name = self._open("lookup", name)
         names = (on,) if isinstance(on, str) else tuple(on)
-        return self._with(
+        return self._append(
             StreamTableJoin(
-                own, (self.root,), table, schema, tuple(self._column(each, own) for each in names)
+                node_name, (self.root,), table, schema, tuple(self._column(each, node_name) for each in names)
             )
         )
 
@@ -273,11 +283,11 @@ class Graph(Windows, Streams):
         InvalidUsageError
             If the kind looks like a misspelt Spark format.
         """
-        own = self._open("sink", name)
+        node_name = self._open("sink", name)
         if kind not in _SINKS and difflib.get_close_matches(kind.lower(), _SINKS, n=1):
             hint = did_you_mean(kind, _SINKS, "kinds")
-            raise InvalidUsageError("the kind of sink is unknown", hint=hint, kind=kind, node=own)
-        return self._with(Sink(own, (self.root,), kind, tuple(options.items())))
+            raise InvalidUsageError("the kind of sink is unknown", hint=hint, kind=kind, node=node_name)
+        return self._append(Sink(node_name, (self.root,), kind, tuple(options.items())))
 
     def measure(self, sample: pa.Table | Mapping[str, pa.Table], *, compress: bool = True) -> Statistics:
         """Measure samples of the sources for `plan`; see `penstock.dataflow.measure`.
@@ -295,7 +305,7 @@ class Graph(Windows, Streams):
         Raises
         ------
         InvalidUsageError
-            If `persist` names no operator, or asks for the impossible.
+            If `persist` names no operator, or asks for a p-stream that cannot exist.
         """
         return plan(self.name, self._ready(), statistics, persist)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Self, Unpack
 
-from penstock.dataflow.builder.written import Written
+from penstock.dataflow.builder.base import GraphBase
 from penstock.dataflow.nodes import (
     Join,
     Node,
@@ -37,7 +37,7 @@ __all__ = ["Streams"]
 
 
 @dataclass(frozen=True, slots=True)
-class Streams(Written):
+class Streams(GraphBase):
     """The methods of `Graph` that combine several streams."""
 
     def union(
@@ -73,17 +73,23 @@ class Streams(Written):
             If the columns or update keys differ, an update stream has lost its time, or the preferred input
             does not exist.
         """
-        own = self._open("union", name)
-        made = make_options(QueueOptions, options, (*UnionArguments.__annotations__, "prefer"), node=own)
+        node_name = self._open("union", name)
+        queue_options = make_options(
+            QueueOptions, options, (*UnionArguments.__annotations__, "prefer"), node=node_name
+        )
         inputs = (self.root, *(other._ready() for other in others))
         names = (key,) if isinstance(key, str) else tuple(key)
         if bool(names) != bool(time):
-            raise InvalidUsageError("an update stream needs a key and a time", key=names, time=time, node=own)
+            raise InvalidUsageError(
+                "an update stream needs a key and a time", key=names, time=time, node=node_name
+            )
         if time:
-            columns = tuple(self._column(each, own) for each in names)
-            place = _input(prefer, own, inputs)
-            return self._with_queue(UpdateUnion(own, inputs, columns, self._column(time, own), place, made))
-        plain = (WindowUnion if all(map(has_all_windows, inputs)) else Union)(own, inputs)
+            columns = tuple(self._column(each, node_name) for each in names)
+            place = _input(prefer, node_name, inputs)
+            return self._with_queue(
+                UpdateUnion(node_name, inputs, columns, self._column(time, node_name), place, queue_options)
+            )
+        plain = (WindowUnion if all(map(has_all_windows, inputs)) else Union)(node_name, inputs)
         if not plain.key:
             if prefer is not None or options:
                 raise plain.wrong(
@@ -92,7 +98,7 @@ class Streams(Written):
                     "or pass key= and time= here",
                     options=", ".join([*(["prefer"] if prefer is not None else []), *options]),
                 )
-            return self._with(plain)
+            return self._append(plain)
         times = [update_time(node) for node in inputs]
         if None in times or len(set(times)) > 1:
             raise plain.wrong(
@@ -101,8 +107,10 @@ class Streams(Written):
                 "windows, and pass union(..., key=..., time='at')",
                 times=", ".join(str(each) for each in times),
             )
-        place = _input(prefer, own, inputs)
-        return self._with_queue(UpdateUnion(own, inputs, plain.key, str(times[0]), place, made))
+        place = _input(prefer, node_name, inputs)
+        return self._with_queue(
+            UpdateUnion(node_name, inputs, plain.key, str(times[0]), place, queue_options)
+        )
 
     def join(
         self,
@@ -146,24 +154,24 @@ class Streams(Written):
             If a join column is missing on one side or its types differ, other columns share a name, update
             streams are not joined by their key, or the condition is not boolean.
         """
-        own = self._open("join", name)
-        known = (*JoinArguments.__annotations__, "condition", "unit", "updates")
-        made = make_options(JoinOptions, options, known, node=own)
+        node_name = self._open("join", name)
+        option_names = (*JoinArguments.__annotations__, "condition", "unit", "updates")
+        join_options = make_options(JoinOptions, options, option_names, node=node_name)
         names = (on,) if isinstance(on, str) else tuple(on)
         inputs = (self.root, other._ready())
-        joined = Join(
-            *(own, inputs, names, time, parse_duration_us(within)),
-            updates=updates, unit=unit, options=made,
+        join = Join(
+            *(node_name, inputs, names, time, parse_duration_us(within)),
+            updates=updates, unit=unit, options=join_options,
         )  # fmt: skip
-        if joined.key:
-            kind = joined.schema.field(time).type
-            for option, duration in (("within", within), ("watermark_delay", made.watermark_delay)):
+        if join.key:
+            kind = join.schema.field(time).type
+            for option, duration in (("within", within), ("watermark_delay", join_options.watermark_delay)):
                 if duration is not None and kind != UNKNOWN:
                     steps_of(option, duration, kind, unit)
         if condition is not None:
-            predicate = Expression.parse(condition).resolve(joined.schema.names, node=own)
-            joined = replace(joined, condition=predicate)
-        return self._with(joined)
+            predicate = Expression.parse(condition).resolve(join.schema.names, node=node_name)
+            join = replace(join, condition=predicate)
+        return self._append(join)
 
 
 def _input(prefer: int | str | None, union: str, inputs: Sequence[Node]) -> int | None:
@@ -174,11 +182,11 @@ def _input(prefer: int | str | None, union: str, inputs: Sequence[Node]) -> int 
     ]
     if prefer is None or (type(prefer) is int and 0 <= prefer < len(names)):
         return prefer
-    found = [place for place, some in enumerate(names) if prefer in some]
-    if len(found) == 1:
-        return found[0]
+    places = [place for place, node_names in enumerate(names) if prefer in node_names]
+    if len(places) == 1:
+        return places[0]
     raise InvalidUsageError(
-        "several inputs have the name to prefer" if found else "there is no such input to prefer",
+        "several inputs have the name to prefer" if places else "there is no such input to prefer",
         hint="say its position, or one of " + ", ".join(sorted(set().union(*names))),
         prefer=prefer,
         node=union,

@@ -9,7 +9,7 @@ from typing import Self, Unpack
 
 import pyarrow as pa
 
-from penstock.dataflow.builder.written import Written
+from penstock.dataflow.builder.base import GraphBase
 from penstock.dataflow.nodes import Aggregate, RowWindow, Select, Window, WindowJoin
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import WEIGHT, TimeUnit
@@ -22,7 +22,7 @@ __all__ = ["Windows"]
 
 
 @dataclass(frozen=True, slots=True)
-class Windows(Written):
+class Windows(GraphBase):
     """The window methods of `Graph`."""
 
     def window(
@@ -61,32 +61,44 @@ class Windows(Written):
             If the time, weight, mode or policy is unknown, the slide is longer than the size, or append mode
             has a budget, a policy, a cost or a weight.
         """
-        own = self._open("window", name)
-        made = make_options(WindowOptions, options, (*WindowArguments.__annotations__, "unit"), node=own)
-        time = self._column(time, own)
-        found = _unit(self.schema.field(time).type)
-        if found is not None and unit not in (None, found):
+        node_name = self._open("window", name)
+        window_options = make_options(
+            WindowOptions, options, (*WindowArguments.__annotations__, "unit"), node=node_name
+        )
+        time = self._column(time, node_name)
+        time_unit = _unit(self.schema.field(time).type)
+        if time_unit is not None and unit not in (None, time_unit):
             raise InvalidUsageError(
                 "the unit differs from that of the time column", unit=unit, type=self.schema.field(time).type
             )
-        found = found or unit
-        if found is None or not _countable(self.schema.field(time).type):
+        time_unit = time_unit or unit
+        if time_unit is None or not _countable(self.schema.field(time).type):
             raise InvalidUsageError(
                 "the time of a window is neither a timestamp nor an integer with a unit",
                 hint="cast it, or pass a unit, such as unit='s' for seconds",
                 column=time,
                 type=self.schema.field(time).type,
-                node=own,
+                node=node_name,
             )
-        if isinstance(made.weight, str):
-            made = replace(made, weight=self._column(made.weight, own))
+        if isinstance(window_options.weight, str):
+            window_options = replace(window_options, weight=self._column(window_options.weight, node_name))
         if (rows := window_rows(size, slide)) is not None:
-            return self._with(
-                RowWindow(own, (self.root,), time, found, made, size_rows=rows[0], slide_rows=rows[1])
+            return self._append(
+                RowWindow(
+                    node_name,
+                    (self.root,),
+                    time,
+                    time_unit,
+                    window_options,
+                    size_rows=rows[0],
+                    slide_rows=rows[1],
+                )
             )
         size_ms = parse_ms("size", size)
         slide_ms = size_ms if slide is None else parse_ms("slide", slide)
-        return self._with(Window(own, (self.root,), time, found, size_ms, slide_ms, made))
+        return self._append(
+            Window(node_name, (self.root,), time, time_unit, size_ms, slide_ms, window_options)
+        )
 
     def group_by(self, *columns: str, **expressions: str) -> Self:
         """Group the following aggregate by columns and by named expressions.
@@ -101,18 +113,18 @@ class Windows(Written):
         if self.groups is not None:
             raise InvalidUsageError("group_by is called twice", hint="call agg between the two")
         groups = tuple(self._column(each, "group_by") for each in columns)
-        computed = self._beneath(expressions) if expressions else self
+        computed = self._select_below(expressions) if expressions else self
         return replace(computed, groups=(*groups, *expressions))
 
-    def _beneath(self, expressions: Mapping[str, str]) -> Self:
+    def _select_below(self, expressions: Mapping[str, str]) -> Self:
         """Return the graph with a select of more columns, placed before the window if there is one."""
         window = self.root if isinstance(self.root, Window) else None
         below = self if window is None else replace(self, root=window.inputs[0])
-        own = below._open("select", None)
+        node_name = below._open("select", None)
         columns = [(each, column(each)) for each in below.schema.names]
-        columns += [(label, below._expression(text, own)) for label, text in expressions.items()]
-        wider = below._with(Select(own, (below.root,), tuple(columns)))
-        return wider if window is None else wider._with(replace(window, inputs=(wider.root,)))
+        columns += [(label, below._expression(text, node_name)) for label, text in expressions.items()]
+        wider = below._append(Select(node_name, (below.root,), tuple(columns)))
+        return wider if window is None else wider._append(replace(window, inputs=(wider.root,)))
 
     def agg(self, aggs: Mapping[str, str] | None = None, /, *, name: str | None = None, **more: str) -> Self:
         """Aggregate each group of each window: ``agg(load="avg(value)", n="count(*)")``.
@@ -125,13 +137,16 @@ class Windows(Written):
         InvalidUsageError
             If there is no window, or an expression is not an aggregate that panes can compute.
         """
-        own = self._named("aggregate", name)
+        node_name = self._choose_name("aggregate", name)
         texts = {**(aggs or {}), **more}
-        made = tuple((label, self._expression(text, own)) for label, text in texts.items())
-        at = self.root
-        if isinstance(at, Window) and isinstance(at.options.weight, str):
-            made = (*made, (WEIGHT, self._expression(f"last({column(at.options.weight).text})", own)))
-        return self._with(Aggregate(own, (at,), self.groups or (), made))
+        aggregates = tuple((label, self._expression(text, node_name)) for label, text in texts.items())
+        root = self.root
+        if isinstance(root, Window) and isinstance(root.options.weight, str):
+            aggregates = (
+                *aggregates,
+                (WEIGHT, self._expression(f"last({column(root.options.weight).text})", node_name)),
+            )
+        return self._append(Aggregate(node_name, (root,), self.groups or (), aggregates))
 
     def join_windows(
         self,
@@ -163,14 +178,14 @@ class Windows(Written):
             If windows do not end together, a join column is missing on one side, or other columns share a
             name.
         """
-        own = self._open("join_windows", name)
+        node_name = self._open("join_windows", name)
         names = (on,) if isinstance(on, str) else tuple(on)
-        columns = tuple(self._column(each, own) for each in names)
-        joined = WindowJoin(own, (self.root, other._ready()), columns)
+        columns = tuple(self._column(each, node_name) for each in names)
+        join = WindowJoin(node_name, (self.root, other._ready()), columns)
         if condition is not None:
-            predicate = Expression.parse(condition).resolve(joined.schema.names, node=own)
-            joined = replace(joined, condition=predicate)
-        return self._with(joined)
+            predicate = Expression.parse(condition).resolve(join.schema.names, node=node_name)
+            join = replace(join, condition=predicate)
+        return self._append(join)
 
 
 def _unit(kind: pa.DataType) -> TimeUnit | None:

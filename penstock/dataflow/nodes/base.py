@@ -101,15 +101,15 @@ def distinct(node: Node, schema: pa.Schema) -> pa.Schema:
 def topological(root: Node) -> Iterator[Node]:
     """Yield every node once, inputs first."""
     seen: set[int] = set()
-    waiting: list[tuple[Node, bool]] = [(root, False)]
-    while waiting:
-        node, ready = waiting.pop()
+    stack: list[tuple[Node, bool]] = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
         if ready:
             yield node
         elif id(node) not in seen:
             seen.add(id(node))
-            waiting.append((node, True))
-            waiting += [(input, False) for input in reversed(node.inputs)]
+            stack.append((node, True))
+            stack += [(input, False) for input in reversed(node.inputs)]
 
 
 def rebuild(root: Node, change: Callable[[Node], Node]) -> Node:
@@ -117,12 +117,12 @@ def rebuild(root: Node, change: Callable[[Node], Node]) -> Node:
 
     A node with several readers stays one node.
     """
-    made: dict[int, Node] = {}
+    rebuilt: dict[int, Node] = {}
     for node in topological(root):
-        inputs = tuple(made[id(input)] for input in node.inputs)
-        same = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
-        made[id(node)] = change(node if same else replace(node, inputs=inputs))
-    return made[id(root)]
+        inputs = tuple(rebuilt[id(input)] for input in node.inputs)
+        is_unchanged = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
+        rebuilt[id(node)] = change(node if is_unchanged else replace(node, inputs=inputs))
+    return rebuilt[id(root)]
 
 
 def duration(ms: int) -> str:

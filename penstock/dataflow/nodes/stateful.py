@@ -26,8 +26,8 @@ __all__ = ["Join", "UpdateQueue", "UpdateUnion", "update_time"]
 def _results(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
     """Return the output columns of a queue."""
     if options.apply is None:
-        added = [pa.field(STALENESS_COLUMN, pa.float64())] if options.staleness_column else []
-        return pa.schema([*schema, *added])
+        staleness = [pa.field(STALENESS_COLUMN, pa.float64())] if options.staleness_column else []
+        return pa.schema([*schema, *staleness])
     output = options.output_schema
     if not isinstance(output, str):
         return pa.schema([(name, UNKNOWN) for name in output.names])
@@ -39,17 +39,17 @@ def _results(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
 
 def _check_results(node: Node, key: tuple[str, ...]) -> None:
     """Refuse a user function of a queue whose results lose the key."""
-    lost = [name for name in key if name not in node.schema.names]
-    if lost:
-        raise node.wrong("an update stream would lose its key", "keep it in output_schema", column=lost[0])
+    missing = [name for name in key if name not in node.schema.names]
+    if missing:
+        raise node.wrong("an update stream would lose its key", "keep it in output_schema", column=missing[0])
 
 
 def _needed_columns(node: UpdateQueue | UpdateUnion, required: frozenset[str]) -> tuple[frozenset[str], ...]:
     """Return the columns that a queue needs; a user function may need every column."""
-    there = frozenset(node.inputs[0].schema.names)
+    columns = frozenset(node.inputs[0].schema.names)
     if node.options.apply is None:
-        there &= required | {*node.update_key, node.time, *node.options.columns}
-    return (there,) * len(node.inputs)
+        columns &= required | {*node.update_key, node.time, *node.options.columns}
+    return (columns,) * len(node.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class UpdateQueue(Node):
         """Return key, time, policy and budget."""
         options = self.options
         budget = "" if options.budget is None else f", budget {options.budget}"
-        more = "" if options.semantics == Semantics.UPDATE else f", {options.semantics}"
-        return f"({', '.join(self.update_key)}) newest by {self.time}, {options.policy}{budget}{more}"
+        suffix = "" if options.semantics == Semantics.UPDATE else f", {options.semantics}"
+        return f"({', '.join(self.update_key)}) newest by {self.time}, {options.policy}{budget}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,8 @@ class Join(Node):
                     left=types[0],
                     right=types[1],
                 )
-        shared = {*self.on, self.time}
-        fields = [*left, *(one for one in right if one.name not in shared)]
+        shared_columns = {*self.on, self.time}
+        fields = [*left, *(field for field in right if field.name not in shared_columns)]
         schema = distinct(self, pa.schema(fields))
         if self.condition is not None and infer(self, self.condition, schema) not in (UNKNOWN, pa.bool_()):
             raise self.wrong("a join's condition is not boolean", expression=self.condition.text)
@@ -240,8 +240,8 @@ class Join(Node):
 
     def describe(self) -> str:
         """Return keys, interval and condition."""
-        more = f" and {self.condition.text}" if self.condition else ""
-        return f"on {', '.join(self.on)} within {_duration_us(self.within_us)} of {self.time}{more}"
+        suffix = f" and {self.condition.text}" if self.condition else ""
+        return f"on {', '.join(self.on)} within {_duration_us(self.within_us)} of {self.time}{suffix}"
 
 
 def _duration_us(us: int) -> str:

@@ -130,8 +130,8 @@ class Select(Node):
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Return the columns that the required expressions read."""
-        kept = [expression for name, expression in self.columns if name in required]
-        return (frozenset(name for expression in kept for name in expression.columns),)
+        expressions = [expression for name, expression in self.columns if name in required]
+        return (frozenset(name for expression in expressions for name in expression.columns),)
 
     def describe(self) -> str:
         """Return the columns, as a select list."""
@@ -219,16 +219,16 @@ class PushedScan(Node):
         scan = self.scan
         parts = [] if scan.where is None else [f"where {scan.where}"]
         if scan.select is not None:
-            made = (f"{text} AS {name}" for name, text in scan.select.items() if text != column(name).text)
-            computed = ", ".join(made)
+            texts = (f"{text} AS {name}" for name, text in scan.select.items() if text != column(name).text)
+            computed = ", ".join(texts)
             parts += [f"computes {computed}"] if computed else []
         if scan.latest_by is not None:
             parts.append(f"newest of ({', '.join(scan.latest_by.key)}) by {scan.latest_by.time}")
         if scan.fragments is not None:
-            found = scan.fragments
-            partials = ", ".join(f"{partial.kind}({partial.expression})" for partial in found.partials)
-            groups = f" and {', '.join(found.group_by)}" if found.group_by else ""
-            parts.append(f"{partials} by {duration(found.pane_ms)} pane{groups}")
+            fragments = scan.fragments
+            partials = ", ".join(f"{partial.kind}({partial.expression})" for partial in fragments.partials)
+            groups = f" and {', '.join(fragments.group_by)}" if fragments.group_by else ""
+            parts.append(f"{partials} by {duration(fragments.pane_ms)} pane{groups}")
         return "; ".join([f"reads {', '.join(scan.columns) or 'no column'}", *parts])
 
 
@@ -250,12 +250,14 @@ class Sink(Node):
         return self.kind
 
 
-def _are_alike(first: pa.Schema, other: pa.Schema) -> bool:
+def _are_alike(left: pa.Schema, right: pa.Schema) -> bool:
     """Return whether two schemas have the same columns, in any order; unknown types match any type."""
-    if sorted(first.names) != sorted(other.names):
+    if sorted(left.names) != sorted(right.names):
         return False
-    types = ((field.type, other.field(field.name).type) for field in first)
-    return all(here == there or UNKNOWN in (here, there) for here, there in types)
+    types = ((field.type, right.field(field.name).type) for field in left)
+    return all(
+        left_type == right_type or UNKNOWN in (left_type, right_type) for left_type, right_type in types
+    )
 
 
 def _columns(schema: pa.Schema) -> str:

@@ -23,14 +23,14 @@ __all__ = ["Transactions"]
 
 @dataclass(frozen=True, slots=True)
 class Transactions(Node):
-    """A transaction for each tuple (S-Store §2): its results, or why it was rejected.
+    """A transaction for each tuple (S-Store §2): its results, or the reason for its rejection.
 
     Parameters
     ----------
     procedure, time, keep
         As in `penstock.transactions`.
     initial : tuple of str
-        The tables with first rows, which are given when the graph starts.
+        The tables that get first rows when the graph starts.
     options : TransactionOptions
         Other arguments of `penstock.transactions`.
     """
@@ -45,30 +45,32 @@ class Transactions(Node):
     options: TransactionOptions = field(default_factory=TransactionOptions)
 
     def _schema(self) -> pa.Schema:
-        given = self.inputs[0].schema
+        schema = self.inputs[0].schema
         for name in (*self.keep, *([self.time] if self.time is not None else [])):
-            find_column(self, name, given)
-        unknown = [column.name for column in given if column.type == UNKNOWN]
+            find_column(self, name, schema)
+        unknown = [column.name for column in schema if column.type == UNKNOWN]
         procedures: tuple[Procedure, ...] = ()
         if isinstance(self.procedure, Workflow):
             procedures = self.procedure.border
         elif isinstance(self.procedure, Procedure):
             procedures = (self.procedure,)
-        named = {name for procedure in procedures if procedure.event is None for name in procedure.attributes}
-        if named & set(unknown):
+        attributes = {
+            name for procedure in procedures if procedure.event is None for name in procedure.attributes
+        }
+        if attributes & set(unknown):
             raise self.wrong(
                 "only Spark knows the type of an attribute",
                 'declare it: @database.procedure(event="name type, ...")',
-                attribute=next(name for name in unknown if name in named),
+                attribute=next(name for name in unknown if name in attributes),
             )
         try:
             missing = [name for name in self.initial if name not in self.procedure.tables]
             if missing:
                 hint = did_you_mean(missing[0], self.procedure.tables, "tables")
                 raise InvalidUsageError("there is no such table", table=missing[0], hint=hint)
-            program = program_for(self.procedure, given)
-            batch_column(program, given, self.options.batch)
-            return transaction_schema(program, given, self.keep, self.time)
+            program = program_for(self.procedure, schema)
+            batch_column(program, schema, self.options.batch)
+            return transaction_schema(program, schema, self.keep, self.time)
         except InvalidUsageError as error:
             raise self.wrong(error.fact, error.hint, **error.context) from error
 
@@ -83,7 +85,7 @@ class Transactions(Node):
 
     @property
     def buckets(self) -> int | None:
-        """The number of buckets; None if it is that of shuffle partitions."""
+        """The number of buckets; None for the number of shuffle partitions."""
         if self.options.buckets is None:
             program = program_for(self.procedure, self.inputs[0].schema)
             return 1 if self.options.batch is not None or routing_attribute(program) is None else None
@@ -91,12 +93,12 @@ class Transactions(Node):
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Return the event's attributes, the time, and the columns to keep."""
-        others = {one for one in (self.time, self.options.batch) if isinstance(one, str)}
-        return (frozenset({*self.event.names, *self.keep, *others}),)
+        optional_columns = {name for name in (self.time, self.options.batch) if isinstance(name, str)}
+        return (frozenset({*self.event.names, *self.keep, *optional_columns}),)
 
     def describe(self) -> str:
-        """Return the procedure, the order of its transactions, and whether there are requests beside them."""
+        """Return the procedure, the order of its transactions, and whether requests run beside them."""
         order = "" if self.time is None else f" by {self.time}"
-        beside = "" if self.options.requests is None else " beside requests"
+        requests = "" if self.options.requests is None else " beside requests"
         batches = "" if self.options.batch is None else f" in batches by {self.options.batch}"
-        return f"{self.procedure.name}{order}{batches}{beside}"
+        return f"{self.procedure.name}{order}{batches}{requests}"

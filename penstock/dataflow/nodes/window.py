@@ -96,7 +96,7 @@ class Window(Node):
         """The pane length in milliseconds."""
         return pane_ms(self.size_ms, self.slide_ms)
 
-    def _over(self) -> str:
+    def _describe_order(self) -> str:
         return f"over {self.time}"
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
@@ -106,17 +106,17 @@ class Window(Node):
     def describe(self) -> str:
         """Return size, slide and time; for windows served by key also mode and policy."""
         late = f", {duration(self.delay_ms)} late" if self.delay_ms else ""
-        served = ""
+        service = ""
         if self.by_key:
             options = self.options
-            served = f", {options.mode}, {options.order}"
-            served += "" if options.budget is None else f", budget {options.budget}"
+            service = f", {options.mode}, {options.order}"
+            service += "" if options.budget is None else f", budget {options.budget}"
             if options.weight is not None:
-                served += (
+                service += (
                     f", weight {options.weight}" if isinstance(options.weight, str) else ", weights by key"
                 )
         size, slide = self.lengths
-        return f"{size} by {slide} {self._over()}{late}{served}"
+        return f"{size} by {slide} {self._describe_order()}{late}{service}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class RowWindow(Window):
         """See `Window.lengths`."""
         return f"{self.size_rows} rows", f"{self.slide_rows} rows"
 
-    def _over(self) -> str:
+    def _describe_order(self) -> str:
         return f"of each group in the order of {self.time}, counted in its bucket"
 
 
@@ -173,8 +173,8 @@ class Extreme:
 
     def describe(self) -> str:
         """Describe the windows to keep."""
-        which = "greatest" if self.greatest else "least"
-        return f"the {which} {self.value} of each {', '.join((WINDOW, *self.by))}"
+        direction = "greatest" if self.greatest else "least"
+        return f"the {direction} {self.value} of each {', '.join((WINDOW, *self.by))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,32 +198,32 @@ class Aggregate(Node):
         schema = above.schema
         if not self.aggregates:
             raise self.wrong("no aggregate is given", "pass an aggregate, such as agg(load='avg(value)')")
-        windowed = isinstance(above, Window)
+        is_windowed = isinstance(above, Window)
         if isinstance(above, Window):
             check_weights(self, above.options.weight, self.group_by)
-        if not windowed and WINDOW not in self.group_by:
+        if not is_windowed and WINDOW not in self.group_by:
             raise self.wrong("an aggregate over a stream needs a window", "call window(...) before group_by")
-        apart = None if windowed else window_apart(above)
-        if isinstance(apart, RowWindow):
+        separate_window = None if is_windowed else window_apart(above)
+        if isinstance(separate_window, RowWindow):
             raise self.wrong(
                 "windows of rows cannot be aggregated by window",
                 "use windows of time; windows of rows end at a different time for each group",
-                window=apart.describe(),
+                window=separate_window.describe(),
             )
-        if apart is not None:
+        if separate_window is not None:
             raise self.wrong(
                 "only windows in append mode can be aggregated by window",
                 "use mode='append', in which all groups of a window close together",
-                mode=apart.options.mode,
+                mode=separate_window.options.mode,
             )
-        if not windowed:
+        if not is_windowed:
             check_window_kept(self, above)
         fields = [find_column(self, name, schema) for name in self.group_by]
-        if windowed:
+        if is_windowed:
             fields.append(pa.field(WINDOW, _WINDOW_TYPE))
         for name, expression in self.aggregates:
-            for used in expression.columns:
-                find_column(self, used, schema, expression)
+            for column_name in expression.columns:
+                find_column(self, column_name, schema, expression)
             if name != WEIGHT:
                 fields.append(pa.field(name, aggregate_type(expression, schema)))
         for partial in self.decomposition.partials:
@@ -294,10 +294,10 @@ class Aggregate(Node):
 
     def describe(self) -> str:
         """Return groups and aggregates."""
-        made = ", ".join(
+        aggregates = ", ".join(
             f"{expression.text} AS {name}" for name, expression in self.aggregates if name != WEIGHT
         )
-        return f"{made}{self.suffix}"
+        return f"{aggregates}{self.suffix}"
 
     @property
     def suffix(self) -> str:
@@ -329,9 +329,9 @@ class Assemble(Node):
     @property
     def window(self) -> Window:
         """The windows to assemble."""
-        found = self.aggregate.inputs[0]
-        assert isinstance(found, Window)  # noqa: S101  # an aggregate without a window has no panes
-        return found
+        window = self.aggregate.inputs[0]
+        assert isinstance(window, Window)  # noqa: S101  # an aggregate without a window has no panes
+        return window
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Return panes, groups and partials."""
@@ -341,8 +341,8 @@ class Assemble(Node):
     def describe(self) -> str:
         """Return windows, aggregates and groups."""
         assembly = self.decomposition.assembly.items()
-        made = ", ".join(f"{text} AS {name}" for name, text in assembly if name != WEIGHT)
-        return f"{self.window.describe()}: {made}{self.aggregate.suffix}"
+        aggregates = ", ".join(f"{text} AS {name}" for name, text in assembly if name != WEIGHT)
+        return f"{self.window.describe()}: {aggregates}{self.aggregate.suffix}"
 
 
 def check_window_kept(node: Node, above: Node) -> None:
@@ -351,11 +351,11 @@ def check_window_kept(node: Node, above: Node) -> None:
     Raises
     ------
     InvalidUsageError
-        If there is one between `node` and the operator that makes the windows.
+        If such a projection is between `node` and the operator that makes the windows.
     """
     while isinstance(above, Where | Select):
-        made = dict(above.columns) if isinstance(above, Select) else {}
-        if WINDOW in made and made[WINDOW] != column(WINDOW):
+        projection = dict(above.columns) if isinstance(above, Select) else {}
+        if WINDOW in projection and projection[WINDOW] != column(WINDOW):
             raise node.wrong(
                 f"{WINDOW} is changed before the {node.label}",
                 "keep it as it is; other columns may be computed from it",
@@ -374,16 +374,16 @@ def window_apart(node: Node) -> Window | None:
     return _window(node, lambda window: not window.closes_together)
 
 
-def _window(node: Node, wanted: Callable[[Window], bool]) -> Window | None:
-    waiting = [node]
-    while waiting:
-        at = waiting.pop()
+def _window(node: Node, accepts: Callable[[Window], bool]) -> Window | None:
+    stack = [node]
+    while stack:
+        at = stack.pop()
         window = at.window if isinstance(at, Assemble) else at.inputs[0] if at.inputs else None
         if isinstance(at, Aggregate | Assemble) and isinstance(window, Window):
-            if wanted(window):
+            if accepts(window):
                 return window
         else:
-            waiting += at.inputs
+            stack += at.inputs
     return None
 
 

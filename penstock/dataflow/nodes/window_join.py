@@ -39,8 +39,8 @@ class WindowJoin(Node):
 
     def _schema(self) -> pa.Schema:
         left, right = (above.schema for above in self.inputs)
-        one, other = (self.window_of(above) for above in self.inputs)
-        for side in (one, other):
+        left_window, right_window = (self.window_of(above) for above in self.inputs)
+        for side in (left_window, right_window):
             if isinstance(side, RowWindow):
                 raise self.wrong(
                     "windows of rows cannot be joined",
@@ -53,12 +53,15 @@ class WindowJoin(Node):
                     "use mode='append'",
                     mode=side.options.mode,
                 )
-        if one.slide_ms != other.slide_ms or (one.size_ms - other.size_ms) % one.slide_ms:
+        if (
+            left_window.slide_ms != right_window.slide_ms
+            or (left_window.size_ms - right_window.size_ms) % left_window.slide_ms
+        ):
             raise self.wrong(
                 "windows that end at different times cannot be joined",
                 "give both the same slide",
-                left=one.describe(),
-                right=other.describe(),
+                left=left_window.describe(),
+                right=right_window.describe(),
             )
         if WINDOW in self.on:
             raise self.wrong(f"{WINDOW} is always part of the join", "name the other columns only")
@@ -88,8 +91,10 @@ class WindowJoin(Node):
         while _keeps_windows(at) and WINDOW in at.schema.names:
             check_window_kept(self, at)
             at = at.inputs[0]
-        made = isinstance(at, Assemble) or (isinstance(at, Aggregate) and isinstance(at.inputs[0], Window))
-        if not made or not isinstance(at, Aggregate | Assemble):
+        makes_windows = isinstance(at, Assemble) or (
+            isinstance(at, Aggregate) and isinstance(at.inputs[0], Window)
+        )
+        if not makes_windows or not isinstance(at, Aggregate | Assemble):
             raise self.wrong(
                 "an operator between windows and their join is not allowed",
                 "between agg and join_windows use only where, group_by('window') or select with window",
@@ -123,8 +128,8 @@ class WindowJoin(Node):
     def describe(self) -> str:
         """Return keys, tumbling windows and condition."""
         names = ", ".join((*self.on, WINDOW))
-        more = f" and {self.condition.text}" if self.condition else ""
-        return f"on {names} of {duration(self.slide_ms)}{more}"
+        suffix = f" and {self.condition.text}" if self.condition else ""
+        return f"on {names} of {duration(self.slide_ms)}{suffix}"
 
 
 def _keeps_windows(node: Node) -> bool:

@@ -116,7 +116,7 @@ def _bucket(store: BucketStore, survey: BucketSurvey, tables: Sequence[TableSpec
     if survey.likely is not None and not survey.damage:
         indexes = dict(store.look(survey.likely)[1].meta.get("indexes", {}))
         known = [
-            TableSpec.of(
+            TableSpec.parse(
                 spec.name, schema_text(spec.schema), spec.key, spec.partition_by, indexes.get(spec.name, ())
             )
             for spec in tables

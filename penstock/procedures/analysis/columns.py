@@ -18,7 +18,7 @@ __all__ = ["batch_column", "program_for", "transaction_schema"]
 _OURS = (pa.field("bucket", pa.int32()), pa.field("transaction", pa.int64()))
 
 
-def program_for(procedure: Procedure | Workflow, given: pa.Schema) -> Program | PlainProgram:
+def program_for(procedure: Procedure | Workflow, schema: pa.Schema) -> Program | PlainProgram:
     """Return the program of a procedure or a workflow over a stream with these columns.
 
     Raises
@@ -32,13 +32,13 @@ def program_for(procedure: Procedure | Workflow, given: pa.Schema) -> Program | 
             got=type(procedure).__name__,
             hint="use @database.procedure or database.workflow(...)",
         )
-    program = procedure.program(_plain_types(given))
+    program = procedure.program(_plain_types(schema))
     for field in event_schema(program.event):
-        if not fits(given.field(field.name).type, field.type):
+        if not fits(schema.field(field.name).type, field.type):
             raise InvalidUsageError(
                 "a column has another type than the event",
                 column=field.name,
-                type=given.field(field.name).type,
+                type=schema.field(field.name).type,
                 declared=field.type,
                 hint="cast it",
             )
@@ -46,7 +46,7 @@ def program_for(procedure: Procedure | Workflow, given: pa.Schema) -> Program | 
 
 
 def batch_column(
-    program: Program | PlainProgram, given: pa.Schema, batch: str | int | None
+    program: Program | PlainProgram, schema: pa.Schema, batch: str | int | None
 ) -> tuple[str, ...]:
     """Return the column that separates atomic batches, if there is one.
 
@@ -60,14 +60,14 @@ def batch_column(
     check_batches(program)
     if not isinstance(batch, str):
         return ()
-    if batch not in given.names:
+    if batch not in schema.names:
         raise InvalidUsageError("there is no such column", column=batch)
-    batch_bounds(pa.nulls(0, given.field(batch).type), batch)
+    batch_bounds(pa.nulls(0, schema.field(batch).type), batch)
     return (batch,)
 
 
 def transaction_schema(
-    program: Program | PlainProgram, given: pa.Schema, keep: Sequence[str], time: str | None
+    program: Program | PlainProgram, schema: pa.Schema, keep: Sequence[str], time: str | None
 ) -> pa.Schema:
     """Return the columns of results.
 
@@ -77,21 +77,21 @@ def transaction_schema(
         If a column is missing, two columns of the result have the same name, or `time` has no order.
     """
     for name in (*keep, *([time] if time is not None else [])):
-        if name not in given.names:
+        if name not in schema.names:
             raise InvalidUsageError("there is no such column", column=name)
-    made = pa.schema([*_OURS, *(given.field(name) for name in keep), *result_schema(program)])
-    if twice := sorted({name for name in made.names if made.names.count(name) > 1}):
+    result = pa.schema([*_OURS, *(schema.field(name) for name in keep), *result_schema(program)])
+    if twice := sorted({name for name in result.names if result.names.count(name) > 1}):
         raise InvalidUsageError(
             "two columns of the result have the same name",
             columns=twice,
             hint="rename those of keep= or returns=",
         )
     if time is not None:
-        kind = given.field(time).type
-        known = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_signed_integer, pa.types.is_null)
-        if not any(is_known(kind) for is_known in known):
+        kind = schema.field(time).type
+        orderable = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_signed_integer, pa.types.is_null)
+        if not any(is_known(kind) for is_known in orderable):
             raise InvalidUsageError("a column of this type cannot be the time", column=time, type=kind)
-    return made
+    return result
 
 
 def _plain_types(schema: pa.Schema) -> pa.Schema:

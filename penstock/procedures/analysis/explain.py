@@ -21,15 +21,15 @@ def describe_procedure(
 ) -> dict[str, Any]:
     """Return the content of `explain_procedure` as values that JSON can hold."""
     operations = operations_of(text, {name: spec.key for name, spec in tables.items()})
-    compiled = program if isinstance(program, Program) else None
+    kernel_program = program if isinstance(program, Program) else None
     return {
         "procedure": text.name,
         "program": program and program.digest,
         "event": program and schema_text(event_schema(program.event)),
         "operations": [asdict(operation) for operation in operations],
-        "compiled": compiled is not None,
-        "undo_log": compiled and compiled.undo_log,
-        "rejections": compiled and list(compiled.reasons),
+        "compiled": kernel_program is not None,
+        "undo_log": kernel_program and kernel_program.undo_log,
+        "rejections": kernel_program and list(kernel_program.reasons),
         "route": program and routing_attribute(program),
         "one_bucket_because": program and routing_obstacle(program),
     }
@@ -66,12 +66,14 @@ def explain_table(spec: TableSpec) -> str:
     return "; ".join(parts)
 
 
-def _operation(one: Operation) -> list[str]:
-    lines = [f"{one.mode} {one.target}"]
-    if one.function:
-        lines.append(f"  {one.function}{_from(one.reads)}")
-    if one.conditions:
-        lines.append(f"  if {' and '.join(map(_parenthesize, one.conditions))}{_from(one.condition_reads)}")
+def _operation(operation: Operation) -> list[str]:
+    lines = [f"{operation.mode} {operation.target}"]
+    if operation.function:
+        lines.append(f"  {operation.function}{_from(operation.reads)}")
+    if operation.conditions:
+        lines.append(
+            f"  if {' and '.join(map(_parenthesize, operation.conditions))}{_from(operation.condition_reads)}"
+        )
     return lines
 
 

@@ -77,8 +77,8 @@ class _Known:
 
     def merge(self, other: _Known) -> _Known:
         """Return what holds for both."""
-        same = self.text is not None and other.text is not None and _text(self.text) == _text(other.text)
-        return _Known(self.refs | other.refs, self.rows | other.rows, self.text if same else None)
+        equal = self.text is not None and other.text is not None and _text(self.text) == _text(other.text)
+        return _Known(self.refs | other.refs, self.rows | other.rows, self.text if equal else None)
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ class _Finder:
         self.keys = keys
         self.frames: list[_Frame] = []
         self.conditions: list[_Condition] = []
-        self.found: dict[tuple[OperationMode, str, str], Operation] = {}
+        self.operations: dict[tuple[OperationMode, str, str], Operation] = {}
         self.key_refs: dict[str, Refs] = {}
 
     @property
@@ -130,12 +130,12 @@ class _Finder:
 
     def result(self) -> tuple[Operation, ...]:
         """Return the operations; a READ is left out if another operation has the same key."""
-        found = self.found.values()
-        written = {operation.target for operation in found if operation.mode is not OperationMode.READ}
+        operations = self.operations.values()
+        targets = {operation.target for operation in operations if operation.mode is not OperationMode.READ}
         return tuple(
             operation
-            for operation in found
-            if operation.mode is not OperationMode.READ or operation.target not in written
+            for operation in operations
+            if operation.mode is not OperationMode.READ or operation.target not in targets
         )
 
     def note(self, mode: OperationMode, target: str, function: str = "", reads: Refs = _NO_REFS) -> None:
@@ -143,7 +143,7 @@ class _Finder:
         conditions = tuple(dict.fromkeys(condition.text for condition in self.conditions))
         refs = _NO_REFS.union(*(condition.refs for condition in self.conditions))
         place = (mode, target, function)
-        made = Operation(
+        operation = Operation(
             mode,
             target,
             function,
@@ -152,35 +152,35 @@ class _Finder:
             tuple(sorted(refs)),
             tuple(sorted(self.key_refs.get(target, _NO_REFS))),
         )
-        before = self.found.get(place)
-        # The same operation in two places happens under what both need.
-        if before is not None and before.conditions != made.conditions:
-            shared = tuple(condition for condition in before.conditions if condition in made.conditions)
-            made = Operation(
-                mode, target, function, made.reads, shared,
-                before.condition_reads if shared else (), made.key_reads,
+        before = self.operations.get(place)
+        # An operation in two places keeps only the conditions of both.
+        if before is not None and before.conditions != operation.conditions:
+            common = tuple(condition for condition in before.conditions if condition in operation.conditions)
+            operation = Operation(
+                mode, target, function, operation.reads, common,
+                before.condition_reads if common else (), operation.key_reads,
             )  # fmt: skip
-        self.found[place] = made
+        self.operations[place] = operation
 
     # Statements
 
     def body(self, nodes: Sequence[ast.stmt]) -> bool:
         """Trace statements; return whether control may reach the end."""
-        added = 0
+        condition_count = 0
         for node in nodes:
-            handler = getattr(self, f"_{type(node).__name__.lower()}", self._other)
+            handler = getattr(self, f"_{type(node).__name__.lower()}", self._trace_other)
             reaches = handler(node)
             if isinstance(reaches, _Condition):
                 # What follows runs only if the branch that ends was not taken.
                 self.conditions.append(reaches)
-                added += 1
+                condition_count += 1
             elif reaches is False:
-                del self.conditions[len(self.conditions) - added :]
+                del self.conditions[len(self.conditions) - condition_count :]
                 return False
-        del self.conditions[len(self.conditions) - added :]
+        del self.conditions[len(self.conditions) - condition_count :]
         return True
 
-    def _other(self, node: ast.stmt) -> None:
+    def _trace_other(self, node: ast.stmt) -> None:
         """Trace a statement of a kind that only plain procedures may have."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
@@ -207,41 +207,41 @@ class _Finder:
         holds = _Condition(self.show(node.test), refs)
         fails = _Condition(self.show(_negate(node.test)), refs)
         before = dict(self.frame.names)
-        reached = self._branch(holds, node.body)
+        continues = self._branch(holds, node.body)
         after, self.frame.names = self.frame.names, before
-        reached_else = self._branch(fails, node.orelse)
-        if not reached and not reached_else:
+        else_continues = self._branch(fails, node.orelse)
+        if not continues and not else_continues:
             return False
-        if not reached:
+        if not continues:
             return fails
-        if not reached_else:
+        if not else_continues:
             self.frame.names = after
             return holds
-        for name, known in after.items():
-            other = self.frame.names.get(name)
-            if other != known:
-                joined = known if other is None else known.merge(other)
-                self.frame.names[name] = _Known(joined.refs | refs, joined.rows, joined.text)
+        for name, variable in after.items():
+            else_variable = self.frame.names.get(name)
+            if else_variable != variable:
+                merged = variable if else_variable is None else variable.merge(else_variable)
+                self.frame.names[name] = _Known(merged.refs | refs, merged.rows, merged.text)
         return True
 
     def _branch(self, condition: _Condition, nodes: Sequence[ast.stmt]) -> bool:
         self.conditions.append(condition)
-        reached = self.body(nodes)
+        continues = self.body(nodes)
         self.conditions.pop()
-        return reached
+        return continues
 
     def _for(self, node: ast.For) -> None:
         refs = self.refs(node.iter)
         rows = self.rows(loop_parts(node.iter)[0])
         before = dict(self.frame.names)
-        for found in (dict(self.found), self.found):
+        for operations in (dict(self.operations), self.operations):
             # What one round leaves to the next is known in the second one, which counts.
-            self.found = found
+            self.operations = operations
             if isinstance(node.target, ast.Name):
                 self.frame.names[node.target.id] = _Known(refs, rows)
             self.body(node.body)
-            for name, known in before.items():
-                self.frame.names[name] = self.frame.names[name].merge(known)
+            for name, variable in before.items():
+                self.frame.names[name] = self.frame.names[name].merge(variable)
 
     def _assign(self, node: ast.Assign) -> None:
         for target in node.targets:
@@ -255,8 +255,8 @@ class _Finder:
     def _store(self, target: ast.expr, value: ast.expr, refs: Refs) -> None:
         if isinstance(target, ast.Name):
             rows = self.rows(value)
-            known = not refs and not _LONG.intersection(map(type, ast.walk(value)))
-            self.frame.names[target.id] = _Known(refs, rows, self.inline_names(value) if known else None)
+            is_short = not refs and not _LONG.intersection(map(type, ast.walk(value)))
+            self.frame.names[target.id] = _Known(refs, rows, self.inline_names(value) if is_short else None)
         elif isinstance(target, ast.Attribute):
             for row in self.rows(target.value):
                 mode = OperationMode.READ_MODIFY if row in refs else OperationMode.WRITE
@@ -273,12 +273,12 @@ class _Finder:
     def refs(self, node: ast.AST) -> Refs:
         """Return the rows that a value depends on; record those that it reads."""
         if isinstance(node, ast.Name):
-            known = self.frame.names.get(node.id)
-            return _NO_REFS if known is None else known.refs | known.rows
+            variable = self.frame.names.get(node.id)
+            return _NO_REFS if variable is None else variable.refs | variable.rows
         if isinstance(node, ast.Attribute):
             if self._is_event(node.value):
-                known = self._attribute(node.attr)
-                return _NO_REFS if known is None else known.refs
+                variable = self._attribute(node.attr)
+                return _NO_REFS if variable is None else variable.refs
             rows = self.rows(node.value)
             for row in rows:
                 self.note(OperationMode.READ, row)
@@ -287,25 +287,25 @@ class _Finder:
             return frozenset({self._key(node.value, node.slice)})
         if isinstance(node, ast.Compare):
             return self._trace_comparison(node)
-        if (selected := self._selection(node)) is not None:
-            self.note(OperationMode.READ, selected)
-            return frozenset({selected}) | self.key_refs[selected]
+        if (rows_read := self._selection(node)) is not None:
+            self.note(OperationMode.READ, rows_read)
+            return frozenset({rows_read}) | self.key_refs[rows_read]
         if isinstance(node, ast.Call):
             return self._trace_call(node)
         return _NO_REFS.union(*map(self.refs, ast.iter_child_nodes(node)))
 
     def _trace_comparison(self, node: ast.Compare) -> Refs:
-        found = self.refs(node.left)
+        refs = self.refs(node.left)
         left = node.left
         for operator, right in zip(node.ops, node.comparators, strict=True):
             if isinstance(operator, ast.In | ast.NotIn) and self._table(right) is not None:
                 row = self._key(right, left)
                 self.note(OperationMode.READ, row)
-                found |= {row}
+                refs |= {row}
             else:
-                found |= self.refs(right)
+                refs |= self.refs(right)
             left = right
-        return found
+        return refs
 
     def _trace_call(self, node: ast.Call) -> Refs:
         function = node.func
@@ -326,33 +326,33 @@ class _Finder:
         return _NO_REFS.union(*parts)
 
     def _trace_insert(self, node: ast.Call, table: ast.expr) -> Refs:
-        given = {str(keyword.arg): keyword.value for keyword in node.keywords}
-        refs = _NO_REFS.union(*(self.refs(value) for value in given.values()))
+        values = {str(keyword.arg): keyword.value for keyword in node.keywords}
+        refs = _NO_REFS.union(*(self.refs(value) for value in values.values()))
         columns = self.keys.get(str(self._table(table)), ())
-        key = [given[name] for name in columns if name in given]
+        key = [values[name] for name in columns if name in values]
         row = self._key(table, key[0] if len(key) == 1 else ast.Tuple(key, ast.Load()))
-        rest = [f"{name}={self.show(value)}" for name, value in given.items() if name not in columns]
-        self.note(OperationMode.INSERT, row, ", ".join(rest), refs)
+        assignments = [f"{name}={self.show(value)}" for name, value in values.items() if name not in columns]
+        self.note(OperationMode.INSERT, row, ", ".join(assignments), refs)
         return frozenset({row})
 
     def _trace_inline(self, text: ProcedureText, event: ast.expr) -> Refs:
         if any(frame.text is text for frame in self.frames):
             return _NO_REFS
-        known = self.frame.event
+        attributes = self.frame.event
         if isinstance(event, ast.Call):
-            known = {
+            attributes = {
                 str(keyword.arg): _Known(self.refs(keyword.value), _NO_REFS, self.inline_names(keyword.value))
                 for keyword in event.keywords
             }
-        self.frames.append(_Frame(text, known))
+        self.frames.append(_Frame(text, attributes))
         self.body(text.tree.body)
         return self.frames.pop().returned
 
     def rows(self, node: ast.expr) -> Refs:
         """Return the rows that an expression may be, none if it is a value."""
         if isinstance(node, ast.Name):
-            known = self.frame.names.get(node.id)
-            return _NO_REFS if known is None else known.rows
+            variable = self.frame.names.get(node.id)
+            return _NO_REFS if variable is None else variable.rows
         if isinstance(node, ast.Subscript) and self._table(node.value) is not None:
             return frozenset({self._key(node.value, node.slice)})
         method = node.func if isinstance(node, ast.Call) else None
@@ -361,8 +361,8 @@ class _Finder:
         at = node
         if isinstance(method, ast.Attribute) and method.attr in ("first", "last"):
             at = method.value
-        selected = self._selection(at)
-        return _NO_REFS if selected is None else frozenset({selected})
+        selection = self._selection(at)
+        return _NO_REFS if selection is None else frozenset({selection})
 
     def _selection(self, node: ast.AST) -> str | None:
         """Return the rows of an index that an expression selects; None for other expressions."""
@@ -395,8 +395,8 @@ class _Finder:
     def _attribute(self, name: str) -> _Known | None:
         if self.frame.event is not None:
             return self.frame.event.get(name)
-        own = ast.Name(self.frames[0].text.event, ast.Load())
-        return _Known(text=ast.Attribute(own, name, ast.Load()))
+        event = ast.Name(self.frames[0].text.event, ast.Load())
+        return _Known(text=ast.Attribute(event, name, ast.Load()))
 
     def _is_word(self, node: ast.expr, word: object) -> bool:
         function = node.func if isinstance(node, ast.Call) else None
@@ -404,8 +404,8 @@ class _Finder:
 
     def inline_names(self, node: ast.expr) -> ast.expr:
         """Return an expression in terms of the event and of rows, as far as names are known."""
-        made: ast.expr = _Replacer(self).visit(copy.deepcopy(node))
-        return made
+        expression: ast.expr = _Replacer(self).visit(copy.deepcopy(node))
+        return expression
 
     def show(self, node: ast.expr) -> str:
         """Return the text of an expression."""
@@ -417,17 +417,17 @@ class _Replacer(ast.NodeTransformer):
         self.finder = finder
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        known = self.finder.frame.names.get(node.id)
-        if known is None:
+        variable = self.finder.frame.names.get(node.id)
+        if variable is None:
             return node
-        if len(known.rows) == 1:
-            return ast.parse(next(iter(known.rows)), mode="eval").body
-        return node if known.text is None else known.text
+        if len(variable.rows) == 1:
+            return ast.parse(next(iter(variable.rows)), mode="eval").body
+        return node if variable.text is None else variable.text
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if self.finder._is_event(node.value):
-            known = self.finder._attribute(node.attr)
-            return node if known is None or known.text is None else known.text
+            variable = self.finder._attribute(node.attr)
+            return node if variable is None or variable.text is None else variable.text
         return self.generic_visit(node)
 
 

@@ -39,14 +39,14 @@ def check_routing(program: Program | PlainProgram) -> None:
 
 def _attributes(program: Program) -> set[str]:
     tables = {spec.name: spec for spec in program.tables}
-    found = set()
+    attributes = set()
     for access in program.accesses:
         spec = tables[access.table]
         if spec.partition_by is not None:
             attribute = access.attributes[spec.key.index(spec.partition_by)]
             if attribute is not None:
-                found.add(attribute)
-    return found
+                attributes.add(attribute)
+    return attributes
 
 
 def routing_obstacle(program: Program | PlainProgram) -> str | None:

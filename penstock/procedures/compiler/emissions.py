@@ -47,7 +47,7 @@ class Emissions(Writes):
     def window(self, node: ast.expr) -> WindowSpec | None:
         """Return the window that an expression names, if it names one."""
         if isinstance(node, ast.Name) and node.id in self.scope.text.tables:
-            return self.layout.reached.windows.get(node.id)
+            return self.layout.dependencies.windows.get(node.id)
         return None
 
     def _call(self, node: ast.Call) -> Value | Row:
@@ -91,31 +91,31 @@ class Emissions(Writes):
 
     def stream_event(self, stream: StreamCode, place: str) -> dict[str, Value | ListOf]:
         """Return the attributes of an event that is a row of a stream."""
-        made: dict[str, Value | ListOf] = {}
+        attributes: dict[str, Value | ListOf] = {}
         origins = self.origins.get(stream.spec.name, {})
         for column in stream.spec.columns:
             code = widen(column, f"{stream.column(column.name)}[{place}]")
             null = f"{stream.null(column.name)}[{place}]" if column.nullable else None
-            made[column.name] = Value(column.kind, code, null, origins.get(column.name))
-        return made
+            attributes[column.name] = Value(column.kind, code, null, origins.get(column.name))
+        return attributes
 
     def _columns(self, node: ast.Call, spec: RelationSpec) -> dict[str, Value]:
         """Compile values for all columns, converted to their types."""
-        given = self.named_values(node, spec.name, spec.names)
-        made: dict[str, Value] = {}
+        arguments = self.named_values(node, spec.name, spec.names)
+        values: dict[str, Value] = {}
         for column in spec.columns:
-            value = given.get(column.name, Nothing())
+            value = arguments.get(column.name, Nothing())
             if isinstance(value, Nothing):
                 if not column.nullable:
                     raise self.wrong(node, f"the column {column.name} gets no value, and is not null")
-                made[column.name] = Value(column.kind, zero(column.kind), "True")
+                values[column.name] = Value(column.kind, zero(column.kind), "True")
                 continue
             if not column.nullable:
                 value = self.check_null(value)
             null = value.null and self.out.keep(value.null)
-            fitted = self.out.keep(widen(column, self.fit(node, column, value)))
-            made[column.name] = Value(column.kind, fitted, null, value.attribute)
-        return made
+            code = self.out.keep(widen(column, self.fit(node, column, value)))
+            values[column.name] = Value(column.kind, code, null, value.attribute)
+        return values
 
     # Windows
 
@@ -125,12 +125,12 @@ class Emissions(Writes):
             raise self.wrong(node, "a window gets a row in a loop over it", "insert before or after the loop")
         values = self._columns(node, window)
         place = (self.scope.number, node.lineno, node.col_offset, window.name)
-        made = self.inline(node, self.layout.reached.insertions[window.name], values, place)
-        if not isinstance(made, Value):
+        slid = self.inline(node, self.layout.dependencies.insertions[window.name], values, place)
+        if not isinstance(slid, Value):
             raise TypeError(f"{window.name}: an insert returns nothing")
         # A window of rows deletes none, but overwrites the oldest in their places.
         self.forget_rows(window.rows.name)
-        return made.never_null()
+        return slid.never_null()
 
     def _active(self, window: WindowSpec) -> tuple[str, str]:
         """Return the number of a window's first active row, and the number after its last one."""
@@ -163,7 +163,7 @@ class Emissions(Writes):
     def fire(self, node: ast.AST, on: str, row: Mapping[str, Value]) -> None:
         """Compile the triggers of a table or stream that got a row."""
         self.deleted_from.append(set())
-        for number, text in enumerate(self.layout.reached.triggers.get(on, ())):
+        for number, text in enumerate(self.layout.dependencies.triggers.get(on, ())):
             place = (self.scope.number, getattr(node, "lineno", 0), getattr(node, "col_offset", 0), number)
             self.inline(node, text, dict(row), place)
         if on in self.deleted_from.pop():
@@ -173,7 +173,7 @@ class Emissions(Writes):
         """Compile an insert, and the triggers of the table."""
         row = super().insert(node, table)
         name = table.spec.name
-        if name in self.layout.reached.triggers:
+        if name in self.layout.dependencies.triggers:
             attributes = dict(zip(table.spec.key, row.attributes, strict=True))
             values = {}
             for column in table.spec.columns:

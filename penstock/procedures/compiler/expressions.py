@@ -69,20 +69,20 @@ class Expressions(ABC):
                 "docs/concepts/transactions.md lists what it may have; plain=True runs any Python",
             )
         try:
-            found: Value | Nothing | Row | ListOf = handler(node)
+            result: Value | Nothing | Row | ListOf = handler(node)
         except OperationError as error:
             fact, hint = error.args
             raise self.wrong(node, fact, hint) from None
-        return found
+        return result
 
     def value(self, node: ast.expr) -> Value:
         """Compile an expression that is a value."""
-        found = self.evaluate(node)
-        if isinstance(found, Value):
-            return found
-        what = {Nothing: "None", Row: "a row", ListOf: "a list"}[type(found)]
+        value = self.evaluate(node)
+        if isinstance(value, Value):
+            return value
+        kind_text = {Nothing: "None", Row: "a row", ListOf: "a list"}[type(value)]
         hint = {Nothing: "compare with `is None`", Row: "name one of its columns", ListOf: "take an element"}
-        raise self.wrong(node, f"{what} is no value", hint[type(found)])
+        raise self.wrong(node, f"{kind_text} is no value", hint[type(value)])
 
     def value_not_null(self, node: ast.expr) -> Value:
         """Compile an expression whose value must not be null."""
@@ -123,8 +123,8 @@ class Expressions(ABC):
         if isinstance(value, str | bytes):
             kind = Kind.TEXT if isinstance(value, str) else Kind.BINARY
             return Value(kind, f"texts[{self.layout.text(value)}]")
-        if isinstance(value, Decimal) and (made := operations.decimal(value)) is not None:
-            return made
+        if isinstance(value, Decimal) and (constant := operations.decimal(value)) is not None:
+            return constant
         raise self.wrong(node, f"a constant of type {type(value).__name__} has no place in a procedure")
 
     def _name(self, node: ast.Name) -> Value | Nothing | Row | ListOf:
@@ -139,10 +139,10 @@ class Expressions(ABC):
             if kind is None:
                 raise UnknownKindError(name)
             if not isinstance(kind, Kind):
-                known = scope.rows.get(node.id)
-                if known is None:  # the statement that finds the row was skipped
+                row = scope.rows.get(node.id)
+                if row is None:  # the statement that finds the row was skipped
                     raise UnknownKindError(name)
-                return Row(kind, name, known.key, known.attributes, name in self.facts.nullable)
+                return Row(kind, name, row.key, row.attributes, name in self.facts.nullable)
             null = f"{name}_null" if name in self.facts.nullable else None
             return Value(kind, name, null, scope.attributes.get(node.id))
         if node.id == scope.text.event:
@@ -170,10 +170,10 @@ class Expressions(ABC):
         return self.read(node, row, self.column(node, row))
 
     def _event_attribute(self, node: ast.Attribute) -> Value | ListOf:
-        found = self.scope.event.get(node.attr)
-        if found is None:
+        attribute = self.scope.event.get(node.attr)
+        if attribute is None:
             raise self.wrong(node, f"the event has no {node.attr}", f"it has {', '.join(self.scope.event)}")
-        return found
+        return attribute
 
     # Rows
 
@@ -185,12 +185,12 @@ class Expressions(ABC):
 
     def row(self, node: ast.expr) -> Row:
         """Compile an expression that is a row; the row must exist."""
-        found = self.evaluate(node)
-        if not isinstance(found, Row):
+        row = self.evaluate(node)
+        if not isinstance(row, Row):
             raise self.wrong(node, "only events and rows have attributes")
-        if found.maybe:
-            self.out.fail(f"{found.slot} < 0", NO_ROW)
-        return found
+        if row.maybe:
+            self.out.fail(f"{row.slot} < 0", NO_ROW)
+        return row
 
     def column(self, node: ast.Attribute, row: Row) -> Column:
         """Return the column that an attribute of a row names."""
@@ -249,29 +249,29 @@ class Expressions(ABC):
             row = self.find(table, node.slice)
             self.out.fail(f"{row.slot} < 0", f"unknown key: {row.table}")
             return Row(row.table, row.slot, row.key, row.attributes, maybe=False)
-        found = self.evaluate(node.value)
-        if not isinstance(found, ListOf):
+        elements = self.evaluate(node.value)
+        if not isinstance(elements, ListOf):
             raise self.wrong(node, "only tables and lists of events have elements")
         place = self.value(node.slice)
-        self.list_there(found)
+        self.check_list(elements)
         place = self.check_null(place)
         if place.kind is not Kind.INTEGER:
             raise self.wrong(node, "an element's place is an integer")
-        size = self.out.keep(f"{found.end} - {found.begin}")
+        size = self.out.keep(f"{elements.end} - {elements.begin}")
         self.out.fail(f"{place.code} < -{size} or {place.code} >= {size}", "no element")
-        at = self.out.keep(f"{place.code} + ({found.begin} if {place.code} >= 0 else {found.end})")
-        return self.element(found, at)
+        at = self.out.keep(f"{place.code} + ({elements.begin} if {place.code} >= 0 else {elements.end})")
+        return self.element(elements, at)
 
-    def element(self, found: ListOf, at: str) -> Value:
+    def element(self, elements: ListOf, at: str) -> Value:
         """Return an element of a list."""
-        value = self.out.keep(widen(found.column, f"{found.values}[{at}]"))
-        return Value(found.column.kind, value, self.out.keep(f"{found.null}[{at}]"))
+        value = self.out.keep(widen(elements.column, f"{elements.values}[{at}]"))
+        return Value(elements.column.kind, value, self.out.keep(f"{elements.null}[{at}]"))
 
-    def list_there(self, found: ListOf) -> ListOf:
+    def check_list(self, elements: ListOf) -> ListOf:
         """Reject the transaction if a list is null."""
-        if found.missing is not None:
-            self.out.fail(found.missing, NULL)
-        return found
+        if elements.missing is not None:
+            self.out.fail(elements.missing, NULL)
+        return elements
 
     # Operations
 
@@ -302,10 +302,10 @@ class Expressions(ABC):
     def _boolop(self, node: ast.BoolOp) -> Value:
         name = self.out.temporary()
         self.out.line(f"{name} = {self.condition(node.values[0]).code}")
-        self._rest(name, node.values[1:], "if" if isinstance(node.op, ast.And) else "if not")
+        self._evaluate_rest(name, node.values[1:], "if" if isinstance(node.op, ast.And) else "if not")
         return Value(Kind.BOOLEAN, name)
 
-    def _rest(self, name: str, nodes: Sequence[ast.expr], head: str) -> None:
+    def _evaluate_rest(self, name: str, nodes: Sequence[ast.expr], head: str) -> None:
         """Evaluate the later operands of an ``and`` or ``or`` only where they decide the result.
 
         A failure in them breaks out of the same loop, because the condition opens no loop.
@@ -313,22 +313,22 @@ class Expressions(ABC):
         if nodes:
             with self.out.block(f"{head} {name}:"):
                 self.out.line(f"{name} = {self.condition(nodes[0]).code}")
-                self._rest(name, nodes[1:], head)
+                self._evaluate_rest(name, nodes[1:], head)
 
     def _ifexp(self, node: ast.IfExp) -> Value:
         name = self.out.temporary()
-        made: list[Value] = []
+        parts: list[Value] = []
         condition = self.condition(node.test)
         for head, part in ((f"if {condition.code}:", node.body), ("else:", node.orelse)):
             with self.out.block(head):
                 value = self.value(part)
                 self.out.line(f"{name} = {value.code}")
                 self.out.line(f"{name}_null = {value.null or False}")
-                made.append(value)
-        if made[0].kind is not made[1].kind:
-            raise self.wrong(node, f"the value is {made[0].kind} or {made[1].kind}", "convert one of them")
-        nullable = any(value.null for value in made)
-        return Value(made[0].kind, name, f"{name}_null" if nullable else None)
+                parts.append(value)
+        if parts[0].kind is not parts[1].kind:
+            raise self.wrong(node, f"the value is {parts[0].kind} or {parts[1].kind}", "convert one of them")
+        nullable = any(value.null for value in parts)
+        return Value(parts[0].kind, name, f"{name}_null" if nullable else None)
 
     def _compare(self, node: ast.Compare) -> Value:
         if len(node.ops) == 1:
@@ -341,13 +341,13 @@ class Expressions(ABC):
         self._chain(name, left, list(zip(node.ops, node.comparators, strict=True)))
         return Value(Kind.BOOLEAN, name)
 
-    def _chain(self, name: str, left: Value, rest: list[tuple[ast.cmpop, ast.expr]]) -> None:
-        sign, right = COMPARISONS[type(rest[0][0])], self.value(rest[0][1])
+    def _chain(self, name: str, left: Value, links: list[tuple[ast.cmpop, ast.expr]]) -> None:
+        sign, right = COMPARISONS[type(links[0][0])], self.value(links[0][1])
         left, right = self.check_null(left), self.check_null(right)
         self.out.line(f"{name} = {compare(self.out, sign, left, right).code}")
-        if rest[1:]:
+        if links[1:]:
             with self.out.block(f"if {name}:"):
-                self._chain(name, right, rest[1:])
+                self._chain(name, right, links[1:])
 
     def _comparison(self, node: ast.Compare, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Value:
         if isinstance(operator, ast.In | ast.NotIn):
@@ -371,23 +371,23 @@ class Expressions(ABC):
         return compare(self.out, sign, self.check_null(a), self.check_null(b))
 
     def _is_none(self, node: ast.Compare, left: ast.expr, *, positive: bool) -> str:
-        found = self.evaluate(left)
-        if isinstance(found, Row):
-            if not found.maybe:
-                raise self.wrong(node, "this row is there", f"look it up with {found.table}.get(...)")
-            return f"({found.slot} < 0)" if positive else f"({found.slot} >= 0)"
-        if not isinstance(found, Value):
+        value = self.evaluate(left)
+        if isinstance(value, Row):
+            if not value.maybe:
+                raise self.wrong(node, "this row is there", f"look it up with {value.table}.get(...)")
+            return f"({value.slot} < 0)" if positive else f"({value.slot} >= 0)"
+        if not isinstance(value, Value):
             raise self.wrong(node, "only values and rows of get are compared with None")
-        if found.null is None:
+        if value.null is None:
             return str(not positive)
-        return f"({found.null})" if positive else f"(not {found.null})"
+        return f"({value.null})" if positive else f"(not {value.null})"
 
     def _equal_or_null(self, sign: str, a: Value, b: Value) -> Value:
         """Compare as Python does: a null equals a null and nothing else."""
-        same = compare(self.out, "==", a, b).code
-        either = " or ".join(value.null for value in (a, b) if value.null)
-        both = f"({a.null} and {b.null})" if a.null and b.null else "False"
-        equal = self.out.keep(f"({both} if ({either}) else {same})")
+        values_equal = compare(self.out, "==", a, b).code
+        any_null = " or ".join(value.null for value in (a, b) if value.null)
+        all_null = f"({a.null} and {b.null})" if a.null and b.null else "False"
+        equal = self.out.keep(f"({all_null} if ({any_null}) else {values_equal})")
         return Value(Kind.BOOLEAN, equal if sign == "==" else f"(not {equal})")
 
     # Calls of functions
@@ -413,15 +413,15 @@ class Expressions(ABC):
                 return self._abs(node, value)
             return (operations.as_integer if name == "int" else operations.as_float)(self.out, value)
         if name in ("min", "max") and len(node.args) > 1:
-            first, *others = [self.check_null(value) for value in [self.value(part) for part in node.args]]
-            for other in others:
-                first = pick(self.out, name, first, other)
+            first, *rest = [self.check_null(value) for value in [self.value(part) for part in node.args]]
+            for second in rest:
+                first = pick(self.out, name, first, second)
             return first
         if name == "len" and len(node.args) == 1:
-            found = self.evaluate(node.args[0])
-            if isinstance(found, ListOf):
-                self.list_there(found)
-                return Value(Kind.INTEGER, f"({found.end} - {found.begin})")
+            elements = self.evaluate(node.args[0])
+            if isinstance(elements, ListOf):
+                self.check_list(elements)
+                return Value(Kind.INTEGER, f"({elements.end} - {elements.begin})")
         raise self.wrong(
             node,
             f"a procedure cannot call {name} here",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from penstock.procedures.schema import Column, RelationSpec, TableSpec
-from penstock.procedures.workflows.reached import Reached
+from penstock.procedures.workflows.dependencies import Dependencies
 
 __all__ = [
     "FACTS",
@@ -93,9 +93,9 @@ class TableCode(RelationCode):
     @property
     def arrays(self) -> list[str]:
         """See `RelationCode.arrays`."""
-        own = [self.array(name) for name in ("entries", "live", "dirty", "free", "gone", "facts")]
+        table_arrays = [self.array(name) for name in ("entries", "live", "dirty", "free", "gone", "facts")]
         indexes = [self.array(f"i{number}") for number, _ in enumerate(self.spec.indexes)]
-        return [*super().arrays, *own, *indexes]
+        return [*super().arrays, *table_arrays, *indexes]
 
     def find(self, key: Sequence[str]) -> str:
         """Return a look-up of a key."""
@@ -140,7 +140,7 @@ class Layout:
         The program's tables by name.
     streams : dict
         Its streams by name.
-    reached : Reached
+    dependencies : Dependencies
         The dependencies of its procedures.
     event : tuple of Column
         The attributes of the event.
@@ -152,19 +152,21 @@ class Layout:
 
     tables: dict[str, TableCode]
     streams: dict[str, StreamCode]
-    reached: Reached
+    dependencies: Dependencies
     event: tuple[Column, ...]
     results: tuple[Column, ...]
     texts: list[str | bytes] = field(default_factory=list)
 
     @staticmethod
-    def of(reached: Reached, event: tuple[Column, ...], results: tuple[Column, ...]) -> Layout:
+    def build(dependencies: Dependencies, event: tuple[Column, ...], results: tuple[Column, ...]) -> Layout:
         """Return the layout of a program."""
-        tables = {name: TableCode(spec, number) for number, (name, spec) in enumerate(reached.tables.items())}
-        streams = {
-            name: StreamCode(spec, number) for number, (name, spec) in enumerate(reached.streams.items())
+        tables = {
+            name: TableCode(spec, number) for number, (name, spec) in enumerate(dependencies.tables.items())
         }
-        return Layout(tables, streams, reached, event, results)
+        streams = {
+            name: StreamCode(spec, number) for number, (name, spec) in enumerate(dependencies.streams.items())
+        }
+        return Layout(tables, streams, dependencies, event, results)
 
     def text(self, text: str | bytes) -> int:
         """Return the place of a literal text, or of literal bytes."""

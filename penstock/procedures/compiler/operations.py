@@ -138,13 +138,13 @@ def _integers(out: Output, sign: str, a: str, b: str) -> str:
     out.fail(f"{b} == 0", DIVISION_BY_ZERO)
     if sign == "//":
         out.fail(f"{b} == -1 and {a} == {_LEAST}", OVERFLOW)
-    made = out.temporary()
+    quotient = out.temporary()
     # The processor traps where it divides the least integer by -1.
     with out.block(f"if {b} == -1:"):
-        out.line(f"{made} = -{a}" if sign == "//" else f"{made} = 0")
+        out.line(f"{quotient} = -{a}" if sign == "//" else f"{quotient} = 0")
     with out.block("else:"):
-        out.line(f"{made} = {a} {sign} {b}")
-    return made
+        out.line(f"{quotient} = {a} {sign} {b}")
+    return quotient
 
 
 def negate(out: Output, a: Value) -> Value:
@@ -176,8 +176,8 @@ def as_integer(out: Output, a: Value) -> Value:
     if a.kind.scale is not None:
         # Cut, where // goes down.
         factor = 10**a.kind.scale
-        whole = out.keep(f"{a.code} // {factor}")
-        return Value(Kind.INTEGER, f"({whole} + ({whole} < 0 and {whole} * {factor} != {a.code}))", a.null)
+        floor = out.keep(f"{a.code} // {factor}")
+        return Value(Kind.INTEGER, f"({floor} + ({floor} < 0 and {floor} * {factor} != {a.code}))", a.null)
     if a.kind is Kind.FLOAT:
         # Written so that NaN is refused, too.
         out.fail(f"not (-9223372036854775808.0 <= {a.code} < 9223372036854775808.0)", OVERFLOW)
@@ -201,7 +201,7 @@ def pick(out: Output, name: str, a: Value, b: Value) -> Value:
     """Return the smaller or larger of two numbers; the first one if they are equal."""
     sign = "<" if name == "min" else ">"
     a, b = align(out, a, b)
-    chosen = compare(out, sign, b, a)
+    picks_second = compare(out, sign, b, a)
     if not a.kind.is_number:
         raise OperationError(f"{name} is for numbers, not for {a.kind}", None)
-    return Value(a.kind, out.keep(f"{b.code} if {chosen.code} else {a.code}"))
+    return Value(a.kind, out.keep(f"{b.code} if {picks_second.code} else {a.code}"))

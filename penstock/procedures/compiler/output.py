@@ -109,19 +109,19 @@ class Output:
             self.line(f"control[0] = {cause}")
             self.line("break")
 
-    def log(self, what: tuple[str, ...], lines: Sequence[str], otherwise: Sequence[str] = ()) -> None:
+    def log(self, operation: tuple[str, ...], lines: Sequence[str], otherwise: Sequence[str] = ()) -> None:
         """Write an entry of the undo log if one is needed here.
 
         Parameters
         ----------
-        what : tuple of str
+        operation : tuple of str
             The operation to undo.
         lines : sequence of str
             Lines that write the entry, except for its number.
         otherwise : sequence of str
             Lines to write if no entry is needed.
         """
-        number = self.undo_ops.setdefault(what, len(self.undo_ops))
+        number = self.undo_ops.setdefault(operation, len(self.undo_ops))
         entry = [
             "if u == u_op.shape[0]:",
             f"{_INDENT}code = {ROOM}",
@@ -135,17 +135,17 @@ class Output:
 
     def finish(self) -> tuple[list[str], bool]:
         """Return the lines, and whether any writes to the undo log."""
-        made: list[str] = []
+        reversed_lines: list[str] = []
         logs = False
         for place, line in reversed(list(enumerate(self._lines))):
             if isinstance(line, str):
-                made.append(line)
+                reversed_lines.append(line)
                 continue
             # An entry that finds no room undoes what comes before it, too.
             logs = logs or self._may_fail_behind(place)
             lines = line.lines if logs else line.otherwise
-            made += [line.depth * _INDENT + text for text in reversed(lines)]
-        return made[::-1], logs
+            reversed_lines += [line.depth * _INDENT + text for text in reversed(lines)]
+        return reversed_lines[::-1], logs
 
     def begin_transaction(self) -> None:
         """Begin another transaction of a workflow."""

@@ -24,7 +24,7 @@ from penstock.procedures.compiler.values import Access, ListOf, Value
 from penstock.procedures.indexes.code import add_lines, remove_lines
 from penstock.procedures.prefetching import find_lookups, prefetch_lines
 from penstock.procedures.schema import Column, Kind, TableSpec
-from penstock.procedures.workflows.reached import Reached
+from penstock.procedures.workflows.dependencies import Dependencies
 from penstock.procedures.workflows.stages import Stage
 from penstock.procedures.workflows.streams import StreamSpec
 
@@ -175,7 +175,7 @@ class PlainProgram:
         See `Program`.
     text : ProcedureText
         The procedure; of a workflow the first one.
-    reached : Reached
+    dependencies : Dependencies
         The dependencies of the procedures.
     workflow : tuple of Stage
         The procedures of a workflow; empty for a procedure.
@@ -183,7 +183,7 @@ class PlainProgram:
 
     name: str
     text: ProcedureText
-    reached: Reached
+    dependencies: Dependencies
     event: tuple[Column, ...]
     results: tuple[Column, ...]
     digest: str
@@ -192,7 +192,7 @@ class PlainProgram:
     @property
     def tables(self) -> tuple[TableSpec, ...]:
         """The tables that it accesses."""
-        return tuple(self.reached.tables.values())
+        return tuple(self.dependencies.tables.values())
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -207,21 +207,24 @@ def event_schema(event: Iterable[Column]) -> pa.Schema:
 
 def result_schema(program: Program | PlainProgram) -> pa.Schema:
     """Return the columns of a program's results, and the column of rejections."""
-    own = [pa.field(result.name, result.type) for result in program.results]
-    return pa.schema([*own, pa.field(REJECTED, pa.string())])
+    fields = [pa.field(result.name, result.type) for result in program.results]
+    return pa.schema([*fields, pa.field(REJECTED, pa.string())])
 
 
 def program_digest(
-    reached: Reached, event: pa.Schema, results: pa.Schema, workflow: Mapping[str, Any] | None = None
+    dependencies: Dependencies,
+    event: pa.Schema,
+    results: pa.Schema,
+    workflow: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the digest of a program: of its procedures' texts, their constants, tables and types."""
     parts = {
         "language": _LANGUAGE,
-        "procedures": [[text.normal, _constants(text)] for text in reached.texts],
-        "tables": [spec.to_json() for spec in reached.tables.values()],
+        "procedures": [[text.normal, _constants(text)] for text in dependencies.texts],
+        "tables": [spec.to_json() for spec in dependencies.tables.values()],
         "event": schema_text(event),
         "results": schema_text(results),
-        **reached.to_json(),
+        **dependencies.to_json(),
         **(workflow or {}),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
@@ -238,18 +241,18 @@ def _constants(text: ProcedureText) -> dict[str, str]:
 
 def all_texts(text: ProcedureText) -> list[ProcedureText]:
     """Return the texts of a procedure and of all that it calls."""
-    found = [text]
-    for callee in found:
+    texts = [text]
+    for callee in texts:
         for node in ast.walk(callee.tree):
-            called = procedure_text(callee.names.get(node.id)) if isinstance(node, ast.Name) else None
-            if called is not None and called not in found:
-                found.append(called)
-    return found
+            callee_text = procedure_text(callee.names.get(node.id)) if isinstance(node, ast.Name) else None
+            if callee_text is not None and callee_text not in texts:
+                texts.append(callee_text)
+    return texts
 
 
 def compile_program(
     text: ProcedureText,
-    reached: Reached,
+    dependencies: Dependencies,
     event: tuple[Column, ...],
     results: tuple[Column, ...],
     digest: str,
@@ -263,7 +266,7 @@ def compile_program(
     """
 
     def one_pass(facts: Facts) -> Statements:
-        compiler = Statements(Layout.of(reached, event, results), facts)
+        compiler = Statements(Layout.build(dependencies, event, results), facts)
         compiler.scopes.stack.append(Scope(text, 0, event_values(event), None, tuple(enumerate(results))))
         with compiler.out.block(""):
             compiler.body(text.tree.body)
@@ -317,7 +320,7 @@ def make_program(
     layout = compiler.layout
     return Program(
         name=name,
-        tables=tuple(layout.reached.tables.values()),
+        tables=tuple(layout.dependencies.tables.values()),
         event=layout.event,
         results=layout.results,
         source="\n".join([_HEAD + (_TREES if TEXT_BYTES[0] in layout.arguments else ""), *body, ""]),
@@ -327,19 +330,19 @@ def make_program(
         accesses=tuple(compiler.accesses),
         undo_log=logs,
         digest=digest,
-        streams=tuple(layout.reached.streams.values()),
+        streams=tuple(layout.dependencies.streams.values()),
     )
 
 
 def event_values(event: tuple[Column, ...]) -> dict[str, Value | ListOf]:
     """Return the attributes of an event in generated code."""
-    made: dict[str, Value | ListOf] = {}
+    values: dict[str, Value | ListOf] = {}
     for number, column in enumerate(event):
         name = f"e{number}"
         if column.is_list:
             begin, end = f"{name}_offsets[i]", f"{name}_offsets[i + 1]"
             missing = f"{name}_null[i]" if column.nullable else None
-            made[column.name] = ListOf(column, name, begin, end, f"{name}_nulls", missing)
+            values[column.name] = ListOf(column, name, begin, end, f"{name}_nulls", missing)
             continue
         code = f"{name}[i]"
         if column.kind is Kind.INTEGER and column.dtype.itemsize < 8:
@@ -347,8 +350,8 @@ def event_values(event: tuple[Column, ...]) -> dict[str, Value | ListOf]:
         elif column.kind is Kind.FLOAT and column.dtype.itemsize < 8:
             code = f"np.float64({code})"
         null = f"{name}_null[i]" if column.nullable else None
-        made[column.name] = Value(column.kind, code, null, column.name)
-    return made
+        values[column.name] = Value(column.kind, code, null, column.name)
+    return values
 
 
 def _kernel(
@@ -383,7 +386,7 @@ def _kernel(
 
 def free_lines(layout: Layout, ops: Mapping[tuple[str, ...], int]) -> list[str]:
     """Return the code that frees the slots of deleted rows, once no undo may need them."""
-    deletes = {what[1]: number for what, number in ops.items() if what[0] == "delete"}
+    deletes = {operation[1]: number for operation, number in ops.items() if operation[0] == "delete"}
     lines = ["for k in range(u):"] if deletes else []
     for name, number in deletes.items():
         table = layout.tables[name]
@@ -398,11 +401,11 @@ def free_lines(layout: Layout, ops: Mapping[tuple[str, ...], int]) -> list[str]:
 def undo_lines(layout: Layout, ops: Mapping[tuple[str, ...], int], mark: str = "0") -> list[str]:
     """Return the code that undoes the log's entries above a mark, the last entry first."""
     lines = [f"while u > {mark}:", "    u -= 1", "    s = u_slot[u]"]
-    for (what, name, *column), number in ops.items():
+    for (operation, name, *column), number in ops.items():
         table = layout.tables[name]
         entries, shift, live = table.array("entries"), table.fact(SHIFT), table.array("live")
         word = table.word(table.key_at("s"))
-        made = {
+        undo = {
             "insert": [
                 f"remove_entry({entries}, {shift}, {word}, s)",
                 f"{live}[s] = False",
@@ -421,13 +424,13 @@ def undo_lines(layout: Layout, ops: Mapping[tuple[str, ...], int], mark: str = "
                 f"{table.fact(GONE)} -= 1",
                 *add_lines(table, "s"),
             ],
-        }.get(what)
-        if made is None:
+        }.get(operation)
+        if undo is None:
             spec = table.spec.column(column[0])
             old = "u_float" if spec.kind is Kind.FLOAT else "u_integer"
-            made = [*remove_lines(table, "s", column[0]), f"{table.column(column[0])}[s] = {old}[u]"]
+            undo = [*remove_lines(table, "s", column[0]), f"{table.column(column[0])}[s] = {old}[u]"]
             if spec.nullable:
-                made.append(f"{table.null(column[0])}[s] = u_null[u]")
-            made += add_lines(table, "s", column[0])
-        lines += [f"    if u_op[u] == {number}:", *(f"        {line}" for line in made)]
+                undo.append(f"{table.null(column[0])}[s] = u_null[u]")
+            undo += add_lines(table, "s", column[0])
+        lines += [f"    if u_op[u] == {number}:", *(f"        {line}" for line in undo)]
     return lines

@@ -120,10 +120,10 @@ def read(function: Callable[..., Any]) -> ProcedureText:
     tree.returns = None
     for arg in tree.args.args:
         arg.annotation = None
-    known = inspect.getclosurevars(function)
+    closure = inspect.getclosurevars(function)
     words: dict[str, Any] = {"abort": language.abort, "event": language.event}
     text = ProcedureText(
-        tree.name, tree, file, first - 1, column, words | dict(known.globals) | dict(known.nonlocals)
+        tree.name, tree, file, first - 1, column, words | dict(closure.globals) | dict(closure.nonlocals)
     )
     arguments = tree.args
     if (

@@ -81,12 +81,12 @@ class Scope:
         return self.number == 0
 
     @property
-    def leaving(self) -> str:
+    def return_line(self) -> str:
         """The statement that marks a return."""
         return "code = -1" if self.is_top else f"c{self.number} = 1"
 
     @property
-    def left(self) -> str:
+    def return_condition(self) -> str:
         """The condition that it has ended."""
         return "code != 0" if self.is_top else f"code != 0 or c{self.number} != 0"
 
@@ -115,14 +115,14 @@ class Scopes:
         """Return the certain assignments at this point."""
         return [None if scope.assigned is None else set(scope.assigned) for scope in self.stack]
 
-    def set(self, saved: list[Assigned]) -> None:
+    def set(self, state: list[Assigned]) -> None:
         """Restore a result of `save`."""
-        for scope, assigned in zip(self.stack, saved, strict=True):
+        for scope, assigned in zip(self.stack, state, strict=True):
             scope.assigned = None if assigned is None else set(assigned)
 
-    def merge(self, other: list[Assigned]) -> None:
+    def merge(self, state: list[Assigned]) -> None:
         """Join this path with another one."""
-        for scope, assigned in zip(self.stack, other, strict=True):
+        for scope, assigned in zip(self.stack, state, strict=True):
             if scope.assigned is None or assigned is None:
                 scope.assigned = assigned if scope.assigned is None else scope.assigned
             else:
@@ -131,7 +131,7 @@ class Scopes:
     def forget_rows(self, table: str) -> None:
         """Forget all rows of a table: one of them may have been deleted."""
         for scope in self.stack:
-            gone = {name for name, row in scope.rows.items() if row.table == table}
-            scope.deleted |= gone
+            variables = {name for name, row in scope.rows.items() if row.table == table}
+            scope.deleted |= variables
             if scope.assigned is not None:
-                scope.assigned -= gone
+                scope.assigned -= variables

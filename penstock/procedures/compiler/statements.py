@@ -123,7 +123,7 @@ class Statements(Selections, Emissions):
         self.scopes.set(before)
         for table in self.facts.deletes.get(place, ()):
             self.scopes.forget_rows(table)
-        with self.out.block(f"if {self.scope.left}:"):
+        with self.out.block(f"if {self.scope.return_condition}:"):
             self.out.line("break")
 
     def _loop(self, call: ast.expr, variable: str) -> tuple[str, ListOf | None]:
@@ -135,15 +135,15 @@ class Statements(Selections, Emissions):
             for part, bound in zip(call.args, bounds, strict=True):
                 if bound.kind is not Kind.INTEGER:
                     raise self.wrong(part, f"a bound of range is no {bound.kind}")
-            kept = [self.out.keep(self.check_null(bound).code) for bound in bounds]
-            if len(kept) == 3:
-                self.out.fail(f"{kept[2]} == 0", "a step of 0")
-            return f"for {variable} in range({', '.join(kept)}):", None
-        found = self.evaluate(call)
-        if not isinstance(found, ListOf):
+            arguments = [self.out.keep(self.check_null(bound).code) for bound in bounds]
+            if len(arguments) == 3:
+                self.out.fail(f"{arguments[2]} == 0", "a step of 0")
+            return f"for {variable} in range({', '.join(arguments)}):", None
+        elements = self.evaluate(call)
+        if not isinstance(elements, ListOf):
             raise self.wrong(call, "a loop runs over range(...) or a list of the event")
-        self.list_there(found)
-        return f"for {variable} in range({found.begin}, {found.end}):", found
+        self.check_list(elements)
+        return f"for {variable} in range({elements.begin}, {elements.end}):", elements
 
     def _while_statement(self, node: ast.While) -> None:
         raise self.wrong(node, "a procedure has no while, which may not end", "use for ... in range(...)")
@@ -161,24 +161,24 @@ class Statements(Selections, Emissions):
             scope.assigned = None
 
     def _return_statement(self, node: ast.Return) -> None:
-        values = [] if node.value is None else self._returned(node.value)
+        values = [] if node.value is None else self._compile_returns(node.value)
         self.give_back(node, values)
-        self.out.line(self.scope.leaving)
+        self.out.line(self.scope.return_line)
         self.out.line("break")
         self._unreachable()
 
-    def _returned(self, node: ast.expr) -> list[Value | Nothing]:
+    def _compile_returns(self, node: ast.expr) -> list[Value | Nothing]:
         parts = node.elts if isinstance(node, ast.Tuple) else [node]
         if not isinstance(node, ast.Tuple) and self._procedure_of(node) is not None:
-            made = self._call_procedure(node)
-            if made is None:
+            result = self._call_procedure(node)
+            if result is None:
                 raise self.wrong(node, "the procedure that is called returns nothing")
-            return [made]
-        found = [self.evaluate(part) for part in parts]
-        for part, value in zip(parts, found, strict=True):
+            return [result]
+        values = [self.evaluate(part) for part in parts]
+        for part, value in zip(parts, values, strict=True):
             if not isinstance(value, Value | Nothing):
                 raise self.wrong(part, "a procedure returns values", "name a column of the row")
-        return [value for value in found if isinstance(value, Value | Nothing)]
+        return [value for value in values if isinstance(value, Value | Nothing)]
 
     def give_back(self, node: ast.Return, values: list[Value | Nothing]) -> None:
         """Write the procedure's return value."""
@@ -202,13 +202,13 @@ class Statements(Selections, Emissions):
     def _write_result(self, node: ast.AST, number: int, column: Column, value: Value | Nothing) -> None:
         if isinstance(value, Nothing):
             return
-        fitted = self.fit(node, column, value)
+        code = self.fit(node, column, value)
         if value.null is None:
-            self.out.line(f"r{number}[i] = {fitted}")
+            self.out.line(f"r{number}[i] = {code}")
             self.out.line(f"r{number}_null[i] = False")
             return
         with self.out.block(f"if not {value.null}:"):
-            self.out.line(f"r{number}[i] = {fitted}")
+            self.out.line(f"r{number}[i] = {code}")
             self.out.line(f"r{number}_null[i] = False")
 
     # Assignments
@@ -219,16 +219,16 @@ class Statements(Selections, Emissions):
         target = node.targets[0]
         if isinstance(target, ast.Name):
             if self._procedure_of(node.value) is not None:
-                made = self._call_procedure(node.value)
-                if made is None:
+                result = self._call_procedure(node.value)
+                if result is None:
                     raise self.wrong(node, "the procedure that is called returns nothing")
-                self._store_value(target, made)
+                self._store_value(target, result)
                 return
-            found = self.evaluate(node.value)
-            if isinstance(found, Row):
-                self.store_row(target, found)
-            elif isinstance(found, Value | Nothing):
-                self._store_value(target, found)
+            source = self.evaluate(node.value)
+            if isinstance(source, Row):
+                self.store_row(target, source)
+            elif isinstance(source, Value | Nothing):
+                self._store_value(target, source)
             else:
                 raise self.wrong(node, "a list has no second name", "use it where it is needed")
             return
@@ -238,14 +238,14 @@ class Statements(Selections, Emissions):
             if not isinstance(value, Value | Nothing):
                 raise self.wrong(node.value, "a column gets a value")
             if isinstance(value, Value):
-                value = self._kept(value)
+                value = self._keep_value(value)
             self.write(target, self.compile_written_row(target), value)
             return
         raise self.wrong(
             target, "this cannot be assigned", "assign a variable or a column of a row; rows are inserted"
         )
 
-    def _kept(self, value: Value) -> Value:
+    def _keep_value(self, value: Value) -> Value:
         return Value(value.kind, self.out.keep(value.code), value.null and self.out.keep(value.null))
 
     def _augassign_statement(self, node: ast.AugAssign) -> None:
@@ -261,8 +261,8 @@ class Statements(Selections, Emissions):
             try:
                 value = self.value(node.value)
             finally:
-                deleted = self.deleted_from.pop()
-            if row.table in deleted:
+                deleted_tables = self.deleted_from.pop()
+            if row.table in deleted_tables:
                 hint = "keep the value in a variable first"
                 raise self.wrong(node, f"the value may delete the row of {row.table} that it changes", hint)
             self.write(target, row, self.operate(sign, old, value))
@@ -295,11 +295,11 @@ class Statements(Selections, Emissions):
             self.out.line(f"{name} = {zero(self.facts.kinds.get(name, Kind.INTEGER))}")
             self.out.line(f"{name}_null = True")
             return
-        known = self.facts.kinds.get(name)
-        if known is not None and known is not value.kind:
+        kind = self.facts.kinds.get(name)
+        if kind is not None and kind is not value.kind:
             raise self.wrong(
                 node,
-                f"the variable is {known} and becomes {value.kind}",
+                f"the variable is {kind} and becomes {value.kind}",
                 "convert the value, write 0.0 for a float, or use another name",
             )
         self.facts.kinds[name] = value.kind
@@ -316,16 +316,16 @@ class Statements(Selections, Emissions):
             raise self.wrong(target, f"{target.id} cannot be assigned", "choose another name")
         # An access through a name that has several rows has the keys of none.
         name = scope.variable(target.id)
-        known = self.facts.kinds.get(name)
-        if known is not None and (isinstance(known, Kind) or known != row.table):
+        kind = self.facts.kinds.get(name)
+        if kind is not None and (isinstance(kind, Kind) or kind != row.table):
             raise self.wrong(target, "the variable was something else before", "use another name")
         self.facts.kinds[name] = row.table
         if row.maybe:
             self.facts.nullable.add(name)
-        same = scope.assigned_once(target.id)
-        key = row.key if same else (target.id,) * len(row.key)
+        is_constant = scope.assigned_once(target.id)
+        key = row.key if is_constant else (target.id,) * len(row.key)
         scope.rows[target.id] = Row(
-            row.table, name, key, row.attributes if same else (None,) * len(row.key), row.maybe
+            row.table, name, key, row.attributes if is_constant else (None,) * len(row.key), row.maybe
         )
         self.out.line(f"{name} = {row.slot}")
         self._is_assigned(target.id)
@@ -424,15 +424,15 @@ class Statements(Selections, Emissions):
             raise self.wrong(
                 node, "a procedure is called with an event", f"pass {scope.text.event}, or event(name=value)"
             )
-        made: dict[str, Value | ListOf] = {}
+        attributes: dict[str, Value | ListOf] = {}
         for keyword in node.keywords:
-            found = self.evaluate(keyword.value)
-            if not isinstance(found, Value) or keyword.arg is None:
+            value = self.evaluate(keyword.value)
+            if not isinstance(value, Value) or keyword.arg is None:
                 raise self.wrong(keyword.value, "an attribute of an event is a value")
-            made[keyword.arg] = Value(
-                found.kind,
-                self.out.keep(found.code),
-                found.null and self.out.keep(found.null),
-                found.attribute,
+            attributes[keyword.arg] = Value(
+                value.kind,
+                self.out.keep(value.code),
+                value.null and self.out.keep(value.null),
+                value.attribute,
             )
-        return made
+        return attributes

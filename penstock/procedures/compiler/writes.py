@@ -41,12 +41,12 @@ class Writes(Expressions):
         self._check_order(target, row.table, column.name)
         self.access(row, AccessMode.WRITE)
         array, null = table.column(column.name), table.null(column.name)
-        fitted = None
+        code = None
         if isinstance(value, Nothing):
             if not column.nullable:
                 raise self.wrong(target, f"{column.name} is not null")
         else:
-            fitted = self.fit(target, column, value if column.nullable else self.check_null(value))
+            code = self.fit(target, column, value if column.nullable else self.check_null(value))
         old = "u_float" if column.kind is Kind.FLOAT else "u_integer"
         lines = [f"u_slot[u] = {row.slot}", f"{old}[u] = {array}[{row.slot}]"]
         if column.nullable:
@@ -54,8 +54,8 @@ class Writes(Expressions):
         self.out.log(("column", row.table, column.name), lines)
         for line in remove_lines(table, row.slot, column.name):
             self.out.line(line)
-        if fitted is not None:
-            self.out.line(f"{array}[{row.slot}] = {fitted}")
+        if code is not None:
+            self.out.line(f"{array}[{row.slot}] = {code}")
         if column.nullable:
             is_null = "True" if isinstance(value, Nothing) else (value.null or "False")
             self.out.line(f"{null}[{row.slot}] = {is_null}")
@@ -79,17 +79,17 @@ class Writes(Expressions):
         if column.kind is Kind.FLOAT and value.kind is Kind.INTEGER:
             value = as_float(self.out, value)
         scale, digits = column.kind.scale, value.kind.scale
-        whole = value.kind is Kind.INTEGER or digits is not None
-        if scale is not None and whole and (digits or 0) <= scale:
+        is_exact = value.kind is Kind.INTEGER or digits is not None
+        if scale is not None and is_exact and (digits or 0) <= scale:
             value = as_decimal(self.out, value, scale)
-            most = 10**column.type.precision - 1
-            outside = f"{value.code} > {most} or {value.code} < {-most}"
+            limit = 10**column.type.precision - 1
+            outside = f"{value.code} > {limit} or {value.code} < {-limit}"
             self.out.fail(f"not {value.null} and ({outside})" if value.null else outside, OVERFLOW)
         if value.kind is not column.kind:
             raise self.wrong(node, f"the column {column.name} is {column.kind}, the value is {value.kind}")
         if column.kind is Kind.INTEGER and column.dtype.itemsize < 8:
-            most = (1 << (8 * column.dtype.itemsize - 1)) - 1
-            outside = f"{value.code} > {most} or {value.code} < {-most - 1}"
+            limit = (1 << (8 * column.dtype.itemsize - 1)) - 1
+            outside = f"{value.code} > {limit} or {value.code} < {-limit - 1}"
             self.out.fail(f"not {value.null} and ({outside})" if value.null else outside, OVERFLOW)
         if column.kind is Kind.FLOAT and column.dtype.itemsize < 8:
             return f"np.float32({value.code})"
@@ -99,28 +99,28 @@ class Writes(Expressions):
         """Compile an insert."""
         spec = table.spec
         self._check_order(node, spec.name, None)
-        given = self.named_values(node, spec.name, spec.names)
-        fitted: dict[str, tuple[str | None, str]] = {}
+        arguments = self.named_values(node, spec.name, spec.names)
+        codes: dict[str, tuple[str | None, str]] = {}
         for column in spec.columns:
-            value = given.get(column.name, Nothing())
+            value = arguments.get(column.name, Nothing())
             if isinstance(value, Nothing):
                 if not column.nullable:
                     raise self.wrong(node, f"the column {column.name} gets no value, and is not null")
-                fitted[column.name] = None, "True"
+                codes[column.name] = None, "True"
                 continue
             if column.name in spec.key:
                 value = self.key_column(node, table, column, value)
             elif not column.nullable:
                 value = self.check_null(value)
-            fitted[column.name] = self.out.keep(self.fit(node, column, value)), value.null or "False"
-        parts = [given[name] for name in spec.key]
+            codes[column.name] = self.out.keep(self.fit(node, column, value)), value.null or "False"
+        parts = [arguments[name] for name in spec.key]
         keys = [part for part in parts if isinstance(part, Value)]
         texts = tuple(ast.unparse(next(k.value for k in node.keywords if k.arg == name)) for name in spec.key)
-        words = [str(fitted[name][0]) for name in spec.key]
+        words = [str(codes[name][0]) for name in spec.key]
         self.out.fail(f"{table.find(words)} >= 0", f"duplicate key: {spec.name}")
         slot = self._new_slot(table)
         for column in spec.columns:
-            code, null = fitted[column.name]
+            code, null = codes[column.name]
             if code is not None:
                 self.out.line(f"{table.column(column.name)}[{slot}] = {code}")
             if column.nullable:
@@ -137,20 +137,20 @@ class Writes(Expressions):
         self.access(row, AccessMode.INSERT)
         return row
 
-    def named_values(self, node: ast.Call, of: str, names: tuple[str, ...]) -> dict[str, Value | Nothing]:
+    def named_values(self, node: ast.Call, target: str, names: tuple[str, ...]) -> dict[str, Value | Nothing]:
         """Compile the values that a call passes for the columns of its target."""
         if node.args or any(keyword.arg is None for keyword in node.keywords):
             raise self.wrong(node, "columns are given by name", f"{ast.unparse(node.func)}(column=value)")
-        made: dict[str, Value | Nothing] = {}
+        values: dict[str, Value | Nothing] = {}
         for keyword in node.keywords:
             name = str(keyword.arg)
             if name not in names:
-                raise self.wrong(node, f"{of} has no {name}", f"it has {', '.join(names)}")
-            found = self.evaluate(keyword.value)
-            if not isinstance(found, Value | Nothing):
+                raise self.wrong(node, f"{target} has no {name}", f"it has {', '.join(names)}")
+            value = self.evaluate(keyword.value)
+            if not isinstance(value, Value | Nothing):
                 raise self.wrong(keyword.value, "a column gets a value")
-            made[name] = found
-        return made
+            values[name] = value
+        return values
 
     def _new_slot(self, table: TableCode) -> str:
         out, live, used, free = self.out, table.array("live"), table.fact(USED), table.fact(FREE)
@@ -174,8 +174,8 @@ class Writes(Expressions):
         row = self.find(table, target.slice)
         self.out.fail(f"{row.slot} < 0", f"unknown key: {row.table}")
         self.access(row, AccessMode.DELETE)
-        gone = table.array("gone")
-        self.out.need_room(f"{table.fact(GONE)} == {gone}.shape[0]", -2 - table.number)
+        deleted_keys = table.array("gone")
+        self.out.need_room(f"{table.fact(GONE)} == {deleted_keys}.shape[0]", -2 - table.number)
         # A slot that an undo may need again is free once the transaction has committed.
         free = [
             f"{table.array('free')}[{table.fact(FREE)}] = {row.slot}",
@@ -184,7 +184,7 @@ class Writes(Expressions):
         self.out.log(("delete", row.table), [f"u_slot[u] = {row.slot}"], free)
         key = table.key_at(row.slot)
         for place, word in enumerate(key):
-            self.out.line(f"{gone}[{table.fact(GONE)}, {place}] = {word}")
+            self.out.line(f"{deleted_keys}[{table.fact(GONE)}, {place}] = {word}")
         self.out.line(f"{table.fact(GONE)} += 1")
         self.out.line(
             f"remove_entry({table.array('entries')}, {table.fact(SHIFT)}, {table.word(key)}, {row.slot})"

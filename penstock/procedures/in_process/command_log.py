@@ -139,12 +139,12 @@ class CommandLog:
     def restore(self) -> tuple[TableSet, Iterator[Call]]:
         """Return the newest version of the tables, and the calls since, to run again."""
         state = TableSet(self._tables)
-        found = survey_bucket(self._store.files)
-        for damage in found.damage:
+        survey = survey_bucket(self._store.files)
+        for damage in survey.damage:
             # The survey does not keep the place in the file, which the error that it found has.
             decode(self._store.files.read(PurePosixPath(damage.file).name), damage.file)
             raise CorruptDataError(damage.fact, file=damage.file)
-        offsets = {pointer: self._offset_of(self._store.look(pointer)[1]) for pointer in found.newest}
+        offsets = {pointer: self._offset_of(self._store.look(pointer)[1]) for pointer in survey.newest}
         begin = 0
         if offsets:
             newest = max(offsets, key=offsets.__getitem__)

@@ -63,7 +63,7 @@ class OpenDatabase:
         self._closed = self._broken = False
         self._log: CommandLog | None = None
         self._strong: StrongRecovery | None = None
-        tables = database.catalog.stored.values()
+        tables = database.catalog.all_tables.values()
         if location is None:
             self._state = TableSet(tables)
             return
@@ -106,7 +106,7 @@ class OpenDatabase:
         """
         self._check_open()
         if self._log is not None:
-            with self._abandoned():
+            with self._abandon_on_error():
                 self._log.checkpoint(self._state)
 
     def _repeat(self, call: Call, strong: StrongRecovery) -> None:
@@ -142,22 +142,22 @@ class OpenDatabase:
 
     def _perform(self, call: Call, change: Callable[[], T], *harmless: type[Exception]) -> T:
         """Change the tables and make the call durable. Errors that are `harmless` change nothing."""
-        with self._abandoned(*harmless):
-            made = change()
+        with self._abandon_on_error(*harmless):
+            result = change()
         if self._log is None:
             self._state.forget_deleted()
-            return made
-        with self._abandoned():
+            return result
+        with self._abandon_on_error():
             self._log.append(call)
             self._checkpoint_if_due()
-        return made
+        return result
 
     def _checkpoint_if_due(self) -> None:
         if self._log is not None and self._log.checkpoint_is_due:
             self._log.checkpoint(self._state)
 
     @contextlib.contextmanager
-    def _abandoned(self, *harmless: type[Exception]) -> Iterator[None]:
+    def _abandon_on_error(self, *harmless: type[Exception]) -> Iterator[None]:
         """Refuse further calls after an error or interrupt: the tables may be ahead of the log."""
         try:
             yield
@@ -179,15 +179,15 @@ class OpenDatabase:
             If a key exists already, or a column does not fit.
         """
         self._check_open()
-        spec, given = self._spec(table), _as_arrow(rows, of=table)
-        if unknown := [name for name in given.schema.names if name not in spec.names]:
+        spec, columns = self._spec(table), _as_arrow(rows, owner=table)
+        if unknown := [name for name in columns.schema.names if name not in spec.names]:
             raise InvalidUsageError(
                 "the table has no such columns",
                 table=table,
                 columns=", ".join(unknown),
                 hint=did_you_mean(unknown[0], spec.names, "columns"),
             )
-        for batch in batches_of(given, spec.schema, of=table):
+        for batch in batches_of(columns, spec.schema, owner=table):
             change = partial(self._state.load, table, batch)
             self._perform(Call(_LOAD + table, "", batch), change, InvalidUsageError)
 
@@ -230,19 +230,19 @@ class OpenDatabase:
             If there is no such procedure, or a column does not fit.
         """
         self._check_open()
-        events = _as_arrow(events, of=procedure)
+        events = _as_arrow(events, owner=procedure)
         program = self._program(procedure, events.schema)
-        made = []
+        results = []
         bounds = None if batch is None else self._bounds(program, events, batch)
-        for rows in batches_of(events, event_schema(program.event), of=procedure):
+        for rows in batches_of(events, event_schema(program.event), owner=procedure):
             if self._strong is not None and program.stages:
-                made.append(self._run_strong(self._strong, program, rows, bounds))
+                results.append(self._run_strong(self._strong, program, rows, bounds))
                 continue
             change = partial(self._state.run, program, rows, bounds)
             # Python's own procedures change the tables once they have run.
             harmless = Exception if isinstance(program, PlainProgram) else InvalidUsageError
-            made.append(self._perform(Call(procedure, program.digest, rows, bounds), change, harmless))
-        return pa.Table.from_batches(made, result_schema(program))
+            results.append(self._perform(Call(procedure, program.digest, rows, bounds), change, harmless))
+        return pa.Table.from_batches(results, result_schema(program))
 
     def _run_strong(
         self,
@@ -257,25 +257,25 @@ class OpenDatabase:
                 workflow=program.name,
                 hint='open the database with recovery="weak"',
             )
-        with self._abandoned():
-            made = strong.run(program, rows, bounds)
+        with self._abandon_on_error():
+            results = strong.run(program, rows, bounds)
             self._checkpoint_if_due()
-            return made
+            return results
 
     def _program(self, procedure: str, events: pa.Schema) -> Program | PlainProgram:
         # Finding the program anew takes longer than running a transaction.
-        _check_text(procedure, of="procedure")
+        _check_text(procedure, kind="procedure")
         program = self._programs.get((procedure, events))
         if program is None:
             database = self._database
-            found = database.procedures.get(procedure) or database.workflows.get(procedure)
-            if found is None:
+            definition = database.procedures.get(procedure) or database.workflows.get(procedure)
+            if definition is None:
                 raise InvalidUsageError(
                     "there is no such procedure",
                     procedure=procedure,
                     hint=did_you_mean(procedure, [*database.procedures, *database.workflows], "procedures"),
                 )
-            program = found.program(events)
+            program = definition.program(events)
             self._check_opened(*(spec.name for spec in program.tables))
             self._programs[procedure, events] = program
         return program
@@ -311,7 +311,7 @@ class OpenDatabase:
         return pa.Table.from_batches([self._state[name].table()])
 
     def _spec(self, name: str) -> TableSpec:
-        _check_text(name, of="table")
+        _check_text(name, kind="table")
         if name not in self._database.tables:
             hint = did_you_mean(name, self._database.tables, "tables")
             raise InvalidUsageError("there is no such table", table=name, hint=hint)
@@ -319,48 +319,50 @@ class OpenDatabase:
         return self._database.tables[name]
 
 
-def _check_text(name: object, *, of: str) -> None:
+def _check_text(name: object, *, kind: str) -> None:
     if not isinstance(name, str):
-        raise InvalidUsageError(f"the name of a {of} is a text", got=type(name).__name__)
+        raise InvalidUsageError(f"the name of a {kind} is a text", got=type(name).__name__)
 
 
-def _as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, of: str) -> pa.Table | pa.RecordBatch:
+def _as_arrow(
+    rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, owner: str
+) -> pa.Table | pa.RecordBatch:
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return rows
     if not isinstance(rows, Mapping):
         raise InvalidUsageError(
             "rows of this type are not taken",
-            of=of,
+            of=owner,
             got=type(rows).__name__,
             hint="pass a pyarrow.Table, a pyarrow.RecordBatch, or a dict of columns",
         )
-    with _arrow_errors(of):
+    with _arrow_errors(owner):
         return pa.table({name: pa.array(values) for name, values in rows.items()})
 
 
 @contextlib.contextmanager
-def _arrow_errors(of: str) -> Iterator[None]:
+def _arrow_errors(owner: str) -> Iterator[None]:
     """Raise an error of ours for values that Arrow has no array for."""
     try:
         yield
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise InvalidUsageError("a column does not fit", of=of, reason=str(error)) from error
+        raise InvalidUsageError("a column does not fit", of=owner, reason=str(error)) from error
 
 
-def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, of: str) -> list[pa.RecordBatch]:
+def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str) -> list[pa.RecordBatch]:
     """Convert rows to batches of a schema; columns match by name, and missing ones are null."""
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     if twice := [name for name in schema.names if table.column_names.count(name) > 1]:
-        raise InvalidUsageError("a column is there twice", of=of, columns=twice)
+        raise InvalidUsageError("a column is there twice", of=owner, columns=twice)
     if strange := [name for name in schema.names if name not in table.column_names]:
         missing = [name for name in strange if not schema.field(name).nullable]
         if missing:
-            raise InvalidUsageError("a column is missing", of=of, columns=missing)
+            raise InvalidUsageError("a column is missing", of=owner, columns=missing)
     arrays = [
         table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
         for field in schema
     ]
     # A table of no columns keeps its number of rows only where it is selected from another.
-    chosen = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
-    with _arrow_errors(of):
-        return [cast_to_schema(batch, schema) for batch in chosen.to_batches()]
+    columns = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
+    with _arrow_errors(owner):
+        return [cast_to_schema(batch, schema) for batch in columns.to_batches()]

@@ -71,17 +71,17 @@ class StrongRecovery:
             self._finish(_Round(run, at, program, events.slice(begin, end - begin)))
         return run.results()
 
-    def _finish(self, one: _Round) -> None:
+    def _finish(self, open_round: _Round) -> None:
         """Run the rest of a round."""
-        program = one.program
-        for transaction in range(one.next, len(program.transactions)):
+        program = open_round.program
+        for transaction in range(open_round.next, len(program.transactions)):
             takes = [program.takes[member] for member in program.transactions[transaction]]
-            taken = {name: rows for name, rows in one.streams.items() if name in takes}
-            if None not in takes and not taken:
+            input_rows = {name: rows for name, rows in open_round.streams.items() if name in takes}
+            if None not in takes and not input_rows:
                 continue
-            one.advance(transaction, one.streams)
-            events = one.events if None in takes else None
-            self._log.append(Call(program.name, program.digest, events, None, transaction, taken))
+            open_round.advance(transaction, open_round.streams)
+            events = open_round.events if None in takes else None
+            self._log.append(Call(program.name, program.digest, events, None, transaction, input_rows))
 
     def begin(self, program: Program, events: pa.RecordBatch) -> None:
         """Begin a round of the log, whose transactions follow."""
@@ -96,6 +96,6 @@ class StrongRecovery:
 
     def end(self) -> None:
         """Run the rest of a round if the log has only its first transactions."""
-        one, self._open = self._open, None
-        if one is not None:
-            self._finish(one)
+        open_round, self._open = self._open, None
+        if open_round is not None:
+            self._finish(open_round)

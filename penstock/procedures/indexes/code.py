@@ -56,13 +56,13 @@ def add_lines(table: TableCode, slot: str, column: str | None = None) -> list[st
     lines = []
     for number, index in _indexes(table, column):
         nodes = nodes_of(table, number)
-        made = [
+        insertion = [
             f"{nodes}[{slot}, {place}] = {word(column, f'{table.column(column.name)}[{slot}]')}"
             for place, column in enumerate(index.words)
         ]
-        made.append(f"insert_node({tree_arguments(table, number, slot)})")
+        insertion.append(f"insert_node({tree_arguments(table, number, slot)})")
         nulls = [f"{table.null(name)}[{slot}]" for name in index.columns if table.spec.column(name).nullable]
         if nulls:
-            made = [f"if not ({' or '.join(nulls)}):", *(f"    {line}" for line in made)]
-        lines += made
+            insertion = [f"if not ({' or '.join(nulls)}):", *(f"    {line}" for line in insertion)]
+        lines += insertion
     return lines

@@ -73,13 +73,13 @@ class Selection:
 
     def end_condition(self, slot: str, *, descending: bool) -> str | None:
         """Return the condition that a row is after the end of the range; None if it has no end."""
-        nodes, _, _, *rest = self._arguments
+        nodes, _, _, *arguments = self._arguments
         bound, sign = (self.low, "<") if descending else (self.high, ">=")
         if bound is None:
             if not self.equal:
                 return None
             sign = "!="
-        return f"compare_bound({nodes}, {slot}, {self._bound(bound)}, {', '.join(rest)}) {sign} 0"
+        return f"compare_bound({nodes}, {slot}, {self._bound(bound)}, {', '.join(arguments)}) {sign} 0"
 
 
 def selection_parts(node: ast.expr) -> tuple[ast.expr, ast.Call, ast.expr | None] | None:
@@ -124,34 +124,36 @@ class Selections(Writes):
         indexes = {index.columns: index for index in table.spec.indexes}
         index = indexes.get(tuple(names))  # type: ignore[arg-type]
         if index is None or parts[1].keywords:
-            known = ", ".join(f"by({', '.join(map(repr, index))})" for index in indexes)
+            choices = ", ".join(f"by({', '.join(map(repr, index))})" for index in indexes)
             raise self.wrong(
                 node,
                 f"the table {table.spec.name} has no such index",
-                f"it has {known}" if known else f"declare it: table({table.spec.name!r}, ..., indexes=[...])",
+                f"it has {choices}"
+                if choices
+                else f"declare it: table({table.spec.name!r}, ..., indexes=[...])",
             )
         return table, index
 
     def selection(self, node: ast.expr) -> Selection | None:
         """Compile a selection; return None for other expressions."""
-        found = self._find_index(node)
-        if found is None:
+        match = self._find_index(node)
+        if match is None:
             return None
-        table, index = found
+        table, index = match
         parts = selection_parts(node)
-        given: list[ast.expr] = []
+        key_parts: list[ast.expr] = []
         if parts is not None and parts[2] is not None:
-            given = parts[2].elts if isinstance(parts[2], ast.Tuple) else [parts[2]]
-        if len(given) > len(index.columns):
+            key_parts = parts[2].elts if isinstance(parts[2], ast.Tuple) else [parts[2]]
+        if len(key_parts) > len(index.columns):
             raise self.wrong(node, f"the index has {len(index.columns)} columns", f"{index.columns}")
         low: Value | None = None
         high: Value | None = None
         values: list[Value] = []
-        for place, part in enumerate(given):
+        for place, part in enumerate(key_parts):
             if not isinstance(part, ast.Slice):
                 values.append(self.value(part))
                 continue
-            if part.step is not None or place < len(given) - 1:
+            if part.step is not None or place < len(key_parts) - 1:
                 raise self.wrong(node, "a range is of the last column, without a step")
             low = None if part.lower is None else self.value(part.lower)
             high = None if part.upper is None else self.value(part.upper)
@@ -161,8 +163,10 @@ class Selections(Writes):
         column = index.words[min(len(values), len(index.words) - 1)]
         begin = None if low is None else self._word(node, column, low)
         end = None if high is None else self._word(node, column, high)
-        known = dict(zip(index.columns, values, strict=False))
-        attributes = tuple(known[name].attribute if name in known else None for name in table.spec.key)
+        key_values = dict(zip(index.columns, values, strict=False))
+        attributes = tuple(
+            key_values[name].attribute if name in key_values else None for name in table.spec.key
+        )
         text = ast.unparse(node)
         row = Row(table.spec.name, "-1", (text,) * len(table.spec.key), attributes, maybe=True)
         self.access(row, AccessMode.READ)
@@ -242,10 +246,10 @@ class Selections(Writes):
     def selection_loop(self, node: ast.For) -> bool:
         """Compile a loop over a selection; return False for other loops."""
         call, descending, count = loop_parts(node.iter)
-        found = self._find_index(call)
-        if found is None:
+        match = self._find_index(call)
+        if match is None:
             return False
-        table, index = found
+        table, index = match
         if node.orelse or not isinstance(node.target, ast.Name):
             raise self.wrong(node, "a loop has one variable and no else")
         place = (self.scope.number, node.lineno, node.col_offset)
@@ -253,9 +257,9 @@ class Selections(Writes):
             self.scopes.forget_rows(name)
         selection = self._loop_selection(call)
         limit = None if selection is None or count is None else self._limit(count)
-        slot, counted = self.out.temporary(), self.out.temporary()
+        slot, count_name = self.out.temporary(), self.out.temporary()
         self.out.line(f"{slot} = np.int64(-1)")
-        self.out.line(f"{counted} = 0")
+        self.out.line(f"{count_name} = 0")
         before = self.scopes.save()
         self.open_loops.append(place)
         self.open_selections.append((table.spec.name, index))
@@ -267,9 +271,9 @@ class Selections(Writes):
                 )
             else:
                 if limit is not None:
-                    with self.out.block(f"if {counted} >= {limit}:"):
+                    with self.out.block(f"if {count_name} >= {limit}:"):
                         self.out.line("break")
-                    self.out.line(f"{counted} += 1")
+                    self.out.line(f"{count_name} += 1")
                 self._advance(selection, slot, descending=descending)
                 row = selection.row
                 self.store_row(node.target, Row(row.table, slot, row.key, row.attributes, maybe=False))
@@ -279,7 +283,7 @@ class Selections(Writes):
         self.scopes.set(before)
         for name in self.facts.deletes.get(place, ()):
             self.scopes.forget_rows(name)
-        with self.out.block(f"if {self.scope.left}:"):
+        with self.out.block(f"if {self.scope.return_condition}:"):
             self.out.line("break")
         return True
 

@@ -103,12 +103,12 @@ class TableTrees:
                 outside |= null[slots]
         return slots[~outside]
 
-    def renumber(self, renumbered: Numbers) -> None:
+    def renumber(self, new_numbers: Numbers) -> None:
         """Replace the numbers of texts; the order of rows does not change."""
         for nodes, index in zip(self.nodes, self._indexes, strict=True):
             for place, column in enumerate(index.words):
                 if column.kind.is_interned:
-                    nodes[:, place] = renumbered[np.clip(nodes[:, place], 0, len(renumbered) - 1)]
+                    nodes[:, place] = new_numbers[np.clip(nodes[:, place], 0, len(new_numbers) - 1)]
 
 
 def _words(values: npt.NDArray[Any]) -> Numbers:

@@ -174,9 +174,9 @@ def remove_all(
     nodes: Nodes, facts: Nodes, root: int, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
 ) -> None:
     """Remove rows; those that are not in the tree are skipped."""
-    there = nodes.shape[1] - 1
+    flag = nodes.shape[1] - 1
     for i in range(slots.shape[0]):
-        if nodes[slots[i], there] != 0:
+        if nodes[slots[i], flag] != 0:
             remove_node(nodes, facts, root, slots[i], mask, offsets, data)
 
 
@@ -230,15 +230,15 @@ def seek(
     With `inclusive`, a row that equals the bound counts, too. The bound may be the words of a removed row.
     """
     left = nodes.shape[1] - LINKS
-    found = np.int64(-1)
+    best = np.int64(-1)
     at = facts[root] - 1
     while at >= 0:
         order = compare_bound(nodes, at, bound, mask, offsets, data)
         if last:
             order = -order
         if order > 0 or (inclusive and order == 0):
-            found = at
+            best = at
             at = nodes[at, left + last] - 1
         else:
             at = nodes[at, left + 1 - last] - 1
-    return found
+    return best

@@ -14,7 +14,7 @@ from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.plain.tables import PlainTables, fit, fit_results, python_rows
 from penstock.procedures.plain.words import RejectedError
 from penstock.procedures.schema import Column
-from penstock.procedures.workflows.reached import Reached
+from penstock.procedures.workflows.dependencies import Dependencies
 from penstock.procedures.workflows.stages import Stage, transactions_of
 from penstock.procedures.workflows.streams import StreamSpec
 from penstock.procedures.workflows.windows import PLACE, WindowSpec
@@ -26,9 +26,9 @@ Scan = Callable[[], Iterable[dict[str, Any]]]
 Fire = Callable[[str, dict[str, Any]], None]
 
 
-def _fit_row(of: str, columns: Sequence[Column], values: dict[str, Any]) -> dict[str, Any]:
+def _fit_row(owner: str, columns: Sequence[Column], values: dict[str, Any]) -> dict[str, Any]:
     if strange := values.keys() - {column.name for column in columns}:
-        raise InvalidUsageError("there are no such columns", of=of, columns=sorted(strange))
+        raise InvalidUsageError("there are no such columns", of=owner, columns=sorted(strange))
     return {column.name: fit(column, values.get(column.name)) for column in columns}
 
 
@@ -83,7 +83,7 @@ class _Window:
     def insert(self, /, **values: Any) -> bool:
         row = _fit_row(self._spec.name, self._spec.columns, values)
         self.inserts += 1
-        return bool(self._rounds.call(self._rounds.reached.insertions[self._spec.name], row))
+        return bool(self._rounds.call(self._rounds.dependencies.insertions[self._spec.name], row))
 
     def _active(self) -> range:
         facts = self._rounds.tables[self._spec.facts.name].get(0)
@@ -106,7 +106,7 @@ class PlainRounds(PlainTables):
 
     Parameters
     ----------
-    reached : Reached
+    dependencies : Dependencies
         The dependencies of the procedures.
     fetch, scan : mapping, optional
         See `PlainTable`, by the names of tables.
@@ -114,15 +114,15 @@ class PlainRounds(PlainTables):
 
     def __init__(
         self,
-        reached: Reached,
+        dependencies: Dependencies,
         fetch: Mapping[str, Fetch] | None = None,
         scan: Mapping[str, Scan] | None = None,
     ) -> None:
-        super().__init__(reached.tables.values(), fetch, scan)
-        self.reached = reached
-        self._streams = {name: _Stream(spec, self._fire) for name, spec in reached.streams.items()}
-        self._windows = {name: _Window(spec, self) for name, spec in reached.windows.items()}
-        for name in reached.triggers.keys() & self.tables.keys():
+        super().__init__(dependencies.tables.values(), fetch, scan)
+        self.dependencies = dependencies
+        self._streams = {name: _Stream(spec, self._fire) for name, spec in dependencies.streams.items()}
+        self._windows = {name: _Window(spec, self) for name, spec in dependencies.windows.items()}
+        for name in dependencies.triggers.keys() & self.tables.keys():
             self.tables[name].on_insert = self._fire
 
     def parameter(self, name: str) -> Any:
@@ -136,7 +136,7 @@ class PlainRounds(PlainTables):
         return self.function(text)(SimpleNamespace(**event), *map(self.parameter, text.tables))
 
     def _fire(self, on: str, row: Mapping[str, Any]) -> None:
-        for text in self.reached.triggers.get(on, ()):
+        for text in self.dependencies.triggers.get(on, ()):
             self.call(text, row)
 
     def run_workflow(
@@ -155,33 +155,37 @@ class PlainRounds(PlainTables):
         """
         rows = python_rows(events)
         begins = range(len(rows) + 1) if bounds is None else [int(bound) for bound in bounds]
-        made: list[tuple[Any, ...]] = []
+        results: list[tuple[Any, ...]] = []
         for begin, end in itertools.pairwise(begins):
-            made += self._round(stages, rows[begin:end])
-        return made
+            results += self._round(stages, rows[begin:end])
+        return results
 
     def _round(self, stages: Sequence[Stage], events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
         results: list[list[Any]] = [[] for _ in events]
         reasons = []
         for members in transactions_of(stages):
-            begin, emitted = (
+            begin, stream_sizes = (
                 len(self.journal),
                 {stream: len(stream.rows) for stream in self._streams.values()},
             )
-            made: list[list[Any]] = [[] for _ in events]
+            transaction_results: list[list[Any]] = [[] for _ in events]
             name = ""
             try:
                 for member in members:
                     name = stages[member].text.name
-                    for row, part in zip(made, self._run_stage(stages[member], events), strict=True):
+                    for row, part in zip(
+                        transaction_results, self._run_stage(stages[member], events), strict=True
+                    ):
                         row.extend(part)
             except RejectedError as rejection:
                 self.undo(begin)
-                for stream, count in emitted.items():
+                for stream, count in stream_sizes.items():
                     del stream.rows[count:]
-                made = [[None for member in members for _ in stages[member].results] for _ in events]
+                transaction_results = [
+                    [None for member in members for _ in stages[member].results] for _ in events
+                ]
                 reasons.append(f"{name}: {rejection.args[0]}")
-            for row, part in zip(results, made, strict=True):
+            for row, part in zip(results, transaction_results, strict=True):
                 row.extend(part)
         for stream in self._streams.values():
             stream.rows.clear()
@@ -191,8 +195,8 @@ class PlainRounds(PlainTables):
     def _run_stage(self, stage: Stage, events: list[dict[str, Any]]) -> list[list[Any]]:
         """Return the results of each event; an interior procedure's last result is the last event's."""
         rows = events if stage.stream is None else list(self._streams[stage.stream].rows)
-        made = [fit_results(self.call(stage.text, row), stage.results) for row in rows]
+        results = [fit_results(self.call(stage.text, row), stage.results) for row in rows]
         if stage.stream is None:
-            return made
+            return results
         nothing: list[Any] = [None for _ in stage.results]
-        return [*([nothing] * (len(events) - 1)), made[-1] if made else nothing]
+        return [*([nothing] * (len(events) - 1)), results[-1] if results else nothing]

@@ -77,17 +77,17 @@ class PlainSelection:
     def __getitem__(self, key: Any) -> PlainSelection:
         *parts, last = key if isinstance(key, tuple) else (key,)
         bounds = [last.start, last.stop] if isinstance(last, slice) else [None, None]
-        given = [bound for bound in bounds if bound is not None]
+        finite = [bound for bound in bounds if bound is not None]
         if not isinstance(last, slice):
             parts.append(last)
-        if None in parts or NO_BOUND in given:
+        if None in parts or NO_BOUND in finite:
             raise RejectedError(NULL)
         columns = self._index.words[: len(parts)] + self._index.words[len(parts) : len(parts) + 1] * len(
-            given
+            finite
         )
-        if len(parts) + bool(given) > len(self._index.columns):
+        if len(parts) + bool(finite) > len(self._index.columns):
             raise InvalidUsageError("an index has fewer columns", index=self._index.columns)
-        for column, value in zip(columns, [*parts, *given], strict=True):
+        for column, value in zip(columns, [*parts, *finite], strict=True):
             _check_kind(column, value)
         return PlainSelection(self._table, self._index, tuple(parts), *bounds)
 
@@ -98,15 +98,15 @@ class PlainSelection:
         low, high = (
             [] if bound is None else self._words([bound], width) for bound in (self._low, self._high)
         )
-        found = []
+        matches = []
         for key, row in self._table.rows.items():
             if row is None or any(row[name] is None for name in self._index.columns):
                 continue
             words = self._words([row[word.name] for word in self._index.words], 0)
             at = words[width : width + 1]
             if words[:width] == equal and (not low or at >= low) and (not high or at < high):
-                found.append((words, key))
-        return [key for _, key in sorted(found)]
+                matches.append((words, key))
+        return [key for _, key in sorted(matches)]
 
     def _words(self, values: Sequence[Any], begin: int) -> list[Any]:
         return [

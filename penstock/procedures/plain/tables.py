@@ -51,18 +51,18 @@ class _Row:
         object.__setattr__(self, "_values", values)
 
     def __getattr__(self, name: str) -> Any:
-        self._there()
+        self._check_exists()
         return self._values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         table: PlainTable = self._table
-        self._there()
-        fitted = fit(table.spec.column(name), value)
+        self._check_exists()
+        stored_value = fit(table.spec.column(name), value)
         table.journal.append((table, self._key, dict(self._values)))
         table.changed.add(self._key)
-        self._values[name] = fitted
+        self._values[name] = stored_value
 
-    def _there(self) -> None:
+    def _check_exists(self) -> None:
         """Refuse the use of a deleted row, which the compiler refuses, too."""
         table: PlainTable = self._table
         if table.rows.get(self._key) is not self._values:
@@ -143,23 +143,23 @@ class PlainTable:
 
     def insert(self, /, **values: Any) -> _Row:
         """Insert a row."""
-        made: dict[str, Any] = {}
+        row: dict[str, Any] = {}
         for column in self.spec.columns:
             value = values.pop(column.name, None)
             if value is None and column.name in self.spec.key:
                 raise RejectedError(f"null key: {self.spec.name}")
-            made[column.name] = fit(column, value)
+            row[column.name] = fit(column, value)
         if values:
             raise InvalidUsageError(
                 "the table has no such column", table=self.spec.name, columns=list(values)
             )
-        key = tuple(made[name] for name in self.spec.key)
+        key = tuple(row[name] for name in self.spec.key)
         if self._find(key) is not None:
             raise RejectedError(f"duplicate key: {self.spec.name}")
-        self._change(key, made)
+        self._change(key, row)
         if self.on_insert is not None:
-            self.on_insert(self.spec.name, dict(made))
-        return _Row(self, key, made)
+            self.on_insert(self.spec.name, dict(row))
+        return _Row(self, key, row)
 
     def __delitem__(self, key: Any) -> None:
         key = self._key(key)
@@ -198,17 +198,17 @@ class PlainTables:
         """Run a transaction for each event; return the results of each, then why it was rejected."""
         function = self.function(text)
         parameters = [self.parameter(name) for name in text.tables]
-        made: list[tuple[Any, ...]] = []
+        rows: list[tuple[Any, ...]] = []
         for values in python_rows(events):
             del self.journal[:]
             try:
                 row = fit_results(function(SimpleNamespace(**values), *parameters), results)
             except RejectedError as rejection:
                 self.undo(0)
-                made.append((*(None for _ in results), rejection.args[0]))
+                rows.append((*(None for _ in results), rejection.args[0]))
             else:
-                made.append((*row, None))
-        return made
+                rows.append((*row, None))
+        return rows
 
     def parameter(self, name: str) -> Any:
         """Return the table that a parameter names."""
@@ -229,8 +229,8 @@ class PlainTables:
                     names[name] = reject
                 elif value is language.event:
                     names[name] = SimpleNamespace
-                elif (called := procedure_text(value)) is not None:
-                    names[name] = self.function(called)
+                elif (callee := procedure_text(value)) is not None:
+                    names[name] = self.function(callee)
             tree = _Rewriter(text).visit(ast.parse(text.canonical))
             code = compile(ast.fix_missing_locations(tree), text.file, "exec")
             exec(code, names)  # noqa: S102  # the user's own text, which the user runs
@@ -242,8 +242,8 @@ def python_rows(events: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return events as dicts: times are integers, nulls are None."""
     columns = []
     for values in events.columns:
-        held = {pa.types.is_timestamp: pa.int64(), pa.types.is_date: pa.int32()}
-        number = next((held[is_kind] for is_kind in held if is_kind(values.type)), None)
+        storage_types = {pa.types.is_timestamp: pa.int64(), pa.types.is_date: pa.int32()}
+        number = next((storage_types[is_kind] for is_kind in storage_types if is_kind(values.type)), None)
         columns.append((values if number is None else values.view(number)).to_pylist())
     names = events.schema.names
     if not columns:
@@ -271,8 +271,8 @@ def fit(column: Column, value: Any) -> Any:
         raise InvalidUsageError(
             "a value has another kind than its column", column=column.name, kind=str(column.kind)
         )
-    most = (1 << 8 * column.dtype.itemsize - 1) - 1
-    if column.kind is Kind.INTEGER and not -most - 1 <= value <= most:
+    limit = (1 << 8 * column.dtype.itemsize - 1) - 1
+    if column.kind is Kind.INTEGER and not -limit - 1 <= value <= limit:
         raise RejectedError(OVERFLOW)
     return value
 
@@ -308,16 +308,16 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.AST]:
         """Find the target once, as Python does."""
-        target, made = node.target, []
+        target, statements = node.target, []
         if isinstance(target, ast.Attribute | ast.Subscript) and not self._own_name(target.value):
-            made.append(ast.Assign([ast.Name("_target", ast.Store())], target.value))
+            statements.append(ast.Assign([ast.Name("_target", ast.Store())], target.value))
             target.value = ast.Name("_target", ast.Load())
         if isinstance(target, ast.Subscript) and not isinstance(target.slice, ast.Slice):
-            made.append(ast.Assign([ast.Name("_place", ast.Store())], target.slice))
+            statements.append(ast.Assign([ast.Name("_place", ast.Store())], target.slice))
             target.slice = ast.Name("_place", ast.Load())
         read = ast.parse(ast.unparse(target), mode="eval").body
-        made.append(ast.Assign([target], ast.BinOp(read, node.op, node.value)))
-        return [self.visit(statement) for statement in made]
+        statements.append(ast.Assign([target], ast.BinOp(read, node.op, node.value)))
+        return [self.visit(statement) for statement in statements]
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
         self.generic_visit(node)
@@ -351,11 +351,11 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if not self._own_name(node.value):
-            node.value = self._call("_there", self.visit(node.value))
+            node.value = self._call("_check_exists", self.visit(node.value))
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        own = self._own_name(node.value)
+        is_own_name = self._own_name(node.value)
         self.generic_visit(node)
         if _is_index(node.value):
             for part in node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]:
@@ -363,13 +363,13 @@ class _Rewriter(ast.NodeTransformer):
                     part.lower = part.lower and self._call("_bound", part.lower)
                     part.upper = part.upper and self._call("_bound", part.upper)
             return node
-        if own or not isinstance(node.ctx, ast.Load):
+        if is_own_name or not isinstance(node.ctx, ast.Load):
             return node
         return self._call("_element", node.value, node.slice)
 
     def visit_For(self, node: ast.For) -> ast.AST:
         self.generic_visit(node)
-        node.iter = self._call("_each", node.iter)
+        node.iter = self._call("_check_iterable", node.iter)
         return node
 
 

@@ -44,7 +44,7 @@ def _operate(sign: str, a: Any, b: Any) -> Any:
         return float(a) / float(b)
     if not isinstance(a, int) or not isinstance(b, int):
         a, b = (float(number) if isinstance(number, int) else number for number in (a, b))
-    made = {
+    result = {
         "+": lambda: a + b,
         "-": lambda: a - b,
         "*": lambda: a * b,
@@ -54,15 +54,15 @@ def _operate(sign: str, a: Any, b: Any) -> Any:
         "|": lambda: a | b,
         "^": lambda: a ^ b,
     }[sign]()
-    return _whole(made)
+    return _check_range(result)
 
 
 def _decimals(sign: str, a: Any, b: Any) -> Any:
     if sign not in "+-*" or float in (type(a), type(b)):
         raise InvalidUsageError(f"{sign} is not for decimals", hint="convert with int(...) or float(...)")
     if sign == "*":
-        (first, scale), (second, more) = (digits_of(Decimal(number)) for number in (a, b))
-        return _decimal(first * second, scale + more)
+        (first, scale), (second, second_scale) = (digits_of(Decimal(number)) for number in (a, b))
+        return _decimal(first * second, scale + second_scale)
     a, b = _align(a, b)
     (first, scale), (second, _) = digits_of(a), digits_of(b)
     return _decimal(first + second if sign == "+" else first - second, scale)
@@ -80,19 +80,19 @@ def _align(a: Any, b: Any) -> tuple[Any, Any]:
 
 def with_scale(value: Any, scale: int) -> Decimal:
     """Convert an integer or decimal to a decimal with an equal or larger scale."""
-    digits, there = digits_of(Decimal(value))
-    if there > scale:
+    digits, value_scale = digits_of(Decimal(value))
+    if value_scale > scale:
         raise InvalidUsageError("a decimal has more digits than its column", scale=scale)
-    return _decimal(digits * 10 ** (scale - there), scale)
+    return _decimal(digits * 10 ** (scale - value_scale), scale)
 
 
 def _decimal(digits: int, scale: int) -> Decimal:
     """Return the decimal of these digits and scale; reject digits beyond 64 bits."""
-    sign = 1 if _whole(digits) < 0 else 0
+    sign = 1 if _check_range(digits) < 0 else 0
     return Decimal((sign, tuple(map(int, str(abs(digits)))), -scale))
 
 
-def _whole(value: Any) -> Any:
+def _check_range(value: Any) -> Any:
     if isinstance(value, int) and not _LEAST <= value <= _MOST:
         raise RejectedError(OVERFLOW)
     return value
@@ -104,7 +104,7 @@ def _negate(a: Any) -> Any:
         digits, scale = digits_of(a)
         return _decimal(-digits, scale)
     # The least literal is the negative of one that is beyond 64 bits.
-    return _whole(-a)
+    return _check_range(-a)
 
 
 def _truth(value: Any) -> bool:
@@ -113,8 +113,8 @@ def _truth(value: Any) -> bool:
 
 
 def _compare(left: Any, *rest: Any) -> bool:
-    for sign, other in zip(rest[::2], rest[1::2], strict=True):
-        right = other()
+    for sign, operand in zip(rest[::2], rest[1::2], strict=True):
+        right = operand()
         if sign not in ("==", "!=") or len(rest) > 2:
             _check_nulls(left, right)
         left, right = _align(left, right)
@@ -131,7 +131,7 @@ def _compare(left: Any, *rest: Any) -> bool:
     return True
 
 
-def _there(row: Any) -> Any:
+def _check_exists(row: Any) -> Any:
     if row is None:
         raise RejectedError(NO_ROW)
     return row
@@ -144,7 +144,7 @@ def _element(values: Any, at: Any) -> Any:
     return values[at]
 
 
-def _each(values: Any) -> Any:
+def _check_iterable(values: Any) -> Any:
     _check_nulls(values)
     return values
 
@@ -160,7 +160,7 @@ def _int(value: Any) -> int:
     _check_nulls(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise RejectedError(OVERFLOW)
-    return int(_whole(int(value)))
+    return int(_check_range(int(value)))
 
 
 def _float(value: Any) -> float:
@@ -176,7 +176,7 @@ def _abs(value: Any) -> Any:
     if isinstance(value, Decimal):
         digits, scale = digits_of(value)
         return _decimal(abs(digits), scale)
-    return _whole(abs(value))
+    return _check_range(abs(value))
 
 
 def _least(*values: Any) -> Any:
@@ -191,10 +191,10 @@ def _greatest(*values: Any) -> Any:
 
 def _pick(choose: Any, values: Sequence[Any]) -> Any:
     """Return the least or the greatest of several values, compared in pairs."""
-    found = values[0]
+    choice = values[0]
     for value in values[1:]:
-        found = choose(_align(found, value))
-    return found
+        choice = choose(_align(choice, value))
+    return choice
 
 
 def _len(values: Any) -> int:
@@ -213,9 +213,9 @@ WORDS: dict[str, Any] = {
     "_negate": _negate,
     "_truth": _truth,
     "_compare": _compare,
-    "_there": _there,
+    "_check_exists": _check_exists,
     "_element": _element,
-    "_each": _each,
+    "_check_iterable": _check_iterable,
     "range": _range,
     "int": _int,
     "float": _float,

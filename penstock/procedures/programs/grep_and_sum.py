@@ -60,8 +60,8 @@ def _opening(keys: int) -> pa.RecordBatch:
 
 def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
     kinds = np.where(fractions(seed, count) < 0.5, READ, WRITE)
-    chosen = lists(zipf(seed + 1, _LENGTH * count, keys, _SKEW), _LENGTH)
-    return events_of(grep, [kinds, chosen, integers(seed + 2, count, 1000)])
+    records = lists(zipf(seed + 1, _LENGTH * count, keys, _SKEW), _LENGTH)
+    return events_of(grep, [kinds, records, integers(seed + 2, count, 1000)])
 
 
 GREP_AND_SUM = PackagedProgram("GS", "sum ten records, or write ten", _gs, grep, _opening, _workload)

@@ -194,9 +194,9 @@ def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
     speed = speeds[vehicle]
     stands = (stops & jam)[vehicle] & (step >= 3) & (step < 9)
     speed[stands] = 0
-    moved = np.cumsum((speed * REPORT_S * SEGMENT_FEET // 3600).reshape(keys, reports), axis=1).reshape(-1)
+    distance = np.cumsum((speed * REPORT_S * SEGMENT_FEET // 3600).reshape(keys, reports), axis=1).reshape(-1)
     start = np.where(jam, 40 * SEGMENT_FEET, fractions(seed + 1, keys) * 30 * SEGMENT_FEET).astype(np.int64)
-    position = (start[vehicle] + moved) % (SEGMENTS * SEGMENT_FEET)
+    position = (start[vehicle] + distance) % (SEGMENTS * SEGMENT_FEET)
     # Those that stand do so in the middle of a segment, in pairs.
     position[stands] = (41 + vehicle[stands] // 80 % 3) * SEGMENT_FEET + SEGMENT_FEET // 2
     direction = np.where(jam, 0, integers(seed + 2, keys, 2))[vehicle]

@@ -50,8 +50,8 @@ def _opening(keys: int) -> pa.RecordBatch:
 def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
     kinds = np.maximum(integers(seed, count, 8) - 5, 0) + BID
     sizes = np.where(kinds == BID, 1, _LENGTH)
-    chosen = lists(zipf(seed + 1, int(sizes.sum()), keys, _SKEW), sizes)
-    return events_of(trade, [kinds, chosen, integers(seed + 2, count, 100)])
+    items = lists(zipf(seed + 1, int(sizes.sum()), keys, _SKEW), sizes)
+    return events_of(trade, [kinds, items, integers(seed + 2, count, 100)])
 
 
 ONLINE_BIDDING = PackagedProgram(

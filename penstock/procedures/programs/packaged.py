@@ -58,26 +58,26 @@ def events_of(procedure: Procedure, columns: Sequence[Any]) -> pa.RecordBatch:
     schema = event_schema(procedure.program().event)
     rows = max(len(column) for column in columns if not isinstance(column, int | float | str))
     arrays = [
-        pa.array([one] * rows, field.type)
-        if isinstance(one, int | float | str)
-        else one
-        if isinstance(one, pa.Array)
-        else pa.array(one, field.type)
-        for one, field in zip(columns, schema, strict=True)
+        pa.array([value] * rows, field.type)
+        if isinstance(value, int | float | str)
+        else value
+        if isinstance(value, pa.Array)
+        else pa.array(value, field.type)
+        for value, field in zip(columns, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _hashes(seed: int, count: int) -> NDArray[np.uint64]:
     """Return hashes of numbers (SplitMix64)."""
-    made = np.arange(1, count + 1, dtype=np.uint64)
-    made *= np.uint64(_SEED)
-    made += np.uint64(seed * 0xD1342543DE82EF95 & _WORD)
+    hashes = np.arange(1, count + 1, dtype=np.uint64)
+    hashes *= np.uint64(_SEED)
+    hashes += np.uint64(seed * 0xD1342543DE82EF95 & _WORD)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        made ^= made >> np.uint64(shift)
-        made *= np.uint64(factor)
-    made ^= made >> np.uint64(31)
-    return made
+        hashes ^= hashes >> np.uint64(shift)
+        hashes *= np.uint64(factor)
+    hashes ^= hashes >> np.uint64(31)
+    return hashes
 
 
 def fractions(seed: int, count: int) -> NDArray[np.float64]:

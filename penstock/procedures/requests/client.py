@@ -164,7 +164,7 @@ class RequestClient:
             If there is no answer in time. The request may still run, and may be waited for again.
         """
         timeout_s = self._timeout_s if timeout is None else parse_duration_us(timeout) / 1e6
-        end, rest = monotonic_s() + timeout_s, _SHORTEST_PAUSE_S
+        end, pause_s = monotonic_s() + timeout_s, _SHORTEST_PAUSE_S
         while True:
             with self._lock:
                 if request_id not in self._sent:
@@ -172,9 +172,9 @@ class RequestClient:
                         "this client waits for no such request", id=request_id, hint="send it first, or again"
                     )
                 self._look()
-                found = self._found.pop(request_id, None)
-                if found is not None:
-                    return self._decoded(self._sent.pop(request_id), found)
+                answer = self._found.pop(request_id, None)
+                if answer is not None:
+                    return self._decode(self._sent.pop(request_id), answer)
             if monotonic_s() >= end:
                 raise UnavailableError(
                     "there is no answer in time",
@@ -182,8 +182,8 @@ class RequestClient:
                     waited_s=timeout_s,
                     hint="check that the query runs; the request may still run, and wait(id) goes on waiting",
                 )
-            pause(min(rest, max(end - monotonic_s(), 0)))  # other processes' commits tell nobody
-            rest = min(2 * rest, _LONGEST_PAUSE_S)
+            pause(min(pause_s, max(end - monotonic_s(), 0)))  # other processes' commits tell nobody
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _look(self) -> None:
         """Read the answers since the last look; keep those to requests of this client."""
@@ -197,8 +197,8 @@ class RequestClient:
                         self._found.setdefault(row["id"], row)
         self._read = stop
 
-    def _decoded(self, procedure: str, found: dict[str, Any]) -> dict[str, Any]:
+    def _decode(self, procedure: str, answer: dict[str, Any]) -> dict[str, Any]:
         program = request_program(self._catalog, procedure)
         schema = result_schema(program).remove(len(program.results))
-        rows, _ = decode_values([found["results"] or "{}"], schema)
-        return {**rows.to_pylist()[0], REJECTED: found[REJECTED]}
+        rows, _ = decode_values([answer["results"] or "{}"], schema)
+        return {**rows.to_pylist()[0], REJECTED: answer[REJECTED]}

@@ -88,14 +88,14 @@ _MISFITS = (ValueError, TypeError, ArithmeticError, RecursionError, pa.ArrowExce
 
 
 def _rows(texts: Iterable[str], schema: pa.Schema) -> pa.RecordBatch:
-    found = [json.loads(text) for text in texts]
-    if not all(isinstance(one, dict) for one in found):
+    values = [json.loads(text) for text in texts]
+    if not all(isinstance(value, dict) for value in values):
         raise TypeError("a JSON text is no object")
     if not schema:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(found), pa.struct([])))
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(values), pa.struct([])))
     arrays = []
     for field in schema:
-        array = pa.array([_value(one.get(field.name), field.type) for one in found], field.type)
+        array = pa.array([_value(value.get(field.name), field.type) for value in values], field.type)
         if array.null_count and not field.nullable:
             raise ValueError("a null where none may be")
         arrays.append(array)
@@ -107,25 +107,25 @@ def _value(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return [_value(one, kind.value_type) for one in _of(value, list)]
+        return [_value(element, kind.value_type) for element in _check_type(value, list)]
     if pa.types.is_boolean(kind):
-        return _of(value, bool)
+        return _check_type(value, bool)
     if pa.types.is_integer(kind):
-        return _of(value, int)
+        return _check_type(value, int)
     if pa.types.is_floating(kind):
-        return float(_of(value, int, float))
+        return float(_check_type(value, int, float))
     if pa.types.is_decimal(kind):
-        return Decimal(str(_of(value, int, float, str)))
+        return Decimal(str(_check_type(value, int, float, str)))
     if pa.types.is_timestamp(kind):
-        return datetime.fromisoformat(_of(value, str))
+        return datetime.fromisoformat(_check_type(value, str))
     if pa.types.is_date(kind):
-        return date.fromisoformat(_of(value, str))
+        return date.fromisoformat(_check_type(value, str))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return base64.b64decode(_of(value, str), validate=True)
-    return _of(value, str)
+        return base64.b64decode(_check_type(value, str), validate=True)
+    return _check_type(value, str)
 
 
-def _of(value: Any, *kinds: type) -> Any:
+def _check_type(value: Any, *kinds: type) -> Any:
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise TypeError(f"a value is {type(value).__name__}")
     return value

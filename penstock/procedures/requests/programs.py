@@ -31,15 +31,15 @@ class RequestPrograms:
     ----------
     programs : mapping of str to Program
         The programs, by the names of procedures.
-    refused : mapping of str to str
+    refusals : mapping of str to str
         The reasons to reject requests for other procedures.
     """
 
     programs: Mapping[str, Program | PlainProgram]
-    refused: Mapping[str, str]
+    refusals: Mapping[str, str]
 
     @staticmethod
-    def of(catalog: Catalog, buckets: int, route: pa.DataType | None = None) -> RequestPrograms:
+    def collect(catalog: Catalog, buckets: int, route: pa.DataType | None = None) -> RequestPrograms:
         """Return the procedures of a database that requests may call.
 
         Parameters
@@ -52,18 +52,18 @@ class RequestPrograms:
             The type of the attribute that chooses the bucket of the stream's events, if there are several.
         """
         programs: dict[str, Program | PlainProgram] = {}
-        refused: dict[str, str] = {}
+        refusals: dict[str, str] = {}
         for name in catalog.procedures:
             try:
                 program = request_program(catalog, name)
             except InvalidUsageError:
-                refused[name] = NOT_FOR_REQUESTS
+                refusals[name] = NOT_FOR_REQUESTS
                 continue
             if buckets > 1 and not _has_route(program, route):
-                refused[name] = SEVERAL_BUCKETS
+                refusals[name] = SEVERAL_BUCKETS
             else:
                 programs[name] = program
-        return RequestPrograms(programs, refused)
+        return RequestPrograms(programs, refusals)
 
     def route(self, procedure: str) -> str | None:
         """Return the attribute that chooses the bucket; None if there is no such program."""
@@ -72,7 +72,7 @@ class RequestPrograms:
 
     def why_not(self, procedure: str) -> str:
         """Return the reason to reject a procedure without a program."""
-        return self.refused.get(procedure, NO_PROCEDURE)
+        return self.refusals.get(procedure, NO_PROCEDURE)
 
 
 def _has_route(program: Program | PlainProgram, route: pa.DataType | None) -> bool:
@@ -105,7 +105,7 @@ def request_program(catalog: Catalog, name: str) -> Program | PlainProgram:
             procedure=name,
             hint='declare them: @database.procedure(event="name type, ...")',
         )
-    windows = catalog.reached([procedure.text]).windows
+    windows = catalog.find_dependencies([procedure.text]).windows
     if procedure.stream is not None or windows:
         private = procedure.stream.name if procedure.stream is not None else next(iter(windows))
         raise InvalidUsageError(

@@ -55,7 +55,11 @@ class _Answer:
 
 
 def answer_requests(
-    state: TableSet, requests: pa.RecordBatch, programs: RequestPrograms, bucket: int, most: int = REMEMBERED
+    state: TableSet,
+    requests: pa.RecordBatch,
+    programs: RequestPrograms,
+    bucket: int,
+    capacity: int = REMEMBERED,
 ) -> pa.RecordBatch:
     """Run requests one after the other; return an answer for each.
 
@@ -69,28 +73,28 @@ def answer_requests(
         The procedures that they may call.
     bucket : int
         The bucket, which is in the answers.
-    most : int
+    capacity : int
         The number of requests to remember.
     """
     rows = [
         (id_, procedure, arguments, _hash(procedure, arguments))
         for id_, procedure, arguments in zip(*(one.to_pylist() for one in requests.columns[:3]), strict=True)
     ]
-    memory = _Memory(state, most)
+    memory = _Memory(state, capacity)
     answers: list[_Answer] = []
     for procedure, group in _groups(rows):
         answers_of_new = iter(_run(state, programs, procedure, [
             arguments for id_, _, arguments, _ in group if id_ not in memory
         ]))  # fmt: skip
-        for id_, _, _, asked in group:
-            known = memory.get(id_)
-            if known is None:
+        for id_, _, _, request_hash in group:
+            answer = memory.get(id_)
+            if answer is None:
                 results, rejected, transaction = next(answers_of_new)
-                known = _Answer(asked, results, rejected, transaction)
-                memory.add(id_, known)
-            elif known.asked != asked:
-                known = _Answer(asked, None, OTHER_REQUEST, None)
-            answers.append(known)
+                answer = _Answer(request_hash, results, rejected, transaction)
+                memory.add(id_, answer)
+            elif answer.asked != request_hash:
+                answer = _Answer(request_hash, None, OTHER_REQUEST, None)
+            answers.append(answer)
     memory.store()
     columns: list[list[Any]] = [
         [row[0] for row in rows],
@@ -132,11 +136,11 @@ def _run(
         return [(None, programs.why_not(procedure), None)] * len(arguments)
     events, misfits = decode_values(arguments, event_schema(program.event))
     first = state.transactions
-    made = state.run(program, events).to_pylist() if events.num_rows else []
+    results = state.run(program, events).to_pylist() if events.num_rows else []
     answers: list[tuple[str | None, str | None, int | None]] = []
-    for number, row in enumerate(made, first):
-        rejected = row.pop(REJECTED)
-        answers.append((None if rejected is not None else encode_values(row), rejected, number))
+    for number, row in enumerate(results, first):
+        rejection = row.pop(REJECTED)
+        answers.append((None if rejection is not None else encode_values(row), rejection, number))
     for place in misfits:
         answers.insert(place, (None, MISFIT, None))
     return answers
@@ -145,13 +149,13 @@ def _run(
 class _Memory:
     """The requests that a bucket remembers, by their ids."""
 
-    def __init__(self, state: TableSet, most: int) -> None:
+    def __init__(self, state: TableSet, capacity: int) -> None:
         self._table = state[REMEMBERED_REQUESTS.name]
-        self._most = most
-        if state.remembered is None:
+        self._most = capacity
+        if state.request_memory is None:
             rows = sorted(self._table.table().to_pylist(), key=lambda row: row["number"])
             next_number = rows[-1]["number"] + 1 if rows else 0
-            state.remembered = (
+            state.request_memory = (
                 next_number,
                 {
                     row["id"]: _Answer(row["asked"], row["results"], row["rejected"], row["transaction"])
@@ -159,7 +163,7 @@ class _Memory:
                 },
             )
         self._state = state
-        self._next, self._known = state.remembered
+        self._next, self._known = state.request_memory
         self._new: list[tuple[int, str, _Answer]] = []
 
     def __contains__(self, id_: str) -> bool:
@@ -180,9 +184,9 @@ class _Memory:
         for id_ in list(itertools.islice(self._known, max(len(self._known) - self._most, 0))):
             del self._known[id_]
         rows = [
-            {"place": number % self._most, "number": number, "id": id_, "asked": one.asked,
-             "results": one.results, "rejected": one.rejected, "transaction": one.transaction}
-            for number, id_, one in self._new[-self._most :]
+            {"place": number % self._most, "number": number, "id": id_, "asked": answer.asked,
+             "results": answer.results, "rejected": answer.rejected, "transaction": answer.transaction}
+            for number, id_, answer in self._new[-self._most :]
         ]  # fmt: skip
         self._table.upsert(pa.RecordBatch.from_pylist(rows, REMEMBERED_REQUESTS.schema), dirty=True)
-        self._state.remembered = self._next, self._known
+        self._state.request_memory = self._next, self._known

@@ -10,7 +10,7 @@ from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import all_texts
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.schema import NAME_HINT, TableSpec, is_usable_name
-from penstock.procedures.workflows.reached import Reached
+from penstock.procedures.workflows.dependencies import Dependencies
 from penstock.procedures.workflows.streams import StreamSpec
 from penstock.procedures.workflows.windows import WindowSpec
 
@@ -46,10 +46,10 @@ class Catalog:
     _compiled: set[str] = field(default_factory=set)
 
     @property
-    def stored(self) -> dict[str, TableSpec]:
+    def all_tables(self) -> dict[str, TableSpec]:
         """All tables of a state, including those of windows."""
-        hidden = [spec for window in self.windows.values() for spec in (window.rows, window.facts)]
-        return self.tables | {spec.name: spec for spec in hidden}
+        window_tables = [spec for window in self.windows.values() for spec in (window.rows, window.facts)]
+        return self.tables | {spec.name: spec for spec in window_tables}
 
     def add(self, kind: str, spec: TableSpec | StreamSpec | WindowSpec) -> None:
         """Add a declaration.
@@ -72,11 +72,11 @@ class Catalog:
         names = [spec.name]
         if isinstance(spec, WindowSpec):
             names += [spec.rows.name, spec.facts.name]
-        taken = {**self.stored, **self.streams, **self.windows}
+        names_in_use = {**self.all_tables, **self.streams, **self.windows}
         for name in names:
-            if name in taken:
-                known = "stream" if name in self.streams else "window" if name in self.windows else "table"
-                raise InvalidUsageError(f"the database has this {known} already", **{known: name})
+            if name in names_in_use:
+                relation = "stream" if name in self.streams else "window" if name in self.windows else "table"
+                raise InvalidUsageError(f"the database has this {relation} already", **{relation: name})
         if isinstance(spec, TableSpec):
             self.tables[spec.name] = spec
         elif isinstance(spec, StreamSpec):
@@ -107,10 +107,10 @@ class Catalog:
         InvalidUsageError
             If one is not declared, or is a window of another procedure.
         """
-        known = [*self.tables, *self.streams, *self.windows]
+        relations = [*self.tables, *self.streams, *self.windows]
         for name, parameter in zip(text.tables, text.tree.args.args[1:], strict=True):
-            if name not in known:
-                hint = f"the database has {', '.join(known) or 'none'}"
+            if name not in relations:
+                hint = f"the database has {', '.join(relations) or 'none'}"
                 raise text.wrong(parameter, f"there is no table {name}", hint)
             if name in self.windows and name != trigger_of:
                 owner = self.owners.get(name, text)
@@ -122,31 +122,31 @@ class Catalog:
         """Record a procedure as the owner of its windows."""
         self.owners |= {name: text for name in text.tables if name in self.windows and name != trigger_of}
 
-    def add_compiled(self, reached: Reached) -> None:
+    def add_compiled(self, dependencies: Dependencies) -> None:
         """Record the dependencies of a compiled procedure: they get no more triggers."""
-        self._compiled.update(name for text in reached.texts for name in text.tables)
+        self._compiled.update(name for text in dependencies.texts for name in text.tables)
 
-    def reached(self, texts: Sequence[ProcedureText]) -> Reached:
+    def find_dependencies(self, texts: Sequence[ProcedureText]) -> Dependencies:
         """Return the dependencies of procedures."""
-        made = Reached()
-        hidden: dict[str, TableSpec] = {}
-        made.texts = list(texts)
-        for text in made.texts:
+        dependencies = Dependencies()
+        window_tables: dict[str, TableSpec] = {}
+        dependencies.texts = list(texts)
+        for text in dependencies.texts:
             for name in text.tables:
                 triggers = self.triggers.get(name, [])
                 if name in self.tables:
-                    made.tables[name] = self.tables[name]
+                    dependencies.tables[name] = self.tables[name]
                 elif name in self.streams:
-                    made.streams[name] = self.streams[name]
+                    dependencies.streams[name] = self.streams[name]
                 else:
                     window = self.windows[name]
-                    made.windows[name] = window
-                    hidden |= {spec.name: spec for spec in (window.rows, window.facts)}
-                    if name not in made.insertions:
-                        made.insertions[name] = window.insertion(triggers)
+                    dependencies.windows[name] = window
+                    window_tables |= {spec.name: spec for spec in (window.rows, window.facts)}
+                    if name not in dependencies.insertions:
+                        dependencies.insertions[name] = window.insertion(triggers)
                 if triggers:
-                    made.triggers[name] = tuple(triggers)
-                made.texts += [trigger for trigger in triggers if trigger not in made.texts]
-            made.texts += [called for called in all_texts(text) if called not in made.texts]
-        made.tables |= hidden
-        return made
+                    dependencies.triggers[name] = tuple(triggers)
+                dependencies.texts += [trigger for trigger in triggers if trigger not in dependencies.texts]
+            dependencies.texts += [callee for callee in all_texts(text) if callee not in dependencies.texts]
+        dependencies.tables |= window_tables
+        return dependencies

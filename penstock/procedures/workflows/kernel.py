@@ -30,7 +30,7 @@ from penstock.procedures.compiler.program import (
 from penstock.procedures.compiler.scope import Facts, Scope
 from penstock.procedures.compiler.statements import Statements
 from penstock.procedures.schema import Column
-from penstock.procedures.workflows.reached import Reached
+from penstock.procedures.workflows.dependencies import Dependencies
 from penstock.procedures.workflows.stages import Stage, transactions_of
 
 __all__ = ["compile_workflow"]
@@ -39,7 +39,7 @@ _EVENTS = "range(bounds[g], bounds[g + 1])"
 
 
 def compile_workflow(
-    name: str, stages: Sequence[Stage], reached: Reached, event: tuple[Column, ...], digest: str
+    name: str, stages: Sequence[Stage], dependencies: Dependencies, event: tuple[Column, ...], digest: str
 ) -> Program:
     """Compile a workflow.
 
@@ -49,7 +49,7 @@ def compile_workflow(
         Its name.
     stages : sequence of Stage
         Its procedures in their order.
-    reached : Reached
+    dependencies : Dependencies
         The dependencies of the procedures.
     event : tuple of Column
         The attributes of the event.
@@ -64,14 +64,14 @@ def compile_workflow(
     results = tuple(column for stage in stages for column in stage.results)
 
     def one_pass(facts: Facts) -> Statements:
-        return _Rounds(Layout.of(reached, event, results), facts, stages).compiler
+        return _Rounds(Layout.build(dependencies, event, results), facts, stages).compiler
 
     compiler = run_passes(stages[0].text, one_pass)
     lines, logs = compiler.out.finish()
     body = _kernel(compiler.layout, compiler.out, stages, lines[1:], logs=logs)
-    made = make_program(name, compiler, body, logs=logs, digest=digest)
+    program = make_program(name, compiler, body, logs=logs, digest=digest)
     return replace(
-        made,
+        program,
         stages=tuple(stage.text.name for stage in stages),
         takes=tuple(stage.stream for stage in stages),
         transactions=tuple(transactions_of(stages)),
@@ -129,8 +129,8 @@ def _kernel(
     layout: Layout, out: Output, stages: Sequence[Stage], body: list[str], *, logs: bool
 ) -> list[str]:
     streams = list(layout.streams.values())
-    given = {stream.used: f"steps[{place}]" for place, stream in enumerate(streams, 2)}
-    left = {window.used: f"steps[{place}]" for place, window in enumerate(streams, 2 + len(streams))}
+    sizes_before = {stream.used: f"steps[{place}]" for place, stream in enumerate(streams, 2)}
+    sizes_after = {window.used: f"steps[{place}]" for place, window in enumerate(streams, 2 + len(streams))}
     undo = undo_lines(layout, out.undo_ops, "mark") if logs else []
     return [
         "@kernel",
@@ -138,7 +138,7 @@ def _kernel(
         "    for g in range(begin, end):",
         "        u = 0",
         "        mark = 0",
-        *(f"        {stream.mark} = {stream.used} = {given[stream.used]}" for stream in streams),
+        *(f"        {stream.mark} = {stream.used} = {sizes_before[stream.used]}" for stream in streams),
         "        code = 0",
         "        stage = steps[0]",
         "        while stage < steps[1]:",
@@ -156,7 +156,7 @@ def _kernel(
         *(f"            {line}" for line in _rejection_lines(streams, stages)),
         f"        if code == {ROOM}:",
         "            return g",
-        *(f"        {place} = {used}" for used, place in left.items()),
+        *(f"        {place} = {used}" for used, place in sizes_after.items()),
         *(f"        {line}" for line in (free_lines(layout, out.undo_ops) if logs else [])),
         "    return end",
     ]

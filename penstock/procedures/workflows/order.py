@@ -22,20 +22,23 @@ def sort_members(members: Sequence[T], after: Mapping[T, Iterable[T]]) -> list[T
     CycleError
         If there is no such order.
     """
-    left = dict.fromkeys(members)
-    made: list[T] = []
-    while left:
-        free = next((name for name in left if not any(other in left for other in after.get(name, ()))), None)
+    remaining = dict.fromkeys(members)
+    order: list[T] = []
+    while remaining:
+        free = next(
+            (name for name in remaining if not any(member in remaining for member in after.get(name, ()))),
+            None,
+        )
         if free is None:
-            raise CycleError(_cycle(left, after))
-        made.append(free)
-        del left[free]
-    return made
+            raise CycleError(_cycle(remaining, after))
+        order.append(free)
+        del remaining[free]
+    return order
 
 
-def _cycle(left: Mapping[T, None], after: Mapping[T, Iterable[T]]) -> list[T]:
+def _cycle(remaining: Mapping[T, None], after: Mapping[T, Iterable[T]]) -> list[T]:
     """Return a cycle: each remaining member follows another one."""
-    path = [next(iter(left))]
+    path = [next(iter(remaining))]
     while path[-1] not in path[:-1]:
-        path.append(next(other for other in after[path[-1]] if other in left))
+        path.append(next(member for member in after[path[-1]] if member in remaining))
     return path[path.index(path[-1]) :][::-1]

@@ -51,19 +51,19 @@ class StreamRows:
             self.double()
         arrays = iter(self.arrays)
         for column, values in zip(self._spec.columns, rows.columns, strict=True):
-            made, mask = numpy_column(column, values, texts)
-            next(arrays)[: len(made)] = made
+            numbers, mask = numpy_column(column, values, texts)
+            next(arrays)[: len(numbers)] = numbers
             if column.nullable:
                 next(arrays)[: len(mask)] = mask
 
     def rows(self, count: int, texts: TextNumbers) -> pa.RecordBatch:
         """Return the first rows."""
-        arrays, made = iter(self.arrays), []
+        arrays, columns = iter(self.arrays), []
         for column in self._spec.columns:
             values = next(arrays)[:count].copy()
             mask = next(arrays)[:count].copy() if column.nullable else None
-            made.append(arrow_column(column, values, mask, texts))
-        return pa.RecordBatch.from_arrays(made, schema=self._spec.schema)
+            columns.append(arrow_column(column, values, mask, texts))
+        return pa.RecordBatch.from_arrays(columns, schema=self._spec.schema)
 
     def _make(self) -> None:
         self.arrays = []

@@ -23,7 +23,7 @@ class StreamSpec(RelationSpec):
     """
 
     @staticmethod
-    def of(name: str, ddl: str) -> StreamSpec:
+    def parse(name: str, ddl: str) -> StreamSpec:
         """Make a stream from a user's declaration.
 
         Raises
@@ -31,7 +31,7 @@ class StreamSpec(RelationSpec):
         InvalidUsageError
             If a name or type is unusable.
         """
-        columns = columns_of(parse_schema(ddl), of=name, lists=False)
+        columns = columns_of(parse_schema(ddl), owner=name, lists=False)
         if not columns:
             raise InvalidUsageError("a stream has no columns", stream=name)
         return StreamSpec(name, columns)

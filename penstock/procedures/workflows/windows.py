@@ -105,7 +105,7 @@ class WindowSpec(RelationSpec):
     time: str | None
 
     @staticmethod
-    def of(
+    def parse(
         name: str, ddl: str, size: int | str | timedelta, slide: int | str | timedelta, time: str | None
     ) -> WindowSpec:
         """Make a window from a user's declaration.
@@ -115,24 +115,26 @@ class WindowSpec(RelationSpec):
         InvalidUsageError
             If a name, type, size or slide is unusable.
         """
-        columns = columns_of(parse_schema(ddl), of=name, lists=False)
+        columns = columns_of(parse_schema(ddl), owner=name, lists=False)
         if PLACE in [column.name for column in columns] or not columns:
             raise InvalidUsageError(
                 "a window has columns, and none of this name", window=name, not_allowed=PLACE
             )
         if time is None:
-            return WindowSpec(name, columns, _whole(name, size), _whole(name, slide), None)._check()
-        known = {column.name: column for column in columns}
-        if time not in known or known[time].kind is not Kind.INTEGER:
+            return WindowSpec(
+                name, columns, _check_integer(name, size), _check_integer(name, slide), None
+            )._check()
+        by_name = {column.name: column for column in columns}
+        if time not in by_name or by_name[time].kind is not Kind.INTEGER:
             raise InvalidUsageError(
                 "the time of a window is no column of integers, dates or timestamps", window=name, time=time
             )
         columns = tuple(
             replace(column, nullable=False) if column.name == time else column for column in columns
         )
-        is_timestamp = pa.types.is_timestamp(known[time].type)
+        is_timestamp = pa.types.is_timestamp(by_name[time].type)
         lengths = [
-            parse_duration_us(length) if is_timestamp else _whole(name, length)  # type: ignore[arg-type]
+            parse_duration_us(length) if is_timestamp else _check_integer(name, length)  # type: ignore[arg-type]
             for length in (size, slide)
         ]
         return WindowSpec(name, columns, lengths[0], lengths[1], time)._check()
@@ -166,7 +168,7 @@ class WindowSpec(RelationSpec):
         columns = "_id bigint, first bigint NOT NULL, active bigint NOT NULL, next bigint NOT NULL"
         if self.time is not None:
             columns += ", boundary bigint NOT NULL"
-        return TableSpec.of(f"{self.name}_facts", columns, "_id", None)
+        return TableSpec.parse(f"{self.name}_facts", columns, "_id", None)
 
     @property
     def places(self) -> int | None:
@@ -194,9 +196,9 @@ class WindowSpec(RelationSpec):
         """
         tables = dict.fromkeys([self.rows.name, self.facts.name])
         tables |= dict.fromkeys(name for trigger in triggers for name in trigger.tables)
-        called = {f"_trigger{number}": trigger for number, trigger in enumerate(triggers)}
-        calls = [f"{name}({', '.join(['_e', *program.tables])})" for name, program in called.items()]
-        made = (_ROWS if self.time is None else _TIME).format(
+        callees = {f"_trigger{number}": trigger for number, trigger in enumerate(triggers)}
+        calls = [f"{name}({', '.join(['_e', *program.tables])})" for name, program in callees.items()]
+        source = (_ROWS if self.time is None else _TIME).format(
             name=self.name,
             tables=", ".join(tables),
             rows=self.rows.name,
@@ -211,12 +213,12 @@ class WindowSpec(RelationSpec):
             steps=self.size // self.slide + 2,
             triggers="; ".join(calls) or "pass",
         )
-        tree = ast.parse(textwrap.dedent(made)).body[0]
+        tree = ast.parse(textwrap.dedent(source)).body[0]
         if not isinstance(tree, ast.FunctionDef):
             raise TypeError(f"{self.name}: no function")
         names: dict[str, Any] = {
             "abort": language.abort,
-            **{name: _Called(program) for name, program in called.items()},
+            **{name: _Called(program) for name, program in callees.items()},
         }
         return ProcedureText(tree.name, tree, f"<window {self.name}>", 0, 0, names)
 
@@ -228,7 +230,7 @@ class _Called:
     text: ProcedureText
 
 
-def _whole(window: str, value: object) -> int:
+def _check_integer(window: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidUsageError(
             "the size or slide of a window is no integer",

@@ -14,9 +14,9 @@ from penstock.procedures.compiler.program import PlainProgram, Program, program_
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.schema import TableSpec, columns_of
 from penstock.procedures.workflows.catalog import Catalog
+from penstock.procedures.workflows.dependencies import Dependencies
 from penstock.procedures.workflows.kernel import compile_workflow
 from penstock.procedures.workflows.order import CycleError, sort_members
-from penstock.procedures.workflows.reached import Reached
 from penstock.procedures.workflows.stages import Stage, transactions_of
 
 __all__ = ["Nested", "Workflow"]
@@ -72,7 +72,7 @@ class Workflow:
             self.program()
 
     def _check(self, groups: Sequence[Sequence[object]]) -> None:
-        seen: dict[str, Procedure] = {}
+        procedures: dict[str, Procedure] = {}
         takers: dict[str, Procedure] = {}
         for procedure in (procedure for group in groups for procedure in group):
             if not isinstance(procedure, Procedure) or procedure.catalog is not self.catalog:
@@ -81,22 +81,22 @@ class Workflow:
                     workflow=self.name,
                     got=procedure.name if isinstance(procedure, Procedure) else type(procedure).__name__,
                 )
-            if procedure.name in seen:
+            if procedure.name in procedures:
                 raise InvalidUsageError(
                     "a workflow has a procedure once", workflow=self.name, procedure=procedure.name
                 )
-            seen[procedure.name] = procedure
+            procedures[procedure.name] = procedure
             if procedure.stream is not None:
-                other = takers.setdefault(procedure.stream.name, procedure)
-                if other is not procedure:
+                first_taker = takers.setdefault(procedure.stream.name, procedure)
+                if first_taker is not procedure:
                     raise procedure.text.wrong(
                         procedure.text.tree,
-                        f"{procedure.name} and {other.name} take the stream {procedure.stream.name}",
+                        f"{procedure.name} and {first_taker.name} take the stream {procedure.stream.name}",
                         "emit into a stream for each; one takes what is emitted once",
                     )
-        if not seen:
+        if not procedures:
             raise InvalidUsageError("a workflow has no procedures", workflow=self.name)
-        for procedure in seen.values():
+        for procedure in procedures.values():
             for name in self._emits(procedure):
                 if name not in takers:
                     raise procedure.text.wrong(
@@ -105,13 +105,13 @@ class Workflow:
                         f"add one that was defined with event={name}",
                     )
 
-    def _emits(self, one: Procedure) -> list[str]:
+    def _emits(self, procedure: Procedure) -> list[str]:
         """Return the streams that a procedure, or a trigger in it, emits into."""
-        return list(self.catalog.reached([one.text]).streams)
+        return list(self.catalog.find_dependencies([procedure.text]).streams)
 
-    def _next(self, one: Procedure) -> list[Procedure]:
+    def _next(self, procedure: Procedure) -> list[Procedure]:
         """Return the procedures of this workflow that take the rows of another one."""
-        return [self._takers[name] for name in self._emits(one)]
+        return [self._takers[name] for name in self._emits(procedure)]
 
     def _order(self, groups: Sequence[Sequence[Procedure]]) -> tuple[tuple[Procedure, ...], tuple[int, ...]]:
         """Return the procedures in their order, and the number of the transaction of each."""
@@ -143,12 +143,12 @@ class Workflow:
                 f"transactions of {self.name} are in a circle: {circle}",
                 "nest what runs between nested procedures with them",
             ) from None
-        made = [
+        order_numbers = [
             (procedures[name], number)
             for number in order
             for name in sort_members([group.name for group in groups[number]], after)
         ]
-        return tuple(name for name, _ in made), tuple(number for _, number in made)
+        return tuple(name for name, _ in order_numbers), tuple(number for _, number in order_numbers)
 
     def _check_results(self) -> None:
         owners: dict[str, Procedure] = {}
@@ -165,7 +165,7 @@ class Workflow:
     @property
     def tables(self) -> Mapping[str, TableSpec]:
         """All tables of its database."""
-        return self.catalog.stored
+        return self.catalog.all_tables
 
     @property
     def procedures(self) -> tuple[Procedure, ...]:
@@ -185,45 +185,47 @@ class Workflow:
             for procedure, number in zip(self._procedures, self._transactions, strict=True)
         )
 
-    def _input_stream(self, one: Procedure) -> str | None:
+    def _input_stream(self, procedure: Procedure) -> str | None:
         """Return the stream that an interior procedure takes."""
-        if one.stream is None or not any(one in self._next(other) for other in self._procedures):
+        if procedure.stream is None or not any(
+            procedure in self._next(emitter) for emitter in self._procedures
+        ):
             return None
-        return one.stream.name
+        return procedure.stream.name
 
     def program(self, event: pa.Schema | None = None) -> Program | PlainProgram:
         """Return the program for an event; see `Procedure.program`."""
         schema = pa.schema(list(self._event(event)))
-        known = schema_text(schema)
-        if known not in self._programs:
-            reached = self.catalog.reached([stage.text for stage in self.stages])
-            self._programs[known] = self._made(schema, reached)
-            self.catalog.add_compiled(reached)
-        return self._programs[known]
+        key = schema_text(schema)
+        if key not in self._programs:
+            dependencies = self.catalog.find_dependencies([stage.text for stage in self.stages])
+            self._programs[key] = self._compile(schema, dependencies)
+            self.catalog.add_compiled(dependencies)
+        return self._programs[key]
 
     def _event(self, event: pa.Schema | None) -> Iterator[pa.Field]:
         fields: dict[str, pa.Field] = {}
         for procedure in self.border:
             for field in procedure.event_schema(event):
-                other = fields.setdefault(field.name, field)
-                if other.type != field.type or other.nullable != field.nullable:
+                first = fields.setdefault(field.name, field)
+                if first.type != field.type or first.nullable != field.nullable:
                     raise procedure.text.wrong(
                         procedure.text.tree,
-                        f"the attribute {field.name} is {field.type} here and {other.type} before",
+                        f"the attribute {field.name} is {field.type} here and {first.type} before",
                         "declare one event for all border procedures",
                     )
         yield from fields.values()
 
-    def _made(self, schema: pa.Schema, reached: Reached) -> Program | PlainProgram:
+    def _compile(self, schema: pa.Schema, dependencies: Dependencies) -> Program | PlainProgram:
         stages = self.stages
-        event = columns_of(schema, of=self.name, lists=True)
+        event = columns_of(schema, owner=self.name, lists=True)
         results = pa.schema([field for procedure in self._procedures for field in procedure.results])
         graph = [[stage.text.name, stage.stream, stage.transaction] for stage in stages]
-        digest = program_digest(reached, schema, results, {"workflow": graph})
+        digest = program_digest(dependencies, schema, results, {"workflow": graph})
         if any(procedure.plain for procedure in self._procedures):
-            columns = columns_of(results, of=self.name, lists=False)
-            return PlainProgram(self.name, stages[0].text, reached, event, columns, digest, stages)
-        return compile_workflow(self.name, stages, reached, event, digest)
+            columns = columns_of(results, owner=self.name, lists=False)
+            return PlainProgram(self.name, stages[0].text, dependencies, event, columns, digest, stages)
+        return compile_workflow(self.name, stages, dependencies, event, digest)
 
     def explain(self) -> str:
         """Describe its procedures, their order and transactions, and the findings of the compiler."""
@@ -235,7 +237,7 @@ class Workflow:
             if len(members) > 1:
                 lines.append("  nested transaction:")
             indent = "    " if len(members) > 1 else "  "
-            lines += [indent + self._told(self._procedures[member]) for member in members]
+            lines += [indent + self._describe(self._procedures[member]) for member in members]
         if isinstance(program, Program):
             lines += [
                 f"  {access.mode}: {access.table}[{', '.join(access.key)}]" for access in program.accesses
@@ -246,8 +248,8 @@ class Workflow:
             lines.append("  run by Python")
         return "\n".join(lines)
 
-    def _told(self, one: Procedure) -> str:
-        emitted = self._emits(one)
-        taken = self._input_stream(one)
-        line = f"{one.name} takes {'the event' if taken is None else taken}"
-        return line + (f", emits {', '.join(emitted)}" if emitted else "")
+    def _describe(self, procedure: Procedure) -> str:
+        streams = self._emits(procedure)
+        stream = self._input_stream(procedure)
+        line = f"{procedure.name} takes {'the event' if stream is None else stream}"
+        return line + (f", emits {', '.join(streams)}" if streams else "")

@@ -269,7 +269,7 @@ def plan_transactions(
     rows = None
     kind = None if route is None else given.field(route).type
     if initial:
-        rows = InitialRows.of(df.sparkSession, initial, procedure.tables.values(), place.buckets, kind)
+        rows = InitialRows.read(df.sparkSession, initial, procedure.tables.values(), place.buckets, kind)
     needed = tuple(dict.fromkeys([*event_schema(program.event).names, *batch, *keep]))
     operator = TransactionOperator(
         program=program,

@@ -1,4 +1,4 @@
-"""What differs between Spark's JVM in this process's hands (classic) and a server behind Spark Connect.
+"""The differences between classic Spark, with a JVM of this process, and a Spark Connect server.
 
 ===========================  ==================================  =========================================
 what                         classic                             Spark Connect
@@ -11,8 +11,8 @@ lookups of constant tables   by readers, if small                by Spark's join
 a query's trigger            its JVM object                      as its writer was told, in this process
 ===========================  ==================================  =========================================
 
-No other module asks for the JVM, but those that start it (`penstock.jobs.session`) or name its Python workers
-(`penstock.spark_ext.worker.python_workers`).
+No other module asks for the JVM, except those that start it (`penstock.jobs.session`) or name its Python
+workers (`penstock.spark_ext.worker.python_workers`).
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def is_local(spark: SparkSession) -> bool:
 
 
 def default_parallelism(spark: SparkSession) -> int:
-    """Return the number of tasks that Spark uses where nothing else tells."""
+    """Return the number of tasks that Spark uses by default."""
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
-    found = _PARTITIONS.search(_explain(spark.range(1 << 20)))
-    return int(found[1]) if found else 1
+    match = _PARTITIONS.search(_explain(spark.range(1 << 20)))
+    return int(match[1]) if match else 1
 
 
 def is_lost_server(error: BaseException) -> bool:
@@ -131,30 +131,30 @@ def analyzed_plan(df: DataFrame) -> str:
     """Return Spark's analysed plan of a DataFrame as text, which has the names of Python functions."""
     if not is_connect(df.sparkSession):
         return str(df._jdf.queryExecution().analyzed().toString())
-    found = _ANALYZED.search(_explain(df))
-    return found[1] if found else ""
+    match = _ANALYZED.search(_explain(df))
+    return match[1] if match else ""
 
 
-def aggregate_sql(df: DataFrame, asked: DataFrame) -> str | None:
+def aggregate_sql(df: DataFrame, aggregate: DataFrame) -> str | None:
     """Return the SQL of the aggregate ``a`` of a DataFrame; None if Spark does not parse it back to the same.
 
     Parameters
     ----------
     df : DataFrame
         The rows.
-    asked : DataFrame
+    aggregate : DataFrame
         ``df.groupBy().agg(aggregate.alias("a"))``.
     """
     with contextlib.suppress(AnalysisException, ParseException):
         if not is_connect(df.sparkSession):
-            made = asked._jdf.queryExecution().analyzed().aggregateExpressions().apply(0)
-            text = str(made.child().sql())
+            alias = aggregate._jdf.queryExecution().analyzed().aggregateExpressions().apply(0)
+            text = str(alias.child().sql())
         else:
-            found = _AGGREGATE.search(analyzed_plan(asked))
-            if found is None:
+            match = _AGGREGATE.search(analyzed_plan(aggregate))
+            if match is None:
                 return None
-            text = _EXPRESSION_ID.sub("", found[1])
-        if asked.sameSemantics(df.groupBy().agg(sf.expr(text).alias("a"))):
+            text = _EXPRESSION_ID.sub("", match[1])
+        if aggregate.sameSemantics(df.groupBy().agg(sf.expr(text).alias("a"))):
             return text
     return None
 
@@ -162,7 +162,7 @@ def aggregate_sql(df: DataFrame, asked: DataFrame) -> str | None:
 def is_constant(table: DataFrame) -> bool:
     """Return whether Spark always reads the same table: from literal rows, or from known files.
 
-    False if it does not tell.
+    False if this is unknown.
     """
     if is_connect(table.sparkSession):
         return False
@@ -192,10 +192,10 @@ def p_stream_options(df: DataFrame) -> dict[str, str] | None:
         return _p_stream_options_of_client(df)
     plan = df._jdf.queryExecution().analyzed()
     while plan.getClass().getSimpleName() == "Project":
-        chosen = plan.projectList()
+        columns = plan.projectList()
         if any(
-            chosen.apply(place).getClass().getSimpleName() != "AttributeReference"
-            for place in range(chosen.size())
+            columns.apply(place).getClass().getSimpleName() != "AttributeReference"
+            for place in range(columns.size())
         ):
             return None
         plan = plan.child()
@@ -208,7 +208,9 @@ def _p_stream_options_of_client(df: DataFrame) -> dict[str, str] | None:
     frame: Any = df
     plan = frame._plan
     while type(plan).__name__ == "Project":
-        if any(type(getattr(one, "_expr", None)).__name__ != "ColumnReference" for one in plan._columns):
+        if any(
+            type(getattr(column, "_expr", None)).__name__ != "ColumnReference" for column in plan._columns
+        ):
             return None
         plan = plan._child
     if type(plan).__name__ != "DataSource" or not plan._is_streaming or plan._format != "pstream":
@@ -247,12 +249,12 @@ def share(spark: SparkSession, value: _T, what: str) -> Any:
 
 
 @contextlib.contextmanager
-def own_workers_of(spark: SparkSession, *, wanted: bool = True) -> Iterator[None]:
-    """Run the functions created within the context in separate workers, if `wanted`.
+def own_workers_of(spark: SparkSession, *, enabled: bool = True) -> Iterator[None]:
+    """Run the functions created within the context in separate workers, if `enabled`.
 
     Spark has workers, and a daemon that forks them, for each environment of a function.
     """
-    if is_connect(spark) or not wanted:
+    if is_connect(spark) or not enabled:
         yield
         return
     environment = spark.sparkContext.environment
@@ -264,7 +266,7 @@ def own_workers_of(spark: SparkSession, *, wanted: bool = True) -> Iterator[None
 
 
 def has_running_tasks(spark: SparkSession, group: str) -> bool:
-    """Return whether tasks of a group of Spark's jobs run; False if Spark does not tell."""
+    """Return whether tasks of a group of Spark's jobs run; False if this is unknown."""
     if is_connect(spark):
         return False
     tracker = spark.sparkContext.statusTracker()
@@ -280,8 +282,8 @@ def has_running_tasks(spark: SparkSession, group: str) -> bool:
 
 @cache
 def _connect_writer() -> type[Any]:
-    found: type[Any] = importlib.import_module("pyspark.sql.connect.streaming.readwriter").DataStreamWriter
-    return found
+    writer: type[Any] = importlib.import_module("pyspark.sql.connect.streaming.readwriter").DataStreamWriter
+    return writer
 
 
 def writer_class(spark: SparkSession) -> type[Any]:
@@ -289,15 +291,15 @@ def writer_class(spark: SparkSession) -> type[Any]:
     return _connect_writer() if is_connect(spark) else DataStreamWriter
 
 
-def is_writer(one: object) -> bool:
+def is_writer(value: object) -> bool:
     """Return whether an object is a stream writer, of a classic session or of Spark Connect."""
-    return type(one).__name__ == "DataStreamWriter"
+    return type(value).__name__ == "DataStreamWriter"
 
 
 def session_of_writer(writer: Any) -> SparkSession:
     """Return the session of a stream writer."""
-    found: SparkSession = writer._spark if isinstance(writer, DataStreamWriter) else writer._session
-    return found
+    session: SparkSession = writer._spark if isinstance(writer, DataStreamWriter) else writer._session
+    return session
 
 
 def plan_of_writer(writer: Any) -> str:
@@ -313,7 +315,7 @@ def observed_metrics(progress: StreamingQueryProgress) -> dict[str, dict[str, An
     rows = {name: row.asDict() for name, row in (progress.observedMetrics or {}).items()}
     return {
         # Spark Connect makes a row of the JSON of the row.
-        name: dict(zip((one["name"] for one in row["schema"]["fields"]), row["values"], strict=True))
+        name: dict(zip((field["name"] for field in row["schema"]["fields"]), row["values"], strict=True))
         if row.keys() == {"values", "schema"}
         else row
         for name, row in rows.items()
@@ -321,7 +323,7 @@ def observed_metrics(progress: StreamingQueryProgress) -> dict[str, dict[str, An
 
 
 def is_available_now(query: Any, writer: Any = None) -> bool:
-    """Return whether a query's trigger is ``availableNow``, as its writer knows behind Spark Connect."""
+    """Return whether a query's trigger is ``availableNow``; behind Spark Connect its writer knows it."""
     if hasattr(query, "_jsq"):
         return str(query._jsq.streamingQuery().trigger().toString()) == "AvailableNowTrigger"
     return writer is not None and bool(writer._write_proto.available_now)

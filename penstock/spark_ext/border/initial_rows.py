@@ -40,7 +40,7 @@ class InitialRows:
     parcels: Broadcast[_Parcels] | Shared[_Parcels]
 
     @staticmethod
-    def of(
+    def read(
         spark: SparkSession,
         given: Given,
         tables: Iterable[TableSpec],
@@ -81,11 +81,11 @@ class InitialRows:
                     got=type(rows).__name__,
                     hint="pass a DataFrame or a pyarrow.Table",
                 )
-            made = pa.Table.from_batches(batches_of(read, spec.schema, of=name), spec.schema)
-            if made.group_by(list(spec.key)).aggregate([]).num_rows < made.num_rows:
+            table = pa.Table.from_batches(batches_of(read, spec.schema, owner=name), spec.schema)
+            if table.group_by(list(spec.key)).aggregate([]).num_rows < table.num_rows:
                 raise InvalidUsageError("two rows have one key", table=name, key=", ".join(spec.key))
-            for bucket, own in _partition(made, spec, buckets, route):
-                parcels[bucket][name] = list(to_parcels(own.to_batches()))
+            for bucket, part in _partition(table, spec, buckets, route):
+                parcels[bucket][name] = list(to_parcels(part.to_batches()))
         return InitialRows(share(spark, parcels, "the first rows of the tables"))
 
     def read_bucket(self, bucket: int) -> Iterable[tuple[str, pa.RecordBatch]]:
@@ -121,6 +121,6 @@ def _partition(
         ) from error
     number = bucket_of_values(values, buckets)
     for bucket in range(buckets):
-        own = rows.filter(pa.array(number == bucket))
-        if own.num_rows:
-            yield bucket, own
+        part = rows.filter(pa.array(number == bucket))
+        if part.num_rows:
+            yield bucket, part

@@ -24,7 +24,7 @@ from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.parcels import PARCELS, ParcelLimits, to_parcels
 from penstock.spark_ext.border.types import as_arrow_of_spark
 
-__all__ = ["Packer", "PackingLimits", "parcel_row", "side_of", "with_side"]
+__all__ = ["Packer", "PackingLimits", "mark_side", "parcel_row", "side_of"]
 
 _SIDE = b"penstock.side"
 """The key in a parcel's schema metadata for the rows' side."""
@@ -34,7 +34,7 @@ _ARROW_PARCELS = as_arrow_of_spark(PARCELS)
 
 @dataclass(frozen=True, slots=True)
 class PackingLimits:
-    """When rows are cut into chunks, and what decides whether to conflate them.
+    """The limits that cut rows into chunks, and the measurements that decide about conflation.
 
     Parameters
     ----------
@@ -100,15 +100,15 @@ def parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_PARCELS)
 
 
-def with_side(batch: pa.RecordBatch, side: str) -> pa.RecordBatch:
-    """Return rows that are marked as one side's of an operator with several inputs; see `side_of`."""
+def mark_side(batch: pa.RecordBatch, side: str) -> pa.RecordBatch:
+    """Mark rows with their side of an operator with several inputs; see `side_of`."""
     return batch.replace_schema_metadata({_SIDE: side})
 
 
 def side_of(batch: pa.RecordBatch) -> str:
     """Return the side that a parcel's rows belong to, for a join; empty for operators with one input."""
-    found: bytes = (batch.schema.metadata or {}).get(_SIDE, b"")
-    return found.decode()
+    side: bytes = (batch.schema.metadata or {}).get(_SIDE, b"")
+    return side.decode()
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Packer:
     side : str
         The rows' side of a join, which `side_of` reads from a parcel.
     most_left : float
-        With `combine` None, conflating goes on only if it leaves at most this share of the rows.
+        With `combine` None, conflation continues only if it leaves at most this share of the rows.
     limits : PackingLimits
         The sizes of chunks and parcels.
     """
@@ -152,7 +152,7 @@ class Packer:
         query_id = (context.getLocalProperty("sql.streaming.queryId") if context else None) or ""
         choice = _CHOICES.setdefault((query_id, self.name), _Choice())
         for arrivals in self._conflate(self._usable(batches, drops), part, choice):
-            for label, payload in self._by_bucket(arrivals):
+            for label, payload in self._split_by_bucket(arrivals):
                 yield parcel_row(label, 0, payload)
         if drops.rows:
             yield parcel_row(bucket_labels(self.buckets)[0], drops.rows, None)
@@ -195,29 +195,29 @@ class Packer:
 
     def _chunks(self, usable: Iterable[pa.RecordBatch], position: int, part: int) -> Iterator[Arrivals]:
         """Collect rows in chunks."""
-        gathered: list[pa.RecordBatch] = []
+        chunk: list[pa.RecordBatch] = []
         rows = size_bytes = 0
         for batch in usable:
-            gathered.append(batch)
+            chunk.append(batch)
             rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
             if self.limits.fill_chunk(rows, size_bytes):
-                yield Arrivals.of(self.stream, concat(gathered), position, part)
+                yield Arrivals.of(self.stream, concat(chunk), position, part)
                 position += rows
-                gathered, rows, size_bytes = [], 0, 0
-        if gathered:
-            yield Arrivals.of(self.stream, concat(gathered), position, part)
+                chunk, rows, size_bytes = [], 0, 0
+        if chunk:
+            yield Arrivals.of(self.stream, concat(chunk), position, part)
 
-    def _by_bucket(self, arrivals: Arrivals) -> Iterator[tuple[int, bytes]]:
+    def _split_by_bucket(self, arrivals: Arrivals) -> Iterator[tuple[int, bytes]]:
         """Cut arrivals into parcels, each for one bucket's label."""
         number = self.stream.keys(arrivals.rows).bucket(self.buckets)
         order = np.argsort(number, kind="stable")
         bounds = np.searchsorted(number[order], np.arange(self.buckets + 1))
-        whole = arrivals.take(order).to_batch()
+        sorted_rows = arrivals.take(order).to_batch()
         if self.side:
-            whole = with_side(whole, self.side)
+            sorted_rows = mark_side(sorted_rows, self.side)
         for bucket, label in enumerate(bucket_labels(self.buckets)):
             begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
             if begin == end:
                 continue
-            for parcel in to_parcels([whole.slice(begin, end - begin)], self.limits.parcels):
+            for parcel in to_parcels([sorted_rows.slice(begin, end - begin)], self.limits.parcels):
                 yield label, parcel

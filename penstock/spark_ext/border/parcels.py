@@ -37,7 +37,7 @@ _ANY = "latin-1"
 
 @dataclass(frozen=True, slots=True)
 class ParcelLimits:
-    """When a batch is cut into several parcels, and when its rows are packed.
+    """The limits that cut a batch into several parcels, and the conditions for packing its rows.
 
     Parameters
     ----------
@@ -60,21 +60,21 @@ _DEFAULT_LIMITS = ParcelLimits()
 def to_parcels(batches: Iterable[pa.RecordBatch], limits: ParcelLimits = _DEFAULT_LIMITS) -> Iterator[bytes]:
     """Return `batches` as parcels of bounded size; an empty one is a parcel, too.
 
-    Large batches are packed if that shrinks them a lot, because Spark copies each byte several times. The
+    Large batches are packed if this shrinks them a lot, because Spark copies each byte several times. The
     first rows of the first large batch decide. Each parcel keeps the schema's metadata.
     """
-    packed: bool | None = None
+    packs: bool | None = None
     for batch in batches:
         size = max(batch.nbytes, 1)
-        if packed is None and size >= limits.min_packed_bytes:
+        if packs is None and size >= limits.min_packed_bytes:
             sample = batch.slice(0, limits.sample_rows)
-            made = _pack(sample)
-            packed = made is not None and len(made) < limits.max_packed_share * sample.nbytes
+            packed_sample = _pack(sample)
+            packs = packed_sample is not None and len(packed_sample) < limits.max_packed_share * sample.nbytes
         pieces = max(-(-size // limits.parcel_bytes), 1)
         rows = max(-(-batch.num_rows // pieces), 1)
         for begin in range(0, max(batch.num_rows, 1), rows):
             piece = batch.slice(begin, rows)
-            yield (_pack(piece) if packed else None) or _stream(piece)
+            yield (_pack(piece) if packs else None) or _stream(piece)
 
 
 def _stream(batch: pa.RecordBatch) -> bytes:
@@ -97,9 +97,9 @@ def _pack(batch: pa.RecordBatch) -> bytes | None:
         # Two columns of one name, or text that is not UTF-8, which Spark can have.
         return None
     facts = {name.decode(_ANY): text.decode(_ANY) for name, text in (batch.schema.metadata or {}).items()}
-    made = encode(PUnit(_KIND, facts), {_KIND: block}).obj
-    assert isinstance(made, bytes)  # noqa: S101  # which is not copied again
-    return made
+    parcel = encode(PUnit(_KIND, facts), {_KIND: block}).obj
+    assert isinstance(parcel, bytes)  # noqa: S101  # which is not copied again
+    return parcel
 
 
 def from_parcel(parcel: bytes) -> pa.RecordBatch:

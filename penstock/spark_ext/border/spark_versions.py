@@ -1,4 +1,4 @@
-"""What differs between the versions of Spark that Penstock runs on, 4.0 to 4.3.
+"""The differences between the versions of Spark that Penstock supports, 4.0 to 4.3.
 
 ======================================  ===========  =====================================================
 what                                    since Spark  before
@@ -59,7 +59,7 @@ except ModuleNotFoundError:
 if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
 
     class ReadLimit:
-        """The most that a micro-batch reads."""
+        """The limit of rows or bytes that a micro-batch reads."""
 
     @dataclass(frozen=True)
     class ReadAllAvailable(ReadLimit):
@@ -80,29 +80,31 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
     class SupportsTriggerAvailableNow(DataSourceStreamReader):
         """Calls a subclass's ``latestOffset(start, limit)`` where Spark calls ``latestOffset()``.
 
-        `start` is None if Spark has told no offset yet: after a restart it tells the last one too late.
+        `start` is None if Spark has not given an offset yet: after a restart it gives the last one too late.
         """
 
         _start: dict[str, Any] | None = None
 
         def __init_subclass__(cls) -> None:
-            limited, first, plan = cls.latestOffset, cls.initialOffset, cls.partitions
+            latest_offset, first, plan = cls.latestOffset, cls.initialOffset, cls.partitions
 
             @wraps(first)
             def initial(self: SupportsTriggerAvailableNow) -> dict[str, Any]:
                 self._start = first(self)
                 return self._start
 
-            @wraps(limited)
+            @wraps(latest_offset)
             def latest(self: SupportsTriggerAvailableNow) -> dict[str, Any]:
-                return limited(self, self._start, ReadAllAvailable())
+                return latest_offset(self, self._start, ReadAllAvailable())
 
             @wraps(plan)
-            def planned(self: SupportsTriggerAvailableNow, start: dict[str, Any], end: dict[str, Any]) -> Any:
+            def plan_batch(
+                self: SupportsTriggerAvailableNow, start: dict[str, Any], end: dict[str, Any]
+            ) -> Any:
                 self._start = end
                 return plan(self, start, end)
 
-            cls.initialOffset, cls.latestOffset, cls.partitions = initial, latest, planned
+            cls.initialOffset, cls.latestOffset, cls.partitions = initial, latest, plan_batch
 
 
 def require_admission_control(what: str) -> None:
@@ -168,12 +170,12 @@ def _batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBa
 
 
 def _converter(kind: DataType) -> Callable[[Any], Any]:
-    """Return a function that makes a value of Spark's Python rows one that Arrow takes."""
+    """Return a function that converts a value of Spark's Python rows to one that Arrow accepts."""
     match kind:
         case StructType():
             fields = [(field.name, _converter(field.dataType)) for field in kind]
             return _unless_null(
-                lambda row: {name: to(value) for (name, to), value in zip(fields, row, strict=True)}
+                lambda row: {name: convert(value) for (name, convert), value in zip(fields, row, strict=True)}
             )
         case ArrayType():
             to_element = _converter(kind.elementType)

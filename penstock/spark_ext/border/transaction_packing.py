@@ -71,22 +71,22 @@ class TransactionPacker:
         if self.wakes and context and not position and context.getLocalProperty(_BATCH) == "0":
             for label in bucket_labels(self.buckets):
                 yield parcel_row(label, 0, None)
-        held: list[pa.RecordBatch] = []
+        chunk: list[pa.RecordBatch] = []
         size_bytes = 0
         for batch in batches:
             if not batch.num_rows:
                 continue
-            held.append(place_rows(cast_to_schema(batch, self.schema), self.needed, self.time, position))
+            chunk.append(place_rows(cast_to_schema(batch, self.schema), self.needed, self.time, position))
             position += batch.num_rows
             size_bytes += batch.nbytes
             if size_bytes >= _CHUNK_BYTES:
-                yield from self._parcels(held)
-                held, size_bytes = [], 0
-        if held:
-            yield from self._parcels(held)
+                yield from self._parcels(chunk)
+                chunk, size_bytes = [], 0
+        if chunk:
+            yield from self._parcels(chunk)
 
-    def _parcels(self, held: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = concat(list(held))
+    def _parcels(self, chunk: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = concat(list(chunk))
         labels = bucket_labels(self.buckets)
         if self.route is None or self.buckets == 1:
             for parcel in to_parcels([rows]):
@@ -106,7 +106,7 @@ class TransactionPacker:
 def place_rows(
     batch: pa.RecordBatch, needed: Sequence[str], time: str | None, position: int
 ) -> pa.RecordBatch:
-    """Return the needed columns, and what orders rows: their time, if they have one, and their position.
+    """Return the needed columns and those that order rows: their time, if any, and their position.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Columns of p-streams as columns of Spark, and back, with nothing lost.
+"""Convert columns of p-streams to columns of Spark and back, without loss.
 
 ==================================  =======================================================
 in a p-stream                       in Spark
@@ -15,8 +15,8 @@ dictionaries                        the type of their values
 decimals of other widths            ``decimal``, up to 38 digits
 ==================================  =======================================================
 
-A value that Spark could not hold, such as a nanosecond that is no whole microsecond, is an error and
-never cut off.
+A value that Spark cannot hold, such as a nanosecond that is not a whole microsecond, is an error and never
+truncated.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ def spark_schema(schema: pa.Schema) -> StructType:
         If a column has a type that Spark lacks.
     """
     text = (schema.metadata or {}).get(_KEPT)
-    kept = {field.name: field for field in StructType.fromJson(json.loads(text))} if text else {}
-    return StructType([_spark_field(field, kept.get(field.name)) for field in schema])
+    fields = {field.name: field for field in StructType.fromJson(json.loads(text))} if text else {}
+    return StructType([_spark_field(field, fields.get(field.name)) for field in schema])
 
 
-def _spark_field(field: pa.Field, kept: StructField | None) -> StructField:
-    if kept is not None and _stored_field(kept).type.equals(field.type):
-        return kept
+def _spark_field(field: pa.Field, original: StructField | None) -> StructField:
+    if original is not None and _stored_field(original).type.equals(field.type):
+        return original
     plain = field.with_type(_plain(field.type, field.name))
     return from_arrow_schema(pa.schema([plain])).fields[0]
 
@@ -164,57 +164,57 @@ def _unsupported_error(column: str, kind: str) -> InvalidUsageError:
     )
 
 
-def check_same(given: StructType, known: StructType, location: str) -> None:
+def check_same(columns: StructType, stored: StructType, location: str) -> None:
     """Check that rows of a DataFrame fit a p-stream's columns; their order and nulls may differ.
 
     Raises
     ------
     InvalidUsageError
-        If a column is missing, too many, of another type, or given twice.
+        If a column is missing, unknown, of another type, or given twice.
     """
-    names = given.names
+    names = columns.names
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise InvalidUsageError("two columns have the same name", columns=", ".join(twice))
-    missing = [name for name in known.names if name not in names]
-    unknown = [name for name in names if name not in known.names]
-    others = [
-        f"{name} is {given[name].dataType.simpleString()}, not {known[name].dataType.simpleString()}"
+    missing = [name for name in stored.names if name not in names]
+    unknown = [name for name in names if name not in stored.names]
+    differing = [
+        f"{name} is {columns[name].dataType.simpleString()}, not {stored[name].dataType.simpleString()}"
         for name in names
-        if name in known.names and not _is_same(given[name].dataType, known[name].dataType)
+        if name in stored.names and not _is_same(columns[name].dataType, stored[name].dataType)
     ]
-    if missing or unknown or others:
+    if missing or unknown or differing:
         raise InvalidUsageError(
             "the columns differ from those of the p-stream",
             location=location,
             missing=", ".join(missing) or "none",
             unknown=", ".join(unknown) or "none",
-            types="; ".join(others) or "same",
+            types="; ".join(differing) or "same",
         )
 
 
-def same_types(made: Sequence[pa.Schema] | None, seen: Sequence[StructType]) -> bool:
+def same_types(schemas: Sequence[pa.Schema] | None, expected: Sequence[StructType]) -> bool:
     """Return whether columns have exactly Spark's types."""
-    if made is None:
+    if schemas is None:
         return False
     try:
-        for field, other in zip(made, seen, strict=True):
-            check_same(spark_schema(field), other, "")
+        for field, columns in zip(schemas, expected, strict=True):
+            check_same(spark_schema(field), columns, "")
     except InvalidUsageError:
         return False
     return True
 
 
-def _is_same(one: DataType, other: DataType) -> bool:
+def _is_same(left: DataType, right: DataType) -> bool:
     """Return whether two types are equal up to nullability."""
-    if isinstance(one, ArrayType) and isinstance(other, ArrayType):
-        return _is_same(one.elementType, other.elementType)
-    if isinstance(one, MapType) and isinstance(other, MapType):
-        return _is_same(one.keyType, other.keyType) and _is_same(one.valueType, other.valueType)
-    if isinstance(one, StructType) and isinstance(other, StructType):
-        kinds = zip((f.dataType for f in one), (f.dataType for f in other), strict=False)
-        return one.names == other.names and all(starmap(_is_same, kinds))
-    return one == other
+    if isinstance(left, ArrayType) and isinstance(right, ArrayType):
+        return _is_same(left.elementType, right.elementType)
+    if isinstance(left, MapType) and isinstance(right, MapType):
+        return _is_same(left.keyType, right.keyType) and _is_same(left.valueType, right.valueType)
+    if isinstance(left, StructType) and isinstance(right, StructType):
+        kinds = zip((f.dataType for f in left), (f.dataType for f in right), strict=False)
+        return left.names == right.names and all(starmap(_is_same, kinds))
+    return left == right
 
 
 def convert(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -267,15 +267,15 @@ def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
         parts = [_cast(array.field(i), field.type) for i, field in enumerate(kind)]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=array.is_null())
     elif types.is_list(was) and types.is_list(kind):
-        return _with_values(array, kind, _cast(array.values, kind.value_type))
+        return _replace_values(array, kind, _cast(array.values, kind.value_type))
     elif types.is_map(was) and types.is_map(kind):
         parts = [_cast(array.keys, kind.key_type), _cast(array.items, kind.item_type)]
         entries = pa.StructArray.from_arrays(parts, fields=[kind.key_field, kind.item_field])
-        return _with_values(array, kind, entries)
+        return _replace_values(array, kind, entries)
     return cast(array, kind)
 
 
-def _with_values(array: pa.Array, kind: pa.DataType, values: pa.Array) -> pa.Array:
+def _replace_values(array: pa.Array, kind: pa.DataType, values: pa.Array) -> pa.Array:
     """Return a list, or map, of the same lengths and nulls with other values."""
     buffers = array.buffers()[:2]
     return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=[values])

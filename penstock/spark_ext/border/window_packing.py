@@ -60,7 +60,7 @@ class EntryPacker:
     delayed : Fragments, optional
         The definition of the fragments, if they hold the newest time.
     sampling : GroupSampling
-        The rule that finds out whether groups have many entries.
+        The rule that decides whether groups have many entries.
     """
 
     pane_steps: int
@@ -70,15 +70,15 @@ class EntryPacker:
     sampling: GroupSampling = field(default_factory=GroupSampling)
 
     @classmethod
-    def of(cls, fragments: Fragments, schema: pa.Schema, buckets: int) -> EntryPacker:
+    def build(cls, fragments: Fragments, schema: pa.Schema, buckets: int) -> EntryPacker:
         """Return the packer of fragments with a schema."""
         entry = [
             *(schema.field(name) for name in fragments.group_by),
             pa.field(ENTRY_PANE, pa.int64()),
             *(schema.field(partial.name) for partial in fragments.without_watermark.partials),
         ]
-        delayed = fragments if fragments.delay_ms else None
-        return cls(fragments.pane_steps, pa.schema(entry), buckets, delayed)
+        with_time = fragments if fragments.delay_ms else None
+        return cls(fragments.pane_steps, pa.schema(entry), buckets, with_time)
 
     def pack(
         self, fragments: Iterable[pa.RecordBatch], dropped: Callable[[], int] = lambda: 0
@@ -94,8 +94,8 @@ class EntryPacker:
             if last is not None:
                 yield from self._parcels(last, {_PART: str(part).encode(), _NEWEST: str(newest).encode()})
             last = self._entries(batch)
-            here = self._newest(batch, last)
-            newest = here if newest is None else max(newest, here)
+            batch_newest = self._newest(batch, last)
+            newest = batch_newest if newest is None else max(newest, batch_newest)
         if last is not None:
             facts = {_PART: str(part).encode(), _NEWEST: str(newest).encode()}
             yield from self._parcels(last, facts, everywhere=True)
@@ -121,17 +121,17 @@ class EntryPacker:
         self, entries: pa.RecordBatch, facts: dict[bytes, bytes], *, everywhere: bool = False
     ) -> Iterator[pa.RecordBatch]:
         """Cut entries into parcels by bucket; buckets without entries get one only with `everywhere`."""
-        order, bounds = self._by_bucket(entries)
+        order, bounds = self._sort_by_bucket(entries)
         # The indices are a permutation; bounds checks would take a third of the time.
-        whole = pc.take(entries, pa.array(order), boundscheck=False).replace_schema_metadata(facts)
+        sorted_entries = pc.take(entries, pa.array(order), boundscheck=False).replace_schema_metadata(facts)
         for bucket, label in enumerate(bucket_labels(self.buckets)):
             begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
             if begin == end and not everywhere:
                 continue
-            for payload in to_parcels([whole.slice(begin, end - begin)]):
+            for payload in to_parcels([sorted_entries.slice(begin, end - begin)]):
                 yield parcel_row(label, 0, payload)
 
-    def _by_bucket(self, entries: pa.RecordBatch) -> tuple[Integers, Integers]:
+    def _sort_by_bucket(self, entries: pa.RecordBatch) -> tuple[Integers, Integers]:
         """Return the indices of entries sorted by bucket, and the buckets' offsets.
 
         If groups have many entries, the entries of a bucket are sorted by group, which saves the operator
@@ -168,11 +168,11 @@ def look_up(
         The fragments before the look-up.
     """
     # A fragment does not hold the time of a first or last value.
-    ordered = any(partial.kind in ("first", "last") for partial in fragments.partials)
-    alone = ordered or set(lookup.on) <= set(fragments.group_by)
+    has_times = any(partial.kind in ("first", "last") for partial in fragments.partials)
+    keeps_fragments = has_times or set(lookup.on) <= set(fragments.group_by)
     for batch in batches:
-        found = lookup.join(batch)
-        yield found if alone or not found.num_rows else merge_fragments(fragments, [found])
+        joined = lookup.join(batch)
+        yield joined if keeps_fragments or not joined.num_rows else merge_fragments(fragments, [joined])
 
 
 def row_fragmenter(rows: pa.Schema, fragments: Fragments) -> Fragmenter:
@@ -237,8 +237,8 @@ class RowPacker:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition's rows."""
         fragmenter = row_fragmenter(self.schema, self.fragments)
-        made = self._fragments(fragmenter, batches)
-        yield from self.packer.pack(made, lambda: fragmenter.null_times)
+        fragments = self._fragments(fragmenter, batches)
+        yield from self.packer.pack(fragments, lambda: fragmenter.null_times)
 
     def _fragments(
         self, fragmenter: Fragmenter, batches: Iterable[pa.RecordBatch]

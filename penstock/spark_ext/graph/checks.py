@@ -1,4 +1,4 @@
-"""Check that Spark can run a plan, and the DataFrames passed to its start."""
+"""Check that Spark can run a plan, and check the DataFrames passed to its start."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ def holds_back(end: Node) -> bool:
 
 
 def _refuse(node: Node, nodes: list[Node]) -> None:
-    alone = _describe_exclusive(node)
-    if alone is not None and _times_made(node, nodes) > 1:
+    description = _describe_exclusive(node)
+    if description is not None and _count_copies(node, nodes) > 1:
         raise InvalidUsageError(
-            f"{alone} has several readers, and would run once for each",
+            f"{description} has several readers, and would run once for each",
             hint=f"persist its output: persist={{{node.name!r}: 'always'}}",
             node=node.name,
         )
@@ -116,7 +116,7 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
         )
     if isinstance(node, Aggregate) and not isinstance(node.inputs[0], Window):
         _refuse_stateful(node)
-    known = (
+    supported = (
         Aggregate
         | Assemble
         | UpdateQueue
@@ -132,7 +132,7 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
         | Window
         | WindowJoin
     )
-    if not isinstance(node, known | Join):
+    if not isinstance(node, supported | Join):
         raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)
 
 
@@ -149,11 +149,13 @@ def _describe_exclusive(node: Node) -> str | None:
     return None
 
 
-def _times_made(node: Node, nodes: list[Node]) -> int:
+def _count_copies(node: Node, nodes: list[Node]) -> int:
     """Count the copies of a node: one for each reader of it, or of its stateless successors."""
     readers = [reader for reader in nodes for above in reader.inputs if above is node]
     through = Where | Select | StreamTableJoin | Union
-    return max(1, sum(_times_made(reader, nodes) if isinstance(reader, through) else 1 for reader in readers))
+    return max(
+        1, sum(_count_copies(reader, nodes) if isinstance(reader, through) else 1 for reader in readers)
+    )
 
 
 def _refuse_stateful(node: Aggregate) -> None:
@@ -171,9 +173,9 @@ def _refuse_stateful(node: Aggregate) -> None:
 
 def _refuse_two_states(end: Node) -> None:
     """Refuse a query with more than one Penstock state, as Spark would."""
-    found = find_stateful(end)
-    if len(found) > 1:
-        below, above = found[0], found[1]
+    operators = find_stateful(end)
+    if len(operators) > 1:
+        below, above = operators[0], operators[1]
         raise InvalidUsageError(
             "a Spark query can hold only one window, update queue, union or join of update streams",
             hint=f"persist the output of the first: persist={{{above.name!r}: 'always'}}. If a source "
@@ -185,40 +187,40 @@ def _refuse_two_states(end: Node) -> None:
 
 def find_stateful(end: Node) -> list[Node]:
     """Return the operators with Penstock's state in the query of a node's output."""
-    found: list[Node] = []
-    waiting = [end]
-    while waiting:
-        node = waiting.pop()
+    operators: list[Node] = []
+    stack = [end]
+    while stack:
+        node = stack.pop()
         windows = isinstance(node, Aggregate) and isinstance(node.inputs[0], Window)
         if windows or isinstance(
             node, Assemble | Transactions | UpdateQueue | UpdateUnion | Join | WindowJoin
         ):
-            found.append(node)
+            operators.append(node)
         if isinstance(node, WindowJoin):
             # The windows of both sides are its own.
-            waiting += [above for side in node.inputs for above in node.aggregate_of(side).inputs]
+            stack += [above for side in node.inputs for above in node.aggregate_of(side).inputs]
         elif not isinstance(node, Materialize):
-            waiting += node.inputs
-    return found
+            stack += node.inputs
+    return operators
 
 
 def find_ansi_expressions(node: PushedScan) -> Iterator[Expression]:
     """Yield a reader's expressions that Spark may compute differently outside ANSI mode."""
     scan, read = node.scan, node.inputs[0].schema
     texts = [] if scan.where is None else [scan.where]
-    made = scan_schema(replace(scan, fragments=None, latest_by=None), read)
-    over = [(text, read) for text in [*texts, *(scan.select or {}).values()]]
+    output = scan_schema(replace(scan, fragments=None, latest_by=None), read)
+    pairs = [(text, read) for text in [*texts, *(scan.select or {}).values()]]
     if scan.fragments is not None:
-        over += [
-            (partial.expression, made) for partial in scan.fragments.partials if partial.expression != "*"
+        pairs += [
+            (partial.expression, output) for partial in scan.fragments.partials if partial.expression != "*"
         ]
-    for text, schema in over:
+    for text, schema in pairs:
         expression = Expression.parse(text)
         if needs_ansi(expression, schema):
             yield expression
 
 
-def check_frame(df: DataFrame, wanted: StructType, name: str, *, streaming: bool) -> DataFrame:
+def check_frame(df: DataFrame, schema: StructType, name: str, *, streaming: bool) -> DataFrame:
     """Check a DataFrame, and select the wanted columns.
 
     Raises
@@ -232,9 +234,9 @@ def check_frame(df: DataFrame, wanted: StructType, name: str, *, streaming: bool
             name=name,
             is_streaming=df.isStreaming,
         )
-    there = df.select(*(quote(name) for name in wanted.names if name in df.columns))
+    columns = df.select(*(quote(name) for name in schema.names if name in df.columns))
     try:
-        check_same(there.schema, wanted, name)
+        check_same(columns.schema, schema, name)
     except InvalidUsageError as error:
         raise InvalidUsageError(
             "a DataFrame does not have the columns that the graph declares",
@@ -242,7 +244,7 @@ def check_frame(df: DataFrame, wanted: StructType, name: str, *, streaming: bool
             missing=error.context["missing"],
             types=error.context["types"],
         ) from None
-    return there
+    return columns
 
 
 def check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:

@@ -67,7 +67,7 @@ from penstock.spark_ext.worker.stateful import Stateful
 from penstock.spark_ext.worker.window_plan import PlannedWindows
 from penstock.sql.expression import Expression
 
-__all__ = ["Frames", "Reading", "Written"]
+__all__ = ["Frames", "Reading", "SinkInput"]
 
 OptionsT = TypeVar("OptionsT", bound=StateOptions)
 
@@ -92,7 +92,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class SinkInput:
     """The input of a p-stream's sink.
 
     Parameters
@@ -159,7 +159,7 @@ class Frames:
         self._readers: Counter[str] = Counter()
         self._readings: list[Reading] = []
 
-    def of(self, node: Node) -> tuple[DataFrame, tuple[Reading, ...]]:
+    def build(self, node: Node) -> tuple[DataFrame, tuple[Reading, ...]]:
         """Return a node's output, and its subscriptions to p-streams.
 
         Raises
@@ -170,9 +170,9 @@ class Frames:
             If a p-stream is damaged, or the file system refuses.
         """
         before = len(self._readings)
-        return self._of(node), tuple(self._readings[before:])
+        return self._build(node), tuple(self._readings[before:])
 
-    def into(self, node: Node, options: Mapping[str, str]) -> Written:
+    def build_sink_input(self, node: Node, options: Mapping[str, str]) -> SinkInput:
         """Return the input of a p-stream's sink for a node's output.
 
         An operator of transactions at the end writes its results itself, and the sink gets descriptors; so
@@ -188,27 +188,27 @@ class Frames:
         Raises
         ------
         InvalidUsageError, CorruptDataError, UnavailableError
-            As `of`, or if an option is wrong or the rows do not fit the p-stream.
+            As for `build`, or if an option is wrong or the rows do not fit the p-stream.
         """
         before = len(self._readings)
         at, steps = split_steps(node)
         if isinstance(at, Transactions) and not steps:
             with errors_named(at):
-                made = self._transactions(at)
-            rows, read = made.descriptors(options), tuple(self._readings[before:])
-            return Written(rows, made.schema, read, direct=True)
+                results = self._transactions(at)
+            rows, read = results.descriptors(options), tuple(self._readings[before:])
+            return SinkInput(rows, results.schema, read, direct=True)
         if not isinstance(at, Assemble):
-            rows, readings = self.of(node)
-            return Written(rows, rows.schema, readings, direct=False)
+            rows, readings = self.build(node)
+            return SinkInput(rows, rows.schema, readings, direct=False)
         place = self._place(at)
         windows = self._plan_windows(at, place.buckets)
-        rows, seen = apply_steps(steps, windows.results(place))
+        rows, schemas = apply_steps(steps, windows.results(place))
         readings = tuple(self._readings[before:])
         finish = windows.plan.finish([step_text(step) for step in steps]) if self._ansi else None
-        if finish is None or not same_types(finish.schemas(), seen):
-            return Written(rows, rows.schema, readings, direct=False)
-        into = OperatorRows.into(options, rows.schema)
-        return Written(windows.written(place, finish, into), rows.schema, readings, direct=True)
+        if finish is None or not same_types(finish.schemas(), schemas):
+            return SinkInput(rows, rows.schema, readings, direct=False)
+        target = OperatorRows.into(options, rows.schema)
+        return SinkInput(windows.write_directly(place, finish, target), rows.schema, readings, direct=True)
 
     def state_of(self, end: Node) -> StatePlace | None:
         """Return the place of the state of a node's query; None if it has none.
@@ -219,13 +219,13 @@ class Frames:
             If no file system is known for its state location.
         """
         for node in find_stateful(end):
-            own = UpdateQueue | UpdateUnion | Join | Transactions
-            given = node.options if isinstance(node, own) else StateOptions()
-            place = Stateful.of(self._spark, _plain(node.name), self._locate(given))
+            with_options = UpdateQueue | UpdateUnion | Join | Transactions
+            options = node.options if isinstance(node, with_options) else StateOptions()
+            place = Stateful.of(self._spark, _plain(node.name), self._locate(options))
             return StatePlace(place.state_location, place.name)
         return None
 
-    def _of(self, node: Node) -> DataFrame:
+    def _build(self, node: Node) -> DataFrame:
         with errors_named(node):
             return self._make(node)
 
@@ -255,8 +255,8 @@ class Frames:
             case WindowJoin():
                 return self._window_join(node)
             case Union():
-                return reduce(lambda one, other: one.unionByName(other), map(self._of, node.inputs))
-        rows = self._of(node.inputs[0])
+                return reduce(lambda one, other: one.unionByName(other), map(self._build, node.inputs))
+        rows = self._build(node.inputs[0])
         match node:
             case Where() | Select():
                 return apply_step(node, rows)
@@ -276,16 +276,16 @@ class Frames:
         return check_frame(self._sources[node.name], spark_schema(node.columns), node.name, streaming=True)
 
     def _lookup(self, node: StreamTableJoin) -> DataFrame:
-        rows, table = self._of(node.inputs[0]), self._table(node)
+        rows, table = self._build(node.inputs[0]), self._table(node)
         if node.key:
             check_one_row_each(table, node)
         return join_table(rows, table, node.on)
 
     def _table(self, node: StreamTableJoin) -> DataFrame:
         columns = spark_schema(node.columns)
-        return check_frame(self._given_table(node.table), columns, node.table, streaming=False)
+        return check_frame(self._find_table(node.table), columns, node.table, streaming=False)
 
-    def _given_table(self, name: str) -> DataFrame:
+    def _find_table(self, name: str) -> DataFrame:
         if name not in self._tables:
             raise InvalidUsageError("a table is missing", hint=f"pass tables={{{name!r}: df}}", table=name)
         return self._tables[name]
@@ -294,18 +294,18 @@ class Frames:
         return run_queue(rows, node.update_key, node.time, self._locate(node.options), _plain(node.name))
 
     def _transactions(self, node: Transactions) -> PlannedTransactions:
-        initial = {name: self._given_table(name) for name in node.initial}
+        initial = {name: self._find_table(name) for name in node.initial}
         options, name = self._locate(node.options), _plain(node.name)
-        rows = self._of(node.inputs[0])
+        rows = self._build(node.inputs[0])
         return plan_transactions(rows, node.procedure, node.time, node.keep, options, name, initial)
 
     def _unite(self, node: UpdateUnion) -> DataFrame:
-        rows = [self._of(above) for above in node.inputs]
+        rows = [self._build(above) for above in node.inputs]
         options, name = self._locate(node.options), _plain(node.name)
         return run_union(rows, node.key, node.time, node.prefer, options, name)
 
     def _join(self, node: Join) -> DataFrame:
-        left, right = (self._of(above) for above in node.inputs)
+        left, right = (self._build(above) for above in node.inputs)
         return run_join(
             left,
             right,
@@ -330,7 +330,7 @@ class Frames:
         """Return the plan of an aggregate's windows."""
         above = node.inputs[0]
         if isinstance(node, Aggregate):
-            return plan_count_windows(node, self._of(above), buckets)
+            return plan_count_windows(node, self._build(above), buckets)
         if not isinstance(node, Assemble):
             raise InternalError("windows are of an aggregate", node=node.name)
         if isinstance(above, PushedScan):
@@ -339,21 +339,21 @@ class Frames:
             lookup = lookup_in(self._table(above), above, node.aggregate.group_by)
             if lookup is not None:
                 return plan_assembly(node, self._scan(above.inputs[0], buckets, lookup))
-        return plan_assembly(node, pack_rows(node, self._of(above), buckets))
+        return plan_assembly(node, pack_rows(node, self._build(above), buckets))
 
     def _aggregate_by_window(self, node: Aggregate) -> DataFrame:
         """Return windows aggregated by window, in the buckets that make them if possible."""
         at, steps = split_steps(node.inputs[0])
         if not _makes_windows(at):
-            return aggregate_windows(node, self._of(node.inputs[0]))
+            return aggregate_windows(node, self._build(node.inputs[0]))
         place = self._place(at)
         windows = self._plan_windows(at, place.buckets)
-        rows, seen = apply_steps(steps, windows.results(place))
+        rows, schemas = apply_steps(steps, windows.results(place))
         texts = [step_text(step) for step in steps]
-        fold = window_accumulator(node, windows.plan, rows, texts, seen) if self._ansi else None
+        fold = window_accumulator(node, windows.plan, rows, texts, schemas) if self._ansi else None
         if fold is None:
             return aggregate_windows(node, rows)
-        return finish_aggregate(node, windows.folded_type(place, fold), fold)
+        return finish_aggregate(node, windows.fold_windows(place, fold), fold)
 
     def _read_pushed(self, node: PushedScan) -> DataFrame:
         """Return a reader's output, computed by Spark if the reader's results would differ."""
@@ -363,8 +363,8 @@ class Frames:
         rows = self._read(node.inputs[0], None, names)
         rows = rows if node.scan.where is None else rows.where(node.scan.where)
         select = node.scan.select or {}
-        made = [select_item(name, Expression.parse(text)) for name, text in select.items()]
-        return rows.selectExpr(*made) if made else rows
+        items = [select_item(name, Expression.parse(text)) for name, text in select.items()]
+        return rows.selectExpr(*items) if items else rows
 
     def _calculates_alike(self, node: PushedScan) -> bool:
         """Return whether a reader computes the same results as Spark in this session.
@@ -374,15 +374,15 @@ class Frames:
         InvalidUsageError
             If they differ, and Spark cannot compute them instead.
         """
-        other = None if self._ansi else next(find_ansi_expressions(node), None)
-        if other is not None and (node.scan.fragments or node.scan.latest_by):
+        expression = None if self._ansi else next(find_ansi_expressions(node), None)
+        if expression is not None and (node.scan.fragments or node.scan.latest_by):
             raise InvalidUsageError(
                 "this expression needs ANSI mode",
                 hint="set spark.sql.ansi.enabled to true",
-                expression=other.text,
+                expression=expression.text,
                 node=node.name,
             )
-        return other is None
+        return expression is None
 
     def _scan(self, node: PushedScan, buckets: int, lookup: str | None = None) -> DataFrame:
         """Return the parcels of a reader's fragments, looked up in a table if one is given."""
@@ -391,16 +391,16 @@ class Frames:
 
     def _window_join(self, node: WindowJoin) -> DataFrame:
         place = self._place(node)
-        made: dict[int, PlannedWindows] = {}
+        plans: dict[int, PlannedWindows] = {}
         sides: list[Side] = []
         for above in node.inputs:
             at, steps = above, list[Where | Select | Aggregate]()
             while at is not node.aggregate_of(above) and isinstance(at, Where | Select | Aggregate):
                 steps.append(at)
                 at = at.inputs[0]
-            if id(at) not in made:
-                made[id(at)] = self._plan_windows(at, place.buckets)
-            sides.append(Side(made[id(at)], tuple(reversed(steps))))
+            if id(at) not in plans:
+                plans[id(at)] = self._plan_windows(at, place.buckets)
+            sides.append(Side(plans[id(at)], tuple(reversed(steps))))
         return join_windows(node, sides, place)
 
     def _read(
@@ -423,7 +423,7 @@ class Frames:
             )
         location = places[base.name]
         stream = PStream(location)
-        what = Columns.of(stream.schema, names) if scan is None else Pushed.of(stream.schema, scan, buckets)
+        plan = Columns.of(stream.schema, names) if scan is None else Pushed.of(stream.schema, scan, buckets)
         self._readers[location] += 1
         number = self._readers[location]
         reader = self._name if number == 1 else f"{self._name}-{number}"
@@ -436,7 +436,7 @@ class Frames:
             options["lookup"] = lookup
         if self._max_rows is not None:
             options["maxRows"] = str(self._max_rows)
-        return self._spark.readStream.format("pstream").schema(what.spark).options(**options).load(location)
+        return self._spark.readStream.format("pstream").schema(plan.spark).options(**options).load(location)
 
 
 def _plain(name: str) -> str:

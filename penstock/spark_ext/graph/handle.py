@@ -135,11 +135,11 @@ class RunningGraph:
                 with self._lock:
                     self._look()
         except Exception as error:
-            told = (
+            failure = (
                 error if isinstance(error, PenstockError) else self._failure("the graph cannot go on", error)
             )
             with self._lock:
-                self._fail(told)
+                self._fail(failure)
 
     def _look(self) -> None:
         """Poll the queries once, and react to failures and ends."""
@@ -150,7 +150,7 @@ class RunningGraph:
         for name, run in self._runs.items():
             last = run.read()
             if last is not None and self._recovery is not None and name == self._names[-1]:
-                self._recovery.committed(last.batchId)
+                self._recovery.record_commit(last.batchId)
             error = run.query.exception() if name in ended else None
             if error is not None:
                 self._fail(self._failure("a query of the graph failed", error, query=name))
@@ -188,9 +188,9 @@ class RunningGraph:
             fact, context = fact.replace("a query of the graph", "the query"), {"query": self.name}
         else:
             context = {"graph": self.name, **context}
-        told = failure_of(error, fact, hint=hint, **context)
-        told.__cause__ = error
-        return told
+        failure = failure_of(error, fact, hint=hint, **context)
+        failure.__cause__ = error
+        return failure
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -229,10 +229,10 @@ class RunningGraph:
 
     def _stop_queries(self) -> None:
         """Stop all queries, upstream ones first, so that later ones can still read their last output."""
-        with ExitStack() as each:
+        with ExitStack() as stack:
             for run in reversed(self._runs.values()):
                 # A query that cannot be stopped must not keep the others running.
-                each.callback(stop_between_batches, run.query, self._spark)
+                stack.callback(stop_between_batches, run.query, self._spark)
 
     # ---------------------------------------------------------------------------------- the caller
 

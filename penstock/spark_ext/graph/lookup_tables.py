@@ -49,12 +49,12 @@ def join_table(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFram
     on : sequence of str
         The look-up columns.
     """
-    others = [quote(name) for name in table.columns if name not in on]
+    other_columns = [quote(name) for name in table.columns if name not in on]
     keys = {quote(name): f"{RESERVED_PREFIX}key_{number}" for number, name in enumerate(on)}
     # Spark parses the name of a join column as an expression, which not every name can be.
-    renamed = table.select(*(sf.col(name).alias(key) for name, key in keys.items()), *others)
-    same = [sf.col(name) == sf.col(key) for name, key in keys.items()]
-    return rows.join(renamed, same).select(*map(quote, rows.columns), *others)
+    keyed = table.select(*(sf.col(name).alias(key) for name, key in keys.items()), *other_columns)
+    conditions = [sf.col(name) == sf.col(key) for name, key in keys.items()]
+    return rows.join(keyed, conditions).select(*map(quote, rows.columns), *other_columns)
 
 
 def lookup_in(
@@ -97,29 +97,29 @@ def _text(
             return None, "a key is of floats, or nested"
     if not is_constant(table):
         return None, "the table may be another one in each micro-batch, or Spark Connect does not tell"
-    others = (name for name in group_by if name in schema.names and name not in node.on)
-    made = pa.schema([schema.field(name) for name in (*node.on, *others)])
-    if any(pa.types.is_nested(field.type) for field in made):
+    other_groups = (name for name in group_by if name in schema.names and name not in node.on)
+    output = pa.schema([schema.field(name) for name in (*node.on, *other_groups)])
+    if any(pa.types.is_nested(field.type) for field in output):
         return None, "a group is nested"
-    rows = table.select(*map(quote, made.names)).limit(limits.rows + 1)
-    if not _is_small(rows, made, limits):
+    rows = table.select(*map(quote, output.names)).limit(limits.rows + 1)
+    if not _is_small(rows, output, limits):
         return None, f"the table has more than {limits.rows} rows, or {limits.size_bytes} bytes"
-    found = rows.toArrow()
-    keys = found.select(list(node.on)).drop_null()
+    collected = rows.toArrow()
+    keys = collected.select(list(node.on)).drop_null()
     if keys.group_by(list(node.on)).aggregate([]).num_rows < keys.num_rows:
         return None, "several rows of the table have the same key"
     try:
-        found.validate(full=True)
+        collected.validate(full=True)
     except pa.ArrowInvalid:
         return None, "a text is not UTF-8"
-    whole = pa.Table.from_batches([convert(batch, made) for batch in found.to_batches()], made)
+    whole = pa.Table.from_batches([convert(batch, output) for batch in collected.to_batches()], output)
     return Lookup(whole, node.on, group_by).to_text(), ""
 
 
 def _is_small(rows: DataFrame, schema: pa.Schema, limits: LookupLimits) -> bool:
     """Return whether a table has few rows and bytes, without collecting it."""
     texts = [sf.col(quote(field.name)) for field in schema if is_text(field.type)]
-    fixed = sum(max(field.type.bit_width // 8, 1) for field in schema if not is_text(field.type))
-    size = sum((sf.coalesce(sf.octet_length(text), sf.lit(0)) for text in texts), sf.lit(fixed))
-    (counted,) = rows.select(sf.count(sf.lit(1)), sf.coalesce(sf.sum(size), sf.lit(0))).collect()
-    return counted[0] <= limits.rows and counted[1] <= limits.size_bytes
+    fixed_bytes = sum(max(field.type.bit_width // 8, 1) for field in schema if not is_text(field.type))
+    size = sum((sf.coalesce(sf.octet_length(text), sf.lit(0)) for text in texts), sf.lit(fixed_bytes))
+    (counts,) = rows.select(sf.count(sf.lit(1)), sf.coalesce(sf.sum(size), sf.lit(0))).collect()
+    return counts[0] <= limits.rows and counts[1] <= limits.size_bytes

@@ -59,7 +59,7 @@ class QueryStreams:
 
 
 class GraphRecovery:
-    """One recovery of a graph: the constructor runs the first three phases, `committed` ends the fourth.
+    """One recovery of a graph: the constructor runs the first three phases, `record_commit` ends the fourth.
 
     Used on the driver, before the queries start and while they run. After a crash in it, the next start
     recovers again.
@@ -117,14 +117,14 @@ class GraphRecovery:
         self._data_recovery()
         results = self._progress[queries[-1].name]
         if not self._rows and all(query.planned == query.committed for query in self._progress.values()):
-            self.committed(results.committed + 1)
+            self.record_commit(results.committed + 1)
 
     def _end_phase(self, **facts: Any) -> None:
         self._times.append(self._clock())
         phase = _PHASES[len(self._times) - 2]
-        said = " ".join(f"{name}={value}" for name, value in facts.items())
+        text = " ".join(f"{name}={value}" for name, value in facts.items())
         seconds = self._times[-1] - self._times[-2]
-        _LOGGER.info("%s [graph=%s %s seconds=%.3f]", phase, self._name, said, seconds)
+        _LOGGER.info("%s [graph=%s %s seconds=%.3f]", phase, self._name, text, seconds)
 
     def _progress_recovery(self) -> None:
         for query in self._queries:
@@ -183,10 +183,10 @@ class GraphRecovery:
 
     def _data_recovery(self) -> None:
         for location, stream in self._streams.items():
-            found = {fact.name: fact.size_bytes for fact in stream.segments.list()}
+            sizes = {fact.name: fact.size_bytes for fact in stream.segments.list()}
             pieces = stream.pieces(self._begins[location], stream.end) if self._rows else []
             for piece in pieces:
-                if found.get(piece.segment, 0) < _end_of(piece):
+                if sizes.get(piece.segment, 0) < _end_of(piece):
                     raise CorruptDataError(
                         "a segment of a p-stream is missing or cut",
                         file=stream.segments.path_of(piece.segment),
@@ -212,8 +212,8 @@ class GraphRecovery:
         state = self._state
         return {"buckets": state.buckets, "state_files": state.files, "state_bytes": state.size_bytes}
 
-    def committed(self, batch: int) -> None:
-        """Note that the results query has committed a micro-batch, which ends the replay.
+    def record_commit(self, batch: int) -> None:
+        """Record the first commit of the results query, which ends the replay.
 
         Raises
         ------

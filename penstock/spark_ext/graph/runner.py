@@ -26,7 +26,7 @@ from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.types import check_same, spark_schema, stored_schema
 from penstock.spark_ext.graph.checks import check_runnable, holds_back
-from penstock.spark_ext.graph.frames import Frames, Reading, Written
+from penstock.spark_ext.graph.frames import Frames, Reading, SinkInput
 from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
 from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
 from penstock.spark_ext.graph.stage import Stage
@@ -93,7 +93,7 @@ def start(
         With `available_now`, whether queries with a budget go on until no key waits, or end with their input.
         The next start serves keys that still wait.
     max_rows : int, optional
-        The most rows that a micro-batch takes of a p-stream.
+        The maximum number of rows of a p-stream in a micro-batch.
 
     Returns
     -------
@@ -113,8 +113,8 @@ def start(
     --------
     >>> running = penstock.start(mean, spark, "loads-checkpoint", sources={"readings": df})  # doctest: +SKIP
     """
-    located, paths = _locate(graph, sources or {})
-    plan = located.plan(statistics, persist)
+    runnable, paths = _locate(graph, sources or {})
+    plan = runnable.plan(statistics, persist)
     check_runnable(plan.root)
     results = plan.root
     directory = GraphDirectory(checkpoint)
@@ -150,34 +150,34 @@ def start(
     for node in topological(results):
         if isinstance(node, Materialize):
             location, query = directory.place("p-streams", places[node.name]), _INGEST + places[node.name]
-            made = frames.into(node.inputs[0], {"path": location})
-            PStream(location, stored_schema(made.schema))
-            writer = _set_options(made, {"path": location})
-            readings[query], states[query] = made.readings, frames.state_of(node.inputs[0])
+            written = frames.build_sink_input(node.inputs[0], {"path": location})
+            PStream(location, stored_schema(written.schema))
+            writer = _set_options(written, {"path": location})
+            readings[query], states[query] = written.readings, frames.state_of(node.inputs[0])
             writer = _name_writer(writer, f"{graph.name}.{node.name}", directory.query(query), retain)
-            after = _after(made.readings, writers)
-            stages.append(Stage(query, writer, after, made.direct, holds_back(node.inputs[0])))
+            after = _find_predecessors(written.readings, writers)
+            stages.append(Stage(query, writer, after, written.direct, holds_back(node.inputs[0])))
             writers[location] = query
     if sink is None and isinstance(results, Sink) and _format(results) == "pstream":
         options = _options(results)
-        made = frames.into(results, options)
-        writer = _set_options(made, options)
+        written = frames.build_sink_input(results, options)
+        writer = _set_options(written, options)
     else:
-        rows, read = frames.of(results)
-        made = Written(rows, rows.schema, read, direct=False)
-        writer = _sink(made.rows, results, sink)
-    readings[RESULTS], states[RESULTS] = made.readings, frames.state_of(results)
+        rows, read = frames.build(results)
+        written = SinkInput(rows, rows.schema, read, direct=False)
+        writer = _sink(written.rows, results, sink)
+    readings[RESULTS], states[RESULTS] = written.readings, frames.state_of(results)
     writer = _name_writer(writer, graph.name, directory.query(RESULTS), commit)
-    after = _after(made.readings, writers)
-    stages.append(Stage(RESULTS, writer, after, made.direct, holds_back(results)))
+    after = _find_predecessors(written.readings, writers)
+    stages.append(Stage(RESULTS, writer, after, written.direct, holds_back(results)))
     _trace(graph.name, readings, writers, states)
     recovery = None
     if old is None:
         _check_readers_are_free(readings, writers)
     else:
         queries = [
-            QueryStreams(query, tuple(reading.location for reading in some), states[query])
-            for query, some in readings.items()
+            QueryStreams(query, tuple(reading.location for reading in subscriptions), states[query])
+            for query, subscriptions in readings.items()
         ]
         by_spark = partial(read_pointers, spark)
         recovery = GraphRecovery(graph.name, directory, queries, held_by_spark=by_spark)
@@ -192,7 +192,7 @@ def start(
         plan,
         directory,
         stages,
-        made.schema,
+        written.schema,
         in_turn=available_now,
         drain=drain,
         recovery=recovery,
@@ -222,18 +222,18 @@ def _locate(
     graph: Graph, sources: Mapping[str, DataFrame | str | os.PathLike[str]]
 ) -> tuple[Graph, dict[str, str]]:
     """Return the graph with the kind of p-stream sources set, and their locations."""
-    known = {node.name: node for node in topological(graph.root) if isinstance(node, Source)}
-    unknown = sorted(sources.keys() - known.keys())
+    nodes = {node.name: node for node in topological(graph.root) if isinstance(node, Source)}
+    unknown = sorted(sources.keys() - nodes.keys())
     if unknown:
-        raise InvalidUsageError("the graph has no such source", source=unknown[0], known=", ".join(known))
+        raise InvalidUsageError("the graph has no such source", source=unknown[0], known=", ".join(nodes))
     places: dict[str, Any] = {
         name: dict(node.options)["path"]
-        for name, node in known.items()
+        for name, node in nodes.items()
         if node.kind == "p-stream" and "path" in dict(node.options)
     }
-    given = {name: source for name, source in sources.items() if not isinstance(source, DataFrame)}
-    files = {name for name, node in known.items() if node.kind == "parquet"}
-    places |= {name: place for name, place in given.items() if name not in files}
+    locations = {name: source for name, source in sources.items() if not isinstance(source, DataFrame)}
+    files = {name for name, node in nodes.items() if node.kind == "parquet"}
+    places |= {name: place for name, place in locations.items() if name not in files}
     paths = {
         name: GraphDirectory(place).location for name, place in places.items() if name not in _frames(sources)
     }
@@ -242,8 +242,8 @@ def _locate(
         if isinstance(node, Source) and node.name in files:
             if node.name in _frames(sources):
                 return replace(node, kind="files")
-            where = {"path": os.fspath(given[node.name])} if node.name in given else {}
-            return replace(node, options=tuple((dict(node.options) | where).items()))
+            path = {"path": os.fspath(locations[node.name])} if node.name in locations else {}
+            return replace(node, options=tuple((dict(node.options) | path).items()))
         if not isinstance(node, Source) or node.name not in paths:
             return node
         check_same(
@@ -260,8 +260,8 @@ def _frames(sources: Mapping[str, Any]) -> set[str]:
 
 def _wanted_schema(node: Source, location: str) -> pa.Schema:
     """Return the columns of a p-stream that a source uses."""
-    stored = PStream(location).schema
-    return pa.schema([field for field in stored if field.name in node.columns.names], stored.metadata)
+    schema = PStream(location).schema
+    return pa.schema([field for field in schema if field.name in node.columns.names], schema.metadata)
 
 
 def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: GraphDirectory) -> None:
@@ -270,8 +270,8 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
         return
     pairs = zip_longest(old["shape"], new, fillvalue="nothing")
     was, now = next((before, other) for before, other in pairs if before != other)
-    if (changed := _columns_error(was, now)) is not None:
-        raise changed
+    if (error := _columns_error(was, now)) is not None:
+        raise error
     differ = _description(was), _description(now)
     if differ[0] != differ[1]:
         was, now = differ
@@ -286,7 +286,7 @@ def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Gra
 
 
 def _description(operator: str) -> str:
-    """Return an operator's name and what it does, from its entry in a plan's shape."""
+    """Return an operator's name and description, from its entry in a plan's shape."""
     if operator == "nothing":
         return operator
     entry = json.loads(operator)
@@ -294,7 +294,7 @@ def _description(operator: str) -> str:
 
 
 def _columns_error(was: str, now: str) -> InvalidUsageError | None:
-    """Return the error for an operator that differs in its columns only; None if more differs."""
+    """Return the error for an operator whose columns alone differ; None if more differs."""
     if "nothing" in (was, now):
         return None
     old, new = json.loads(was), json.loads(now)
@@ -326,13 +326,13 @@ def _check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: 
 
 def _places(results: Node) -> dict[str, str]:
     """Return the directory name of each p-stream that is written."""
-    made: dict[str, str] = {}
+    names: dict[str, str] = {}
     for node in topological(results):
         if isinstance(node, Materialize):
             plain = _safe(node.name)
-            taken = set(made.values())
-            made[node.name] = plain if plain not in taken else f"{plain}-{len(made)}"
-    return made
+            used = set(names.values())
+            names[node.name] = plain if plain not in used else f"{plain}-{len(names)}"
+    return names
 
 
 def _safe(name: str) -> str:
@@ -354,7 +354,7 @@ def _name_writer(
     return writer.trigger(**trigger) if trigger else writer
 
 
-def _after(readings: Sequence[Reading], writers: Mapping[str, str]) -> tuple[str, ...]:
+def _find_predecessors(readings: Sequence[Reading], writers: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(writers[reading.location] for reading in readings if reading.location in writers)
     )
@@ -378,10 +378,10 @@ def _options(root: Sink) -> dict[str, str]:
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in root.options}
 
 
-def _set_options(made: Written, options: Mapping[str, str]) -> DataStreamWriter:
+def _set_options(written: SinkInput, options: Mapping[str, str]) -> DataStreamWriter:
     """Return the writer into a p-stream."""
-    writer = made.rows.writeStream.format("pstream").options(**options)
-    return writer.option("descriptors", "true") if made.direct else writer
+    writer = written.rows.writeStream.format("pstream").options(**options)
+    return writer.option("descriptors", "true") if written.direct else writer
 
 
 def _document(
@@ -390,8 +390,8 @@ def _document(
     writers: Mapping[str, str],
 ) -> dict[str, Any]:
     streams: dict[str, dict[str, Any]] = {}
-    for query, some in readings.items():
-        for reading in some:
+    for query, subscriptions in readings.items():
+        for reading in subscriptions:
             entry = {
                 "name": reading.stream,
                 "location": reading.location,
@@ -401,11 +401,11 @@ def _document(
             streams.setdefault(reading.location, entry)["readers"].append(
                 {"name": reading.reader, "query": query}
             )
-    written = {query: location for location, query in writers.items()}
+    locations = {query: location for location, query in writers.items()}
     return {
         "name": plan.name,
         "shape": shape(plan),
-        "queries": [{"name": query, "writes": written.get(query)} for query in readings],
+        "queries": [{"name": query, "writes": locations.get(query)} for query in readings],
         "streams": list(streams.values()),
         "explanation": explain(plan),
         "plan": as_json(plan),

@@ -1,4 +1,4 @@
-"""One query of a graph: how it starts, what it has done, and whether it is done."""
+"""One query of a graph: its start, its progress, and its end."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class StageRun:
         if not new:
             return None
         old = self.totals
-        times = (*old.batch_ms, *(one.durationMs.get("triggerExecution", 0) for one in new))
-        rows = old.rows + sum(max(one.numInputRows, 0) for one in new)
+        times = (*old.batch_ms, *(report.durationMs.get("triggerExecution", 0) for report in new))
+        rows = old.rows + sum(max(report.numInputRows, 0) for report in new)
         self.totals = QueryTotals(old.batches + len(new), rows, times[-100:])
-        self._waits = any(served["waiting_keys"] for served in batch_metrics(new[-1]))
+        self._waits = any(metrics["waiting_keys"] for metrics in batch_metrics(new[-1]))
         return new[-1]
 
     def is_done(self, last: StreamingQueryProgress, *, drain: bool) -> bool:
-        """Return whether a query that Spark does not end has done all, after its newest micro-batch."""
+        """Return whether a query that Spark does not end has finished, after its newest micro-batch."""
         first = self.totals.batches == 1
         return self.stage.holds_back and is_last(
             new_input=had_input(last), waits=self._waits, drain=drain, first=first

@@ -104,22 +104,22 @@ def find_state(
     if progress.committed < 0:
         return FoundState()
     files = home.child(place.name)
-    described = any(facts.name == SPECIFICATION_FILE for facts in files.list())
-    buckets = int(specification_of(files)["buckets"]) if described else 0
+    is_described = any(facts.name == SPECIFICATION_FILE for facts in files.list())
+    buckets = int(specification_of(files)["buckets"]) if is_described else 0
     with ThreadPoolExecutor(_PARALLEL_READS) as pool:
         state = directory.files.child("queries").child(query).child("state")
-        held = read_pointer_files(
+        stored = read_pointer_files(
             state, progress.committed, bucket_labels(buckets) if buckets else (), pool.map
         )
-        if held is None:
-            held = _ask(directory.query(query), held_by_spark)
-        if described:
-            found = _of(held, files, buckets)
-        elif len(held) == 1 and any(held.values()):
+        if stored is None:
+            stored = _ask(directory.query(query), held_by_spark)
+        if is_described:
+            pointers = _select_pointers(stored, files, buckets)
+        elif len(stored) == 1 and any(stored.values()):
             raise missing_state_error(files.path_of(SPECIFICATION_FILE))
         else:
-            found = {}
-        handles = list(pool.map(lambda one: _find(files, *one), found.items()))
+            pointers = {}
+        handles = list(pool.map(lambda entry: _find(files, *entry), pointers.items()))
     files_read = sum(len(handle.links) for handle in handles)
     return FoundState(len(handles), files_read, sum(handle.size_bytes for handle in handles))
 
@@ -145,15 +145,15 @@ def _ask(checkpoint: str, held_by_spark: HeldBySpark | None) -> Held:
     return {}
 
 
-def _of(held: Held, files: Files, buckets: int) -> dict[int, Pointer]:
-    """Return the pointers of our operator by bucket; none if that is uncertain."""
-    found = pointers_of(held, files, buckets)
-    if found is not None:
-        return found
+def _select_pointers(stored: Held, files: Files, buckets: int) -> dict[int, Pointer]:
+    """Return the pointers of the operator by bucket; none if this is uncertain."""
+    pointers_by_bucket = pointers_of(stored, files, buckets)
+    if pointers_by_bucket is not None:
+        return pointers_by_bucket
     labels = {label: bucket for bucket, label in enumerate(bucket_labels(buckets))}
-    if len(held) == 1:
+    if len(stored) == 1:
         # A query has one operator of ours, so these pointers are its own, though all their files are gone.
-        (pointers,) = held.values()
+        (pointers,) = stored.values()
         return {labels[label]: pointer for label, pointer in pointers.items() if label in labels}
     return {}
 

@@ -26,12 +26,12 @@ def split_steps(node: Node) -> tuple[Node, list[Where | Select]]:
 
 def apply_steps(steps: Sequence[Where | Select], rows: DataFrame) -> tuple[DataFrame, list[StructType]]:
     """Apply steps to rows; return the result, and the columns before and after each projection."""
-    seen = [rows.schema]
+    schemas = [rows.schema]
     for step in steps:
         rows = apply_step(step, rows)
         if isinstance(step, Select):
-            seen.append(rows.schema)
-    return rows, seen
+            schemas.append(rows.schema)
+    return rows, schemas
 
 
 def apply_step(node: Where | Select, rows: DataFrame) -> DataFrame:

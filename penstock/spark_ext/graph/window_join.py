@@ -6,8 +6,8 @@ windows with the same end close in one micro-batch, and later steps need no stat
 
 Behind the operator, rows of a side are a struct in that side's column::
 
-    side        int                     which side a row is of
-    end         long                    where its window ends, in microseconds
+    side        int                     the side of the row
+    end         long                    the end of its window, in microseconds
     side_0      struct of the left      null in rows of the right
     side_1      struct of the right     null in rows of the left
 """
@@ -88,7 +88,7 @@ class SidesOperator:
     output : pyarrow.Schema
         The schema of the output: the side's number, and a struct for each side.
     settings : dict
-        The fixed settings of a checkpoint, as JSON values.
+        The settings that are fixed for a checkpoint, as JSON values.
     """
 
     layouts: tuple[WindowLayout, ...]
@@ -113,25 +113,25 @@ class SidesOperator:
         self, state: SeveralPanes, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Add entries and close windows; see `Operator.run`."""
-        started = clock()
+        begin_us = clock()
         numbers = range(len(self.layouts))
-        gathered = ParcelInputs(len(self.layouts)).add(parcels)
-        done = state.run(
-            [gathered.arriving(number) for number in numbers],
-            [gathered.watermark(number, self.delays[number]) for number in numbers],
+        inputs = ParcelInputs(len(self.layouts)).add(parcels)
+        results = state.run(
+            [inputs.arriving(number) for number in numbers],
+            [inputs.watermark(number, self.delays[number]) for number in numbers],
         )
-        made = [self._row(number, batch) for number in numbers for batch in done[number].windows]
-        windows = sum(batch.num_rows for batch in made)
+        batches = [self._row(number, batch) for number in numbers for batch in results[number].windows]
+        windows = sum(batch.num_rows for batch in batches)
         metrics = BatchMetrics(
-            rows_in=sum(result.rows_in for result in done) + gathered.dropped,
-            late=sum(result.late for result in done),
-            dropped=gathered.dropped,
+            rows_in=sum(result.rows_in for result in results) + inputs.dropped,
+            late=sum(result.late for result in results),
+            dropped=inputs.dropped,
             emitted=windows,
             rows_out=windows,
-            keys=sum(result.groups for result in done),
+            keys=sum(result.groups for result in results),
         )
-        metrics.duration_ms = {"assemble": (clock() - started) / 1000}
-        return made, metrics
+        metrics.duration_ms = {"assemble": (clock() - begin_us) / 1000}
+        return batches, metrics
 
     def _row(self, side: int, windows: pa.RecordBatch) -> pa.RecordBatch:
         rows = windows.num_rows
@@ -159,41 +159,41 @@ def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> Da
     place : Stateful
         The place of the operator that makes the windows of both.
     """
-    one, other = (side.windows for side in sides)
-    rows = _share(one.results(place)) if one is other else _make(sides, place)
+    left_windows, right_windows = (side.windows for side in sides)
+    rows = _share(left_windows.results(place)) if left_windows is right_windows else _make(sides, place)
     ends = [sf.unix_micros(sf.col(f"{name}.{WINDOW}.end")) for name in _STRUCTS]
-    there = rows.select(_ROW_SIDE, sf.coalesce(*ends).alias(_END), *_STRUCTS).repartition(sf.col(_END))
+    side_rows = rows.select(_ROW_SIDE, sf.coalesce(*ends).alias(_END), *_STRUCTS).repartition(sf.col(_END))
     for number, side in enumerate(sides):
         for step in side.steps:
             if isinstance(step, Where):
-                there = _filter_side(there, number, step)
+                side_rows = _filter_side(side_rows, number, step)
             elif isinstance(step, Select):
                 columns = [sf.expr(expression.text).alias(name) for name, expression in step.columns]
-                there = _with(there, number, columns)
+                side_rows = _replace_side(side_rows, number, columns)
             else:
-                there = _aggregate(there, number, step)
-    left, right = (_fields(there, name) for name in _STRUCTS)
-    kept = [[field for field in left if field.name != WINDOW]]
-    kept.append([field for field in right if field.name not in (WINDOW, *node.on)])
-    output = StructType([StructField(_END, LongType()), *kept[0], *kept[1]])
+                side_rows = _aggregate(side_rows, number, step)
+    left, right = (_fields(side_rows, name) for name in _STRUCTS)
+    kept_fields = [[field for field in left if field.name != WINDOW]]
+    kept_fields.append([field for field in right if field.name not in (WINDOW, *node.on)])
+    output = StructType([StructField(_END, LongType()), *kept_fields[0], *kept_fields[1]])
     match = _Match(
-        as_arrow_of_spark(there.schema),
-        tuple(tuple(field.name for field in some) for some in kept),
+        as_arrow_of_spark(side_rows.schema),
+        tuple(tuple(field.name for field in fields) for fields in kept_fields),
         node.on,
         as_arrow_of_spark(output),
     )
-    matched = there.mapInArrow(match, output)
+    matches = side_rows.mapInArrow(match, output)
     window = sf.struct(
         sf.timestamp_micros(sf.col(_END) - 1000 * node.slide_ms).alias("start"),
         sf.timestamp_micros(_END).alias("end"),
     )
-    made = matched.select(
+    result = matches.select(
         *(
             cast_to_field(window if field.name == WINDOW else sf.col(quote(field.name)), field)
             for field in spark_schema(node.schema)
         )
     )
-    return made if node.condition is None else made.where(node.condition.text)
+    return result if node.condition is None else result.where(node.condition.text)
 
 
 def _share(windows: DataFrame) -> DataFrame:
@@ -216,8 +216,8 @@ def _make(sides: Sequence[Side], place: Stateful) -> DataFrame:
     structs = [
         StructField(name, spark_windows(layout)) for name, layout in zip(_STRUCTS, layouts, strict=True)
     ]
-    made = StructType([StructField(_ROW_SIDE, IntegerType()), *structs])
-    output = as_arrow_of_spark(made)
+    schema = StructType([StructField(_ROW_SIDE, IntegerType()), *structs])
+    output = as_arrow_of_spark(schema)
     operator = SidesOperator(
         layouts,
         tuple(side.windows.plan.delay_panes for side in sides),
@@ -228,10 +228,10 @@ def _make(sides: Sequence[Side], place: Stateful) -> DataFrame:
         DataFrame.union,
         [side.windows.parcels.withColumn(SIDE, sf.lit(number)) for number, side in enumerate(sides)],
     )
-    own = any(map(has_own_workers, layouts))
-    rows = place.run(parcels, operator, made, output, waits=False, own_workers=own)
+    own_workers = any(map(has_own_workers, layouts))
+    rows = place.run(parcels, operator, schema, output, waits=False, own_workers=own_workers)
     for number, side in enumerate(sides):
-        rows = _with(rows, number, side.windows.plan.compute_columns())
+        rows = _replace_side(rows, number, side.windows.plan.compute_columns())
     return rows
 
 
@@ -240,30 +240,33 @@ def _open(rows: DataFrame, side: int) -> DataFrame:
     return rows.select("*", f"{_STRUCTS[side]}.*")
 
 
-def _with(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
+def _replace_side(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
     """Return rows with other columns for one side."""
-    made = sf.when(sf.col(_ROW_SIDE) == side, sf.struct(*columns)).alias(_STRUCTS[side])
-    names = [made if name == _STRUCTS[side] else sf.col(name) for name in rows.columns]
+    struct = sf.when(sf.col(_ROW_SIDE) == side, sf.struct(*columns)).alias(_STRUCTS[side])
+    names = [struct if name == _STRUCTS[side] else sf.col(name) for name in rows.columns]
     return _open(rows, side).select(*names)
 
 
 def _filter_side(rows: DataFrame, side: int, step: Where) -> DataFrame:
     """Filter the rows of one side by a condition."""
-    kept = (sf.col(_ROW_SIDE) != side) | sf.expr(step.predicate.text)
-    return _open(rows, side).where(kept).select(*rows.columns)
+    condition = (sf.col(_ROW_SIDE) != side) | sf.expr(step.predicate.text)
+    return _open(rows, side).where(condition).select(*rows.columns)
 
 
 def _aggregate(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
     """Aggregate the rows of one side by window; a window's rows are in one partition."""
-    by_window = ByWindow.of(step, wraps=wraps_around(rows.sparkSession))
-    rows = _with(rows, side, by_window.values)
+    by_window = ByWindow.build(step, wraps=wraps_around(rows.sparkSession))
+    rows = _replace_side(rows, side, by_window.values)
     values = as_arrow_of_spark(StructType(_fields(rows, _STRUCTS[side])))
-    made = by_window.folded_type(values)
+    folded_type = by_window.folded_type(values)
     output = StructType(
-        [StructField(field.name, made) if field.name == _STRUCTS[side] else field for field in rows.schema]
+        [
+            StructField(field.name, folded_type) if field.name == _STRUCTS[side] else field
+            for field in rows.schema
+        ]
     )
     fold = _Fold(side, as_arrow_of_spark(rows.schema), values, by_window, as_arrow_of_spark(output))
-    return _with(rows.mapInArrow(fold, output), side, by_window.compute_columns(step))
+    return _replace_side(rows.mapInArrow(fold, output), side, by_window.compute_columns(step))
 
 
 def _fields(rows: DataFrame, name: str) -> list[StructField]:
@@ -288,25 +291,28 @@ class _Fold:
         fragmenter = row_fragmenter(self.values, fragments)
         for batch in batches:
             rows = cast_to_schema(batch, self.rows)
-            own = pc.equal(rows[_ROW_SIDE], self.side)
-            columns = pa.StructArray.flatten(rows.filter(own).column(place))
+            is_own = pc.equal(rows[_ROW_SIDE], self.side)
+            columns = pa.StructArray.flatten(rows.filter(is_own).column(place))
             values = pa.RecordBatch.from_arrays(columns, schema=self.values)
             add_rows(fragmenter, fragments, values)
-            others = rows.filter(pc.invert(own))
-            nulls = pa.nulls(others.num_rows, self.output.field(place).type)
-            kept = [nulls if at == place else column for at, column in enumerate(others.columns)]
-            yield pa.RecordBatch.from_arrays(kept, schema=self.output)
-        made = self.by_window.finish(fragmenter.finish())
+            other_rows = rows.filter(pc.invert(is_own))
+            nulls = pa.nulls(other_rows.num_rows, self.output.field(place).type)
+            other_columns = [nulls if at == place else column for at, column in enumerate(other_rows.columns)]
+            yield pa.RecordBatch.from_arrays(other_columns, schema=self.output)
+        folded = self.by_window.finish(fragmenter.finish())
         kind = self.output.field(place).type
         fields = pa.schema([kind.field(number) for number in range(kind.num_fields)])
-        struct = pa.StructArray.from_arrays(cast_to_schema(made, fields).columns, fields=list(fields))
-        start, size = (made[name].cast(pa.int64()) for name in (PANE, fragments.group_by[0]))
-        found = {_ROW_SIDE: pa.array(np.full(made.num_rows, self.side, np.int32)), _END: pc.add(start, size)}
-        whole = [
-            struct if at == place else found.get(field.name, pa.nulls(made.num_rows, field.type))
+        struct = pa.StructArray.from_arrays(cast_to_schema(folded, fields).columns, fields=list(fields))
+        start, size = (folded[name].cast(pa.int64()) for name in (PANE, fragments.group_by[0]))
+        values_by_name = {
+            _ROW_SIDE: pa.array(np.full(folded.num_rows, self.side, np.int32)),
+            _END: pc.add(start, size),
+        }
+        output_columns = [
+            struct if at == place else values_by_name.get(field.name, pa.nulls(folded.num_rows, field.type))
             for at, field in enumerate(self.output)
         ]
-        yield pa.RecordBatch.from_arrays(whole, schema=self.output)
+        yield pa.RecordBatch.from_arrays(output_columns, schema=self.output)
 
 
 @dataclass(frozen=True)
@@ -314,14 +320,14 @@ class _Match:
     """Joins the rows of a partition, for ``mapInArrow``; buffers the windows that closed in a micro-batch."""
 
     rows: pa.Schema
-    kept: tuple[tuple[str, ...], ...]
+    fields: tuple[tuple[str, ...], ...]
     on: tuple[str, ...]
     output: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the matches."""
-        whole = pa.Table.from_batches([cast_to_schema(batch, self.rows) for batch in batches], self.rows)
-        sides = [self._side(whole, number) for number in range(len(_STRUCTS))]
+        rows = pa.Table.from_batches([cast_to_schema(batch, self.rows) for batch in batches], self.rows)
+        sides = [self._side(rows, number) for number in range(len(_STRUCTS))]
         if not all(side.num_rows for side in sides):
             return
         keys = [_END, *self.on]
@@ -329,21 +335,21 @@ class _Match:
             side.select(keys).append_column(f"{_ROW}_{number}", pa.array(np.arange(side.num_rows)))
             for number, side in enumerate(sides)
         ]
-        found = numbered[0].join(numbered[1], keys, join_type="inner", use_threads=False)
-        one, other = (
-            side.take(found[f"{_ROW}_{number}"].combine_chunks()) for number, side in enumerate(sides)
+        pairs = numbered[0].join(numbered[1], keys, join_type="inner", use_threads=False)
+        left, right = (
+            side.take(pairs[f"{_ROW}_{number}"].combine_chunks()) for number, side in enumerate(sides)
         )
         columns = [
-            one[_END],
-            *(one[name] for name in self.kept[0]),
-            *(other[name] for name in self.kept[1]),
+            left[_END],
+            *(left[name] for name in self.fields[0]),
+            *(right[name] for name in self.fields[1]),
         ]
-        made = pa.Table.from_arrays(columns, names=self.output.names)
-        for batch in made.combine_chunks().to_batches():
+        matches = pa.Table.from_arrays(columns, names=self.output.names)
+        for batch in matches.combine_chunks().to_batches():
             yield cast_to_schema(batch, self.output)
 
-    def _side(self, whole: pa.Table, number: int) -> pa.Table:
-        rows = whole.filter(pc.equal(whole[_ROW_SIDE], number))
+    def _side(self, table: pa.Table, number: int) -> pa.Table:
+        rows = table.filter(pc.equal(table[_ROW_SIDE], number))
         columns = rows.select([_STRUCTS[number]]).flatten()
         names = [name.removeprefix(f"{_STRUCTS[number]}.") for name in columns.column_names]
         return columns.rename_columns(names).append_column(_END, rows[_END])

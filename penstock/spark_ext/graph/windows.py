@@ -63,7 +63,7 @@ def plan_assembly(node: Assemble, parcels: DataFrame) -> PlannedWindows:
     parcels : DataFrame
         The parcels of the fragments, after a look-up if there is one.
     """
-    fused = _pushed_scan(node)
+    reader = _pushed_scan(node)
     fragments, schema = _fragments(node)
     plan = TimeWindowPlan(
         fragments=fragments,
@@ -77,7 +77,7 @@ def plan_assembly(node: Assemble, parcels: DataFrame) -> PlannedWindows:
         local=False,
         extreme=node.aggregate.extreme,
     )
-    columns = [f"{field.name} {field.type}" for field in fused.inputs[0].schema]
+    columns = [f"{field.name} {field.type}" for field in reader.inputs[0].schema]
     return PlannedWindows(plan.served(node.window.options), parcels, tuple(columns))
 
 
@@ -94,18 +94,18 @@ def pack_rows(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
         The number of buckets for the groups.
     """
     fragments, schema = _fragments(node)
-    packer = _FragmentPacker(schema, EntryPacker.of(fragments, schema, buckets))
+    packer = _FragmentPacker(schema, EntryPacker.build(fragments, schema, buckets))
     return rows.select(*map(quote, schema.names)).mapInArrow(packer, PARCELS)
 
 
 def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
     """Return the fragments of windows, and their columns, in Spark's types after a lookup."""
-    fused, above = _pushed_scan(node), node.inputs[0]
-    fragments = fused.scan.fragments
+    reader, above = _pushed_scan(node), node.inputs[0]
+    fragments = reader.scan.fragments
     if fragments is None:
         raise InternalError("windows are assembled of fragments")
-    if above is fused:
-        return fragments, scan_schema(fused.scan, fused.inputs[0].schema)
+    if above is reader:
+        return fragments, scan_schema(reader.scan, reader.inputs[0].schema)
     groups = node.aggregate.group_by
     names = (PANE, *groups, *(partial.name for partial in fragments.partials))
     # Nulls form a separate group, even if the table's column is declared without nulls.
@@ -148,7 +148,7 @@ def plan_count_windows(node: Aggregate, rows: DataFrame, buckets: int) -> Planne
     window = node.inputs[0]
     if not isinstance(window, Window):
         raise InternalError("rows are put into windows")
-    made = plan_windows(
+    planned_windows = plan_windows(
         rows,
         node.group_by,
         window.time,
@@ -158,14 +158,14 @@ def plan_count_windows(node: Aggregate, rows: DataFrame, buckets: int) -> Planne
         unit=None if pa.types.is_timestamp(window.schema.field(window.time).type) else window.time_unit,
         buckets=buckets,
     )
-    plan = made.plan.served(window.options)
+    plan = planned_windows.plan.served(window.options)
     # A time without zone is in UTC, as in a reader's fragments.
     output = [
         theirs if isinstance(ours.dataType, NullType) else ours
         for ours, theirs in zip(spark_schema(node.schema), plan.output, strict=True)
     ]
     plan = replace(plan, output=StructType(output), local=False, extreme=node.extreme)
-    return replace(made, plan=plan)
+    return replace(planned_windows, plan=plan)
 
 
 def aggregate_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
@@ -174,17 +174,21 @@ def aggregate_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     All groups of a window close in the same micro-batch, because all buckets know the same watermark. So an
     aggregate by window is complete in it.
     """
-    by_window = ByWindow.of(node, wraps=wraps_around(windows.sparkSession))
+    by_window = ByWindow.build(node, wraps=wraps_around(windows.sparkSession))
     rows = windows.select(*by_window.values)
     schema = as_arrow_of_spark(rows.schema)
-    made = by_window.folded_type(schema)
-    fold = _Fold(schema, by_window, as_arrow_of_spark(made))
-    folded = rows.repartition(sf.col(START_COLUMN)).mapInArrow(fold, made)
-    return folded.select(*by_window.compute_columns(node))
+    value_schema = by_window.folded_type(schema)
+    fold = _Fold(schema, by_window, as_arrow_of_spark(value_schema))
+    values = rows.repartition(sf.col(START_COLUMN)).mapInArrow(fold, value_schema)
+    return values.select(*by_window.compute_columns(node))
 
 
 def window_accumulator(
-    node: Aggregate, windows: WindowPlan, rows: DataFrame, steps: Sequence[Step], seen: Sequence[StructType]
+    node: Aggregate,
+    windows: WindowPlan,
+    rows: DataFrame,
+    steps: Sequence[Step],
+    schemas: Sequence[StructType],
 ) -> WindowAccumulator | None:
     """Return the accumulator that folds windows in the buckets that make them; None if only Spark can.
 
@@ -198,31 +202,31 @@ def window_accumulator(
         The windows after the steps, as Spark makes them.
     steps : sequence of Step
         The steps between.
-    seen : sequence of StructType
+    schemas : sequence of StructType
         The schemas of the windows, and after each projection.
     """
-    by_window = ByWindow.of(node, wraps=wraps_around(rows.sparkSession))
+    by_window = ByWindow.build(node, wraps=wraps_around(rows.sparkSession))
     if not {partial.kind for partial in by_window.fragments.partials} <= FOLDED:
         return None
     read = rows.select(*by_window.read)
     finish = windows.finish([*steps, by_window.projection])
-    if finish is None or not same_types(finish.schemas(), [*seen, read.schema]):
+    if finish is None or not same_types(finish.schemas(), [*schemas, read.schema]):
         return None
     schema = as_arrow_of_spark(rows.select(*by_window.values).schema)
-    folded = spark_schema(row_fragmenter(schema, by_window.fragments).schema)
+    values = spark_schema(row_fragmenter(schema, by_window.fragments).schema)
     return WindowAccumulator(
-        finish, by_window.fragments, _widen(as_arrow_of_spark(folded), by_window.fragments.partials)
+        finish, by_window.fragments, _widen(as_arrow_of_spark(values), by_window.fragments.partials)
     )
 
 
-def finish_aggregate(node: Aggregate, folded: DataFrame, fold: WindowAccumulator) -> DataFrame:
+def finish_aggregate(node: Aggregate, values: DataFrame, fold: WindowAccumulator) -> DataFrame:
     """Return aggregates of windows that each bucket has folded."""
-    by_window = ByWindow.of(node, wraps=wraps_around(folded.sparkSession))
+    by_window = ByWindow.build(node, wraps=wraps_around(values.sparkSession))
     empty = pa.RecordBatch.from_pylist([], fold.made)
-    made = by_window.finish(empty).schema
-    merge = _Merge(fold, by_window, made)
-    merged = folded.repartition(sf.col(PANE)).mapInArrow(merge, spark_schema(made))
-    return merged.select(*by_window.compute_columns(node))
+    schema = by_window.finish(empty).schema
+    merge = _Merge(fold, by_window, schema)
+    results = values.repartition(sf.col(PANE)).mapInArrow(merge, spark_schema(schema))
+    return results.select(*by_window.compute_columns(node))
 
 
 @dataclass(frozen=True)
@@ -244,7 +248,7 @@ class ByWindow:
     assembly: Assembly
 
     @classmethod
-    def of(cls, node: Aggregate, *, wraps: bool) -> ByWindow:
+    def build(cls, node: Aggregate, *, wraps: bool) -> ByWindow:
         """Return the steps of an aggregate."""
         split = node.decomposition.add_count(node.group_by)
         groups = tuple(name for name in node.group_by if name != WINDOW)
@@ -269,7 +273,7 @@ class ByWindow:
         """Return the columns of the folded values of a schema."""
         return spark_schema(self.finish(row_fragmenter(schema, self.fragments).finish()).schema)
 
-    def finish(self, folded: pa.RecordBatch) -> pa.RecordBatch:
+    def finish(self, values: pa.RecordBatch) -> pa.RecordBatch:
         """Return folded values in Spark's types.
 
         Raises
@@ -277,9 +281,9 @@ class ByWindow:
         InvalidUsageError
             If a sum overflows.
         """
-        made = partials_of_windows(self.fragments.partials, folded)
-        kept = {PANE, *self.fragments.group_by, *self.assembly.read}
-        return self.assembly.finish(made, [name for name in made.schema.names if name in kept])
+        partials = partials_of_windows(self.fragments.partials, values)
+        names = {PANE, *self.fragments.group_by, *self.assembly.read}
+        return self.assembly.finish(partials, [name for name in partials.schema.names if name in names])
 
     def compute_columns(self, node: Aggregate) -> list[Column]:
         """Return groups, window and aggregates, computed by Spark from folded values."""
@@ -299,7 +303,7 @@ class _Fold:
 
     rows: pa.Schema
     by_window: ByWindow
-    made: pa.Schema
+    output: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for each start and group."""
@@ -307,7 +311,7 @@ class _Fold:
         fragmenter = row_fragmenter(self.rows, fragments)
         for batch in batches:
             add_rows(fragmenter, fragments, cast_to_schema(batch, self.rows))
-        yield cast_to_schema(self.by_window.finish(fragmenter.finish()), self.made)
+        yield cast_to_schema(self.by_window.finish(fragmenter.finish()), self.output)
 
 
 @dataclass(frozen=True)
@@ -316,9 +320,9 @@ class _Merge:
 
     fold: WindowAccumulator
     by_window: ByWindow
-    made: pa.Schema
+    output: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for each start and group."""
-        for folded in self.fold.combine(cast_to_schema(batch, self.fold.made) for batch in batches):
-            yield cast_to_schema(self.by_window.finish(folded), self.made)
+        for values in self.fold.combine(cast_to_schema(batch, self.fold.made) for batch in batches):
+            yield cast_to_schema(self.by_window.finish(values), self.output)

@@ -165,7 +165,7 @@ class Pushed:
             made, schema = look_up_fragments(made, crossing, lookup.group_by), lookup.schema(crossing)
             typed = (convert(batch, schema_like(crossing, batch.schema)) for batch in fragments)
             fragments = look_up(made, lookup, typed)
-        packer = EntryPacker.of(made, schema, buckets)
+        packer = EntryPacker.build(made, schema, buckets)
         yield from packer.pack(fragments, lambda: scanner.null_times)
 
 

@@ -35,7 +35,7 @@ from penstock.procedures.requests.run import REMEMBERED
 from penstock.procedures.workflows.catalog import Catalog
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.buckets import bucket_labels
-from penstock.spark_ext.border.packing import parcel_row, with_side
+from penstock.spark_ext.border.packing import mark_side, parcel_row
 from penstock.spark_ext.border.parcels import PARCELS, to_parcels
 from penstock.spark_ext.border.transaction_packing import bucket_of_values
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
@@ -108,7 +108,7 @@ class PlannedRequests:
         """
         register(spark)
         requests, answers = request_streams(absolute_location(location))
-        programs = RequestPrograms.of(catalog, buckets, route)
+        programs = RequestPrograms.collect(catalog, buckets, route)
         read = spark.readStream.format("pstream").option("reader", name).load(requests.files.location)
         packer = RequestPacker(programs, buckets, route)
         rows = SegmentRows(WriteOptions.parse({"path": answers.files.location}), answers)
@@ -144,7 +144,7 @@ class RequestPacker:
             places = pa.array(np.arange(position, position + rows.num_rows, dtype=np.int64))
             position += rows.num_rows
             bucket = self._buckets(rows)
-            placed = with_side(rows.append_column(_POSITION, places), REQUEST_SIDE)
+            placed = mark_side(rows.append_column(_POSITION, places), REQUEST_SIDE)
             for number in np.unique(bucket):
                 for parcel in to_parcels([placed.filter(pa.array(bucket == number))]):
                     yield parcel_row(labels[int(number)], 0, parcel)

@@ -168,7 +168,7 @@ class Stateful:
             _rows_of_a_batch(parcels.sparkSession),
             into,
         )
-        with own_workers_of(parcels.sparkSession, wanted=own_workers):
+        with own_workers_of(parcels.sparkSession, enabled=own_workers):
             results = parcels.groupBy("bucket").applyInPandasWithState(
                 function, _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
             )

@@ -53,7 +53,7 @@ class TimeWindowPlan(WindowPlan):
 
     def packer(self, buckets: int) -> EntryPacker:
         """Return the packer of fragments."""
-        return EntryPacker.of(self.fragments, self.schema, buckets)
+        return EntryPacker.build(self.fragments, self.schema, buckets)
 
     def finish(self, steps: Sequence[Step]) -> Finish | None:
         """Return the function that makes results of windows without Spark; see `WindowPlan.finish`."""

@@ -149,7 +149,7 @@ class WindowPlan(ABC):
         windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=waits, own_workers=own)
         return windows.select(*self.compute_columns())
 
-    def written(
+    def write_directly(
         self,
         place: Stateful,
         parcels: DataFrame,
@@ -163,7 +163,7 @@ class WindowPlan(ABC):
         own = has_own_workers(self.layout)
         return place.run(parcels, operator, DESCRIPTORS, made, waits=False, own_workers=own, into=into)
 
-    def folded_type(
+    def fold_windows(
         self, place: Stateful, parcels: DataFrame, columns: Iterable[str], fold: WindowAccumulator
     ) -> DataFrame:
         """Return the windows folded by the operator; see `results`."""
@@ -262,13 +262,13 @@ class PlannedWindows:
         """Return the windows, computed in their own place."""
         return self.plan.results(place, self.parcels, self.columns)
 
-    def folded_type(self, place: Stateful, fold: WindowAccumulator) -> DataFrame:
+    def fold_windows(self, place: Stateful, fold: WindowAccumulator) -> DataFrame:
         """Return the windows folded by the operator."""
-        return self.plan.folded_type(place, self.parcels, self.columns, fold)
+        return self.plan.fold_windows(place, self.parcels, self.columns, fold)
 
-    def written(self, place: Stateful, finish: Finish, into: OperatorRows) -> DataFrame:
+    def write_directly(self, place: Stateful, finish: Finish, into: OperatorRows) -> DataFrame:
         """Return descriptors of the results that the operator writes."""
-        return self.plan.written(place, self.parcels, self.columns, finish, into)
+        return self.plan.write_directly(place, self.parcels, self.columns, finish, into)
 
 
 def wraps_around(spark: SparkSession) -> bool:

@@ -60,12 +60,12 @@ class Parser(TokenCursor):
         if self._took("IS"):
             negated = self._took("NOT")
             if self._took("DISTINCT", "FROM"):
-                made = self._node("is", start, "DISTINCT", (value, self._comparison()))
+                test = self._node("is", start, "DISTINCT", (value, self._comparison()))
             elif self._next.text in ("NULL", "TRUE", "FALSE", "UNKNOWN"):
-                made = self._node("is", start, self._take().text, (value,))
+                test = self._node("is", start, self._take().text, (value,))
             else:
                 raise self._wrong()
-            return self._node("not", start, None, (made,)) if negated else made
+            return self._node("not", start, None, (test,)) if negated else test
         negated = self._sees("NOT") and self._peek().text in (
             "BETWEEN",
             "IN",
@@ -76,10 +76,10 @@ class Parser(TokenCursor):
         )
         if negated:
             self._take()
-        found = self._predicate(value)
-        if found is None:
+        predicate = self._predicate(value)
+        if predicate is None:
             return value
-        return self._node("not", start, None, (found,)) if negated else found
+        return self._node("not", start, None, (predicate,)) if negated else predicate
 
     def _predicate(self, value: Tree) -> Tree | None:
         start = value.start
@@ -106,11 +106,11 @@ class Parser(TokenCursor):
         self._need("(")
         if not least and self._took(")"):
             return ()
-        found = [self._part()]
+        parts = [self._part()]
         while self._took(","):
-            found.append(self._part())
+            parts.append(self._part())
         self._need(")")
-        return tuple(found)
+        return tuple(parts)
 
     def _part(self) -> Tree:
         if self._next.text in ("SELECT", "WITH", "FROM", "VALUES", "TABLE") and self._next.kind == "word":
@@ -185,10 +185,10 @@ class Parser(TokenCursor):
         raise self._wrong()
 
     def _dotted_name(self) -> str:
-        found = [self._identifier()]
+        names = [self._identifier()]
         while self._took("."):
-            found.append(self._identifier())
-        return ".".join(found)
+            names.append(self._identifier())
+        return ".".join(names)
 
     def _primary(self) -> Tree:
         token = self._next
@@ -205,9 +205,9 @@ class Parser(TokenCursor):
         if token.kind == "symbol":
             return self._symbol(start)
         if token.kind == "word":
-            found = self._keyword(token)
-            if found is not None:
-                return found
+            node = self._keyword(token)
+            if node is not None:
+                return node
         name = self._identifier()
         if self._took("->"):
             return self._node("lambda", start, (name.lower(),), (self.expression(),))
@@ -307,18 +307,18 @@ class Parser(TokenCursor):
 
     def _type(self) -> str:
         """Return the words of a type, without blanks."""
-        found = [self._take()]
-        if found[0].kind not in ("word", "quoted"):
+        tokens = [self._take()]
+        if tokens[0].kind not in ("word", "quoted"):
             raise self._wrong()
-        name = found[0].text
+        name = tokens[0].text
         if name == "INTERVAL":
             while self._next.kind == "word" and self._next.text in (*UNITS, "TO"):
-                found.append(self._take())
+                tokens.append(self._take())
         elif self._sees("COLLATE"):
             self._take()
             return f"{name} COLLATE {self._dotted_name()}"
         elif name == "STRUCT" and self._sees("<>"):
-            found.append(self._take())
+            tokens.append(self._take())
         elif self._sees("(") or (name in ("ARRAY", "MAP", "STRUCT") and self._sees("<")):
             depth = 0
             while True:
@@ -326,10 +326,10 @@ class Parser(TokenCursor):
                 if token.kind == "end":
                     raise self._wrong()
                 depth += {"(": 1, "<": 1, ")": -1, ">": -1, ">>": -2, ">>>": -3}.get(token.text, 0)
-                found.append(token)
+                tokens.append(token)
                 if depth <= 0:
                     break
-        return "".join(token.text for token in found)
+        return "".join(token.text for token in tokens)
 
     def _interval(self) -> Tree:
         start = self._take().start
@@ -417,15 +417,15 @@ class Parser(TokenCursor):
         return self._named_part() if function == "STRUCT" else self._part()
 
     def _sort_keys(self) -> list[Tree]:
-        found = [self.expression()]
+        keys = [self.expression()]
         while True:
             if self._next.text in ("ASC", "DESC"):
                 self._take()
             if self._took("NULLS"):
                 self._take()
             if not self._took(","):
-                return found
-            found.append(self.expression())
+                return keys
+            keys.append(self.expression())
 
 
 def _function_name(value: Tree) -> str | None:

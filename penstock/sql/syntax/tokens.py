@@ -52,7 +52,7 @@ def tokenize(text: str) -> list[Token]:
     InvalidUsageError
         If a character belongs to no token.
     """
-    found: list[Token] = []
+    tokens: list[Token] = []
     at = 0
     while at < len(text):
         if space := _SPACE.match(text, at):
@@ -62,10 +62,10 @@ def tokenize(text: str) -> list[Token]:
         if match is None or match.lastgroup is None:
             raise InvalidUsageError("an expression cannot be parsed", position=at, expression=text)
         kind = match.lastgroup
-        written = match.group().upper() if kind in ("word", "symbol") else match.group()
-        found.append(Token(kind, written, at, match.end()))
+        token_text = match.group().upper() if kind in ("word", "symbol") else match.group()
+        tokens.append(Token(kind, token_text, at, match.end()))
         at = match.end()
-    return [*found, Token("end", "", len(text), len(text))]
+    return [*tokens, Token("end", "", len(text), len(text))]
 
 
 def without_comments(text: str) -> str:
@@ -73,16 +73,16 @@ def without_comments(text: str) -> str:
     if "--" not in text and "/*" not in text:
         return text
     parts: list[str] = []
-    at = kept = 0
+    at = copied = 0
     while at < len(text):
         if text.startswith("--", at) or text.startswith("/*", at):
-            parts += [text[kept:at], " "]
-            at = kept = _end_of_comment(text, at)
+            parts += [text[copied:at], " "]
+            at = copied = _end_of_comment(text, at)
         else:
             match = _TOKEN.match(text, at)
-            whole = match is not None and match.lastgroup in ("string", "quoted")
-            at = match.end() if match is not None and whole else at + 1
-    return "".join([*parts, text[kept:]])
+            is_literal = match is not None and match.lastgroup in ("string", "quoted")
+            at = match.end() if match is not None and is_literal else at + 1
+    return "".join([*parts, text[copied:]])
 
 
 def _end_of_comment(text: str, start: int) -> int:

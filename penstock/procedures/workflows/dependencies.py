@@ -1,4 +1,4 @@
-"""The parts of a database that procedures depend on."""
+"""The dependencies of procedures on parts of a database."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.streams import StreamSpec
 from penstock.procedures.workflows.windows import WindowSpec
 
-__all__ = ["Reached"]
+__all__ = ["Dependencies"]
 
 
 @dataclass
-class Reached:
+class Dependencies:
     """The dependencies of procedures, including those through calls and triggers.
 
     Attributes
@@ -40,9 +40,9 @@ class Reached:
 
     def to_json(self) -> dict[str, Any]:
         """Return the input of a digest besides texts and tables; empty if a procedure has only tables."""
-        made: dict[str, Any] = {
+        parts: dict[str, Any] = {
             "streams": [stream.to_json() for stream in self.streams.values()],
             "windows": [window.to_json() for window in self.windows.values()],
             "triggers": {name: [text.name for text in texts] for name, texts in self.triggers.items()},
         }
-        return {name: value for name, value in made.items() if value}
+        return {name: value for name, value in parts.items() if value}

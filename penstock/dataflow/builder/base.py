@@ -14,11 +14,11 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.deletes import check_delete_results, mark_deletes
 from penstock.sql.expression import Expression, did_you_mean
 
-__all__ = ["Written"]
+__all__ = ["GraphBase"]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class GraphBase:
     """The base class of `Graph`, which documents the parameters."""
 
     name: str
@@ -47,21 +47,21 @@ class Written:
         if isinstance(self.root, Sink):
             raise InvalidUsageError("nothing may follow a sink", graph=self.name)
         self._ready()
-        return self._named(kind, name)
+        return self._choose_name(kind, name)
 
-    def _named(self, kind: str, name: str | None) -> str:
-        taken = {node.name for node in topological(self.root)}
+    def _choose_name(self, kind: str, name: str | None) -> str:
+        names_in_use = {node.name for node in topological(self.root)}
         if name is not None:
-            if name in taken:
+            if name in names_in_use:
                 raise InvalidUsageError("two operators have the same name", name=name, graph=self.name)
             return name
         number = 2
         name = kind
-        while name in taken:
+        while name in names_in_use:
             name, number = f"{kind}_{number}", number + 1
         return name
 
-    def _with(self, node: Node) -> Self:
+    def _append(self, node: Node) -> Self:
         sources = [each.name for each in topological(node) if isinstance(each, Source)]
         twice = sorted({each for each in sources if sources.count(each) > 1})
         if twice:
@@ -86,34 +86,34 @@ class Written:
         names = self.schema.names
         if name in names:
             return name
-        found = [each for each in names if each.lower() == name.lower()]
-        if len(found) != 1:
+        matches = [each for each in names if each.lower() == name.lower()]
+        if len(matches) != 1:
             raise InvalidUsageError(f"there is no column {name!r}", hint=did_you_mean(name, names), node=node)
-        return found[0]
+        return matches[0]
 
     def _with_queue(self, node: UpdateQueue | UpdateUnion) -> Self:
         """Add a queue, after projections of its inputs that mark deletes if the queue has any."""
         delete_when = node.options.delete_when
         if delete_when is None:
-            return self._with(node)
+            return self._append(node)
         inputs = tuple(
             _mark_deletes(
                 input, delete_when, f"{node.name}_deletes_{place}" if place else f"{node.name}_deletes"
             )
             for place, input in enumerate(node.inputs)
         )
-        made = replace(node, inputs=inputs, options=replace(node.options, delete_when=None))
+        queue = replace(node, inputs=inputs, options=replace(node.options, delete_when=None))
         try:
-            check_delete_results(made.schema, UNKNOWN)
+            check_delete_results(queue.schema, UNKNOWN)
         except InvalidUsageError as error:
             raise node.wrong(error.fact, error.hint, **error.context) from error
-        return self._with(made)
+        return self._append(queue)
 
 
 def _mark_deletes(input: Node, delete_when: str, name: str) -> Select:
     """Return a projection of a queue's input that adds the column of deletes."""
     condition, columns = mark_deletes(delete_when, input.schema.names)
-    made = Select(name, (input,), columns)
-    if (kind := infer(made, condition, input.schema)) not in (pa.bool_(), UNKNOWN):
-        raise made.wrong("delete_when is not a condition", delete_when=delete_when, type=kind)
-    return made
+    projection = Select(name, (input,), columns)
+    if (kind := infer(projection, condition, input.schema)) not in (pa.bool_(), UNKNOWN):
+        raise projection.wrong("delete_when is not a condition", delete_when=delete_when, type=kind)
+    return projection
