@@ -22,14 +22,16 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
-def is_coded_text(given: pa.DataType, kind: pa.DataType) -> bool:
+def is_coded_text(kind_of_array: pa.DataType, kind: pa.DataType) -> bool:
     """Return whether a type is dictionary-encoded text of a kind."""
-    return bool(pa.types.is_dictionary(given) and is_text(kind) and given.value_type.equals(kind))
+    return bool(
+        pa.types.is_dictionary(kind_of_array) and is_text(kind) and kind_of_array.value_type.equals(kind)
+    )
 
 
-def adopt_coding(schema: pa.Schema, given: pa.Schema) -> pa.Schema:
-    """Return a schema whose text fields are dictionary-encoded if the field of that name in `given` is."""
-    types = {field.name: field.type for field in given}
+def adopt_coding(schema: pa.Schema, coded_schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the text fields dictionary-encoded that are so in `coded_schema`."""
+    types = {field.name: field.type for field in coded_schema}
     fields = [
         field.with_type(types[field.name])
         if is_coded_text(types.get(field.name, field.type), field.type)

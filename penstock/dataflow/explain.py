@@ -145,7 +145,7 @@ def as_json(plan: PhysicalPlan) -> dict[str, Any]:
         "p_streams": [
             {
                 "name": stream.name,
-                "schema": {each.name: str(each.type) for each in stream.schema},
+                "schema": {field.name: str(field.type) for field in stream.schema},
                 "ingest": None if stream.ingest is None else stream.ingest.as_dict(),
                 "readers": [scan.as_dict() for scan in stream.readers],
             }
@@ -167,7 +167,7 @@ def _nodes(root: Node, plan: PhysicalPlan) -> list[dict[str, Any]]:
                 "name": node.name,
                 "kind": node.label,
                 "does": node.describe(),
-                "columns": {each.name: str(each.type) for each in node.schema},
+                "columns": {field.name: str(field.type) for field in node.schema},
                 "selectivity": _selectivity(node, flow),
                 "measured": node_flow.measured or isinstance(node, Source),
                 "bytes_per_tuple": node_flow.bytes,

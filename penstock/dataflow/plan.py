@@ -178,12 +178,12 @@ def _modes(root: Node, persist: Persist) -> dict[str, PersistMode]:
     """Return the mode of every source, and of other operators that `persist` names."""
     nodes = list(topological(root))
     sources = [node.name for node in nodes if isinstance(node, Source)]
-    requested: Mapping[str, PersistMode] = (
+    mode_by_name: Mapping[str, PersistMode] = (
         dict.fromkeys(sources, persist) if isinstance(persist, str) else persist
     )
     modes: dict[str, PersistMode] = dict.fromkeys(sources, "auto")
     names = [node.name for node in nodes]
-    for name, mode in requested.items():
+    for name, mode in mode_by_name.items():
         if mode not in _MODES:
             raise InvalidUsageError("persist has an unknown value", got=mode, operator=name)
         if names.count(name) != 1:

@@ -120,9 +120,9 @@ def push_where(root: Node) -> Rewritten:
         is_fixed = isinstance(above, Where) and above.predicate.deterministic
         if is_fixed and _never_fails(predicate, node.inputs[0].schema):
             # Move past a selection that stays, to the operator above both.
-            skipped = Where(node.name, above.inputs, predicate)
-            result = change(skipped)
-            if result is not skipped:
+            moved_up = Where(node.name, above.inputs, predicate)
+            result = change(moved_up)
+            if result is not moved_up:
                 return change(replace(above, inputs=(result,)))
         return node
 
@@ -138,12 +138,12 @@ def prune(root: Node) -> Rewritten:
     nodes = list(topological(root))
     required: dict[int, frozenset[str]] = {id(root): frozenset(root.schema.names)}
     for node in reversed(nodes):
-        wanted = required[id(node)] | set(node.key)
+        required_here = required[id(node)] | set(node.key)
         if isinstance(node, Select):
             # Dropping it would change the rows.
-            wanted |= {name for name, expression in node.columns if expression.generates}
-            required[id(node)] = wanted
-        for above, needed in zip(node.inputs, node.needs(wanted), strict=True):
+            required_here |= {name for name, expression in node.columns if expression.generates}
+            required[id(node)] = required_here
+        for above, needed in zip(node.inputs, node.needs(required_here), strict=True):
             required_above = needed | set(above.key)
             if not required_above and not isinstance(above, Window):
                 required_above = frozenset({_narrowest(above)})  # keeps rows to count
@@ -153,27 +153,29 @@ def prune(root: Node) -> Rewritten:
     for node in nodes:
         inputs = tuple(rebuilt[id(above)] for above in node.inputs)
         is_unchanged = all(new is old for new, old in zip(inputs, node.inputs, strict=True))
-        wanted = required[id(node)]
-        unused_columns = [name for name in node.schema.names if name not in wanted]
-        pruned: Node = node
+        required_here = required[id(node)]
+        unused_columns = [name for name in node.schema.names if name not in required_here]
+        result: Node = node
         if isinstance(node, Select) and unused_columns:
-            pruned = replace(
-                node, inputs=inputs, columns=tuple(item for item in node.columns if item[0] in wanted)
+            result = replace(
+                node, inputs=inputs, columns=tuple(item for item in node.columns if item[0] in required_here)
             )
             notes.append(f"{node.name}: drops {', '.join(unused_columns)}")
         elif isinstance(node, Union):
             # The inputs must keep the same columns.
-            used = wanted | node.needs(wanted)[0]
-            pruned = _union(node, inputs, [name for name in node.inputs[0].schema.names if name in used])
+            used = required_here | node.needs(required_here)[0]
+            result = _union(node, inputs, [name for name in node.inputs[0].schema.names if name in used])
         elif not is_unchanged:
-            pruned = replace(node, inputs=inputs)
+            result = replace(node, inputs=inputs)
         narrow = isinstance(node, Source | Where | StreamTableJoin)
-        unused = [name for name in pruned.schema.names if name not in wanted]
-        if narrow and unused:
-            kept_columns = tuple((name, column(name)) for name in pruned.schema.names if name in wanted)
-            pruned = Select(f"prune {node.name}", (pruned,), kept_columns)
-            notes.append(f"{node.name}: without {', '.join(unused)}")
-        rebuilt[id(node)] = pruned
+        unused_names = [name for name in result.schema.names if name not in required_here]
+        if narrow and unused_names:
+            kept_columns = tuple(
+                (name, column(name)) for name in result.schema.names if name in required_here
+            )
+            result = Select(f"prune {node.name}", (result,), kept_columns)
+            notes.append(f"{node.name}: without {', '.join(unused_names)}")
+        rebuilt[id(node)] = result
     return rebuilt[id(root)], tuple(notes)
 
 

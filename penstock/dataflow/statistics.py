@@ -114,7 +114,7 @@ def measure(
                 "a sample is given for an unknown source", sample=name, sources=", ".join(sources)
             )
         schema = sources[name].schema
-        missing = [each for each in schema.names if each not in table.column_names]
+        missing = [column_name for column_name in schema.names if column_name not in table.column_names]
         if missing or not table.num_rows:
             fact = "a sample lacks a column" if missing else "a sample is empty"
             raise InvalidUsageError(fact, source=name, **({"column": missing[0]} if missing else {}))

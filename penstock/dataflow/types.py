@@ -61,10 +61,10 @@ def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
 
 def declared_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
     """Return the type of an expression, read from a cast if only Spark can evaluate it."""
-    inferred = expression_type(expression, schema)
+    kind = expression_type(expression, schema)
     tree = expression.tree.unnest()
-    if inferred != UNKNOWN or tree.kind != "cast":
-        return inferred
+    if kind != UNKNOWN or tree.kind != "cast":
+        return kind
     name = tree.value[1]
     return _DECLARED.get(_SPELLINGS.get(name, name), UNKNOWN)
 

@@ -182,6 +182,6 @@ def mask_of(intervals: Iterable[Interval], rows: pa.Table) -> npt.NDArray[np.boo
             return None
         columns.append((interval, values))
     mask = np.empty(rows.num_rows, np.bool_)
-    for number, (one, values) in enumerate(columns):
-        keep(values, one.low, one.high, one.nan, one.inverted, number == 0, mask)
+    for number, (ends, values) in enumerate(columns):
+        keep(values, ends.low, ends.high, ends.nan, ends.inverted, number == 0, mask)
     return mask

@@ -52,8 +52,8 @@ class StateTests:
             units.append(_round_trip(state.delta()))
         follower = new()
         follower.restore(iter(units))
-        for both in (state, follower):
-            self.change(both, _STEPS)
+        for copy in (state, follower):
+            self.change(copy, _STEPS)
         assert self.content(follower) == self.content(state)
 
     def test_a_snapshot_is_of_its_moment(self, new: Callable[[], State]) -> None:

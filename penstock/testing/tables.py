@@ -41,18 +41,18 @@ class TableTests:
         """Put and get nothing."""
         table, nothing = new(), _rows()
         table.put(nothing)
-        rows, found = table.get(nothing)
-        assert (rows.num_rows, len(found), len(table)) == (0, 0, 0)
+        rows, exists = table.get(nothing)
+        assert (rows.num_rows, len(exists), len(table)) == (0, 0, 0)
         assert [batch.num_rows for batch in table.rows()] == [0]
 
     def test_a_key_that_is_not_there_has_null_values(self, new: NewTable) -> None:
         """Get existing keys, missing ones, and one twice."""
         table = new()
-        rows, found = table.get(_number_rows(range(2)))
+        rows, exists = table.get(_number_rows(range(2)))
         assert rows.to_pylist() == [{"t": None, "n": None}] * 2
         table.put(_rows((7, "x", 1.0), (1, None, None)))
-        rows, found = table.get(_rows((0, "", 0.0), (7, "", 0.0), (1, "", 0.0), (7, "", 0.0)).select(["k"]))
-        assert found.tolist() == [False, True, True, True]
+        rows, exists = table.get(_rows((0, "", 0.0), (7, "", 0.0), (1, "", 0.0), (7, "", 0.0)).select(["k"]))
+        assert exists.tolist() == [False, True, True, True]
         assert rows.column("t").to_pylist() == [None, "x", None, "x"]
         assert rows.schema.names == ["t", "n"]
 
@@ -63,26 +63,26 @@ class TableTests:
         rows = [(0.0, "a"), (-0.0, "b"), (math.nan, "c"), (-math.nan, "d"), (1.0, "e")]
         table.put(_rows(*rows, schema=schema))
         assert len(table) == 3
-        found_rows, found = table.get(_rows((-0.0, ""), (math.nan, ""), (0.0, ""), schema=schema))
-        assert found.all()
+        found_rows, exists = table.get(_rows((-0.0, ""), (math.nan, ""), (0.0, ""), schema=schema))
+        assert exists.all()
         assert found_rows.column("t").to_pylist() == ["b", "d", "b"]
         keys = sorted(map(str, (row["k"] for batch in table.rows() for row in batch.to_pylist())))
         assert keys == ["0.0", "1.0", "nan"]
 
     def test_a_table_equals_a_dictionary(self, new: NewTable) -> None:
         """Put and get at random, some keys several times in a batch: the last row wins."""
-        draw, table, known = random.Random(3), new(), dict[int, dict[str, Any]]()
+        draw, table, model = random.Random(3), new(), dict[int, dict[str, Any]]()
         for _ in range(100):
             keys = [draw.randint(0, 60) for _ in range(draw.randint(0, 20))]
             batch = _rows(*[(key, f"{draw.random()}", draw.random()) for key in keys])
             table.put(batch)
-            known |= zip(keys, batch.to_pylist(), strict=True)
-            assert len(table) == len(known)
-            asked = [draw.randint(0, 80) for _ in range(10)]
-            rows, found = table.get(_rows(*[(key, "", 0.0) for key in asked]))
-            assert found.tolist() == [key in known for key in asked]
-            assert rows["t"].to_pylist() == [known[key]["t"] if key in known else None for key in asked]
-        assert {row["k"]: row for batch in table.rows() for row in batch.to_pylist()} == known
+            model |= zip(keys, batch.to_pylist(), strict=True)
+            assert len(table) == len(model)
+            probes = [draw.randint(0, 80) for _ in range(10)]
+            rows, exists = table.get(_rows(*[(key, "", 0.0) for key in probes]))
+            assert exists.tolist() == [key in model for key in probes]
+            assert rows["t"].to_pylist() == [model[key]["t"] if key in model else None for key in probes]
+        assert {row["k"]: row for batch in table.rows() for row in batch.to_pylist()} == model
 
     def test_huge_values_come_back(self, new: NewTable) -> None:
         """Put values so large that few fit into one batch."""
@@ -98,15 +98,15 @@ class TableTests:
         """Consume the rows in another thread while the table changes and is closed."""
         table = new()
         table.put(_number_rows(range(20_000), "old "))
-        batches, taken = table.rows(), list[pa.RecordBatch]()
-        thread = threading.Thread(target=lambda: taken.extend(batches))
+        batches, consumed = table.rows(), list[pa.RecordBatch]()
+        thread = threading.Thread(target=lambda: consumed.extend(batches))
         thread.start()
         for i in range(5):
             table.put(_number_rows(range(0, 20_000, i + 2), f"new and longer {i} "))
         table.close()
         thread.join()
-        found = {row["k"]: row["t"] for batch in taken for row in batch.to_pylist()}
-        assert found == {i: f"old {i}" for i in range(20_000)}
+        content = {row["k"]: row["t"] for batch in consumed for row in batch.to_pylist()}
+        assert content == {i: f"old {i}" for i in range(20_000)}
 
     def test_the_key_comes_first(self, new: NewTable) -> None:
         """Put columns in another order than the schema's."""

@@ -62,8 +62,8 @@ class GraphBase:
         return name
 
     def _append(self, node: Node) -> Self:
-        sources = [each.name for each in topological(node) if isinstance(each, Source)]
-        twice = sorted({each for each in sources if sources.count(each) > 1})
+        sources = [source.name for source in topological(node) if isinstance(source, Source)]
+        twice = sorted({name for name in sources if sources.count(name) > 1})
         if twice:
             raise InvalidUsageError(
                 "two sources have the same name",
@@ -86,7 +86,7 @@ class GraphBase:
         names = self.schema.names
         if name in names:
             return name
-        matches = [each for each in names if each.lower() == name.lower()]
+        matches = [candidate for candidate in names if candidate.lower() == name.lower()]
         if len(matches) != 1:
             raise InvalidUsageError(f"there is no column {name!r}", hint=did_you_mean(name, names), node=node)
         return matches[0]

@@ -184,7 +184,7 @@ class Graph(Windows, Streams):
         entries: list[tuple[str, Expression]] = []
         for text in columns:
             if text.strip() == "*":
-                entries += [(each, column(each)) for each in self.schema.names]
+                entries += [(column_name, column(column_name)) for column_name in self.schema.names]
             else:
                 label, expression = split_alias(text)
                 entries.append((label, expression.resolve(self.schema.names, node=node_name)))
@@ -209,7 +209,7 @@ class Graph(Windows, Streams):
         node_name = self._open("update_queue", name)
         queue_options = make_options(QueueOptions, options, QueueArguments.__annotations__, node=node_name)
         names = (key,) if isinstance(key, str) else tuple(key)
-        columns = tuple(self._column(each, node_name) for each in names)
+        columns = tuple(self._column(column_name, node_name) for column_name in names)
         return self._with_queue(
             UpdateQueue(node_name, (self.root,), columns, self._column(time, node_name), queue_options)
         )
@@ -242,7 +242,7 @@ class Graph(Windows, Streams):
                 transaction_options, state_location=getattr(procedure, "location", None)
             )
         names = (keep,) if isinstance(keep, str) else tuple(keep)
-        kept_columns = tuple(self._column(each, node_name) for each in names)
+        kept_columns = tuple(self._column(column_name, node_name) for column_name in names)
         order = None if time is None else self._column(time, node_name)
         return self._append(
             Transactions(
@@ -264,7 +264,11 @@ class Graph(Windows, Streams):
         names = (on,) if isinstance(on, str) else tuple(on)
         return self._append(
             StreamTableJoin(
-                node_name, (self.root,), table, schema, tuple(self._column(each, node_name) for each in names)
+                node_name,
+                (self.root,),
+                table,
+                schema,
+                tuple(self._column(column_name, node_name) for column_name in names),
             )
         )
 

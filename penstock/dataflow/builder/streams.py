@@ -84,7 +84,7 @@ class Streams(GraphBase):
                 "an update stream needs a key and a time", key=names, time=time, node=node_name
             )
         if time:
-            columns = tuple(self._column(each, node_name) for each in names)
+            columns = tuple(self._column(column_name, node_name) for column_name in names)
             place = _input(prefer, node_name, inputs)
             return self._with_queue(
                 UpdateUnion(node_name, inputs, columns, self._column(time, node_name), place, queue_options)
@@ -105,7 +105,7 @@ class Streams(GraphBase):
                 "the update streams of a union have no common time",
                 "keep the time unchanged in every select; or compute one, such as at='window.end' of "
                 "windows, and pass union(..., key=..., time='at')",
-                times=", ".join(str(each) for each in times),
+                times=", ".join(str(column_time) for column_time in times),
             )
         place = _input(prefer, node_name, inputs)
         return self._with_queue(

@@ -112,16 +112,16 @@ class Windows(GraphBase):
         """
         if self.groups is not None:
             raise InvalidUsageError("group_by is called twice", hint="call agg between the two")
-        groups = tuple(self._column(each, "group_by") for each in columns)
-        computed = self._select_below(expressions) if expressions else self
-        return replace(computed, groups=(*groups, *expressions))
+        groups = tuple(self._column(column_name, "group_by") for column_name in columns)
+        graph = self._select_below(expressions) if expressions else self
+        return replace(graph, groups=(*groups, *expressions))
 
     def _select_below(self, expressions: Mapping[str, str]) -> Self:
         """Return the graph with a select of more columns, placed before the window if there is one."""
         window = self.root if isinstance(self.root, Window) else None
         below = self if window is None else replace(self, root=window.inputs[0])
         node_name = below._open("select", None)
-        columns = [(each, column(each)) for each in below.schema.names]
+        columns = [(column_name, column(column_name)) for column_name in below.schema.names]
         columns += [(label, below._expression(text, node_name)) for label, text in expressions.items()]
         wider = below._append(Select(node_name, (below.root,), tuple(columns)))
         return wider if window is None else wider._append(replace(window, inputs=(wider.root,)))
@@ -180,7 +180,7 @@ class Windows(GraphBase):
         """
         node_name = self._open("join_windows", name)
         names = (on,) if isinstance(on, str) else tuple(on)
-        columns = tuple(self._column(each, node_name) for each in names)
+        columns = tuple(self._column(column_name, node_name) for column_name in names)
         join = WindowJoin(node_name, (self.root, other._ready()), columns)
         if condition is not None:
             predicate = Expression.parse(condition).resolve(join.schema.names, node=node_name)

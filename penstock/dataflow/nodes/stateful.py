@@ -79,12 +79,12 @@ class UpdateQueue(Node):
         return distinct(self, _results(schema, self.options))
 
     def _key(self) -> tuple[str, ...]:
-        lost = [name for name in self.inputs[0].key if name not in self.update_key]
-        if lost:
+        missing = [name for name in self.inputs[0].key if name not in self.update_key]
+        if missing:
             raise self.wrong(
                 "an update stream would lose its key",
                 "add it to the key of the queue",
-                column=lost[0],
+                column=missing[0],
                 key=", ".join(self.update_key),
             )
         _check_results(self, self.update_key)

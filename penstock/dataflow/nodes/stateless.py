@@ -113,12 +113,12 @@ class Select(Node):
         schema = self.inputs[0].schema
         if not self.columns:
             raise self.wrong("a select has no columns")
-        made = dict(self.columns)
+        expressions = dict(self.columns)
         for name in self.inputs[0].key:
-            if made.get(name) != column(name):
+            if expressions.get(name) != column(name):
                 raise self.wrong(
                     "an update stream would lose its key"
-                    if name not in made
+                    if name not in expressions
                     else "the update key would change",
                     f"keep {name} as it is; other columns may be computed from it",
                     column=name,
@@ -220,8 +220,8 @@ class PushedScan(Node):
         parts = [] if scan.where is None else [f"where {scan.where}"]
         if scan.select is not None:
             texts = (f"{text} AS {name}" for name, text in scan.select.items() if text != column(name).text)
-            computed = ", ".join(texts)
-            parts += [f"computes {computed}"] if computed else []
+            items = ", ".join(texts)
+            parts += [f"computes {items}"] if items else []
         if scan.latest_by is not None:
             parts.append(f"newest of ({', '.join(scan.latest_by.key)}) by {scan.latest_by.time}")
         if scan.fragments is not None:

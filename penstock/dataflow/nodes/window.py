@@ -270,12 +270,12 @@ class Aggregate(Node):
         if not isinstance(above, Window):
             # Windows that close together may be aggregated across groups, whatever their key.
             return tuple(name for name in self.group_by if name in above.key)
-        lost = [name for name in above.key if name not in self.group_by]
-        if lost:
+        missing = [name for name in above.key if name not in self.group_by]
+        if missing:
             raise self.wrong(
                 "an update stream would lose its key",
                 f"group by {', '.join(above.key)}; group_by('window') behind that aggregates all groups",
-                column=lost[0],
+                column=missing[0],
             )
         return self.group_by if above.key or above.by_key else ()
 

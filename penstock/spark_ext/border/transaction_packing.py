@@ -104,7 +104,7 @@ class TransactionPacker:
 
 
 def place_rows(
-    batch: pa.RecordBatch, needed: Sequence[str], time: str | None, position: int
+    batch: pa.RecordBatch, names: Sequence[str], time: str | None, position: int
 ) -> pa.RecordBatch:
     """Return the needed columns and those that order rows: their time, if any, and their position.
 
@@ -113,10 +113,10 @@ def place_rows(
     InvalidUsageError
         If a row has no time.
     """
-    arrays = [batch.column(name) for name in needed]
+    arrays = [batch.column(name) for name in names]
     places = pa.array(np.arange(position, position + batch.num_rows, dtype=np.int64))
     if time is None:
-        return pa.RecordBatch.from_arrays([*arrays, places], [*needed, _POSITION])
+        return pa.RecordBatch.from_arrays([*arrays, places], [*names, _POSITION])
     times = batch.column(time)
     if times.null_count:
         raise InvalidUsageError(
@@ -129,25 +129,25 @@ def place_rows(
         times = times.view(pa.int32())
     elif pa.types.is_timestamp(times.type):
         times = times.view(pa.int64())
-    return pa.RecordBatch.from_arrays([*arrays, times.cast(pa.int64()), places], [*needed, _TIME, _POSITION])
+    return pa.RecordBatch.from_arrays([*arrays, times.cast(pa.int64()), places], [*names, _TIME, _POSITION])
 
 
-def sort_rows(parcels: Sequence[pa.RecordBatch], needed: int) -> pa.RecordBatch:
+def sort_rows(parcels: Sequence[pa.RecordBatch], column_count: int) -> pa.RecordBatch:
     """Return the rows of one or more parcels by time and then by arrival, without their positions.
 
     Parameters
     ----------
     parcels : sequence of pyarrow.RecordBatch
         The rows of a bucket, in any order.
-    needed : int
+    column_count : int
         The number of columns to pass on.
     """
     rows = concat(list(parcels))
-    keys = [rows.column(place).to_numpy() for place in range(rows.num_columns - 1, needed - 1, -1)]
+    keys = [rows.column(place).to_numpy() for place in range(rows.num_columns - 1, column_count - 1, -1)]
     order = np.lexsort(keys)
     if (order[1:] > order[:-1]).all():
-        return rows.select(list(range(needed)))
-    return rows.select(list(range(needed))).take(pa.array(order))
+        return rows.select(list(range(column_count)))
+    return rows.select(list(range(column_count))).take(pa.array(order))
 
 
 def bucket_of_values(values: pa.Array[Any], buckets: int) -> npt.NDArray[np.int64]:
