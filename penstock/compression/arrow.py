@@ -200,7 +200,7 @@ def _bits(array: pa.Array[Any]) -> Ints:
 
 
 def _last_valid(valid: Ints) -> Any:
-    """Return for each row the last valid row at or before it; the first valid row if there is none."""
+    """Return for each row the last valid row up to it; for leading nulls the first valid row."""
     rows = np.where(valid, np.arange(valid.size), -1)
     first = int(np.argmax(valid))
     return np.maximum(np.maximum.accumulate(rows), first if valid[first] else 0)

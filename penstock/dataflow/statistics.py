@@ -96,7 +96,7 @@ def measure(
     Raises
     ------
     InvalidUsageError
-        If a sample is of no source, is empty, or lacks a column.
+        If a sample belongs to no source, is empty, or lacks a column.
     """
     sources = {node.name: node for node in topological(root) if isinstance(node, Source)}
     if isinstance(sample, pa.Table):

@@ -37,7 +37,7 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     name : str
         Its name; its state in a query has the same name.
     location : str or path, optional
-        Where the state of its queries lives, unless they say otherwise.
+        The default location of the state of its queries.
 
     Examples
     --------
@@ -363,14 +363,14 @@ class Database:
         return OpenDatabase(self, location, recovery)
 
     def connect(self, location: str | os.PathLike[str], *, timeout: str | timedelta = "30s") -> RequestClient:
-        """Return a client of a stream of transactions over this database, for requests beside the stream.
+        """Return a client that sends requests to a stream of transactions over this database.
 
         Parameters
         ----------
         location : str or path
             The location that `penstock.transactions` has as `requests`; requests wait there for the query.
         timeout : str or timedelta
-            How long a call waits for its answer.
+            The maximum time that a call waits for its answer.
 
         Raises
         ------

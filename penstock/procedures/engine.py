@@ -40,8 +40,8 @@ _LEAST_TEXTS = 1 << 16
 class TableSet:
     """The tables of one bucket, with their versions and the programs that run over them.
 
-    Transactions run one after the other (H-Store's principle), so that the state is a function of the events
-    in their order alone.
+    Transactions run one after the other (H-Store's principle), so the state depends only on the events and
+    their order.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ class TableSet:
         self._tables[table].upsert(rows, dirty=True, new=True)
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored `units` in their order: to empty tables, or to catch up."""
+        """Apply stored `units` in order, to empty tables or to an older version."""
         self.is_new = False
         self.request_memory = None
         for unit in units:

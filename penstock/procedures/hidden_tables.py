@@ -1,4 +1,4 @@
-"""The tables that a stream of transactions keeps beside those of its database; no procedure sees them."""
+"""The additional tables of a stream of transactions; no procedure sees them."""
 
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS
 from penstock.procedures.workflows.batches import HELD_EVENTS

@@ -2,8 +2,8 @@
 
 An entry is two words side by side, so that a look-up mostly takes one line of the cache: the key's word, and
 its row's slot plus one, 0 where the entry is free. A key of one column is its own word. The word of a longer
-key is a hash, and the columns are compared. Deleting an entry moves up the ones after it, so no mark stays.
-At most half of the entries are used.
+key is a hash, and the columns are compared. Deleting an entry moves up the entries after it, so no tombstone
+remains. At most half of the entries are used.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def words_of(key: list[Entries]) -> Entries:
 
 
 def find_all(entries: Entries, shift: int, key: list[Entries], columns: list[Any]) -> Entries:
-    """Return the slots of keys, -1 where there is none; `columns` are those of the table's key."""
+    """Return the slots of keys, -1 for a missing key; `columns` are the columns of the table's key."""
     slots = np.empty(len(key[0]), np.int64)
     if len(key) == 1:
         _find_all_1(entries, shift, key[0], slots)

@@ -50,7 +50,7 @@ class Procedure:
     plain : bool
         Whether it runs in Python, for code outside of the compiler's subset.
     location : str or path, optional
-        Where the state of the database's queries lives.
+        The location of the state of the database's queries.
     trigger_of : str, optional
         The table, stream or window that it is a trigger of.
     """
@@ -102,7 +102,7 @@ class Procedure:
 
     @property
     def attributes(self) -> set[str]:
-        """The names that attributes of its event may have, if it declares none."""
+        """The possible names of its event's attributes, if it does not declare them."""
         return _attributes(self.text)
 
     def program(self, event: pa.Schema | None = None) -> Program | PlainProgram:

@@ -1,6 +1,6 @@
 """Evaluators of expressions on Arrow tables: one for each kind of node, operator and function.
 
-`penstock.sql.evaluate` says what they support and promise.
+`penstock.sql.evaluate` documents the supported expressions and their semantics.
 """
 
 from __future__ import annotations

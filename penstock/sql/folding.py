@@ -22,7 +22,7 @@ _Type = Callable[[Tree], tuple[Any, bool]]
 def may_shorten(tree: Tree, typed: _Type) -> bool:
     """Return whether Spark may drop a part that can fail.
 
-    It drops none from
+    It never drops such a part from
 
     - calculations of columns and numbers, casts, ``abs`` and ``sqrt`` of them,
     - choices between them by conditions that cannot fail, and ``COALESCE`` of them,

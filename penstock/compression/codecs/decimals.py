@@ -169,7 +169,7 @@ def _floats(values: Ints) -> Floats:
 
 
 def digits_of(values: Ints) -> int | None:
-    """Return the fewest decimal places that fit at least 15 in 16 values; None if none do.
+    """Return the fewest decimal places that fit at least 15 in 16 values; None if no number does.
 
     `values` are a sample of a column: the bits of floating-point numbers.
     """

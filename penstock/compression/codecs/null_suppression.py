@@ -70,7 +70,7 @@ class NullSuppression(Codec):
 
 
 def _order(step: Step) -> int:
-    """Return the number of values of a sub-block stored beside the offsets."""
+    """Return the number of values that a sub-block stores in addition to the offsets."""
     return {Step.NONE: 0, Step.BASE_DELTA: 0, Step.DELTA_OF_DELTA: 2}.get(step, 1)
 
 

@@ -1,4 +1,4 @@
-"""Simple-8b: as many values as fit in a word of 64 bits, whose first four say how (Scabbard Table 2)."""
+"""Simple-8b: words of 64 bits, each a selector of 4 bits and as many values as fit (Scabbard Table 2)."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ _FILL_BITS = 256
 def unpack_words(x: Any, at: int, width: int, word: Any, base: Any, out: Any) -> None:
     """Unpack 1,024 offsets of `width` bits (at least one) from lanes; write each plus `base`.
 
-    They are at byte `at` of `x`; the lanes' words are of the type of `word`, no wider than `out`'s.
+    They are at byte `at` of `x`; the lanes' words have the type of `word`, which is no wider than the type of
+    `out`.
     """
     bits = 8 * word.itemsize
     lanes = 1024 // bits

@@ -129,7 +129,7 @@ class Streams(GraphBase):
 
         The output has the columns of both sides; join columns and time appear once, from this graph. Update
         streams are joined by their key. The newest match of each key is emitted, with the greater of both
-        times, as in `penstock.update_join`. A graph that joins other streams cannot run.
+        times, as in `penstock.update_join`. A graph that joins streams other than update streams cannot run.
 
         Parameters
         ----------

@@ -74,7 +74,8 @@ def transaction_schema(
     Raises
     ------
     InvalidUsageError
-        If a column is missing, two columns of the result have the same name, or `time` has no order.
+        If a column is missing, two columns of the result have the same name, or the type of `time` cannot be
+        ordered.
     """
     for name in (*keep, *([time] if time is not None else [])):
         if name not in schema.names:

@@ -349,7 +349,7 @@ class _Finder:
         return self.frames.pop().returned
 
     def rows(self, node: ast.expr) -> Refs:
-        """Return the rows that an expression may be, none if it is a value."""
+        """Return the rows that an expression may refer to; empty for a value."""
         if isinstance(node, ast.Name):
             variable = self.frame.names.get(node.id)
             return _NO_REFS if variable is None else variable.rows

@@ -11,7 +11,7 @@ __all__ = ["check_routing", "routing_attribute", "routing_obstacle"]
 def routing_attribute(program: Program | PlainProgram) -> str | None:
     """Return the attribute of the event that holds the partition of all rows of a transaction.
 
-    None if there is none; then all transactions must run in one bucket.
+    Without such an attribute, return None: all transactions must run in one bucket.
     """
     if isinstance(program, PlainProgram) or routing_obstacle(program):
         return None
@@ -50,7 +50,7 @@ def _attributes(program: Program) -> set[str]:
 
 
 def routing_obstacle(program: Program | PlainProgram) -> str | None:
-    """Return the reason why all transactions must run in one bucket; None if there is none."""
+    """Return the reason why all transactions must run in one bucket; None if they need not."""
     if isinstance(program, PlainProgram):
         return "Python runs it"
     tables = {spec.name: spec for spec in program.tables}

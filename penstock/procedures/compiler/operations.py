@@ -94,7 +94,7 @@ def _decimals(out: Output, sign: str, a: Value, b: Value) -> Value:
 
 
 def decimal(value: Decimal) -> Value | None:
-    """Return a constant of a decimal; None if it has none."""
+    """Return a decimal as a constant; None if it cannot be one."""
     digits, scale = digits_of(value) if value.is_finite() else (0, MAX_DIGITS + 1)
     if scale > MAX_DIGITS or not -(1 << 63) < digits < 1 << 63:
         return None

@@ -29,7 +29,7 @@ class ProcedureText:
     tree : ast.FunctionDef
         Its definition, without decorators and docstring.
     file : str
-        Where it is written.
+        The file that defines it.
     line, column : int
         The number of its first line in the file minus one, and its indentation.
     names : mapping
@@ -92,7 +92,7 @@ def read(function: Callable[..., Any]) -> ProcedureText:
     Raises
     ------
     InvalidUsageError
-        If there is none, or its parameters are not an event and tables.
+        If the text cannot be read, or the parameters are not an event and tables.
     """
     try:
         lines, first = inspect.getsourcelines(function)

@@ -29,7 +29,7 @@ class Facts:
     kinds : dict
         Kinds of variables, or the tables whose rows they are.
     nullable : set
-        Variables that may be null, or rows that may not be there.
+        Variables that may be null, or rows that may not exist.
     deletes : dict
         For each loop the tables from which its body deletes.
     calls : dict
@@ -82,12 +82,12 @@ class Scope:
 
     @property
     def return_line(self) -> str:
-        """The statement that marks a return."""
+        """The generated statement that marks a return."""
         return "code = -1" if self.is_top else f"c{self.number} = 1"
 
     @property
     def return_condition(self) -> str:
-        """The condition that it has ended."""
+        """The generated condition that the procedure has returned."""
         return "code != 0" if self.is_top else f"code != 0 or c{self.number} != 0"
 
     def assigned_once(self, name: str) -> bool:

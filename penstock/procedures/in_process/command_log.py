@@ -48,8 +48,8 @@ class Call:
     program : str
         The digest of its program.
     events : pyarrow.RecordBatch, optional
-        Its events. Those of a transaction are one atomic batch; a transaction of interior procedures has
-        none.
+        Its events. The events of a transaction are one atomic batch; a transaction of interior procedures has
+        no events.
     bounds : ndarray, optional
         The start of each atomic batch; see `TableSet.run`.
     transaction : int, optional
@@ -207,7 +207,7 @@ class CommandLog:
         self._bytes = self._calls = 0
 
     def close(self) -> None:
-        """End; nothing is pending."""
+        """Close the log; no write is pending."""
         self._writer.abort()
 
 

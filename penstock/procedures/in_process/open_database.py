@@ -342,7 +342,7 @@ def _as_arrow(
 
 @contextlib.contextmanager
 def _arrow_errors(owner: str) -> Iterator[None]:
-    """Raise an error of ours for values that Arrow has no array for."""
+    """Raise `InvalidUsageError` for values that Arrow cannot hold in an array."""
     try:
         yield
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:

@@ -129,11 +129,11 @@ class PlainSelection:
         return len(self._keys())
 
     def first(self, *count: int) -> Any:
-        """Return the first row, None if there is none; or the first rows."""
+        """Return the first row or None; with `count`, the first rows."""
         return self._some(iter(self), count)
 
     def last(self, *count: int) -> Any:
-        """Return the last row, None if there is none; or the last rows, the last one first."""
+        """Return the last row or None; with `count`, the last rows, the last one first."""
         return self._some(reversed(self), count)
 
     def _some(self, rows: Iterator[Any], count: tuple[Any, ...]) -> Any:

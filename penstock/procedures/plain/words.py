@@ -21,7 +21,7 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class RejectedError(Exception):
-    """Ends a transaction; its only argument says why."""
+    """Ends a transaction; its only argument is the reason."""
 
 
 def _check_nulls(*values: Any) -> None:

@@ -27,7 +27,7 @@ _sl.table("assets", "id bigint, amount bigint NOT NULL", key="id")
     "goods bigint NOT NULL"
 )
 def ledger(e: Any, accounts: Any, assets: Any) -> Any:
-    """Move money and goods; all of it or nothing."""
+    """Move money and goods, all or nothing."""
     if e.kind == OPEN:
         accounts.insert(id=e.target, balance=e.money)
         assets.insert(id=e.target, amount=e.goods)

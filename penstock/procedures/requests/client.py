@@ -56,7 +56,7 @@ class RequestClient:
     location : str or path
         The location of requests and answers.
     timeout : str or timedelta
-        How long a call waits for its answer.
+        The maximum time that a call waits for its answer.
 
     Raises
     ------
@@ -154,7 +154,7 @@ class RequestClient:
         request_id : str
             The id.
         timeout : str or timedelta, optional
-            How long to wait; by default the client's timeout.
+            The maximum time to wait; by default the client's timeout.
 
         Raises
         ------

@@ -43,7 +43,7 @@ def encode_values(values: Mapping[str, Any]) -> str:
     Raises
     ------
     TypeError
-        If a value is of no type that a column can have.
+        If no column can hold the type of a value.
     """
     return json.dumps(values, default=_text, separators=(",", ":"))
 

@@ -44,7 +44,7 @@ class Workflow:
     catalog : Catalog
         The declarations of their database.
     location : str or path, optional
-        Where the state of the database's queries lives.
+        The location of the state of the database's queries.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ _ANEW = ("CURRENT_LIKE", "PLAN_EXPRESSION", "PYTHON_UDF", "SCALA_UDF")
 
 
 def is_connect(spark: SparkSession) -> bool:
-    """Return whether a session is of Spark Connect."""
+    """Return whether a session uses Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 

@@ -30,7 +30,7 @@ _BATCH = "streaming.sql.batchId"
 
 
 class Route(Enum):
-    """How rows come to the task of their bucket."""
+    """The way of rows to the task of their bucket."""
 
     SPARK = "through_spark"
     READERS = "packed_by_readers"

@@ -66,7 +66,7 @@ def stored_schema(schema: StructType) -> pa.Schema:
     Raises
     ------
     InvalidUsageError
-        If a column's type has no Arrow type.
+        If a column's type has no counterpart in Arrow.
     """
     fields = [_stored_field(field) for field in schema]
     return pa.schema(fields, metadata={_KEPT: schema.json().encode()})

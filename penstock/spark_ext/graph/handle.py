@@ -249,7 +249,7 @@ class RunningGraph:
 
     @property
     def recovery(self) -> RecoveryReport | None:
-        """The report of this start's recovery; None if there was none, or it has not ended."""
+        """The report of this start's recovery; None without a recovery, or until it has ended."""
         return None if self._recovery is None else self._recovery.report
 
     def status(self) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def start(
     ------
     InvalidUsageError
         If a source, table or sink is missing or wrong, an operator cannot run, a setting is wrong, or the
-        checkpoint is of another graph.
+        checkpoint belongs to another graph.
     CorruptDataError
         If the checkpoint is damaged.
     UnavailableError

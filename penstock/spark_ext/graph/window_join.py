@@ -68,7 +68,7 @@ class Side:
     windows : PlannedWindows
         The plan of its windows.
     steps : tuple of Where, Select or Aggregate
-        The steps before the join; aggregates are of windows.
+        The steps before the join; aggregates aggregate windows.
     """
 
     windows: PlannedWindows
@@ -236,7 +236,7 @@ def _make(sides: Sequence[Side], place: Stateful) -> DataFrame:
 
 
 def _open(rows: DataFrame, side: int) -> DataFrame:
-    """Return rows with the columns of a side beside the others."""
+    """Return rows with the columns of a side next to the other columns."""
     return rows.select("*", f"{_STRUCTS[side]}.*")
 
 
