@@ -1,1 +1,1 @@
-"""Requests: calls of procedures that a stream of transactions runs in addition to its events (S-Store §2.3)."""
+"""Requests: calls that a stream of transactions runs in addition to its events (S-Store §2.3)."""
