@@ -33,6 +33,7 @@ from penstock.windows.append import sliding_kernels
 from penstock.windows.append.pane_partials import PanePartials
 from penstock.windows.append.sliding import slide
 from penstock.windows.append.time_panes import TimePanes
+from penstock.windows.sessions import session_kernels
 from penstock.windows.update.queue import WindowQueue
 from penstock.windows.update.results import WindowMode
 from tests.naive import Update
@@ -132,6 +133,7 @@ def _windows() -> None:
     PanePartials(ids, panes[::-1].copy(), rows).sort()
     sliding_kernels.number_window_groups(ids, ids, 0, 9, np.empty(len(ids), np.int32))
     sliding_kernels.find_equal(np.ones(2, np.int32), np.ones(2), np.ones(2), np.empty(2, np.int64))
+    session_kernels.find_sessions(ids, panes, panes, 2, np.empty(len(ids), np.int64))
     sliding_kernels.slide_distinct(ids, ids[:1], ids[-1:], ids.copy(), ids.copy())
 
 

@@ -1,11 +1,12 @@
-"""A window queue that keeps all it ever saw and looks at every window each time."""
+"""A window queue that keeps all it ever saw and looks at every window each time, and session windows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-__all__ = ["NaiveWindows", "Window"]
+__all__ = ["Event", "NaiveWindows", "Sessions", "Window"]
 
 Window = tuple[int, int, list[tuple[int, int]]]
 """A key, the first pane of a window, and the panes and values of the key in it."""
@@ -209,3 +210,50 @@ class NaiveWindows:
 
 def _area(low: int, grown: int) -> float:
     return low * grown + grown * grown / 2
+
+
+class Event(NamedTuple):
+    """A row of session windows."""
+
+    group: Any
+    time: int
+    value: float | None
+
+
+class Sessions:
+    """Session windows as lists of events, merged pair by pair.
+
+    Parameters
+    ----------
+    gap, delay : int
+        The distance from which on events are in different sessions, and the lateness that is allowed.
+    """
+
+    def __init__(self, gap: int, delay: int) -> None:
+        self.gap, self.delay = gap, delay
+        self.open: list[list[Event]] = []
+        self.watermark: int | None = None
+        self.late = 0
+
+    def batch(self, events: list[Event]) -> list[list[Event]]:
+        """Let events in; return the sessions that close, their events in the order of time and arrival."""
+        sessions = self.open
+        for event in events:
+            touching = [one for one in sessions if any(self._touch(event, other) for other in one)]
+            sessions = [one for one in sessions if one not in touching]
+            sessions.append([*(other for one in touching for other in one), event])
+        dropped = [one for one in sessions if self._ended(one)]
+        self.late += sum(map(len, dropped))
+        sessions = [one for one in sessions if one not in dropped]
+        if events:
+            newest = max(event.time for event in events) - self.delay
+            self.watermark = newest if self.watermark is None else max(newest, self.watermark)
+        self.open = [one for one in sessions if not self._ended(one)]
+        return [sorted(one, key=lambda event: event.time) for one in sessions if self._ended(one)]
+
+    def _touch(self, one: Event, other: Event) -> bool:
+        return bool(one.group == other.group and abs(one.time - other.time) < self.gap)
+
+    def _ended(self, session: list[Event]) -> bool:
+        newest = max(event.time for event in session)
+        return self.watermark is not None and newest + self.gap <= self.watermark

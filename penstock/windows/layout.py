@@ -15,7 +15,16 @@ from penstock.operators.update_stream.stream import Integers
 from penstock.windows.append.sliding import type_of_windows
 from penstock.windows.spec import WindowSpec
 
-__all__ = ["ENTRY_PANE", "START", "ClosedWindows", "FinalPanes", "PanesResult", "RowLayout", "WindowLayout"]
+__all__ = [
+    "ENTRY_PANE",
+    "START",
+    "ClosedWindows",
+    "FinalPanes",
+    "PanesResult",
+    "RowLayout",
+    "SessionLayout",
+    "WindowLayout",
+]
 
 ENTRY_PANE = "__penstock_pane"
 """The column of an entry with its pane number."""
@@ -45,6 +54,8 @@ class WindowLayout:
     assembly : Assembly, optional
         Computes aggregates. If given, emitted windows have means and deviations instead of the partials that
         only those need.
+    bounds : tuple of str
+        Partials that emitted windows have, too: the times of the first and last row.
     """
 
     spec: WindowSpec
@@ -54,6 +65,7 @@ class WindowLayout:
     times: Mapping[str, str]
     rows: str
     assembly: Assembly | None = field(default=None, kw_only=True)
+    bounds: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def values(self) -> pa.Schema:
@@ -81,7 +93,7 @@ class WindowLayout:
     @cached_property
     def _left(self) -> frozenset[str]:
         """The partials that emitted windows have."""
-        return self.assembly.read if self.assembly else frozenset()
+        return frozenset({*self.bounds, *(self.assembly.read if self.assembly else ())})
 
     def finish(self, values: pa.RecordBatch) -> pa.RecordBatch:
         """Compute the columns of `results` from the partials of windows.
@@ -129,14 +141,11 @@ class RowLayout(WindowLayout):
         of their expressions.
     end : str
         The partial with the greatest time.
-    bounds : tuple of str
-        Partials that identify the window.
     """
 
     pane_rows: int
     arriving: pa.Schema
     end: str
-    bounds: tuple[str, ...] = ()
 
     @property
     def first_pane(self) -> int:
@@ -147,9 +156,18 @@ class RowLayout(WindowLayout):
         """Return the input column with the values of a partial."""
         return next(one.expression for one in self.partials if one.name == partial)
 
-    @cached_property
-    def _left(self) -> frozenset[str]:
-        return frozenset({*self.bounds, *(self.assembly.read if self.assembly else ())})
+
+@dataclass(frozen=True)
+class SessionLayout(WindowLayout):
+    """The layout of session windows; `bounds` are the times of a session's first and last event.
+
+    Parameters
+    ----------
+    gap : int
+        The distance, in steps of the time, from which on an event begins a new session.
+    """
+
+    gap: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,6 +245,12 @@ def test_wrong_arguments_say_what_would_be_right(spark: SparkSession, tmp_path: 
         ({"aggs": {"a": "count(distinct array(v))"}}, "not nested"),
         ({"size": "10 rows", "slide": "5 s"}, "counts rows"),
         ({"size": "10 rows", "slide": "11 rows"}, "slide of windows"),
+        ({"session": "5 s"}, "have no size and no slide"),
+        ({"size": None}, "neither a size nor a session"),
+        ({"size": None, "session": "5 s", "slide": "5 s"}, "have no size and no slide"),
+        ({"size": None, "session": "0 s"}, "a duration is not positive: option=session"),
+        ({"size": None, "session": "5 s", "mode": "lazy"}, "only in append mode"),
+        ({"size": None, "session": "5 s", "mode": "eager"}, "only in append mode"),
         ({"aggs": {"k": "count(*)"}}, "same name"),
         ({"mode": "lasy"}, "an option has an unknown value"),
         ({"mode": "append", "budget": 3}, "do not take this option"),
@@ -291,6 +297,42 @@ def test_windows_of_rows_are_those_of_duckdb_also_after_a_restart(
             "from numbered "
             "window w as (partition by k order by i rows between current row and 11 following)) "
             "select k, bounds, rows, total, different, newest from made where rows = 12 and i % 8 = 0"
+        ).fetchall()
+    assert len(expected) > 20
+    assert found == sorted((tuple(map(rounded, row)) for row in expected), key=repr)
+
+
+def test_sessions_are_those_of_duckdb_also_after_a_restart(spark: SparkSession, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    table = readings(5, 200, 200, 4.0)
+    frame = place.input.frame(spark, SCHEMA)
+    aggs = {"rows": "count(*)", "total": "sum(v)", "newest": "last(n)", "middle": "median(v)"}
+
+    def windows() -> DataFrame:
+        return ours(place, frame, key="k", session="2500 ms", watermark_delay="4 s", aggs=aggs)
+
+    early, late = cut(table, 5, 2)
+    end = table.slice(0, 1).set_column(0, "t", pa.array([LAST["t"]], table.schema[0].type))
+    place.input.add(early)
+    queries = [place.run(windows())]
+    held = penstock.read_state(spark, place.state, checkpoint=place.checkpoint).toArrow()
+    place.input.add(late, end)
+    with fresh_workers(spark):
+        queries.append(place.run(windows()))
+    assert sum(m["late"] for query in queries for m in penstock.metrics(query)) == 0
+    found = windows_in(place, ["k", "window", *aggs])
+    before = sum(m["emitted"] for m in penstock.metrics(queries[0]))
+    assert 0 < before < len(found) and held.num_rows
+    with duckdb.connect() as database:
+        database.register("readings", table.set_column(0, "t", table["t"].cast(pa.timestamp("us"))))
+        expected = database.execute(
+            "with apart as (select *, "
+            "coalesce(t - lag(t) over w >= interval 2500 milliseconds, false) as new "
+            "from readings window w as (partition by k order by t)), "
+            "numbered as (select *, count(*) filter (where new) over (partition by k order by t) as i "
+            "from apart) "
+            "select k, {'start': min(t), 'end': max(t) + interval 2500 milliseconds}, count(*), sum(v), "
+            "last(n order by t), median(v) from numbered group by k, i"
         ).fetchall()
     assert len(expected) > 20
     assert found == sorted((tuple(map(rounded, row)) for row in expected), key=repr)

@@ -34,6 +34,7 @@ from penstock.sql import comparison_kernels
 from penstock.state_store.keys import key_index, key_set, key_words, word_index
 from penstock.state_store.tables import row_codec, row_store
 from penstock.windows.append import sliding_kernels
+from penstock.windows.sessions import session_kernels
 from penstock.windows.update import transitions, zones
 from tests.naive import Update, conflated, hash_of, staleness_bin
 from tests.streams import STREAM, arrivals_of
@@ -126,6 +127,7 @@ KERNELS = {
     "run_length": {"_find_runs", "_expand"},
     "simple8b": {"_write", "_read"},
     "variable_byte": {"_write", "_read"},
+    "session_kernels": {"find_sessions"},
     "sliding_kernels": {
         *("order_by", "find_runs", "_divide", "count_windows", "find_windows", "merge", "skip", "lay_out"),
         *("are_sorted", "add_ranges", "add_wide_ranges", "number_window_groups", "find_equal"),
@@ -189,6 +191,7 @@ REFERENCES = {
     "token_decoding": "test_tokens",
     "symbols": "test_symbols",
     "statistics": "test_kernels_of_codecs",
+    "session_kernels": "test_session_windows",
     "sliding_kernels": "test_panes",
     "selection": "test_selection",
     "comparison_kernels": "test_comparisons",
@@ -210,6 +213,7 @@ MODULES = [
         staleness,
         zones,
         transitions,
+        session_kernels,
         sliding_kernels,
         join_kernels,
         selection,

@@ -45,6 +45,7 @@ __all__ = [
     "WindowArguments",
     "WindowOptions",
     "make_options",
+    "session_gap",
 ]
 
 Apply = Callable[[pa.Table], pa.Table]
@@ -298,6 +299,41 @@ class WindowOptions(StateOptions):
         if self.watermark_delay is None:
             return None
         return parse_ms("watermark_delay", self.watermark_delay, least=0)
+
+
+def session_gap(
+    session: str | timedelta | None,
+    size: str | timedelta | None,
+    slide: str | timedelta | None,
+    options: WindowOptions,
+) -> int | None:
+    """Return the gap of session windows in milliseconds; None for windows with a size.
+
+    Raises
+    ------
+    InvalidUsageError
+        If not exactly one of session and size is given, or a slide or a mode does not fit sessions.
+    """
+    if session is None:
+        if size is None:
+            raise InvalidUsageError(
+                "windows have neither a size nor a session",
+                hint="pass size='60 s', or session='10 minutes' for session windows",
+            )
+        return None
+    if size is not None or slide is not None:
+        raise InvalidUsageError(
+            "session windows have no size and no slide",
+            session=str(session),
+            hint="a session ends when no event follows within its gap; leave out size and slide",
+        )
+    if options.by_key:
+        raise InvalidUsageError(
+            "session windows are only in append mode",
+            mode=str(options.mode),
+            hint="use mode='append', which emits each session once",
+        )
+    return parse_ms("session", session)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
-from penstock.operators.update_stream.operator_options import WindowOptions
+from penstock.operators.update_stream.operator_options import WindowOptions, session_gap
 from penstock.operators.update_stream.options import check_column, parse_ms
 from penstock.spark_ext.api.failure import refusal_of
 from penstock.spark_ext.border.collations import refuse_collations
@@ -45,7 +45,7 @@ from penstock.spark_ext.worker.stateful import (
     columns_of,
     key_columns,
 )
-from penstock.spark_ext.worker.time_windows import TimeWindowPlan
+from penstock.spark_ext.worker.time_windows import SessionWindowPlan, TimeWindowPlan, session_fragments
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
     PlannedWindows,
@@ -68,13 +68,14 @@ def update_window(
     df: DataFrame,
     key: str | Iterable[str],
     time: str,
-    size: str | timedelta,
+    size: str | timedelta | None = None,
     slide: str | timedelta | None = None,
     aggs: Mapping[str, str | Column] | None = None,
     mode: str = "append",
     budget: int | str | None = None,
     policy: str | None = None,
     *,
+    session: str | timedelta | None = None,
     cost: str | None = None,
     weight: str | Mapping[Any, float] | None = None,
     watermark_delay: str | timedelta | None = None,
@@ -114,6 +115,10 @@ def update_window(
         that still wait are served in later triggers, even without new input, or replaced by a newer window.
     policy : {"in_place", "fifo", "linecutting"}, optional
         The order in which waiting keys are served; ``"in_place"`` by default.
+    session : str or timedelta, optional
+        The gap of session windows, such as ``"10 minutes"``, instead of `size` and `slide`; append mode only.
+        Events of a key that follow each other by less than the gap are one session. Its window ends a gap
+        after its last event.
     cost : str, optional
         The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
@@ -148,6 +153,9 @@ def update_window(
     than the watermark before its micro-batch. Without a delay the watermark passes all tuples as they arrive,
     so only the tuples within a micro-batch are sorted.
 
+    A session is emitted when the watermark, which is not rounded for sessions, passes its end. A tuple behind
+    the watermark counts if it belongs to an open session, or makes one that the watermark has not passed.
+
     Raises
     ------
     InvalidUsageError
@@ -175,7 +183,9 @@ def update_window(
     if isinstance(weight, str) and texts:
         check_column("weight", weight, df.columns)
         texts[WEIGHT] = f"last({quote(weight)})"
-    made = plan_windows(df, key, time, size, slide, texts, options, unit=unit, buckets=place.buckets)
+    made = plan_windows(
+        df, key, time, size, slide, texts, options, session=session, unit=unit, buckets=place.buckets
+    )
     return replace(made, plan=made.plan.served(options)).results(place)
 
 
@@ -183,11 +193,12 @@ def plan_windows(
     df: DataFrame,
     key: str | Iterable[str],
     time: str,
-    size: str | timedelta,
+    size: str | timedelta | None,
     slide: str | timedelta | None,
     aggs: Mapping[str, str] | None,
     options: WindowOptions,
     *,
+    session: str | timedelta | None,
     unit: TimeUnit | None,
     buckets: int,
 ) -> PlannedWindows:
@@ -202,6 +213,7 @@ def plan_windows(
         raise InvalidUsageError(
             "no aggregate is given", hint="pass an aggregate, such as aggs={'load': 'avg(value)'}"
         )
+    gap_ms = session_gap(session, size, slide, options)
     keys = key_columns(key)
     at, unit = _time(df, time, unit)
     split = decompose(aggs, time, keys).add_count(keys)
@@ -225,7 +237,14 @@ def plan_windows(
             arriving=arriving, **common,
         )  # fmt: skip
         packer = RowOrderPacker(schema, TIME, plan.packer(buckets), options.nulls)
+    elif gap_ms is not None:
+        fragments = session_fragments(gap_ms, TIME, unit, keys, partials)
+        with _users_expressions(split):
+            made = row_fragmenter(schema, fragments).schema
+        plan = SessionWindowPlan(fragments=fragments, schema=made, gap_ms=gap_ms, **common)
+        packer = RowPacker(schema, fragments, plan.packer(buckets), options.nulls)
     else:
+        assert size is not None  # noqa: S101  # session_gap has checked it
         size_ms = parse_ms("size", size)
         slide_ms = size_ms if slide is None else parse_ms("slide", slide)
         panes = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials)

@@ -40,7 +40,7 @@ _NEWEST, _PART = b"newest", b"part"
 
 
 def facts_of(batch: pa.RecordBatch) -> tuple[int, int]:
-    """Return the newest pane of the task that made a parcel, and the task's partition number."""
+    """Return the newest pane or time of the task that made a parcel, and the task's partition number."""
     facts = batch.schema.metadata
     return int(facts[_NEWEST]), int(facts[_PART])
 
@@ -59,6 +59,8 @@ class EntryPacker:
         Number of buckets.
     delayed : Fragments, optional
         The definition of the fragments, if they hold the newest time.
+    newest : str, optional
+        The column of an entry with its newest time, if the watermark is a time and no pane.
     sampling : GroupSampling
         The rule that decides whether groups have many entries.
     """
@@ -67,10 +69,13 @@ class EntryPacker:
     entry: pa.Schema
     buckets: int
     delayed: Fragments | None = None
+    newest: str | None = None
     sampling: GroupSampling = field(default_factory=GroupSampling)
 
     @classmethod
-    def build(cls, fragments: Fragments, schema: pa.Schema, buckets: int) -> EntryPacker:
+    def build(
+        cls, fragments: Fragments, schema: pa.Schema, buckets: int, *, newest: str | None = None
+    ) -> EntryPacker:
         """Return the packer of fragments with a schema."""
         entry = [
             *(schema.field(name) for name in fragments.group_by),
@@ -78,7 +83,7 @@ class EntryPacker:
             *(schema.field(partial.name) for partial in fragments.without_watermark.partials),
         ]
         with_time = fragments if fragments.delay_ms else None
-        return cls(fragments.pane_steps, pa.schema(entry), buckets, with_time)
+        return cls(fragments.pane_steps, pa.schema(entry), buckets, with_time, newest)
 
     def pack(
         self, fragments: Iterable[pa.RecordBatch], dropped: Callable[[], int] = lambda: 0
@@ -104,7 +109,9 @@ class EntryPacker:
             yield parcel_row(bucket_labels(self.buckets)[0], left_out, None)
 
     def _newest(self, batch: pa.RecordBatch, entries: pa.RecordBatch) -> int:
-        """Return the newest pane: the watermark's pane plus the delay in panes, rounded up."""
+        """Return the newest time, or the newest pane: the watermark's plus the delay in panes, rounded up."""
+        if self.newest is not None:
+            return int(np.max(entries.column(self.newest).to_numpy()))
         if self.delayed is None:
             return int(np.max(entries.column(ENTRY_PANE).to_numpy()))
         newest = int(np.max(bare_values(batch.column(NEWEST))))

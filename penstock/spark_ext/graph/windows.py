@@ -155,6 +155,7 @@ def plan_count_windows(node: Aggregate, rows: DataFrame, buckets: int) -> Planne
         *window.lengths,
         {name: expression.text for name, expression in node.aggregates},
         replace(window.options, watermark_delay=f"{window.delay_ms} ms", nulls="drop"),
+        session=None,
         unit=None if pa.types.is_timestamp(window.schema.field(window.time).type) else window.time_unit,
         buckets=buckets,
     )

@@ -26,7 +26,7 @@ from penstock.checkpointing import PUnit
 from penstock.operators.aggregates.decomposition import pane_ms
 from penstock.operators.aggregates.moments import from_settings, upgrade_entries
 from penstock.operators.aggregates.wide import WIDE
-from penstock.operators.scan.spec import Partial, PartialKind
+from penstock.operators.scan.spec import Partial
 from penstock.operators.scheduling.policy import Policy
 from penstock.spark_ext.api.update_window import TIME
 from penstock.spark_ext.border.types import spark_schema
@@ -39,10 +39,11 @@ from penstock.spark_ext.state_reader.state_view import (
     one_of_tables,
 )
 from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME
+from penstock.spark_ext.worker.time_windows import SESSION
 from penstock.spark_ext.worker.window_plan import value_names
 from penstock.windows.append.pane_partials import empty
 from penstock.windows.append.panes import Panes
-from penstock.windows.layout import ENTRY_PANE, RowLayout, WindowLayout
+from penstock.windows.layout import ENTRY_PANE, RowLayout, SessionLayout, WindowLayout
 from penstock.windows.panes import new_panes
 from penstock.windows.shared_watermark import SeveralPanes
 from penstock.windows.spec import WindowSpec
@@ -55,6 +56,10 @@ __all__ = ["SidesView", "WindowView", "sides_view", "window_view"]
 _PANES, _ROWS, _COUNTS, _KEYS, _SETTLED = "panes", "rows", "counts", "keys", "settled"
 _BLOCKS = {_PANES: "entries", _ROWS: "waiting", _COUNTS: "numbered", _KEYS: "cells", _SETTLED: "rows"}
 _SIDES = ("left", "right")
+_BOUNDS = {
+    FIRST_TIME: Partial("min", ENTRY_PANE, FIRST_TIME),
+    LAST_TIME: Partial("max", ENTRY_PANE, LAST_TIME),
+}
 
 
 @dataclass(frozen=True)
@@ -202,7 +207,7 @@ def window_view(stored: Stored, table: str | None) -> WindowView:
     """
     settings = stored.specification
     mode, policy = WindowMode(settings["mode"]), Policy(settings.get("policy", Policy.IN_PLACE))
-    counted = isinstance(settings["window"][0], str)
+    counted = isinstance(settings["window"][0], str) and not _is_session(settings)
     tables = [_PANES] if mode is WindowMode.APPEND else [_KEYS, _SETTLED, _PANES]
     tables += [_ROWS, _COUNTS] if counted else []
     chosen = one_of_tables(tables, table, of=f"windows of {mode} mode")
@@ -285,29 +290,47 @@ def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema |
     entry = upgrade_entries(empty(entry), named.values()).schema
     at = entry.get_field_index(ENTRY_PANE)
     groups, values = pa.schema(list(entry)[:at]), list(entry)[at + 1 :]
-    size, slide, _ = settings["window"]
     # Each bucket's stored columns say whether their sums have two words.
     types = tuple(
         pa.int64() if field.type == WIDE and named[field.name].kind == "sum" else field.type
         for field in values
     )
     # The time of a first or last value matters only where entries are combined.
+    if _is_session(settings):
+        return _session_layout(settings, groups, pa.schema(values), types)
+    size, slide, _ = settings["window"]
     if arriving is None:
         pane = pane_ms(size, slide)
         made = tuple(named[field.name] for field in values)
         return WindowLayout(WindowSpec(size // pane, slide // pane), groups, made, types, {}, made[0].name)
     names = value_names(named.values())
-    bounds: dict[str, PartialKind] = {FIRST_TIME: "min", LAST_TIME: "max"}
     made = tuple(
-        Partial(bounds[field.name], ENTRY_PANE, field.name)
-        if field.name in bounds
-        else _rename(named[field.name], names)
+        _BOUNDS[field.name] if field.name in _BOUNDS else _rename(named[field.name], names)
         for field in values
     )
     size, slide = (int(text.split()[0]) for text in (size, slide))
     pane = gcd(size, slide)
     spec = WindowSpec(size // pane, slide // pane)
     return RowLayout(spec, groups, made, types, {}, made[0].name, pane, arriving, LAST_TIME)
+
+
+def _is_session(settings: Mapping[str, Any]) -> bool:
+    return bool(settings["window"][0] == SESSION)
+
+
+def _session_layout(
+    settings: Mapping[str, Any], groups: pa.Schema, values: pa.Schema, types: tuple[pa.DataType, ...]
+) -> SessionLayout:
+    """Return the layout of sessions; a restore combines their entries."""
+    named = {partial.name: partial for partial in _partials(settings)} | _BOUNDS
+    made = tuple(named[name] for name in values.names)
+    rows = next(one.name for one in made if (one.kind, one.expression) == ("count", "*"))
+    ends = {"first": FIRST_TIME, "last": LAST_TIME}
+    times = {one.name: ends[one.kind] for one in made if one.kind in ends}
+    gap = settings["window"][3]
+    return SessionLayout(
+        WindowSpec(1, 1), groups, made, types, times, rows, gap, bounds=(FIRST_TIME, LAST_TIME)
+    )
 
 
 def _rename(partial: Partial, names: Mapping[str, str]) -> Partial:
@@ -319,6 +342,8 @@ def _rename(partial: Partial, names: Mapping[str, str]) -> Partial:
 def _places(settings: Mapping[str, Any], layout: WindowLayout) -> _Places:
     if isinstance(layout, RowLayout):
         return _Places(layout.pane_rows, LongType())
+    if isinstance(layout, SessionLayout):
+        return _Places(1000 * settings["window"][4], _time_type(settings) or TimestampType())
     size, slide, _ = settings["window"]
     return _Places(1000 * pane_ms(size, slide), _time_type(settings) or TimestampType())
 

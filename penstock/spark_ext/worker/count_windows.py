@@ -23,7 +23,16 @@ from penstock.windows.finish import Finish, Step
 from penstock.windows.layout import ENTRY_PANE, RowLayout
 from penstock.windows.spec import WindowSpec
 
-__all__ = ["FIRST_TIME", "LAST_TIME", "CountWindowPlan", "RowOrderPacker", "arriving_rows", "row_fragments"]
+__all__ = [
+    "FIRST_TIME",
+    "LAST_TIME",
+    "CountWindowPlan",
+    "RowOrderPacker",
+    "arriving_rows",
+    "in_micros",
+    "in_steps",
+    "row_fragments",
+]
 
 FIRST_TIME, LAST_TIME = f"{RESERVED_PREFIX}first_time", f"{RESERVED_PREFIX}last_time"
 """The partials with the times of the first and last row of a pane."""
@@ -77,7 +86,7 @@ class CountWindowPlan(WindowPlan):
             pane,
             self.arriving,
             LAST_TIME,
-            (FIRST_TIME, LAST_TIME),
+            bounds=(FIRST_TIME, LAST_TIME),
             assembly=self.assembly,
         )
 
@@ -88,7 +97,7 @@ class CountWindowPlan(WindowPlan):
     @property
     def delay_panes(self) -> int:
         """The delay of the watermark behind the newest row, in steps of the time."""
-        return -(-self.delay_ms * _STEPS[self.fragments.time_unit] // 1000)
+        return in_steps(self.delay_ms, self.fragments.time_unit)
 
     @property
     def window(self) -> list[Any]:
@@ -100,14 +109,20 @@ class CountWindowPlan(WindowPlan):
         return None
 
     def _bounds(self) -> tuple[Column, Column]:
-        first, last = (_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))
+        first, last = (in_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))
         return first, last
 
 
 _STEPS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
-def _micros(name: str, unit: TimeUnit) -> Column:
+def in_steps(duration_ms: int, unit: TimeUnit) -> int:
+    """Return a duration in steps of a time, rounded up."""
+    return -(-duration_ms * _STEPS[unit] // 1000)
+
+
+def in_micros(name: str, unit: TimeUnit) -> Column:
+    """Return a column of times as microseconds, rounded down."""
     if unit == "ns":
         return sf.expr(f"({name} - pmod({name}, 1000)) div 1000")
     return sf.col(quote(name)) * sf.lit(1_000_000 // _STEPS[unit])

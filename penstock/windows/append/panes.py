@@ -207,6 +207,28 @@ class Panes(ABC):
             known[part.ids] = True
         return known
 
+    def _many_silent(self) -> bool:
+        """Return whether many groups have no partials."""
+        limits = self._limits
+        most = limits.groups_per_live * self._live() + limits.min_silent_groups
+        return not self._finalizes and len(self._index) > most
+
+    def _forget_silent(self) -> None:
+        """Renumber groups if many have no partials."""
+        if not self._many_silent():
+            return
+        held = self._held.whole()
+        known, again = np.unique(held.ids, return_inverse=True)
+        groups = self._codec.decode(self._index.words, self._index.starts(known))
+        self._index = KeyIndex()
+        numbers = self._index.find_or_add(self._codec.encode(groups, len(known)))
+        self._held.replace(PanePartials(numbers[again], held.panes, held.values))
+        # Groups with needed partials keep a number.
+        fresh = [part.where(self._needed(part)) for part in self._arrived]
+        self._arrived = [
+            PanePartials(numbers[np.searchsorted(known, part.ids)], part.panes, part.values) for part in fresh
+        ]
+
     # -------------------------------------------------------------------------------- shared by both
 
     def _advance(self, watermark: int | None) -> None:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
-from penstock.state_store.keys.key_index import KeyIndex
 from penstock.units import NEVER
 from penstock.windows.append.limits import PaneLimits
 from penstock.windows.append.pane_partials import PanePartials, WindowRanges, sort_order
@@ -139,26 +138,10 @@ class TimePanes(Panes):
             known[self._stacks.live()] = True
         return known
 
-    def _many_silent(self) -> bool:
-        limits = self._limits
-        most = limits.groups_per_live * self._live() + limits.min_silent_groups
-        return not self._finalizes and len(self._index) > most
-
     def _forget_silent(self) -> None:
-        """Renumber groups if many have no partials. Stacks hold group numbers, so do nothing with stacks."""
-        if self._stacks is not None or not self._many_silent():
-            return
-        held = self._held.whole()
-        known, again = np.unique(held.ids, return_inverse=True)
-        groups = self._codec.decode(self._index.words, self._index.starts(known))
-        self._index = KeyIndex()
-        numbers = self._index.find_or_add(self._codec.encode(groups, len(known)))
-        self._held.replace(PanePartials(numbers[again], held.panes, held.values))
-        # Groups with needed partials keep a number.
-        fresh = [part.where(self._needed(part)) for part in self._arrived]
-        self._arrived = [
-            PanePartials(numbers[np.searchsorted(known, part.ids)], part.panes, part.values) for part in fresh
-        ]
+        """Do nothing with stacks, which hold group numbers; see `Panes._forget_silent`."""
+        if self._stacks is None:
+            super()._forget_silent()
 
     # ----------------------------------------------------------------------------------------- state
 

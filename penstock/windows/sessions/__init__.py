@@ -1,0 +1,1 @@
+"""Session windows: events of a group that follow each other closely."""
