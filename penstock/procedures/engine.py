@@ -207,7 +207,7 @@ class TableSet:
         return unit
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole state of this moment, in units of bounded size."""
+        """Return the whole current state in units of bounded size."""
         units = [
             self._unit("snapshot", blocks) for table in self._tables.values() for blocks in table.snapshot()
         ]

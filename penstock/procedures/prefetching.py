@@ -168,7 +168,7 @@ def _index(code: TableCode) -> str:
 def _loop_lines(
     layout: Layout, lookups: list[Lookup], lines: Callable[[TableCode, str], list[str]]
 ) -> list[str]:
-    """Return lines for each look-up of event ``j``; those by a list's elements are in a loop."""
+    """Return lines for each look-up of event ``j``; look-ups of list elements are in a loop."""
     numbers = {column.name: number for number, column in enumerate(layout.event)}
     lists = {column.name for column in layout.event if column.is_list}
     loops: dict[str | None, list[str]] = {}

@@ -52,7 +52,7 @@ class Procedure:
     location : str or path, optional
         The location of the state of the database's queries.
     trigger_of : str, optional
-        The table, stream or window that it is a trigger of.
+        The table, stream or window that triggers it.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class BaseDelta(Transform):
 
 
 class Multiple(Transform):
-    """Values as multiples of one divisor, counted from the first: parameters the divisor, then the first.
+    """Differences from the first value as multiples of a divisor. Parameters: divisor, first value.
 
     For times stored in a finer unit than measured, and prices in steps of five. Child: the factors.
     """

@@ -1,4 +1,4 @@
-"""Run requests over the tables of a bucket, each once, however often it comes.
+"""Run requests over the tables of a bucket, each only once even if it is sent again.
 
 A client that does not know whether its request arrived sends it again with the same id. So a bucket remembers
 its last `REMEMBERED` requests with their answers, in a table that is stored and recovered as all tables are,

@@ -35,7 +35,7 @@ def check_batches(program: Program | PlainProgram) -> None:
     Raises
     ------
     InvalidUsageError
-        If it is a procedure.
+        If the program is a procedure.
     """
     if not program.stages:
         raise InvalidUsageError(

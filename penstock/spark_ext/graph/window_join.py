@@ -68,7 +68,7 @@ class Side:
     windows : PlannedWindows
         The plan of its windows.
     steps : tuple of Where, Select or Aggregate
-        The steps before the join; aggregates aggregate windows.
+        The steps before the join; aggregates are by window.
     """
 
     windows: PlannedWindows
