@@ -13,11 +13,11 @@ import signal
 from pathlib import Path
 
 __all__ = [
-    "ANSWER_POINTS",
     "FAILPOINTS",
     "P_STREAM_POINTS",
     "SINK_POINTS",
     "STATE_POINTS",
+    "TASK_ROWS_POINTS",
     "InjectedError",
     "failpoint",
 ]
@@ -40,10 +40,10 @@ P_STREAM_POINTS = ("p_stream.after_segments", "p_stream.after_commit")
 SINK_POINTS = ("sink.after_segments", "sink.before_commit", "sink.after_commit")
 """Fail points of Spark's writes to a p-stream: in a worker, then on the driver."""
 
-ANSWER_POINTS = ("answers.before_commit", "answers.after_commit")
-"""Fail points in workers that publish answers to requests."""
+TASK_ROWS_POINTS = ("task_rows.before_commit", "task_rows.after_commit")
+"""Fail points in workers that commit rows to a p-stream themselves: dropped rows, and answers to requests."""
 
-FAILPOINTS = (*STATE_POINTS, *P_STREAM_POINTS, *SINK_POINTS, *ANSWER_POINTS)
+FAILPOINTS = (*STATE_POINTS, *P_STREAM_POINTS, *SINK_POINTS, *TASK_ROWS_POINTS)
 """All fail points. `failpoint` refuses other names, so tests can iterate over all of them."""
 
 _VARIABLE = "PENSTOCK_FAILPOINTS"

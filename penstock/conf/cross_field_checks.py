@@ -29,7 +29,7 @@ from penstock.conf.values import choice
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us, window_rows
 
-__all__ = ["find_disagreements"]
+__all__ = ["find_disagreements", "side_streams"]
 
 
 def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
@@ -52,6 +52,7 @@ def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
             yield (*place, *path), fact, hint
     yield from _step_problems(pipeline)
     yield from _sink_problems(pipeline.sink, pipeline.query)
+    yield from _side_problems(pipeline)
     if isinstance(pipeline.sink, UpsertSink):
         yield from _upsert_problems(pipeline.sink, pipeline)
     yield from _window_problems(pipeline)
@@ -69,6 +70,33 @@ def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
             yield ("union", "inputs", name), other
     if pipeline.join is not None:
         yield ("join", "with"), pipeline.join.other
+
+
+def side_streams(pipeline: PipelineSections) -> list[tuple[FieldPath, str]]:
+    """Return the fields with p-streams of late rows and rejected records, and their locations."""
+    sources = [((), pipeline.source), *((place, other.source) for place, other in _others(pipeline))]
+    found = [((*place, "source", "reject_to"), getattr(one, "reject_to", None)) for place, one in sources]
+    found.append((("window", "late_to"), pipeline.window.late_to if pipeline.window is not None else None))
+    return [(path, location) for path, location in found if location is not None]
+
+
+def _side_problems(pipeline: PipelineSections) -> Iterator[Problem]:
+    """Yield the p-streams of late rows and rejected records that are somewhere else already."""
+    source, sink, query = pipeline.source, pipeline.sink, pipeline.query
+    taken = {
+        "sink": getattr(sink, "path", None),
+        "source": getattr(source, "path", None),
+        "query.checkpoint": query.checkpoint,
+        "query.state_location": query.state_location,
+    }
+    streams = side_streams(pipeline)
+    for path, location in streams:
+        for name, other in taken.items():
+            if other is not None and location.rstrip("/") == other.rstrip("/"):
+                yield path, f"is the location of {name}", "choose another directory"
+        kinds = {at[-1] for at, same in streams if same.rstrip("/") == location.rstrip("/")}
+        if len(kinds) > 1:
+            yield path, "late rows and rejected records have other columns", "choose another directory"
 
 
 def _step_problems(pipeline: PipelineSections) -> Iterator[Problem]:
@@ -264,7 +292,11 @@ def _source_problems(source: Source, query: Query) -> Iterator[Problem]:
                 f"is required for {source.format} files",
                 "write the columns as in CREATE TABLE, such as 'symbol STRING, price DOUBLE'",
             )
+        if source.reject_to is not None and not source.counts_bad_records:
+            yield ("source", "reject_to"), "needs CSV or JSON files with a schema, without a mode", None
+        yield from _reject_problems(source)
     elif isinstance(source, KafkaSource):
+        yield from _reject_problems(source)
         given = {name.lower() for name in source.options}
         if "kafka.bootstrap.servers" not in given:
             yield (
@@ -295,8 +327,19 @@ def _source_problems(source: Source, query: Query) -> Iterator[Problem]:
         if source.value_format == "raw":
             if source.columns is not None:
                 yield ("source", "schema"), "raw values have no columns", "set value_format: json"
+            if source.reject_to is not None:
+                yield ("source", "reject_to"), "raw values are not decoded", "set value_format: json"
             if "kafka_columns" in source.model_fields_set:
                 yield ("source", "kafka_columns"), "raw records have all of Kafka's columns", "leave it out"
+
+
+def _reject_problems(source: FilesSource | KafkaSource) -> Iterator[Problem]:
+    if source.reject_to is not None and source.on_error == "fail":
+        yield (
+            ("source", "reject_to"),
+            "does not go with on_error: fail, which ends the query",
+            "write on_error: skip",
+        )
 
 
 def _upsert_problems(sink: UpsertSink, pipeline: PipelineSections) -> Iterator[Problem]:

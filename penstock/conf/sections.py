@@ -20,6 +20,7 @@ from penstock.conf.values import (
     delay_of,
     empty_section,
     names_of,
+    p_stream_of,
     persist_of,
     sql,
     texts,
@@ -36,6 +37,7 @@ WorkingCopyName: TypeAlias = Literal["memory", "rocksdb"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 Nulls: TypeAlias = Literal["error", "drop"]
 OnError: TypeAlias = Literal["keep", "skip", "fail"]
+PStreamPath: TypeAlias = Annotated[str | None, BeforeValidator(p_stream_of)]
 KafkaFormat: TypeAlias = Literal["json", "debezium"]
 CHANGE_COLUMNS: Final = "deleted BOOLEAN, change_op STRING, change_ms BIGINT, change_lsn BIGINT"
 """What Debezium says of a change beside its row."""
@@ -76,6 +78,7 @@ class FilesSource(Section):
     reader: Literal["spark", "penstock"] = "spark"
     columns: Text | None = Field(default=None, alias="schema")
     on_error: OnError = "keep"
+    reject_to: PStreamPath = None
     options: Options = {}
 
     @property
@@ -96,6 +99,7 @@ class KafkaSource(Section):
     columns: Text | None = Field(default=None, alias="schema")
     kafka_columns: Annotated[tuple[KafkaColumn, ...], BeforeValidator(names_of)] = ("timestamp",)
     on_error: OnError = "keep"
+    reject_to: PStreamPath = None
     options: Options = {}
 
     @property
@@ -341,6 +345,7 @@ class WindowSection(Section):
     policy: PolicyName = "in_place"
     cost: Annotated[str | None, BeforeValidator(cost_of)] = None
     weight: Weight = None
+    late_to: PStreamPath = None
 
 
 class OtherWindow(Section):

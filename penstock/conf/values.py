@@ -62,6 +62,20 @@ def names_of(value: Any) -> Any:
     return tuple(names)
 
 
+def p_stream_of(value: Any) -> Any:
+    """Turn a path, or a sink of the type pstream, into a path."""
+    if isinstance(value, dict):
+        if value.get("type") != "pstream" or set(value) != {"type", "path"}:
+            raise wrong(
+                "is neither a path nor {type: pstream, path: PATH}",
+                "write the rows into a p-stream; another pipeline can read it and write any other sink",
+            )
+        value = value["path"]
+    if value is not None and (not isinstance(value, str) or not value):
+        raise wrong(f"{show(value)} is not the path of a p-stream")
+    return value
+
+
 def texts(value: Any) -> Any:
     """Turn a list of SQL expressions into a tuple."""
     if value is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock._failpoints import ANSWER_POINTS, SINK_POINTS, STATE_POINTS
+from penstock._failpoints import SINK_POINTS, STATE_POINTS, TASK_ROWS_POINTS
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.procedures.requests.client import ANSWERS_PLACE
 from tests.crash import transaction_job
@@ -29,7 +29,7 @@ _ROWS = 800
 _NOT_HERE = ("operator.after_enqueue", "operator.after_apply", "operator.before_release")
 """Points of queues, and the one of a release, which comes after more versions than a start makes."""
 _POINTS_A_START = 3
-POINTS = tuple(point for point in (*STATE_POINTS, *SINK_POINTS, *ANSWER_POINTS) if point not in _NOT_HERE)
+POINTS = tuple(point for point in (*STATE_POINTS, *SINK_POINTS, *TASK_ROWS_POINTS) if point not in _NOT_HERE)
 
 
 @dataclass(frozen=True)

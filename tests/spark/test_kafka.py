@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.checkpointing.p_stream import PStreamReader
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.late_decoding import decodes_late
@@ -146,12 +147,21 @@ def test_values_that_are_not_json_of_the_schema_are_counted(
     ]
     broker.send(topic, [*records, quote("C", 3)])
     run = pipeline(
-        broker, tmp_path, {"subscribe": topic}, source={"on_error": on_error}, to=f"e-out-{on_error}"
+        broker,
+        tmp_path,
+        {"subscribe": topic},
+        source={"on_error": on_error, "reject_to": str(tmp_path / "rejected")},
+        to=f"e-out-{on_error}",
     )
     totals = run_to_end(run, spark=spark)
     assert totals.bad_records == 2
     assert (totals.rows_in, totals.dropped) == expected
     assert sorted(values(broker.read(f"e-out-{on_error}"))) == [("A", 1), ("B", 2), ("C", 3)]
+    rejected = PStreamReader(tmp_path / "rejected").read().sort_by("offset").to_pylist()
+    assert [(row["topic"], row["value"]) for row in rejected] == [
+        (topic, record.value) for record in (records[1], records[3])
+    ]
+    assert all(row["partition"] is not None and row["offset"] is not None for row in rejected)
 
 
 def test_keys_headers_and_positions_are_columns_of_raw_records(

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock
 from penstock import abort
-from penstock._failpoints import ANSWER_POINTS
+from penstock._failpoints import TASK_ROWS_POINTS
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.inspect.database import read_databases
@@ -167,7 +167,7 @@ def test_workers_killed_with_requests_in_flight_answer_each_once(spark: SparkSes
     with bank.connect(place.directory / "requests") as client:
         for id_, name, values in calls:
             client.send(id_, name, **values)
-        for point in ANSWER_POINTS:
+        for point in TASK_ROWS_POINTS:
             marker = tmp_path / point
             with fresh_workers(spark, PENSTOCK_FAILPOINTS=f"{point}=kill@{marker}"):
                 failure(transactions(spark, place, bank, 1, "read_in_bucket"), place)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 import pyarrow.parquet as pq
 import pytest
@@ -356,9 +358,10 @@ def test_records_that_cannot_be_read_are_counted(
     (tmp_path / "in" / "1").write_text("\n".join(lines[kind]))
     source = {"type": "files", "format": kind, "path": str(tmp_path / "in"), "schema": "k STRING, t BIGINT"}
     batches: list[Batch] = []
+    rejected = tmp_path / "rejected"
     run = pipeline(
         tmp_path,
-        source=source | {"on_error": on_error},
+        source=source | {"on_error": on_error, "reject_to": {"type": "pstream", "path": str(rejected)}},
         filter="k IS NOT NULL",
         projection=["k", "coalesce(t, 0) AS t"],
         queue={"key": "k", "time": "t"},
@@ -372,6 +375,13 @@ def test_records_that_cannot_be_read_are_counted(
     assert summary_line(totals).endswith("2 bad records")
     entries = [json.loads(line) for line in (tmp_path / "metrics").read_text().splitlines()]
     assert sum(entry["bad_records"] for entry in entries) == 2
+    records = penstock.PStreamReader(rejected).read()
+    assert sorted(records["value"].to_pylist()) == sorted(lines[kind][place].encode() for place in (1, 2))
+    assert {url2pathname(urlparse(file).path) for file in records["file"].to_pylist()} == {
+        str(tmp_path / "in" / "1")
+    }
+    assert {*records["source"].to_pylist()} == {"source"}
+    assert len({*records["reason"].to_pylist()}) == (2 if kind == "json" else 1)
 
 
 def test_a_record_that_cannot_be_read_ends_a_pipeline_that_says_so(

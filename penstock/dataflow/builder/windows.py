@@ -10,7 +10,7 @@ from typing import Self, Unpack
 import pyarrow as pa
 
 from penstock.dataflow.builder.base import GraphBase
-from penstock.dataflow.nodes import Aggregate, RowWindow, Select, Window, WindowJoin
+from penstock.dataflow.nodes import Aggregate, Node, RowWindow, Select, Window, WindowJoin
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import WEIGHT, TimeUnit
 from penstock.operators.update_stream.operator_options import WindowArguments, WindowOptions, make_options
@@ -52,8 +52,8 @@ class Windows(GraphBase):
             The unit of an integer time since 1970-01-01T00:00:00Z: ``s``, ``ms``, ``us`` or ``ns``.
         **options
             As in `penstock.update_window`: ``watermark_delay``, the maximum lateness of tuples, which delays
-            the closing of windows; ``mode``, which selects the emitted windows; and in lazy and eager mode
-            ``budget``, ``policy``, ``cost`` and ``weight``.
+            the closing of windows; ``mode``, which selects the emitted windows; ``late_to``, which keeps the
+            dropped rows; and in lazy and eager mode ``budget``, ``policy``, ``cost`` and ``weight``.
 
         Raises
         ------
@@ -175,17 +175,28 @@ class Windows(GraphBase):
         Raises
         ------
         InvalidUsageError
-            If windows do not end together, a join column is missing on one side, or other columns share a
-            name.
+            If windows do not end together, a join column is missing on one side, other columns share a
+            name, or the windows have `late_to`.
         """
         node_name = self._open("join_windows", name)
         names = (on,) if isinstance(on, str) else tuple(on)
         columns = tuple(self._column(column_name, node_name) for column_name in names)
         join = WindowJoin(node_name, (self.root, other._ready()), columns)
+        if any(_window_of(side).options.late_to is not None for side in join.inputs):
+            raise InvalidUsageError(
+                "windows that are joined cannot write their late rows",
+                hint="leave out late_to=",
+                node=node_name,
+            )
         if condition is not None:
             predicate = Expression.parse(condition).resolve(join.schema.names, node=node_name)
             join = replace(join, condition=predicate)
         return self._append(join)
+
+
+def _window_of(node: Node) -> Window:
+    """Return the windows of an aggregate beneath a node."""
+    return node if isinstance(node, Window) else _window_of(node.inputs[0])
 
 
 def _unit(kind: pa.DataType) -> TimeUnit | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
@@ -100,8 +101,9 @@ class Window(Node):
         return f"over {self.time}"
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Add the time."""
-        return (required | {self.time},)
+        """Add the time, or all columns if whole late rows are kept."""
+        late = self.schema.names if self.options.late_to is not None else (self.time,)
+        return (required.union(late),)
 
     def describe(self) -> str:
         """Return size, slide and time; for windows served by key also mode and policy."""
@@ -115,6 +117,8 @@ class Window(Node):
                 service += (
                     f", weight {options.weight}" if isinstance(options.weight, str) else ", weights by key"
                 )
+        if self.options.late_to is not None:
+            service += f", late rows to {os.fspath(self.options.late_to)}"
         size, slide = self.lengths
         return f"{size} by {slide} {self._describe_order()}{late}{service}"
 

@@ -228,6 +228,8 @@ class _Builder:
         before = made
         # Leave out defaults: append mode refuses any policy, even the default one.
         serving = {name: getattr(window, name) for name in window.SERVING if name in window.model_fields_set}
+        if window.late_to is not None:
+            serving["late_to"] = self.binding.resolve(window.late_to)
         with self._field("window"):
             made = made.window(
                 window.time, size=window.size, slide=window.slide, unit=window.unit,

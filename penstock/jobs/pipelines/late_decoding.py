@@ -33,7 +33,7 @@ def decodes_late(pipeline: Pipeline) -> bool:
         return False
     if queue.delete_when is not None:  # It may read what is decoded.
         return False
-    if source.on_error != "keep" or pipeline.planned_persist != "never":
+    if source.reject_to is not None or source.on_error != "keep" or pipeline.planned_persist != "never":
         return False
     own = {f"kafka_{column}" for column in source.kafka_columns}
     used = {*queue.key, queue.time, *((queue.arrival,) if queue.arrival is not None else ())}

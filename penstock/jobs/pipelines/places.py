@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from penstock.conf.cross_field_checks import side_streams
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
 from penstock.conf.pipeline import FilesSource, ParquetSink, Pipeline, PStreamSink
 
@@ -32,6 +33,7 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
         (("query", "metrics"), query.metrics, False),
         (("sink", "path"), sink.path if isinstance(sink, ParquetSink | PStreamSink) else None, True),
     ]
+    places += [(path, location, True) for path, location in side_streams(pipeline)]
     problems = []
     for path, location, directory in places:
         if location is None or "://" in location:

@@ -10,6 +10,7 @@ from typing import Any
 import pyspark
 from pyspark.errors import AnalysisException, IllegalArgumentException, ParseException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 from penstock.conf.pipeline import (
     FilesSource,
@@ -24,7 +25,12 @@ from penstock.conf.pipeline import (
 )
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE
-from penstock.spark_ext.api.bad_records import BAD_RECORD, count_bad_records
+from penstock.spark_ext.api.bad_records import (
+    BAD_RECORD,
+    count_bad_records,
+    json_reason,
+    reject_bad_records,
+)
 from penstock.spark_ext.api.failure import failure_of, is_late_worker, root_cause, spark_message
 from penstock.spark_ext.border.connection import is_local
 from penstock.spark_ext.kafka.decode import decode_kafka
@@ -38,6 +44,9 @@ __all__ = [
     "section",
     "spark_options",
 ]
+
+
+_NO_CSV = "the record has other columns, or a field of another type, than the schema says"
 
 
 def read_sources(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame | str]:
@@ -166,6 +175,12 @@ def _files(spark: SparkSession, source: FilesSource, place: str) -> DataFrame:
     if source.counts_bad_records:
         reader = reader.schema(f"{source.columns}, {BAD_RECORD} STRING")
         rows = reader.option("columnNameOfCorruptRecord", BAD_RECORD).load(path)
+        if source.reject_to is not None:
+            text = sf.col(BAD_RECORD)
+            reason = json_reason(text) if source.format == "json" else sf.lit(_NO_CSV)
+            facts = {"value": text, "file": sf.col("_metadata.file_path"), "reason": reason}
+            to = resolve(spark, source.reject_to)
+            rows = reject_bad_records(rows, place, source.on_error, to, facts)
         return count_bad_records(rows, place, source.on_error)
     if source.columns is not None:
         reader = reader.schema(source.columns)
@@ -193,6 +208,7 @@ def _kafka(spark: SparkSession, source: KafkaSource, place: str) -> DataFrame:
         keep=source.kafka_columns,
         on_error=source.on_error,
         name=place,
+        reject_to=None if source.reject_to is None else resolve(spark, source.reject_to),
     )
 
 

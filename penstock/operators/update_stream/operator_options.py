@@ -105,6 +105,7 @@ class WindowArguments(TypedDict, total=False):
     policy: str | None
     cost: str | None
     weight: str | Mapping[Any, float] | None
+    late_to: str | os.PathLike[str] | None
 
 
 class TransactionArguments(TypedDict, total=False):
@@ -253,6 +254,7 @@ class WindowOptions(StateOptions):
     policy: str | None = None
     cost: str | None = None
     weight: str | Mapping[Any, float] | None = None
+    late_to: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""

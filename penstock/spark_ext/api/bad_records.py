@@ -1,22 +1,58 @@
 """Records of JSON or CSV that cannot be read, or have a field of another type.
 
-They are counted, and kept, skipped or refused.
+They are counted, and kept, skipped or refused; and written into a p-stream if it is given.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, cast
 
-from pyspark.sql import DataFrame
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from penstock.conf.sections import OnError
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.spark_ext.api.metrics import BAD_RECORDS_PREFIX
+from penstock.spark_ext.border.types import as_arrow_of_spark
+from penstock.spark_ext.sources.p_stream_options import WriteOptions
+from penstock.spark_ext.sources.p_stream_rows import SegmentRows, open_stream
+from penstock.spark_ext.sources.task_rows import REASON, TaskRows
+from penstock.spark_ext.worker.stateful import absolute_location
 
-__all__ = ["BAD_RECORD", "count_bad_records"]
+__all__ = ["BAD_RECORD", "REJECTED", "count_bad_records", "json_reason", "reject_bad_records"]
 
 BAD_RECORD: Final = "__penstock_bad_record"
 """The column in which Spark's parsers put the text of a bad record; null for good ones."""
+
+REJECTED: Final = StructType(
+    [
+        StructField("source", StringType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("file", StringType()),
+        StructField(REASON, StringType()),
+    ]
+)
+"""The columns of rejected records."""
 
 _REFUSAL: Final = (
     "a record cannot be read, or a field of it has another type than the schema says. Hint: on_error: skip "
@@ -43,3 +79,93 @@ def count_bad_records(rows: DataFrame, place: str, on_error: OnError) -> DataFra
     elif on_error == "fail":
         rows = rows.where(sf.when(is_bad, sf.raise_error(sf.lit(_REFUSAL)).cast("boolean")).otherwise(True))
     return rows.drop(BAD_RECORD)
+
+
+def json_reason(text: Column) -> Column:
+    """Return the reason why a text is no record of a schema."""
+    return sf.when(sf.try_parse_json(text).isNull(), sf.lit("the record is not JSON")).otherwise(
+        sf.lit("a field has another type than the schema says")
+    )
+
+
+def reject_bad_records(
+    rows: DataFrame,
+    place: str,
+    on_error: OnError,
+    reject_to: str | os.PathLike[str] | None,
+    facts: Mapping[str, Column],
+) -> DataFrame:
+    """Write the rows of a source that have `BAD_RECORD` into a p-stream, each exactly once.
+
+    The task of a partition commits them before Spark commits the micro-batch. Only the facts of bad records
+    reach Python.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        With that column.
+    place : str
+        The source's name in the pipeline.
+    on_error : {"keep", "skip", "fail"}
+        See `count_bad_records`.
+    reject_to : str or path, optional
+        The location of the p-stream, which is created if it does not exist; None to write nothing.
+    facts : mapping of str to Column
+        The known columns of `REJECTED` but the source.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the location holds something else, or bad records fail the query.
+    UnavailableError
+        If the location cannot be written.
+    """
+    if reject_to is None:
+        return rows
+    if on_error == "fail":
+        raise InvalidUsageError(
+            "records that fail the query cannot be rejected", hint="use on_error: skip or keep with reject_to"
+        )
+    if not rows.isStreaming:
+        raise InvalidUsageError("only a stream can reject records", reject_to=os.fspath(reject_to))
+    options = WriteOptions.parse({"path": absolute_location(reject_to)})
+    to = TaskRows(options.path, SegmentRows(options, open_stream(options, REJECTED)))
+    known = {"source": sf.lit(place), **facts}
+    # pandas would turn integers with nulls into floats.
+    texts = {field.name: field.dataType if field.name == "value" else StringType() for field in REJECTED}
+    record = sf.struct(
+        *(known.get(name, sf.lit(None)).cast(kind).alias(name) for name, kind in texts.items())
+    )
+    # Its annotations do not know functions of iterators of frames.
+    reject = cast("Any", pandas_udf)(_rejecter(to, place), BooleanType())
+    return rows.where(reject.asNondeterministic()(sf.when(sf.col(BAD_RECORD).isNotNull(), record)))
+
+
+def _rejecter(to: TaskRows, place: str) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.Series]]:
+    """Return the function of a partition, which commits its bad records at the end and keeps all rows."""
+    schema, number = as_arrow_of_spark(REJECTED), zlib.crc32(place.encode())
+
+    def reject(parts: Iterator[pd.DataFrame]) -> Iterator[pd.Series]:
+        held = []
+        for part in parts:
+            bad = part[part["source"].notna()]
+            if len(bad):
+                held.append(_as_arrow(bad, schema))
+            yield pd.Series(np.ones(len(part), np.bool_))
+        if held:
+            task = TaskContext.get()
+            query = task.getLocalProperty("sql.streaming.queryId") if task else None
+            batch = task.getLocalProperty("streaming.sql.batchId") if task else None
+            if task is None or query is None or batch is None:
+                raise InternalError("Spark did not say which query and batch this task belongs to")
+            to.commit(held, f"{query}-{number:08x}-{task.partitionId()}", int(batch), task.partitionId())
+
+    return reject
+
+
+def _as_arrow(bad: pd.DataFrame, schema: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for field in schema:
+        values = pa.array(bad[field.name].tolist(), pa.binary() if field.name == "value" else pa.string())
+        columns.append(values.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

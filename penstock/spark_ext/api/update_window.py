@@ -27,11 +27,13 @@ from penstock.operators.aggregates.decomposition import Decomposition, decompose
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.operator_options import WindowOptions, session_gap
 from penstock.operators.update_stream.options import check_column, parse_ms
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.api.failure import refusal_of
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.connection import aggregate_sql
 from penstock.spark_ext.border.parcels import PARCELS
-from penstock.spark_ext.border.window_packing import RowPacker, row_fragmenter
+from penstock.spark_ext.border.window_packing import RowPacker, WholeRows, row_fragmenter
+from penstock.spark_ext.sources.task_rows import dropped_columns
 from penstock.spark_ext.worker.count_windows import (
     CountWindowPlan,
     RowOrderPacker,
@@ -84,6 +86,7 @@ def update_window(
     nulls: str = "error",
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
+    late_to: str | os.PathLike[str] | None = None,
     name: str = "update_window",
 ) -> DataFrame:
     """Aggregate each key's tuples in windows of time.
@@ -134,6 +137,10 @@ def update_window(
         As in `update_queue`.
     nulls : {"error", "drop"}
         The treatment of rows without a time: fail the query, or drop and count them.
+    late_to : str or path, optional
+        The location of a p-stream for the rows that are dropped, each exactly once: all columns of `df`,
+        ``reason`` (``"late"`` or ``"the time is null"``) and ``watermark``, which the row missed. Whole rows
+        then cross the shuffle. See ``docs/how-to/late-rows.md``.
 
     Returns
     -------
@@ -173,6 +180,7 @@ def update_window(
     options = WindowOptions(
         watermark_delay=watermark_delay, mode=mode, budget=budget, policy=policy, cost=cost, weight=weight,
         buckets=buckets, nulls=nulls, state_location=state_location, retain_versions=retain_versions,
+        late_to=late_to,
     )  # fmt: skip
     place = Stateful.of(df.sparkSession, name, options)
     if not isinstance(aggs, Mapping | None):
@@ -217,14 +225,15 @@ def plan_windows(
     keys = key_columns(key)
     at, unit = _time(df, time, unit)
     split = decompose(aggs, time, keys).add_count(keys)
-    rows, partials = _rows(df, keys, at, split)
-    schema = arrow_schema(rows.schema, large=False)
+    rows, needed, partials = _rows(df, keys, at, split, whole=options.late_to is not None)
+    schema = arrow_schema(needed, large=False)
     common: dict[str, Any] = {
         "decomposition": split,
         "output": _output(df, keys, time, aggs),
         "delay_ms": _delay_ms(df, time, options.delay_ms),
         "local": isinstance(df.schema[time].dataType, TimestampNTZType),
         "wraps": wraps_around(df.sparkSession),
+        "dropped": (None if options.late_to is None else dropped_columns(df.schema, needed[TIME].dataType)),
     }
     packer: RowPacker | RowOrderPacker
     plan: WindowPlan
@@ -253,7 +262,10 @@ def plan_windows(
             made = row_fragmenter(schema, fragments).schema
         plan = TimeWindowPlan(fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, **common)
         packer = RowPacker(schema, fragments, plan.packer(buckets), options.nulls)
-    return PlannedWindows(plan, rows.mapInArrow(packer, PARCELS), columns_of(rows.schema))
+    if options.late_to is not None:
+        whole = arrow_schema(df.schema, large=False)
+        packer = replace(packer, whole=WholeRows(whole, plan.steps, buckets))
+    return PlannedWindows(plan, rows.mapInArrow(packer, PARCELS), columns_of(needed))
 
 
 @contextlib.contextmanager
@@ -309,19 +321,31 @@ def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, Time
 
 
 def _rows(
-    df: DataFrame, keys: tuple[str, ...], at: Column, split: Decomposition
-) -> tuple[DataFrame, tuple[Partial, ...]]:
-    """Return time, groups and the values of partials as columns, and partials of these columns."""
+    df: DataFrame, keys: tuple[str, ...], at: Column, split: Decomposition, *, whole: bool
+) -> tuple[DataFrame, StructType, tuple[Partial, ...]]:
+    """Return rows, the columns of time, groups and the values of partials, and partials of these columns.
+
+    With `whole`, all columns of the input follow.
+    """
     for name in keys:
         check_column("key", name, df.columns)
     values, partials = value_columns(split)
     try:
-        rows = df.select(at.alias(TIME), *(sf.col(quote(name)) for name in keys), *values)
+        needed = [at.alias(TIME), *(sf.col(quote(name)) for name in keys), *values]
+        rows = df.select(*needed, *(_inputs(df) if whole else []))
     except AnalysisException as error:
         raise refusal_of(error, df.columns) from None
     distinct = [one.expression for one in partials if one.kind == "distinct"]
-    refuse_collations(rows.schema, (*keys, *distinct))
-    return rows, partials
+    schema = StructType(rows.schema.fields[: len(needed)])
+    refuse_collations(schema, (*keys, *distinct))
+    return rows, schema, partials
+
+
+def _inputs(df: DataFrame) -> list[Column]:
+    """Return the columns of the input, under names that no other column has."""
+    return [
+        sf.col(quote(name)).alias(f"{RESERVED_PREFIX}whole_{place}") for place, name in enumerate(df.columns)
+    ]
 
 
 def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, str]) -> StructType:

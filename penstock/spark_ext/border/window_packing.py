@@ -22,21 +22,38 @@ from penstock.operators.scan.fragments.keys import bare_values
 from penstock.operators.scan.lookup import Lookup
 from penstock.operators.scan.spec import NEWEST, PANE, Fragments
 from penstock.operators.update_stream.cast import cast_to_schema
-from penstock.operators.update_stream.stream import Integers
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers
 from penstock.spark_ext.border.buckets import bucket_labels
-from penstock.spark_ext.border.packing import parcel_row
-from penstock.spark_ext.border.parcels import to_parcels
+from penstock.spark_ext.border.packing import mark_side, parcel_row
+from penstock.spark_ext.border.parcels import PARCELS, to_parcels
 from penstock.state_store.keys.key_index import KeyIndex
 from penstock.windows.append.pane_partials import sort_order
 from penstock.windows.groups import GroupCodec, GroupSampling
 from penstock.windows.layout import ENTRY_PANE
 
-__all__ = ["EntryPacker", "RowPacker", "add_rows", "facts_of", "look_up", "null_time_error", "row_fragmenter"]
+__all__ = [
+    "PLACE",
+    "WHOLE_ROWS",
+    "EntryPacker",
+    "RowPacker",
+    "WholeRows",
+    "add_rows",
+    "facts_of",
+    "look_up",
+    "null_time_error",
+    "row_fragmenter",
+]
 
 MOST_FRAGMENTS = 1 << 20
 """A task emits its fragments when it has this many."""
 
 _NEWEST, _PART = b"newest", b"part"
+
+WHOLE_ROWS = "whole"
+"""The side of a parcel with whole rows; see `WholeRows`."""
+
+PLACE = f"{RESERVED_PREFIX}place"
+"""The column with the pane, or the time, of a whole row."""
 
 
 def facts_of(batch: pa.RecordBatch) -> tuple[int, int]:
@@ -88,13 +105,19 @@ class EntryPacker:
     def pack(
         self, fragments: Iterable[pa.RecordBatch], dropped: Callable[[], int] = lambda: 0
     ) -> Iterator[pa.RecordBatch]:
-        """Return the parcels of a task's fragments; `dropped`, called last, counts the dropped rows."""
+        """Return the parcels of a task's fragments; `dropped`, called last, counts the dropped rows.
+
+        Parcels among the fragments are returned as they are.
+        """
         context = TaskContext.get()
         part = context.partitionId() if context else 0
         newest: int | None = None
         last: pa.RecordBatch | None = None
         for batch in fragments:
             if not batch.num_rows:
+                continue
+            if batch.schema.names == PARCELS.names:
+                yield batch
                 continue
             if last is not None:
                 yield from self._parcels(last, {_PART: str(part).encode(), _NEWEST: str(newest).encode()})
@@ -220,6 +243,48 @@ def null_time_error(rows: int) -> InvalidUsageError:
 
 
 @dataclass(frozen=True)
+class WholeRows:
+    """Sends whole rows beside what is made of them, so that a bucket can tell which of them are late.
+
+    All buckets know the same watermark, so each partition sends its rows to one bucket.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The columns of the rows, which follow those of a packer.
+    steps : int
+        The length of a pane in steps of the time.
+    buckets : int
+        The number of buckets.
+    """
+
+    schema: pa.Schema
+    steps: int
+    buckets: int
+
+    def parcels(self, batch: pa.RecordBatch, times: pa.Array) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of a packer's input.
+
+        Parameters
+        ----------
+        batch : pyarrow.RecordBatch
+            The packer's input; the last columns are those of the rows.
+        times : pyarrow.Array
+            The times of the rows.
+        """
+        rows = cast_to_schema(
+            batch.select(range(batch.num_columns - len(self.schema), batch.num_columns)), self.schema
+        )
+        panes = times.cast(pa.int64()).fill_null(0).to_numpy() // self.steps
+        missing = times.is_null().to_numpy(zero_copy_only=False)
+        placed = mark_side(rows.append_column(PLACE, pa.array(panes, mask=missing)), WHOLE_ROWS)
+        context = TaskContext.get()
+        label = bucket_labels(self.buckets)[(context.partitionId() if context else 0) % self.buckets]
+        for payload in to_parcels([placed]):
+            yield parcel_row(label, 0, payload)
+
+
+@dataclass(frozen=True)
 class RowPacker:
     """Makes parcels of rows, for ``mapInArrow``. Called once per partition, in a worker.
 
@@ -234,12 +299,15 @@ class RowPacker:
         Makes parcels of the fragments.
     nulls : str
         ``"error"`` or ``"drop"``: the treatment of rows without a time.
+    whole : WholeRows, optional
+        Sends whole rows, too.
     """
 
     schema: pa.Schema
     fragments: Fragments
     packer: EntryPacker
     nulls: str
+    whole: WholeRows | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition's rows."""
@@ -251,9 +319,12 @@ class RowPacker:
         self, fragmenter: Fragmenter, batches: Iterable[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            add_rows(fragmenter, self.fragments, cast_to_schema(batch, self.schema))
+            rows = cast_to_schema(batch.select(range(len(self.schema))), self.schema)
+            add_rows(fragmenter, self.fragments, rows)
             if fragmenter.null_times and self.nulls == "error":
                 raise null_time_error(fragmenter.null_times)
+            if self.whole is not None:
+                yield from self.whole.parcels(batch, rows.column(self.fragments.time))
             if fragmenter.count >= MOST_FRAGMENTS:
                 yield fragmenter.finish()
         yield fragmenter.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Final, cast, get_args
 
@@ -11,12 +12,13 @@ from pyspark.sql.types import StringType, StructType
 
 from penstock.conf.sections import CHANGE_COLUMNS, KafkaColumn, KafkaFormat, OnError
 from penstock.errors import InvalidUsageError
-from penstock.spark_ext.api.bad_records import BAD_RECORD, count_bad_records
+from penstock.spark_ext.api.bad_records import BAD_RECORD, count_bad_records, json_reason, reject_bad_records
 from penstock.spark_ext.kafka.debezium import decode_debezium
 
 __all__ = ["decode_kafka", "without_tombstones"]
 
 _VALUE: Final = "kafka_value"
+_RECORD: Final = "__penstock_record"
 
 
 def decode_kafka(
@@ -27,6 +29,7 @@ def decode_kafka(
     keep: Sequence[KafkaColumn] = ("timestamp",),
     on_error: OnError = "keep",
     name: str = "kafka",
+    reject_to: str | os.PathLike[str] | None = None,
 ) -> DataFrame:
     """Return the columns that the values of Kafka's records hold.
 
@@ -52,6 +55,10 @@ def decode_kafka(
         out, or a failure of the query. `penstock.metrics` counts them as ``bad_records``.
     name : str
         The name under which they are counted; another one for each call in a query.
+    reject_to : str or path, optional
+        The location of a p-stream for such records, each exactly once: ``source`` (the name), ``value``,
+        ``topic``, ``partition`` and ``offset`` if `records` have them, and ``reason``. With ``"keep"`` the
+        rows are kept, too. See ``docs/how-to/late-rows.md``.
 
     Raises
     ------
@@ -76,8 +83,18 @@ def decode_kafka(
     else:
         value = _decode_json(sf.col("value").cast("string"), table)
     kept = [sf.col(column).alias(to) for column, to in zip(keep, own, strict=True)]
-    rows = records.select(value.alias(_VALUE), *kept).select(f"{_VALUE}.*", *own)
-    return count_bad_records(rows, name, on_error)
+    if reject_to is None:
+        rows = records.select(value.alias(_VALUE), *kept).select(f"{_VALUE}.*", *own)
+        return count_bad_records(rows, name, on_error)
+    found = {"value", "topic", "partition", "offset"} & {*records.columns}
+    facts = {one: sf.col(one) for one in sorted(found)}
+    facts["reason"] = json_reason(sf.col("value").cast("string"))
+    record = sf.struct(*(column.alias(one) for one, column in facts.items())).alias(_RECORD)
+    rows = records.select(value.alias(_VALUE), record, *kept).select(f"{_VALUE}.*", _RECORD, *own)
+    rows = reject_bad_records(
+        rows, name, on_error, reject_to, {one: sf.col(f"{_RECORD}.{one}") for one in facts}
+    )
+    return count_bad_records(rows.drop(_RECORD), name, on_error)
 
 
 def _decode_json(text: Column, table: StructType) -> Column:

@@ -17,7 +17,7 @@ from penstock.operators.scan.fragments.keys import bare_values
 from penstock.operators.scan.spec import PANE, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.spark_ext.border.window_packing import EntryPacker, null_time_error
+from penstock.spark_ext.border.window_packing import EntryPacker, WholeRows, null_time_error
 from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.windows.finish import Finish, Step
 from penstock.windows.layout import ENTRY_PANE, RowLayout
@@ -100,6 +100,11 @@ class CountWindowPlan(WindowPlan):
         return in_steps(self.delay_ms, self.fragments.time_unit)
 
     @property
+    def steps(self) -> int:
+        """1, because rows have times instead of panes."""
+        return 1
+
+    @property
     def window(self) -> list[Any]:
         """Size, slide and delay, as stored with the settings."""
         return [f"{self.size_rows} rows", f"{self.slide_rows} rows", self.delay_ms]
@@ -143,12 +148,15 @@ class RowOrderPacker:
         Makes parcels.
     nulls : str
         ``"error"`` or ``"drop"``: the treatment of rows without a time.
+    whole : WholeRows, optional
+        Sends whole rows, too.
     """
 
     schema: pa.Schema
     time: str
     packer: EntryPacker
     nulls: str
+    whole: WholeRows | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition's rows."""
@@ -158,11 +166,13 @@ class RowOrderPacker:
     def _chunks(self, batches: Iterable[pa.RecordBatch], dropped: Any) -> Iterator[pa.RecordBatch]:
         held: list[pa.RecordBatch] = []
         for batch in batches:
-            rows = cast_to_schema(batch, self.schema)
+            rows = cast_to_schema(batch.select(range(len(self.schema))), self.schema)
             missing = rows.column(self.time).null_count
             if missing and self.nulls == "error":
                 raise null_time_error(missing)
             dropped += missing
+            if self.whole is not None:
+                yield from self.whole.parcels(batch, rows.column(self.time))
             held.append(rows.filter(rows.column(self.time).is_valid()) if missing else rows)
             if sum(one.num_rows for one in held) >= _CHUNK_ROWS:
                 yield self._add_times(held)

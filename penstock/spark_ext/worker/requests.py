@@ -21,15 +21,11 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock._failpoints import failpoint
-from penstock.checkpointing.p_stream import PStream
-from penstock.checkpointing.spark_checkpoint import make_durable
-from penstock.errors import CorruptDataError
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.procedures.compiler.program import event_schema
 from penstock.procedures.requests.client import request_streams
-from penstock.procedures.requests.messages import ANSWERS, REQUESTS, decode_values
+from penstock.procedures.requests.messages import REQUESTS, decode_values
 from penstock.procedures.requests.programs import RequestPrograms
 from penstock.procedures.requests.run import REMEMBERED
 from penstock.procedures.workflows.catalog import Catalog
@@ -40,6 +36,7 @@ from penstock.spark_ext.border.parcels import PARCELS, to_parcels
 from penstock.spark_ext.border.transaction_packing import bucket_of_values
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import SegmentRows
+from penstock.spark_ext.sources.task_rows import TaskRows
 from penstock.spark_ext.worker.stateful import absolute_location
 
 __all__ = ["REQUEST_SIDE", "AnswerWriter", "PlannedRequests", "RequestPacker", "sort_requests"]
@@ -49,8 +46,6 @@ REQUEST_SIDE = "requests"
 
 _POSITION = f"{RESERVED_PREFIX}position"
 _PART_BITS = 40
-_SWEEP_BATCHES = 64
-"""The number of micro-batches between searches for files of failed attempts, and for old answers."""
 _KEPT = "kept"
 """The reader of answers that stands for those which are kept."""
 
@@ -113,7 +108,8 @@ class PlannedRequests:
         packer = RequestPacker(programs, buckets, route)
         rows = SegmentRows(WriteOptions.parse({"path": answers.files.location}), answers)
         parcels = read.mapInArrow(packer, PARCELS)
-        return PlannedRequests(parcels, programs, AnswerWriter(answers.files.location, rows, buckets))
+        writer = AnswerWriter(TaskRows(answers.files.location, rows), buckets)
+        return PlannedRequests(parcels, programs, writer)
 
 
 @dataclass(frozen=True)
@@ -180,67 +176,24 @@ class AnswerWriter:
 
     Parameters
     ----------
-    location : str
-        The location of the p-stream of answers.
-    rows : SegmentRows
-        Writes the rows.
+    rows : TaskRows
+        Commits the rows.
     buckets : int
         The number of buckets.
     """
 
-    location: str
-    rows: SegmentRows
+    rows: TaskRows
     buckets: int
 
     def publish(self, answers: pa.RecordBatch, query: str, batch: int, bucket: int) -> None:
         """Make answers of a micro-batch durable and visible, unless another attempt did.
 
-        Steps: 1. write them, 2. sync the micro-batch's plan, and with it the order of its transactions, 3.
-        commit the answers.
-
         Raises
         ------
-        CorruptDataError
-            If the p-stream has other answers under this micro-batch's number, or newer ones.
-        UnavailableError
-            If the file system refuses.
+        CorruptDataError, UnavailableError
+            See `TaskRows.commit`.
         """
-        writer = f"{query}-{bucket}"
-        stream = PStream(self.location)
-        known = stream.log.writers.get(writer)
-        if known is None or known.batch < batch:
-            segments = self.rows.write([answers], writer, batch, bucket)
-            # Spark tells workers not where its checkpoint is.
-            make_durable(None)
-            failpoint("answers.before_commit")
-            committed = stream.log.commit(writer, batch, segments)
-            failpoint("answers.after_commit")
-            if committed:
-                self._clean(stream, writer, batch)
-                return
-        self._check_same(stream, writer, answers, batch)
-
-    def _clean(self, stream: PStream, writer: str, batch: int) -> None:
-        stream.log.compact()
-        if batch % _SWEEP_BATCHES == 0:
-            stream.cut_back(writer)
+        stream = self.rows.commit([answers], f"{query}-{bucket}", batch, bucket)
+        if stream is not None:
             stream.subscribe(_KEPT)
             stream.trim_from(_KEPT, max(stream.end - REMEMBERED * self.buckets, stream.start))
-
-    def _check_same(self, stream: PStream, writer: str, answers: pa.RecordBatch, batch: int) -> None:
-        newest = stream.log.writers[writer].batch
-        commits = [commit for commit in stream.log.commits if commit.writer == writer and commit.rows]
-        if newest == batch:
-            if not commits or commits[-1].offset < stream.start:
-                return  # they are no longer kept
-            theirs = pa.Table.from_batches(stream.read(commits[-1].offset, commits[-1].end), ANSWERS)
-            if theirs.equals(pa.Table.from_batches([answers])):
-                return
-        raise CorruptDataError(
-            "the answers to requests are ahead of the checkpoint, and differ",
-            answers=self.location,
-            batch=batch,
-            newest_batch=newest,
-            hint="restore the checkpoint as it was, and the procedures until one more micro-batch has run; "
-            "or start with a new checkpoint",
-        )

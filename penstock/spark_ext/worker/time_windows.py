@@ -80,6 +80,11 @@ class TimeWindowPlan(WindowPlan):
         return -(-self.delay_ms // self.fragments.pane_ms)
 
     @property
+    def steps(self) -> int:
+        """The length of a pane in steps of the time."""
+        return self.fragments.pane_steps
+
+    @property
     def window(self) -> list[Any]:
         """Size, slide and delay, as stored with the settings."""
         return [self.size_ms, self.slide_ms, self.delay_ms]

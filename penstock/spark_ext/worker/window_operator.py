@@ -7,16 +7,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from penstock._clock import Clock
+from penstock._clock import Clock, monotonic_s
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.choices import WindowMode
 from penstock.operators.update_stream.operator_options import WindowOptions
-from penstock.spark_ext.border.window_packing import facts_of
+from penstock.spark_ext.border.packing import side_of
+from penstock.spark_ext.border.window_packing import PLACE, WHOLE_ROWS, facts_of
+from penstock.spark_ext.sources.task_rows import LateStream, add_reasons
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.queue_operator import follows_clock, share
+from penstock.units import NEVER
 from penstock.windows.append.panes import Panes
 from penstock.windows.layout import WindowLayout
 from penstock.windows.panes import new_panes
@@ -43,6 +47,8 @@ class ParcelInputs:
     def __post_init__(self) -> None:
         self.dropped = 0
         self.newest: list[int | None] = [None] * self.sides
+        self.whole: list[pa.RecordBatch] = []
+        """The whole rows, with their panes or times in `PLACE`."""
         self._arriving: list[list[tuple[int, pa.RecordBatch]]] = [[] for _ in range(self.sides)]
 
     def add(self, parcels: Iterable[Parcel]) -> ParcelInputs:
@@ -50,6 +56,9 @@ class ParcelInputs:
         for parcel in parcels:
             self.dropped += parcel.dropped
             if parcel.batch is None:
+                continue
+            if side_of(parcel.batch) == WHOLE_ROWS:
+                self.whole.append(parcel.batch)
                 continue
             theirs, part = facts_of(parcel.batch)
             before = self.newest[parcel.side]
@@ -86,6 +95,10 @@ class WindowOperator:
         See `UpdateWindows`.
     closing : Closing, optional
         The processing of windows before they are emitted, in append mode.
+    late : LateStream, optional
+        Writes the dropped rows into a p-stream.
+    steps : int
+        The steps of the time in the unit of pane numbers.
     """
 
     layout: WindowLayout
@@ -94,6 +107,8 @@ class WindowOperator:
     options: WindowOptions = field(default_factory=WindowOptions)
     weights: str | KeyWeights | None = None
     closing: WindowEmitter | None = None
+    late: LateStream | None = None
+    steps: int = 1
 
     def specification(self) -> dict[str, Any]:
         """Return the fixed settings; see `Operator.specification`."""
@@ -128,13 +143,42 @@ class WindowOperator:
         started = clock()
         gathered = ParcelInputs(1).add(parcels)
         entering = WindowArrivals(gathered.arriving(0), gathered.watermark(0, self.delay))
+        dropped = self._dropped_rows(gathered.whole, state.oldest, state.watermark)
         if isinstance(state, UpdateWindows):
-            return self._serve(state, entering, gathered.dropped, task_share, clock)
+            made = self._serve(state, entering, gathered.dropped, task_share, clock)
+        else:
+            made = self._close(state, entering, gathered.dropped, started, clock)
+        if self.late is not None and dropped:
+            begin = monotonic_s()
+            self.late.write(dropped, task_share.query_id, task_share.batch_id, task_share.bucket)
+            made[1].duration_ms["late"] = 1000 * (monotonic_s() - begin)
+        return made
+
+    def _dropped_rows(
+        self, whole: list[pa.RecordBatch], oldest: int | None, watermark: int | None
+    ) -> list[pa.RecordBatch]:
+        """Return the rows that are late, or have no time, with reasons."""
+        found = []
+        for batch in whole:
+            places = batch.column(PLACE)
+            rows = batch.filter(pc.less(places, NEVER if oldest is None else oldest).fill_null(True))
+            if not rows.num_rows:
+                continue
+            missing = rows.column(PLACE).is_null()
+            reasons = pc.if_else(missing, "the time is null", "late")
+            passed = None if watermark is None else watermark * self.steps
+            missed = pc.if_else(missing, None, pa.scalar(passed, pa.int64()))
+            found.append(add_reasons(rows.drop_columns([PLACE]), reasons, missed))
+        return found
+
+    def _close(
+        self, state: Panes, entering: WindowArrivals, dropped: int, started: int, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         done = state.run(entering.entries, entering.watermark, self.closing)
         metrics = BatchMetrics(
-            rows_in=done.rows_in + gathered.dropped,
+            rows_in=done.rows_in + dropped,
             late=done.late,
-            dropped=gathered.dropped,
+            dropped=dropped,
             emitted=done.closed,
             rows_out=sum(batch.num_rows for batch in done.windows),
             keys=done.groups,

@@ -14,6 +14,7 @@ from pyspark.sql.types import LongType, NullType, StructField, StructType
 
 from penstock.dataflow.nodes import Extreme
 from penstock.ddl import quote
+from penstock.errors import InternalError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
 from penstock.operators.aggregates.moments import to_settings
@@ -26,7 +27,8 @@ from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
-from penstock.spark_ext.worker.stateful import Stateful
+from penstock.spark_ext.sources.task_rows import LateStream
+from penstock.spark_ext.worker.stateful import Stateful, absolute_location
 from penstock.spark_ext.worker.window_operator import WindowOperator
 from penstock.sql.expression import Expression
 from penstock.windows.finish import Finish, Step
@@ -79,6 +81,8 @@ class WindowPlan(ABC):
         The filter of windows, if not all are wanted.
     wraps : bool
         As in `Assembly`.
+    dropped : StructType, optional
+        The columns of dropped rows, if whole rows reach the buckets; see `dropped_columns`.
     """
 
     fragments: Fragments
@@ -91,6 +95,7 @@ class WindowPlan(ABC):
     weights: str | KeyWeights | None = None
     extreme: Extreme | None = None
     wraps: bool = False
+    dropped: StructType | None = None
 
     def served(self, options: WindowOptions) -> WindowPlan:
         """Return the same windows, served in another way.
@@ -144,7 +149,7 @@ class WindowPlan(ABC):
         """
         made = spark_windows(self.layout)
         waits = self.options.limits != Budget()
-        operator = self._operator(columns)
+        operator = self._operator(columns, place)
         own = has_own_workers(self.layout)
         windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=waits, own_workers=own)
         return windows.select(*self.compute_columns())
@@ -158,7 +163,7 @@ class WindowPlan(ABC):
         into: OperatorRows,
     ) -> DataFrame:
         """Return descriptors of results that the operator writes itself; see `results`."""
-        operator = replace(self._operator(columns), closing=finish)
+        operator = replace(self._operator(columns, place), closing=finish)
         made = as_arrow_of_spark(DESCRIPTORS)
         own = has_own_workers(self.layout)
         return place.run(parcels, operator, DESCRIPTORS, made, waits=False, own_workers=own, into=into)
@@ -167,7 +172,7 @@ class WindowPlan(ABC):
         self, place: Stateful, parcels: DataFrame, columns: Iterable[str], fold: WindowAccumulator
     ) -> DataFrame:
         """Return the windows folded by the operator; see `results`."""
-        operator = replace(self._operator(columns), closing=fold)
+        operator = replace(self._operator(columns, place), closing=fold)
         own = has_own_workers(self.layout)
         made = spark_schema(fold.made)
         return place.run(parcels, operator, made, fold.made, waits=False, own_workers=own)
@@ -182,7 +187,14 @@ class WindowPlan(ABC):
             The steps after the aggregates.
         """
 
-    def _operator(self, columns: Iterable[str]) -> WindowOperator:
+    def _operator(self, columns: Iterable[str], place: Stateful | None = None) -> WindowOperator:
+        late = None
+        if self.options.late_to is not None and place is not None:
+            if self.dropped is None:
+                raise InternalError("the rows of windows do not reach their buckets")
+            late = LateStream.at(
+                absolute_location(self.options.late_to), place.name, self.dropped, place.state_location
+            )
         return WindowOperator(
             self.layout,
             self.delay_panes,
@@ -190,6 +202,8 @@ class WindowPlan(ABC):
             self.options,
             self.weights,
             self._extremes,
+            late,
+            self.steps,
         )
 
     @property
@@ -204,6 +218,11 @@ class WindowPlan(ABC):
     @abstractmethod
     def delay_panes(self) -> int:
         """The delay of the watermark behind the newest row, in the unit of pane numbers."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> int:
+        """The steps of the time in the unit of pane numbers."""
 
     @property
     @abstractmethod

@@ -142,6 +142,11 @@ class Panes(ABC):
     def border(self) -> int | None:
         """The pane before which all panes of all groups are final; None if groups differ."""
 
+    @property
+    @abstractmethod
+    def oldest(self) -> int | None:
+        """The first pane, or time of a row, that would not be late now; None while nothing is late."""
+
     @abstractmethod
     def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
         """Add input and advance the watermark; return the number of input rows and of late rows."""

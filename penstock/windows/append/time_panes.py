@@ -51,7 +51,7 @@ class TimePanes(Panes):
         return self.watermark
 
     @property
-    def _oldest(self) -> int | None:
+    def oldest(self) -> int | None:
         """The first pane that is not late; None while no pane is late."""
         if self._finalizes:
             return self.watermark
@@ -59,7 +59,7 @@ class TimePanes(Panes):
 
     def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
         layout, rows, late, parts = self._layout, 0, 0, []
-        oldest = self._oldest
+        oldest = self.oldest
         for batch in arriving:
             counts = batch.column(layout.rows).to_numpy()
             rows += int(counts.sum())
@@ -81,7 +81,7 @@ class TimePanes(Panes):
         return partials.take(sort_order(partials.panes, np.arange(len(partials))))
 
     def _needed(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
-        return partials.panes >= (NEVER if self._oldest is None else self._oldest)
+        return partials.panes >= (NEVER if self.oldest is None else self.oldest)
 
     def _close(self) -> Iterator[WindowRanges] | None:
         spec = self._layout.spec
@@ -164,7 +164,7 @@ class TimePanes(Panes):
             # A snapshot may be cut into units anywhere; deltas follow each other.
             for part in [PanePartials.concat(parts)] if kind == "snapshot" else parts:
                 self._held.add(part.sort())
-        if self._oldest is not None:
+        if self.oldest is not None:
             self._held.restrict(self._needed)
             self._forget_silent()
 

@@ -82,11 +82,16 @@ class CountPanes(Panes):
         """None, because groups are at different panes."""
         return None
 
+    @property
+    def oldest(self) -> int | None:
+        """The first time that is not late; None before the first watermark."""
+        return self.watermark
+
     # ---------------------------------------------------------------------------------------- rows
 
     def _enter(self, arriving: list[pa.RecordBatch], watermark: int | None) -> tuple[int, int]:
         """Add rows, then number the rows that the watermark has passed."""
-        before, held = self.watermark, self._waiting.num_rows
+        before, held = self.oldest, self._waiting.num_rows
         rows = pa.concat_batches([self._waiting, *arriving])
         self._advance(watermark)
         times = rows.column(ENTRY_PANE).to_numpy()

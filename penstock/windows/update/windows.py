@@ -130,6 +130,16 @@ class UpdateWindows:
         """Approximate memory of the state in bytes."""
         return self._panes.size_bytes + self._queue.size_bytes
 
+    @property
+    def oldest(self) -> int | None:
+        """See `Panes.oldest`."""
+        return self._panes.oldest
+
+    @property
+    def watermark(self) -> int | None:
+        """See `Panes.watermark`."""
+        return self._panes.watermark
+
     def numbers_of(self, keys: Keys) -> Integers:
         """Return the number of each group; -1 for unknown groups."""
         return self._panes.numbers_of(keys)

@@ -1,0 +1,212 @@
+"""Rows that tasks commit to a p-stream themselves, whatever the sink of their query.
+
+The rows of a task and a micro-batch are one commit of a writer that only this bucket or partition has. The
+micro-batch's plan is durable before its rows are visible, so a repeated micro-batch makes the same rows, and
+finds them there. Invisible files of other attempts are deleted some micro-batches later.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.types import DataType, StringType, StructField, StructType
+
+from penstock._failpoints import failpoint
+from penstock.checkpointing.files import open_files
+from penstock.checkpointing.p_stream import PStream
+from penstock.checkpointing.p_stream.description import check_name
+from penstock.checkpointing.spark_checkpoint import make_durable
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.spark_ext.sources.p_stream_options import WriteOptions
+from penstock.spark_ext.sources.p_stream_rows import SegmentRows, open_stream
+
+__all__ = ["REASON", "WATERMARK", "LateStream", "TaskRows", "add_reasons", "dropped_columns"]
+
+REASON, WATERMARK = "reason", "watermark"
+"""The columns that dropped rows have beside their own."""
+
+_SWEEP_BATCHES = 64
+"""The number of micro-batches between searches for files of failed attempts."""
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """Commits rows of tasks to a p-stream. Made on the driver, used in workers.
+
+    Parameters
+    ----------
+    location : str
+        The location of the p-stream.
+    rows : SegmentRows
+        Writes the rows.
+    """
+
+    location: str
+    rows: SegmentRows
+
+    def commit(self, made: list[pa.RecordBatch], writer: str, batch: int, part: int) -> PStream | None:
+        """Make rows of a micro-batch durable and visible, unless another attempt did.
+
+        Steps: 1. write them, 2. sync the micro-batch's plan, 3. commit the rows.
+
+        Parameters
+        ----------
+        made : list of pyarrow.RecordBatch
+            The rows.
+        writer : str
+            The writer, which no other bucket or partition has.
+        batch, part : int
+            The micro-batch, and the number of the bucket or partition.
+
+        Returns
+        -------
+        PStream or None
+            The p-stream, if it is time to look for files of failed attempts.
+
+        Raises
+        ------
+        CorruptDataError
+            If the p-stream has other rows under this micro-batch's number, or newer ones.
+        UnavailableError
+            If the file system refuses.
+        """
+        stream = PStream(self.location)
+        known = stream.log.writers.get(writer)
+        if known is None or known.batch < batch:
+            segments = self.rows.write(made, writer, batch, part)
+            # Spark tells workers not where its checkpoint is.
+            make_durable(None)
+            failpoint("task_rows.before_commit")
+            committed = stream.log.commit(writer, batch, segments)
+            failpoint("task_rows.after_commit")
+            if committed:
+                stream.log.compact()
+                before = -1 if known is None else known.batch
+                if batch // _SWEEP_BATCHES == before // _SWEEP_BATCHES:
+                    return None
+                stream.cut_back(writer)
+                return stream
+        self._check_same(stream, made, writer, batch)
+        return None
+
+    def _check_same(self, stream: PStream, made: list[pa.RecordBatch], writer: str, batch: int) -> None:
+        newest = stream.log.writers[writer].batch
+        commits = [commit for commit in stream.log.commits if commit.writer == writer and commit.rows]
+        if newest == batch:
+            if not commits or commits[-1].offset < stream.start:
+                return  # they are no longer kept
+            theirs = pa.Table.from_batches(stream.read(commits[-1].offset, commits[-1].end), stream.schema)
+            if _same_rows(theirs, pa.Table.from_batches(made)):
+                return
+        raise CorruptDataError(
+            "rows that tasks have written to a p-stream are ahead of the checkpoint, and differ",
+            p_stream=self.location,
+            batch=batch,
+            newest_batch=newest,
+            hint="restore the checkpoint and the query as they were until one more micro-batch has run; or "
+            "start with a new checkpoint and a new p-stream",
+        )
+
+
+def _same_rows(ours: pa.Table, theirs: pa.Table) -> bool:
+    """Return whether tables have the same rows; their order is that of a shuffle."""
+    if ours.equals(theirs):
+        return True
+    theirs = theirs.cast(ours.schema)
+    return Counter(map(repr, ours.to_pylist())) == Counter(map(repr, theirs.to_pylist()))
+
+
+@dataclass(frozen=True)
+class LateStream:
+    """Writes the rows that an operator drops into a p-stream. Made on the driver, used in workers.
+
+    The columns are those of the input, `REASON`, and `WATERMARK` if the operator has one.
+
+    Parameters
+    ----------
+    rows : TaskRows
+        Commits the rows.
+    name : str
+        The operator's name.
+    """
+
+    rows: TaskRows
+    name: str
+
+    @classmethod
+    def at(cls, location: str | os.PathLike[str], name: str, columns: StructType, state: str) -> LateStream:
+        """Return the writer into the p-stream at a location, which is created if it does not exist.
+
+        Parameters
+        ----------
+        location : str or path
+            The p-stream: an absolute path or a URI.
+        name : str
+            The operator's name, which is a part of the writers'.
+        columns : StructType
+            The result of `dropped_columns`.
+        state : str
+            The state location, which must be another one.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the p-stream has other columns, or the location is that of the state.
+        UnavailableError
+            If the location cannot be written.
+        """
+        options = WriteOptions.parse({"path": os.fspath(location)})
+        check_name(_writer(str(uuid.UUID(int=0)), name, 0))
+        if open_files(options.path).location == open_files(state).location:
+            raise InvalidUsageError(
+                "late rows would go into the state location",
+                late_to=options.path,
+                hint="use another directory",
+            )
+        return cls(TaskRows(options.path, SegmentRows(options, open_stream(options, columns))), name)
+
+    def write(self, late: list[pa.RecordBatch], query: str, batch: int, bucket: int) -> None:
+        """Commit the dropped rows of a bucket and a micro-batch; see `TaskRows.commit`."""
+        if any(one.num_rows for one in late):
+            self.rows.commit(late, _writer(query, self.name, bucket), batch, bucket)
+
+
+def _writer(query: str, name: str, bucket: int) -> str:
+    return f"{query}-{name}-{bucket}"
+
+
+def dropped_columns(columns: StructType, watermark: DataType | None) -> StructType:
+    """Return the columns of dropped rows.
+
+    Parameters
+    ----------
+    columns : StructType
+        The columns of the rows.
+    watermark : DataType, optional
+        The type of `WATERMARK`, if the operator has one.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a column of the rows has the name of an added one.
+    """
+    added = [StructField(REASON, StringType())]
+    added += [] if watermark is None else [StructField(WATERMARK, watermark)]
+    names = {name.lower() for name in columns.names}
+    if taken := [field.name for field in added if field.name in names]:
+        raise InvalidUsageError(
+            "an input column has the name of a column that late rows get",
+            columns=taken,
+            hint="rename it before the operator",
+        )
+    return StructType([*columns.fields, *added])
+
+
+def add_reasons(rows: pa.RecordBatch, reasons: pa.Array, watermark: pa.Array | None = None) -> pa.RecordBatch:
+    """Return rows with `REASON` and, if given, `WATERMARK`."""
+    rows = rows.replace_schema_metadata(None).append_column(REASON, reasons)
+    return rows if watermark is None else rows.append_column(WATERMARK, watermark)
