@@ -35,7 +35,7 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="penstock",
-    help="Update streams for Spark Structured Streaming: newest first, fresh under overload.",
+    help="Process streams of updates with Spark, and keep results fresh when rows arrive too fast.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -54,7 +54,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="FIELD=VALUE",
-        help="Override a field, such as queue.budget=100; the value is YAML. May be repeated.",
+        help="Override a field, such as queue.budget=100. The value is YAML. May be repeated.",
         show_default=False,
     ),
 ]
@@ -73,14 +73,14 @@ def _options(
         typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Update streams for Spark Structured Streaming: newest first, fresh under overload."""
+    """Process streams of updates with Spark, and keep results fresh when rows arrive too fast."""
 
 
 @app.command()
 def run(
     pipeline: PipelineArgument,
     overrides: SetOption = None,
-    progress: Annotated[bool, typer.Option(help="Show a line for every batch.")] = True,
+    progress: Annotated[bool, typer.Option(help="Print a line for each micro-batch.")] = True,
     debug: DebugOption = False,
 ) -> None:
     """Run a pipeline until it ends, fails, or is stopped.
@@ -117,7 +117,7 @@ def check(
 ) -> None:
     """Check a pipeline's configuration, columns and expressions without running it.
 
-    What only Spark can check, such as the options of a source, is checked when the pipeline runs.
+    Only Spark can check some things, such as the options of a source. It does so when the pipeline runs.
     """
     with errors(debug=debug):
         loaded, _ = _check(pipeline, overrides or [])
@@ -196,7 +196,7 @@ def explain(
     ] = None,
     svg: Annotated[
         Path | None,
-        typer.Option(help="Draw the graph, as written and as planned, into this file.", show_default=False),
+        typer.Option(help="Draw the graph, as written and as planned, to this file.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
     debug: DebugOption = False,
@@ -204,8 +204,10 @@ def explain(
     """Show a pipeline's graph of operators, as written and as planned.
 
     The plan shows what runs before each p-stream, what the p-stream holds, what its reader does, and what is
-    left to Spark. Nothing runs. Of a Python file that makes databases, it shows their tables and procedures:
-    what each reads and writes, under which conditions, its undo log, its rejections and its route.
+    left to Spark. Nothing runs.
+
+    PIPELINE may also be a Python file that makes databases. Then the command shows their tables, and for each
+    procedure what it reads and writes, under which conditions, its undo log, its rejections and its route.
     """
     with errors(debug=debug):
         from penstock import dataflow
@@ -270,11 +272,13 @@ def examples(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of pipelines, with which editors complete and check YAML.
+    """Print the JSON Schema of pipelines, which lets editors complete and check YAML.
 
-    Write it to a file, and name that file in the first line of a pipeline:
+    Write it to a file, and name the file in the first line of each pipeline:
+
+    \b
     # yaml-language-server: $schema=penstock.schema.json
-    """
+    """  # noqa: D301 - the escape is the mark of lines that are not joined
     from penstock.conf.json_schema import pipeline_schema
 
     typer.echo(json.dumps(pipeline_schema(), indent=2))
@@ -284,9 +288,13 @@ def schema() -> None:
 def demo(
     seconds: Annotated[
         int | None,
-        typer.Option(min=1, help="How long each of the two queries runs.", show_default=False),
+        typer.Option(
+            min=1,
+            help="How many seconds each of the two queries runs; 22 by default, 8 with --fast.",
+            show_default=False,
+        ),
     ] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="A short demo.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Run a short demo.")] = False,
     out: Annotated[Path, typer.Option(help="The directory for the plots.")] = Path("penstock-demo"),
     debug: DebugOption = False,
 ) -> None:
@@ -301,7 +309,7 @@ def demo(
 
 @app.command()
 def simulate(
-    load: Annotated[float, typer.Option(help="Updates that arrive for each one that can be served.")] = 10.0,
+    load: Annotated[float, typer.Option(help="How many updates arrive for each one served.")] = 10.0,
     keys: Annotated[int, typer.Option(help="Number of keys.")] = 100,
     skew: Annotated[float, typer.Option(help="Zipf exponent of the keys; 0 for equal keys.")] = 0.9,
     updates: Annotated[int, typer.Option(help="Length of the run, in updates.")] = 20_000,
@@ -317,21 +325,21 @@ def simulate(
 @app.command("warm-up")
 def warm_up(
     if_missing: Annotated[
-        bool, typer.Option("--if-missing", help="Do nothing if there is an archive.")
+        bool, typer.Option("--if-missing", help="Do nothing if the archive exists.")
     ] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Compile kernels and archive Spark's classes, so that later runs start in two thirds of the time.
+    """Compile kernels and archive Spark's classes, so that later runs start in a third less time.
 
-    Run it once for each Python environment and Java. It takes half a minute to two minutes, and 200 MB in
-    ~/.cache/penstock.
+    Run it once for each Python environment and Java version. It takes between 30 seconds and two minutes, and
+    200 MB in ~/.cache/penstock.
     """
     with errors(debug=debug):
         from penstock.jobs.class_archive import class_archive, make_class_archive
 
         there = class_archive()
         if not (if_missing and there is not None and there.exists()):
-            typer.echo("running small queries; this takes a while", err=True)
+            typer.echo("running small queries, which takes up to two minutes", err=True)
             there = make_class_archive()
         typer.echo(f"{there}: {size(there.stat().st_size)}")
 

@@ -20,11 +20,23 @@ from penstock._durable import replace
 from penstock.errors import UnavailableError
 from penstock.jobs.spark_home import cache_directory, file_facts, home_without_zip
 
-__all__ = ["JAVA_OPTIONS", "archive_options", "class_archive", "find_java", "make_class_archive", "option"]
+__all__ = [
+    "JAVA_HINT",
+    "JAVA_OPTIONS",
+    "archive_options",
+    "class_archive",
+    "find_java",
+    "make_class_archive",
+    "option",
+]
 
 JAVA_OPTIONS: Final = "spark.driver.defaultJavaOptions"
 """The Spark setting with options of the driver's JVM, beside those that a user gives."""
 
+JAVA_HINT: Final = (
+    "install Java 17 or newer, such as with sudo apt-get install openjdk-17-jre-headless, "
+    "or let JAVA_HOME name it"
+)
 _ELSEWHERE: Final = ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "JDK_JAVA_OPTIONS")
 _OPTIONS: Final = "SPARK_SUBMIT_OPTS"
 _SHORT_LIVED: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=error:stderr"
@@ -78,13 +90,14 @@ def make_class_archive() -> Path:
     Raises
     ------
     UnavailableError
-        If there is no directory for it, Spark does not run, or its JVM cannot archive classes.
+        If there is no Java or no directory for it, Spark does not run, or its JVM cannot archive classes.
     """
+    if find_java() is None:
+        raise UnavailableError("there is no Java", hint=JAVA_HINT)
     archive = class_archive()
     if archive is None:
         raise UnavailableError(
-            "there is no cache directory or no Java for the class archive",
-            hint="set XDG_CACHE_HOME or HOME, and JAVA_HOME",
+            "there is no cache directory for the class archive", hint="set XDG_CACHE_HOME or HOME"
         )
     archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent.resolve()) as directory:

@@ -46,8 +46,8 @@ _CORES: Final = 2
 _COST_US: Final = 2_000
 _BUDGET_US: Final = 800_000
 _RATE: Final = round(LOAD * _CORES * 1_000_000 / _COST_US)
-_SECONDS: Final = 22
-_FAST_SECONDS: Final = 8
+SECONDS: Final = 22
+FAST_SECONDS: Final = 8
 _LEAD_US: Final = 1_500_000
 _CALIBRATING: Final = 6
 _GRID_US: Final = 50_000
@@ -165,7 +165,7 @@ def run_demo(*, seconds: int | None = None, fast: bool = False, out: Path = Path
         If a query fails.
     """
     need_extra("plot", "penstock demo")
-    duration = seconds if seconds is not None else (_FAST_SECONDS if fast else _SECONDS)
+    duration = seconds if seconds is not None else (FAST_SECONDS if fast else SECONDS)
     console = Console()
     out.mkdir(parents=True, exist_ok=True)
     console.print(

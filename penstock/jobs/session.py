@@ -25,7 +25,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.jobs.class_archive import JAVA_OPTIONS, archive_options, find_java
+from penstock.jobs.class_archive import JAVA_HINT, JAVA_OPTIONS, archive_options, find_java
 from penstock.jobs.signals import StopSignals
 from penstock.jobs.spark_home import make_home, using_spark_home
 from penstock.spark_ext.api.failure import failure_of, is_late_worker, is_ours, is_without_answer
@@ -60,10 +60,6 @@ _MAX_CORES_FOR_SERIAL_GC: Final = 4
 _LOG_FILE: Final = Path(__file__).parents[1] / "conf" / "log4j2.properties"
 _BANNERS: Final = (b"WARNING: Using incubator modules: jdk.incubator.vector\n",)
 """Lines of the JVM that no option suppresses."""
-_JAVA_HINT: Final = (
-    "install Java 17 or newer, such as with sudo apt-get install openjdk-17-jre-headless, "
-    "or let JAVA_HOME name it"
-)
 _POLL_S: Final = 0.1
 _DRAIN_S: Final = 2.0
 """The wait for the last output of a JVM that has ended."""
@@ -122,7 +118,7 @@ def _launch_jvm(options: Mapping[str, str], home: Path | None) -> None:
         if error.getCondition() != "JAVA_GATEWAY_EXITED":
             raise
         raise UnavailableError(
-            "Spark's JVM did not start", hint=f"its output above says why; {_JAVA_HINT}"
+            "Spark's JVM did not start", hint=f"its output above says why; {JAVA_HINT}"
         ) from None
     os.close(writing)
     SparkContext._ensure_initialized(gateway=gateway, conf=conf)
@@ -166,7 +162,7 @@ def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, st
         If there is no Java.
     """
     if find_java() is None:
-        raise UnavailableError("there is no Java", hint=_JAVA_HINT)
+        raise UnavailableError("there is no Java", hint=JAVA_HINT)
     if log_level in ("FATAL", "OFF"):
         # PySpark would also log the errors that it raises, with the JVM's stack.
         for logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):

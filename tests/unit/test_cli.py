@@ -17,7 +17,7 @@ from penstock import __version__
 from penstock.cli import app
 from penstock.conf.pipeline import Pipeline, example_names, load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.jobs import class_archive
+from penstock.jobs import class_archive, demo
 from penstock.jobs.pipelines import run as jobs_run
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer
 
@@ -86,6 +86,18 @@ def test_without_a_home_there_is_no_archive_of_classes(monkeypatch: pytest.Monke
     result = penstock("warm-up")
     assert result.exit_code == 1
     assert "set XDG_CACHE_HOME or HOME" in result.stderr
+
+
+def test_a_warm_up_without_java_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "none")
+    result = penstock("warm-up")
+    assert result.exit_code == 1
+    assert "there is no Java. Hint: install Java 17" in result.stderr
+
+
+def test_help_says_how_long_the_demo_runs() -> None:
+    help_text = " ".join(penstock("demo", "--help").stdout.replace("│", " ").split())
+    assert f"{demo.SECONDS} by default, {demo.FAST_SECONDS} with --fast" in help_text
 
 
 def test_the_version_is_printed() -> None:

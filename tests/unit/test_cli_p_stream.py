@@ -118,7 +118,10 @@ def test_an_empty_stream_is_shown(tmp_path: Path) -> None:
     PStream(tmp_path / "s", SCHEMA)
     found = inspected(tmp_path / "s")
     assert (found["end"], found["bytes_per_row"], found["columns"], found["writers"]) == (0, None, [], [])
-    assert penstock("inspect", "pstream", str(tmp_path / "s"), "--check").exit_code == 0
+    shown = penstock("inspect", "pstream", str(tmp_path / "s"), "--check")
+    assert shown.exit_code == 0
+    for users in ("writers", "readers"):
+        assert [line.split() for line in shown.stdout.splitlines() if users in line] == [[users, "none"]]
 
 
 def test_gc_drops_a_reader_that_is_gone_and_trims_what_the_others_have_passed(place: Path) -> None:

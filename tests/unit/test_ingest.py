@@ -452,6 +452,14 @@ def test_a_schema_that_does_not_fit_creates_no_stream(place: Path, schema: str) 
     assert rows_of(place) == [{"n": 1.5}]
 
 
+def test_inspect_shows_positions_without_checksums(place: Path) -> None:
+    written("a.csv", "n\n1\n")
+    assert penstock(str(place), "a.csv", "--from", "csv").exit_code == 0
+    shown = CliRunner().invoke(app, ["inspect", "pstream", str(place)]).stdout
+    assert "bytes:" in shown
+    assert "head:" not in shown
+
+
 def test_a_bad_first_record_that_is_skipped_creates_the_stream(place: Path) -> None:
     written("a.csv", "n\nx\n1\n")
     options = ("a.csv", "--from", "csv", "--schema", "n int", "--on-error", "skip")

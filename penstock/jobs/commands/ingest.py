@@ -25,9 +25,9 @@ def ingest(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SOURCE]...",
+            metavar="SOURCE",
             help="Files, or quoted patterns of files; HOST:PORT of a socket; mqtt://HOST:PORT/TOPIC; "
-            "ws://HOST:PORT/PATH; nothing for stdin.",
+            "ws://HOST:PORT/PATH. Leave it out for stdin.",
             show_default=False,
         ),
     ] = None,
@@ -65,7 +65,7 @@ def ingest(
     null: Annotated[
         list[str] | None,
         typer.Option(
-            help="A field of csv, without quotes, that means null as an empty field does. May be repeated.",
+            help="Read this unquoted field of csv as null, as well as the empty field. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -110,11 +110,11 @@ def ingest(
     the last commit, however it ended. Stdin and sockets cannot be read again: if the command is killed, rows
     that it has read but not committed are lost, and rows that are sent again are appended again.
 
-    Messages of MQTT are acknowledged once their rows are durable. The broker keeps others for a day, so none
-    is lost while this command is restarted; after a crash some may be appended twice. Messages of a WebSocket
-    that come while nobody reads are lost.
+    MQTT messages are acknowledged once their rows are durable. The broker keeps all other messages for a day,
+    so a restart of this command loses none. After a crash some may be appended twice. WebSocket messages that
+    arrive while the command does not run are lost.
 
-    Ctrl-C and SIGTERM commit what was read. The exit codes are 130 and 143.
+    Ctrl-C and SIGTERM commit what was read, and end the command with exit code 130 or 143.
 
     \b
     penstock ingest readings --from csv 'logs/*.csv' --follow

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -140,7 +140,10 @@ def show_p_stream(console: Console, found: Survey, columns: list[dict[str, Any]]
     console.print(Text(found.location, style="bold"))
     console.print(_facts(found))
     console.print(_columns_table(found, columns))
-    console.print(Group(_writers_table(found), _readers_table(found)))
+    if found.writers:
+        console.print(_writers_table(found))
+    if found.readers:
+        console.print(_readers_table(found))
 
 
 def _facts(found: Survey) -> Table:
@@ -164,6 +167,9 @@ def _facts(found: Survey) -> Table:
         "a trim frees": f"{_spare_rows(found):,} rows, {size(_spare_bytes(found))}",
         "garbage": amount(len(found.garbage), found.garbage_bytes),
     }
+    for name, users in (("writers", found.writers), ("readers", found.readers)):
+        if not users:
+            rows[name] = "none"
     if found.direct_io:
         rows["direct I/O"] = "yes"
     if found.pending_files:
@@ -197,7 +203,9 @@ def _writers_table(found: Survey) -> Table:
     table.add_column("last commit")
     table.add_column("clock")
     for writer in found.writers:
-        clock = "\n".join(f"{source} {position:,}" for source, position in writer.clock.items())
+        # `penstock ingest` also stores checksums of files' heads, which are no positions.
+        positions = {name: at for name, at in writer.clock.items() if not name.startswith("head:")}
+        clock = "\n".join(f"{source} {position:,}" for source, position in positions.items())
         time = "-" if writer.time_us is None else utc_time(writer.time_us)
         table.add_row(
             Text(writer.name), f"{writer.batch:,}" if writer.batch >= 0 else "-", time, Text(clock or "-")

@@ -47,8 +47,8 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
     """
     if not load > 0 or keys < 1 or skew < 0 or updates < 1:
         raise InvalidUsageError(
-            "there is nothing to simulate", load=load, keys=keys, skew=skew, updates=updates,
-            hint="load, keys and updates are positive, skew is at least 0",
+            "this overload cannot be simulated", load=load, keys=keys, skew=skew, updates=updates,
+            hint="load, keys and updates must be positive, and skew at least 0",
         )  # fmt: skip
     stream = update_stream()
     trace = draw_arrivals(zipf_weights(keys, skew), 1.0, updates, seed=seed)
