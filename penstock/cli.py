@@ -81,6 +81,23 @@ def run(
     pipeline: PipelineArgument,
     overrides: SetOption = None,
     progress: Annotated[bool, typer.Option(help="Print a line for each micro-batch.")] = True,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Run on a cluster: spark://HOST:PORT, yarn or k8s://URL. Its workers get the pipeline's "
+            "modules from here, and Penstock if they lack it; their Python needs Penstock's dependencies.",
+            show_default=False,
+        ),
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A setting of Spark. May be repeated.", show_default=False),
+    ] = None,
+    deploy_mode: Annotated[
+        str | None,
+        typer.Option(metavar="client", help="The driver always runs here.", show_default=False),
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Run a pipeline until it ends, fails, or is stopped.
@@ -88,13 +105,17 @@ def run(
     Ctrl-C and SIGTERM stop it cleanly. Started again with the same checkpoint, it continues where it stopped.
     """
     with errors(debug=debug):
+        from penstock.jobs.cluster.master import cluster_pipeline, spark_settings
+
+        settings = spark_settings(master, conf or [], deploy_mode)
         loaded, document = _check(pipeline, overrides or [], inputs=True)
         from penstock.jobs.pipelines.batches import batch_printer, summary_line
         from penstock.jobs.pipelines.run import run_to_end
 
-        with batch_printer() if progress else nullcontext(lambda batch: None) as on_batch:
+        printer = batch_printer() if progress else nullcontext(lambda batch: None)
+        with cluster_pipeline(loaded, settings) as configured, printer as on_batch:
             level = "ERROR" if debug else "FATAL"
-            totals = run_to_end(loaded, on_batch, document=document, log_level=level)
+            totals = run_to_end(configured, on_batch, document=document, log_level=level)
     if totals.signal is not None:
         typer.echo(f"stopped by {Signals(totals.signal).name}", err=True)
     typer.echo(summary_line(totals), err=True)

@@ -168,17 +168,20 @@ def _laptop_options(settings: Mapping[str, str], log_level: str) -> dict[str, st
         for logger in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
             PySparkLogger.getLogger(logger).setLevel(logging.CRITICAL)
     options = dict(_LAPTOP_DEFAULTS)
+    java = [
+        f"-Dlog4j2.configurationFile={_LOG_FILE.as_uri()} -Dpenstock.log.level={log_level.lower()}",
+        _LATE_OPTIMISATION,
+    ]
+    if not _chooses_collector(settings) and (os.cpu_count() or 1) <= _MAX_CORES_FOR_SERIAL_GC:
+        java.append("-XX:+UseSerialGC")
     if settings.get("spark.master", "local").startswith("local"):
         options |= _LOCAL_DEFAULTS
+        java.insert(0, archive_options().get(JAVA_OPTIONS, ""))
         if "spark.pyspark.python" not in settings:
             # Workers would otherwise run the `python3` in PATH, which may lack the dependencies.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             options[DAEMON_SETTING] = DAEMON
-        logs = f"-Dlog4j2.configurationFile={_LOG_FILE.as_uri()} -Dpenstock.log.level={log_level.lower()}"
-        java = [archive_options().get(JAVA_OPTIONS, ""), logs, _LATE_OPTIMISATION]
-        if not _chooses_collector(settings) and (os.cpu_count() or 1) <= _MAX_CORES_FOR_SERIAL_GC:
-            java.append("-XX:+UseSerialGC")
-        options[JAVA_OPTIONS] = " ".join(java).strip()
+    options[JAVA_OPTIONS] = " ".join(java).strip()
     return options
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -27,6 +28,7 @@ from penstock.checkpointing.files import open_files
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError, UnavailableError
 from penstock.jobs.cluster.archive import RUN_SCRIPT, pack_pipeline
+from penstock.jobs.cluster.shared_places import hosts_without
 from penstock.jobs.pipelines.batches import batch_line, summary_line
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.jobs.pipelines.sinks import pack_values
@@ -593,6 +595,12 @@ def test_a_signal_stops_the_command_cleanly_and_the_next_one_goes_on(tmp_path: P
     assert lasts[1][0] > lasts[0][0]
     served = pq.read_table(tmp_path / "out").to_pydict()
     assert len(set(zip(served["symbol"], served["time"], strict=True))) == len(served["symbol"])
+
+
+def test_workers_are_asked_for_files_of_the_driver(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "seen").touch()
+    (hosts,) = hosts_without(spark, [str(tmp_path / "seen"), str(tmp_path / "unseen")]).items()
+    assert hosts == (str(tmp_path / "unseen"), [socket.gethostname()])
 
 
 def test_spark_submit_runs_a_pipeline_from_a_zip(tmp_path: Path) -> None:

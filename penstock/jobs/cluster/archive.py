@@ -101,7 +101,7 @@ def pack_pipeline(
 
 
 def write_modules(out: Path, modules: Modules) -> None:
-    """Write a zip file with Penstock and modules, for workers of a running driver.
+    """Write a zip file with a pipeline's modules, for workers of a running driver.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def write_modules(out: Path, modules: Modules) -> None:
         If a module cannot be imported from a zip file.
     """
     _refuse_compiled(modules)
-    write_zip(out, package_files() | modules.files)
+    write_zip(out, modules.files)
 
 
 def _refuse_compiled(modules: Modules) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from penstock.conf.cross_field_checks import side_streams
 from penstock.conf.document import Document, FieldPath, PipelineError, describe
 from penstock.conf.pipeline import FilesSource, ParquetSink, Pipeline, PStreamSink
 
-__all__ = ["check_inputs", "check_places"]
+__all__ = ["check_inputs", "check_places", "nearest_directory", "read_places", "written_places"]
+
+_ELSEWHERE: Final = ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR")
 
 
 def check_places(pipeline: Pipeline, document: Document) -> None:
@@ -26,16 +29,8 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
     """
     if _on_cluster():
         return
-    query, sink = pipeline.query, pipeline.sink
-    places: list[tuple[FieldPath, str | None, bool]] = [
-        (("query", "checkpoint"), query.checkpoint, True),
-        (("query", "state_location"), query.state_location, True),
-        (("query", "metrics"), query.metrics, False),
-        (("sink", "path"), sink.path if isinstance(sink, ParquetSink | PStreamSink) else None, True),
-    ]
-    places += [(path, location, True) for path, location in side_streams(pipeline)]
     problems = []
-    for path, location, directory in places:
+    for path, location, directory in written_places(pipeline):
         if location is None or "://" in location:
             continue
         wrong = _wrong_with(Path(location), directory=directory)
@@ -55,6 +50,29 @@ def check_inputs(pipeline: Pipeline, document: Document) -> None:
     """
     if _on_cluster():
         return
+    problems = [
+        describe(document.place(path), path, f"there is no {location}")
+        for path, location in read_places(pipeline)
+        if not Path(location).exists()
+    ]
+    if problems:
+        raise PipelineError(problems)
+
+
+def written_places(pipeline: Pipeline) -> list[tuple[FieldPath, str | None, bool]]:
+    """Return the field and the location of all that a pipeline writes, and whether it is a directory."""
+    query, sink = pipeline.query, pipeline.sink
+    return [
+        (("query", "checkpoint"), query.checkpoint, True),
+        (("query", "state_location"), query.state_location, True),
+        (("query", "metrics"), query.metrics, False),
+        (("sink", "path"), sink.path if isinstance(sink, ParquetSink | PStreamSink) else None, True),
+        *((path, location, True) for path, location in side_streams(pipeline)),
+    ]
+
+
+def read_places(pipeline: Pipeline) -> list[tuple[FieldPath, str]]:
+    """Return the fields and paths of the local files and directories that a pipeline reads, but patterns."""
     places: list[tuple[FieldPath, str]] = []
     if isinstance(pipeline.source, FilesSource):
         places.append((("source", "path"), pipeline.source.path))
@@ -63,19 +81,20 @@ def check_inputs(pipeline: Pipeline, document: Document) -> None:
     if pipeline.database is not None:
         tables = pipeline.database.initial.items()
         places += [(("database", "initial", name, "path"), table.path) for name, table in tables]
-    problems = [
-        describe(document.place(path), path, f"there is no {location}")
+    return [
+        (path, location)
         for path, location in places
-        if "://" not in location
-        and not any(mark in location for mark in "*?[{,")
-        and not Path(location).exists()
+        if "://" not in location and not any(mark in location for mark in "*?[{,")
     ]
-    if problems:
-        raise PipelineError(problems)
+
+
+def nearest_directory(path: Path) -> Path:
+    """Return the path, or the nearest directory above it that exists."""
+    return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
 
 
 def _on_cluster() -> bool:
-    return any(name in os.environ for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR"))
+    return any(name in os.environ for name in _ELSEWHERE)
 
 
 def _wrong_with(path: Path, *, directory: bool) -> str | None:
@@ -83,10 +102,10 @@ def _wrong_with(path: Path, *, directory: bool) -> str | None:
     try:
         if path.exists() and path.is_dir() != directory:
             return f"{path} is {'no directory' if directory else 'a directory'}"
-        there = next(one for one in (path, *path.absolute().parents) if one.exists())
+        there = nearest_directory(path)
     except OSError as error:
         return f"{path} cannot be used: {error.strerror}"
-    if there != path and not there.is_dir():
+    if there != path.absolute() and not there.is_dir():
         return f"{path} cannot be made: {there} is no directory"
     try:
         # Permissions are not enough: a file system may be read-only, or refuse files.

@@ -17,6 +17,7 @@ from pyspark.sql.types import DataType, StructType
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, PStreamSink, PStreamSource, Source, SparkSource, TableSection
 from penstock.errors import InvalidUsageError
+from penstock.jobs.cluster.shared_places import check_shared_places
 from penstock.jobs.pipelines.functions import import_function
 from penstock.jobs.pipelines.graph import OTHER, Binding, graph_of
 from penstock.jobs.pipelines.late_decoding import decode_results, decodes_late, read_encoded
@@ -48,10 +49,12 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
     Raises
     ------
     InvalidUsageError
-        If Spark or the graph refuses a section; its text names the section.
+        If Spark or the graph refuses a section, or the workers of a cluster do not see a directory; its text
+        names the section.
     """
     query = pipeline.query
     register(spark, metrics_file=query.metrics, metrics_query=query.name)
+    check_shared_places(spark, pipeline, document)
     late = decodes_late(pipeline)
     sources = read_encoded(spark, pipeline) if late else read_sources(spark, pipeline)
     tables = read_tables(spark, pipeline)

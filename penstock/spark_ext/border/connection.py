@@ -72,6 +72,7 @@ __all__ = [
     "plan_of_writer",
     "session_of_writer",
     "share",
+    "uses_local_files",
     "writer_class",
 ]
 
@@ -101,6 +102,14 @@ def is_local(spark: SparkSession) -> bool:
     A server of Spark Connect may be anywhere.
     """
     return not is_connect(spark) and str(spark.sparkContext.master).startswith("local")
+
+
+def uses_local_files(spark: SparkSession) -> bool:
+    """Return whether Spark takes a path that names no file system for one of the machine's own."""
+    if is_connect(spark):
+        return False
+    context: Any = spark.sparkContext
+    return str(context._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")).startswith("file:")
 
 
 def default_parallelism(spark: SparkSession) -> int:

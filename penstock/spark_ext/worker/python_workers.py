@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -38,8 +39,8 @@ def prepare_workers(spark: SparkSession) -> None:
 
     Without ``PYSPARK_PYTHON``, workers run the ``python3`` in PATH, whatever Python the driver runs. On one
     machine they get the driver's Python, unless ``PYSPARK_PYTHON`` names one with Penstock's dependencies. On
-    a cluster, where paths and packages may differ, a small job checks one worker, once. Behind Spark Connect,
-    workers that lack only Penstock itself are sent this package, for this session.
+    a cluster, where paths and packages may differ, a small job checks one worker, once. Workers that lack
+    only Penstock itself are sent this package, for this application or session of Spark Connect.
 
     Raises
     ------
@@ -52,8 +53,7 @@ def prepare_workers(spark: SparkSession) -> None:
     if is_connect(spark):
         _prepare_server(spark)
     elif not str(known.master).startswith("local"):
-        if (lack := _lack_of_workers(known)) is not None:
-            raise _refusal(known.pythonExec, lack)
+        _prepare_cluster(known)
     elif known.pythonExec != sys.executable:
         _use_drivers_python(known)
     _prepared.add(known)
@@ -72,13 +72,31 @@ def _use_drivers_python(context: SparkContext) -> None:
     context.pythonExec = sys.executable
 
 
+def _prepare_cluster(context: SparkContext) -> None:
+    lack = _lack_of_workers(context)
+    if lack == _no_module("penstock"):
+        # Executors fetch the file when they start, at any time.
+        directory = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+        atexit.register(directory.cleanup)
+        context.addPyFile(str(_pack(directory.name)))
+        _LOGGER.info("workers were sent this package [version=%s]", __version__)
+        lack = _lack_of_workers(context)
+    if lack is not None:
+        raise _refusal(context.pythonExec, lack)
+
+
+def _pack(directory: str) -> Path:
+    """Write this package into a file that workers can import from."""
+    path = Path(directory, "penstock.zip")
+    write_zip(path, package_files())
+    return path
+
+
 def _prepare_server(spark: SparkSession) -> None:
     lack = _lack_of_server(spark)
     if lack == _no_module("penstock"):
         with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
-            archive = Path(directory, "penstock.zip")
-            write_zip(archive, package_files())
-            spark.addArtifacts(str(archive), pyfile=True)
+            spark.addArtifacts(str(_pack(directory)), pyfile=True)
         _LOGGER.info("workers of Spark Connect were sent this package [version=%s]", __version__)
         lack = _lack_of_server(spark)
     if lack is not None:
