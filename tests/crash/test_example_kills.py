@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
+import signal
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,6 +14,10 @@ import duckdb
 import pytest
 
 from tests.crash.commands import KILLS, SEED, Commands, kill_some, stream_rows
+from tests.kafka import Broker, Record, broker, connector_jars
+from tests.servers import PostgreSql
+
+__all__ = ["broker"]
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
 
@@ -93,9 +100,65 @@ def test_windows_of_csv_files_reach_duckdb_exactly(tmp_path: Path, draw: random.
     assert stored == wanted
 
 
+# ------------------------------------------------------------------------------ Kafka to PostgreSQL
+
+
+@pytest.fixture
+def postgresql() -> Iterator[PostgreSql]:
+    server = PostgreSql()
+    yield server
+    server.remove()
+
+
+def test_the_newest_trades_of_kafka_reach_postgresql(
+    tmp_path: Path, draw: random.Random, broker: Broker, postgresql: PostgreSql
+) -> None:
+    from adbc_driver_postgresql import dbapi
+
+    topic = broker.make_topic("trades")
+    commands = Commands(tmp_path, KAFKA=broker.address, TOPIC=topic, DATABASE=postgresql.uri)
+    run = ("run", "kafka_to_postgresql", *_SPARK, *_connector(), "--set", "queue.budget=7")
+    newest: dict[str, tuple[float, int, int]] = {}
+    sent = 0
+
+    def trade(trades: int) -> None:
+        nonlocal sent
+        records = []
+        for _ in range(trades):
+            symbol, price, volume = draw.choice(_SYMBOLS), draw.randrange(100) / 4, draw.randrange(1000)
+            value = json.dumps({"symbol": symbol, "price": price, "volume": volume})
+            records.append(Record(symbol.encode(), value.encode()))
+            newest[symbol] = price, volume, sent
+            sent += 1
+        broker.send(topic, records)
+
+    for _ in range(KILLS):
+        trade(300)
+        before = _commits(tmp_path)
+        with commands.running(*run) as query:
+            commands.wait_for(query, lambda: _commits(tmp_path) > before)  # noqa: B023
+            postgresql.stop(signal.SIGKILL)
+            trade(300)
+            postgresql.start()
+            kill_some(query, draw)
+        trade(300)
+    commands.finish(*run, *_ONCE)
+    with dbapi.connect(postgresql.uri) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT symbol, price, volume, kafka_offset FROM trades")
+        stored = cursor.fetchall()
+    assert {symbol: tuple(values) for symbol, *values in stored} == newest
+    assert len(stored) == len(newest)
+
+
 # -------------------------------------------------------------------------------------- of all
 
 
 def _commits(place: Path) -> int:
     """Return how many micro-batches the queries of a graph have committed."""
     return len(list(place.glob("*-checkpoint/queries/*/commits/[0-9]*")))
+
+
+def _connector() -> tuple[str, ...]:
+    """Return overrides for Spark's connector of Kafka, from jars that are here."""
+    jars = ",".join(connector_jars())
+    return "--set", "query.spark.spark.jars.packages=''", "--set", f"query.spark.spark.jars={jars}"
