@@ -11,11 +11,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import duckdb
+import pyarrow.compute as pc
 import pytest
 
+from penstock.checkpointing.p_stream import PStreamReader
 from tests.crash.commands import KILLS, SEED, Commands, kill_some, stream_rows
 from tests.kafka import Broker, Record, broker, connector_jars
-from tests.servers import PostgreSql
+from tests.servers import Mosquitto, PostgreSql, Redis
 
 __all__ = ["broker"]
 
@@ -98,6 +100,81 @@ def test_windows_of_csv_files_reach_duckdb_exactly(tmp_path: Path, draw: random.
         ).fetchall()
     assert len(wanted) > 100
     assert stored == wanted
+
+
+# ------------------------------------------------------------------------------------ MQTT to Redis
+
+
+@pytest.fixture
+def mosquitto() -> Iterator[Mosquitto]:
+    server = Mosquitto()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def redis() -> Iterator[Redis]:
+    server = Redis()
+    yield server
+    server.remove()
+
+
+def test_the_newest_readings_of_mqtt_reach_redis(
+    tmp_path: Path, draw: random.Random, mosquitto: Mosquitto, redis: Redis
+) -> None:
+    from redis import Redis as Client
+
+    commands = Commands(tmp_path, REDIS=redis.uri)
+    ingest = (
+        *("ingest", "readings", f"mqtt://127.0.0.1:{mosquitto.port}/plant/+/temperature", "--from", "mqtt"),
+        *("--topic-column", "topic", "--schema", "time timestamp, value double, topic string"),
+        *("--interval", "20ms"),
+    )
+    run = ("run", "mqtt_to_redis", *_SPARK)
+    readings, newest, sent = tmp_path / "readings", dict[str, tuple[datetime, float]](), 0
+
+    def publish(count: int, topics: int = 50) -> datetime:
+        nonlocal sent
+        messages, moment = [], _BEGIN
+        for _ in range(count):
+            topic, value = f"plant/{draw.randrange(topics)}/temperature", draw.randrange(400) / 10
+            moment = _BEGIN + timedelta(milliseconds=sent)
+            sent += 1
+            messages.append((topic, {"time": moment.isoformat(), "value": value}))
+            newest[topic] = moment, value
+        mosquitto.publish(messages)
+        return moment
+
+    with commands.running(*ingest) as reader:
+        # Those before the client is subscribed are lost: they are of one topic, which gets more.
+        def is_subscribed() -> bool:
+            publish(1, topics=1)
+            return stream_rows(readings) > 0
+
+        commands.wait_for(reader, is_subscribed)
+        kill_some(reader, draw)
+    for _ in range(KILLS):
+        publish(300)
+        with commands.running(*ingest) as reader, commands.running(*run) as query:
+            before = _commits(tmp_path)
+            commands.wait_for(query, lambda: _commits(tmp_path) > before)  # noqa: B023
+            redis.stop(signal.SIGKILL)
+            publish(300)
+            redis.start()
+            kill_some(reader, draw)
+            publish(300)
+            kill_some(query, draw)
+    with commands.running(*ingest) as reader:
+        # The broker keeps messages in order.
+        last = publish(1)
+        commands.wait_for(reader, lambda: pc.max(PStreamReader(readings).read()["time"]).as_py() == last)
+    commands.finish(*run, *_ONCE)
+    with Client.from_url(redis.uri, decode_responses=True) as client:
+        stored = {key.removeprefix("sensors:"): client.hgetall(key) for key in client.scan_iter("sensors:*")}
+    found = {
+        topic: (datetime.fromisoformat(row["time"]), float(row["value"])) for topic, row in stored.items()
+    }
+    assert found == newest
 
 
 # ------------------------------------------------------------------------------ Kafka to PostgreSQL
