@@ -230,6 +230,37 @@ def test_python_refuses_a_key_of_another_kind(key: str, use: str) -> None:
         assert db.table("items") == before
 
 
+UNDERSCORES = """
+def put(e, t, w):
+    if e._key not in t:
+        t.insert(_key=e._key, _table=e._key, _values=0)
+    row = t[e._key]
+    row._values += e._values
+    w.insert(_window=e._key, _inserts=e._values, _values=row._values)
+    total = 0
+    for one in w:
+        total += one._window * one._inserts + one._values - e._key * e._values
+    return row._table, total
+"""
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_columns_may_begin_with_an_underscore(plain: bool) -> None:
+    database = penstock.database("d")
+    database.table("t", "_key bigint, _table bigint, _values bigint", key="_key")
+    database.window("w", "_window bigint, _inserts bigint, _values bigint", size=3, slide=1)
+    put = database.procedure(
+        event="_key bigint, _values bigint", returns="_table bigint, _sum bigint", plain=plain
+    )(define(UNDERSCORES))
+    database.workflow("flow", put)
+    with database.open() as db:
+        made = db.run("flow", {"_key": [1, 2, 1], "_values": [5, 6, 7]}).to_pylist()
+        assert [(row["_table"], row["_sum"]) for row in made] == [(1, 5), (2, 4), (1, 26)]
+        assert db.table("t").sort_by("_key").to_pylist() == [
+            {"_key": 1, "_table": 1, "_values": 12}, {"_key": 2, "_table": 2, "_values": 6},
+        ]  # fmt: skip
+
+
 def test_deleted_rows_and_texts_leave_the_size_bounded() -> None:
     database = shop()
     declare(

@@ -56,15 +56,21 @@ class _WindowRow:
         object.__setattr__(self, "_inserts", inserts)
         object.__setattr__(self, "_values", values)
 
-    def __getattr__(self, name: str) -> Any:
-        if self._window.inserts != self._inserts:
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return _WindowRow
+        # Columns may have the names of slots.
+        window, inserts, values = (
+            object.__getattribute__(self, slot) for slot in ("_window", "_inserts", "_values")
+        )
+        if window.inserts != inserts:
             raise InvalidUsageError(
                 "a row of a window is read after an insert into it",
-                window=self._window.name,
+                window=window.name,
                 column=name,
                 hint="keep its columns in variables",
             )
-        return self._values[name]
+        return values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise InvalidUsageError("a row of a window cannot be changed", column=name)

@@ -50,25 +50,29 @@ class _Row:
         object.__setattr__(self, "_key", key)
         object.__setattr__(self, "_values", values)
 
-    def __getattr__(self, name: str) -> Any:
-        self._check_exists()
-        return self._values[name]
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return _Row
+        # Columns may have the names of slots.
+        values: dict[str, Any] = _existing(self)[2]
+        return values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        table: PlainTable = self._table
-        self._check_exists()
+        table, key, values = _existing(self)
         stored_value = fit(table.spec.column(name), value)
-        table.journal.append((table, self._key, dict(self._values)))
-        table.changed.add(self._key)
-        self._values[name] = stored_value
+        table.journal.append((table, key, dict(values)))
+        table.changed.add(key)
+        values[name] = stored_value
 
-    def _check_exists(self) -> None:
-        """Refuse the use of a deleted row, which the compiler refuses, too."""
-        table: PlainTable = self._table
-        if table.rows.get(self._key) is not self._values:
-            raise InvalidUsageError(
-                "a row is used after it was deleted", table=table.spec.name, hint="look it up again"
-            )
+
+def _existing(row: _Row) -> tuple[PlainTable, Key, dict[str, Any]]:
+    """Return table, key and values of a row. Refuse a deleted one, as the compiler does."""
+    table, key, values = (object.__getattribute__(row, slot) for slot in ("_table", "_key", "_values"))
+    if table.rows.get(key) is not values:
+        raise InvalidUsageError(
+            "a row is used after it was deleted", table=table.spec.name, hint="look it up again"
+        )
+    return table, key, values
 
 
 class PlainTable:
