@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import pyarrow as pa
 
+from penstock.checkpointing.files import absolute_location
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.procedures.analysis.explain import explain_table
@@ -37,7 +38,8 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     name : str
         Its name; its state in a query has the same name.
     location : str or path, optional
-        The default location of the state of its queries.
+        The default location of the state of its queries. A path is relative to the present working
+        directory.
 
     Examples
     --------
@@ -71,7 +73,7 @@ class Database:
                 "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"
             )
         self.name = name
-        self.location = location
+        self.location = None if location is None else absolute_location(location)
         self.catalog = Catalog()
         self.workflows: dict[str, Workflow] = {}
 

@@ -35,6 +35,22 @@ def test_arguments_of_another_type_are_told(bank: Database) -> None:
                 db.table(unusable)
 
 
+def test_the_location_of_a_database_stays_though_the_process_changes_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = penstock.database("bank", "state")
+    monkeypatch.chdir("/")
+    made.table("accounts", "id bigint", key="id")
+
+    @made.procedure(event="id bigint")
+    def add(e: Any, accounts: Any) -> None:
+        accounts.insert(id=e.id)
+
+    assert add.location == made.location == str(tmp_path / "state")
+    assert penstock.database("bank", "s3://bucket/state").location == "s3://bucket/state"
+
+
 def test_strong_recovery_needs_a_location(bank: Database) -> None:
     with pytest.raises(InvalidUsageError, match="recovery is of a database in a directory: recovery=strong"):
         bank.open(recovery="strong")

@@ -35,11 +35,17 @@ from penstock.checkpointing.files.locations import is_registered, without_secret
 from penstock.checkpointing.files.remote import OBJECT_STORES, RemoteFiles
 from penstock.errors import InvalidUsageError
 
-__all__ = ["Content", "FileFacts", "Files", "LocalFiles", "RemoteFiles", "open_files"]
+__all__ = ["Content", "FileFacts", "Files", "LocalFiles", "RemoteFiles", "absolute_location", "open_files"]
 
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/")
 _KNOWN = OBJECT_STORES | {"hdfs", "viewfs"}
 _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "wasb": "abfs", "wasbs": "abfss"}
+
+
+def absolute_location(location: str | os.PathLike[str]) -> str:
+    """Return an absolute path or a URI: workers, and the next start, may have other working directories."""
+    text = os.fspath(location)
+    return text if _URI.match(text) else os.fspath(Path(text).absolute())
 
 
 def open_files(location: str | os.PathLike[str]) -> Files:

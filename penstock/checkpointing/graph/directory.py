@@ -19,11 +19,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from penstock.checkpointing.fields import Fields
-from penstock.checkpointing.files import Files, open_files
+from penstock.checkpointing.files import Files, absolute_location, open_files
 from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["FORMAT", "GraphDirectory", "QueryProgress"]
@@ -70,10 +69,7 @@ class GraphDirectory:
     """
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
-        text = os.fspath(location)
-        self.location = (
-            text.rstrip("/") if re.match(r"[A-Za-z][\w+.-]+:/", text) else str(Path(text).absolute())
-        )
+        self.location = absolute_location(location).rstrip("/") or "/"
         self.files = open_files(self.location)
 
     def place(self, *names: str) -> str:

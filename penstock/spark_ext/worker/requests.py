@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.checkpointing.files import absolute_location
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.procedures.compiler.program import event_schema
@@ -37,7 +38,6 @@ from penstock.spark_ext.border.transaction_packing import bucket_of_values
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import SegmentRows
 from penstock.spark_ext.sources.task_rows import TaskRows
-from penstock.spark_ext.worker.stateful import absolute_location
 
 __all__ = ["REQUEST_SIDE", "AnswerWriter", "PlannedRequests", "RequestPacker", "sort_requests"]
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.types import StructType
 
 from penstock._clock import monotonic_s, now_us
-from penstock.checkpointing.files import open_files
+from penstock.checkpointing.files import absolute_location, open_files
 from penstock.errors import InternalError, InvalidUsageError, PenstockError
 from penstock.operators.update_stream.operator_options import StateOptions
 from penstock.spark_ext.api.metrics import OBSERVATION_PREFIX
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "STATE_LOCATION_SETTING",
     "Stateful",
-    "absolute_location",
     "arrow_schema",
     "check_streaming",
     "columns_of",
@@ -59,7 +56,6 @@ STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
 
 _RESULT_SCHEMA = "payload binary, metrics string"
 _POINTER_SCHEMA = "version long, file_id string"
-_SCHEME = re.compile("[a-z0-9+.-]+:", re.IGNORECASE)
 
 _CHECKS_OPERATORS = "spark.sql.streaming.unsupportedOperationCheck"
 _SPARK_OPERATOR = "FlatMapGroupsInPandasWithState"
@@ -335,12 +331,6 @@ def _state_location(spark: SparkSession, given: str | os.PathLike[str] | None) -
     location = absolute_location(location)
     open_files(location)
     return location
-
-
-def absolute_location(location: str | os.PathLike[str]) -> str:
-    """Return an absolute path or a URI: workers, and the next start, may have other working directories."""
-    has_scheme = _SCHEME.match(os.fspath(location))
-    return os.fspath(location) if has_scheme else os.fspath(Path(location).absolute())
 
 
 def columns_of(schema: StructType) -> tuple[str, ...]:
