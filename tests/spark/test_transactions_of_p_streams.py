@@ -139,6 +139,18 @@ def test_transactions_run_by_time_in_a_micro_batch(spark: SparkSession, tmp_path
     check_state(spark, place, program.database, plain)
 
 
+@pytest.mark.parametrize("buckets", [1, 2])
+def test_the_time_may_be_no_attribute_of_the_event(spark: SparkSession, tmp_path: Path, buckets: int) -> None:
+    place, (_, spend) = Place(tmp_path), spending()
+    append(place, pa.table({"account": [1, 1, 1], "amount": [7, 8, 9], "at": [3, 1, 2]}))
+    results = penstock.transactions(
+        source(spark, place), spend, time="at", keep="amount", buckets=buckets, state_location=place.state
+    )
+    assert route(results) is (Route.BUCKET if buckets == 1 else Route.READERS)
+    place.run(results)
+    assert place.sequence("transaction", "amount") == [(0, 8), (1, 9), (2, 7)]
+
+
 def test_readers_pack_rows_for_several_buckets(spark: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
     database, spend = spending()

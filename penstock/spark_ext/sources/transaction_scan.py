@@ -61,12 +61,13 @@ class TransactionScan:
     def of(cls, stored: pa.Schema, text: str) -> TransactionScan:
         """Return the scan of the option ``transactions``."""
         given: dict[str, Any] = json.loads(text)
-        columns = Columns(tuple(given["needed"]), StructType.fromJson(given["columns"]))
+        read = StructType.fromJson(given["columns"])
+        columns = Columns(tuple(read.names), read)
         if given["buckets"] == 1:
             return cls(columns, None)
         packer = TransactionPacker(
             as_arrow_of_spark(columns.spark),
-            columns.names,
+            tuple(given["needed"]),
             given["time"],
             given["route"],
             given["buckets"],
@@ -100,7 +101,7 @@ class PieceReader:
     stored : pyarrow.Schema
         Its columns.
     columns : Columns
-        Those that are needed.
+        Those that are needed, and the time.
     """
 
     segments: Files
@@ -140,9 +141,10 @@ def parcels_of_p_stream(df: DataFrame, packer: TransactionPacker) -> tuple[DataF
         return None
     stream = PStream(options["path"])
     # Spark gives a column the name it is selected by, which may differ in case.
-    if not set(packer.needed) <= set(stream.schema.names):
+    names = tuple(dict.fromkeys([*packer.needed, *([] if packer.time is None else [packer.time])]))
+    if not set(names) <= set(stream.schema.names):
         return None
-    columns = Columns(packer.needed, StructType([df.schema[name] for name in packer.needed]))
+    columns = Columns(names, StructType([df.schema[name] for name in names]))
     given = {
         "needed": packer.needed,
         "columns": columns.spark.jsonValue(),
