@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from penstock.ddl import parse_schema, schema_text
 from penstock.errors import InvalidUsageError
+from penstock.sql.expression import did_you_mean
 
 __all__ = [
     "MAX_DIGITS",
@@ -296,6 +297,22 @@ class TableSpec(RelationSpec):
     def column(self, name: str) -> Column:
         """Return a column by its name, which the table has."""
         return next(column for column in self.columns if column.name == name)
+
+    def check_known(self, columns: Iterable[str]) -> None:
+        """Check that rows for this table have no columns that it does not have.
+
+        Raises
+        ------
+        InvalidUsageError
+            If they have.
+        """
+        if unknown := [name for name in columns if name not in self.names]:
+            raise InvalidUsageError(
+                "the table has no such columns",
+                table=self.name,
+                columns=", ".join(unknown),
+                hint=did_you_mean(unknown[0], self.names, "columns"),
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the input of `from_json`; without indexes, which may change while a checkpoint exists."""

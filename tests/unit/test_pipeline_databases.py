@@ -142,6 +142,9 @@ def test_explain_shows_the_databases_of_a_python_file() -> None:
         ("  buckets: 2", "  initial: {acounts: {format: csv, path: in, schema: id LONG}}",
          "p.yaml:8: database.initial.acounts: there is no table 'acounts'. Hint: did you mean 'accounts'?"),
         ("  buckets: 2", "  initial: {accounts: {format: csv, path: in, schema: 'id LONG, balanc LONG'}}",
+         "p.yaml:8: database.initial.accounts: the table has no such columns: table=accounts columns=balanc. "
+         "Hint: did you mean 'balance'?"),
+        ("  buckets: 2", "  initial: {accounts: {format: csv, path: in, schema: 'id LONG'}}",
          "p.yaml:8: database.initial.accounts: a column is missing: column=balance."),
         ("  buckets: 2",
          "  initial: {accounts: {format: orc, path: a, schema: 'id INT, balance ARRAY<INT>'}}",

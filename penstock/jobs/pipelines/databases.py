@@ -102,11 +102,12 @@ def check_rows(columns: pa.Schema, tables: Mapping[str, TableSpec], name: str) -
     Raises
     ------
     InvalidUsageError
-        If there is no such table, it lacks a column, or a type differs.
+        If there is no such table, a column is missing or unknown, or a type differs.
     """
     if name not in tables:
         hint = did_you_mean(name, list(tables), f"the database has {', '.join(tables)}")
         raise InvalidUsageError(f"there is no table {name!r}", hint=hint)
+    tables[name].check_known(columns.names)
     for field in tables[name].schema:
         if field.name not in columns.names:
             if not field.nullable:

@@ -180,13 +180,7 @@ class OpenDatabase:
         """
         self._check_open()
         spec, columns = self._spec(table), _as_arrow(rows, owner=table)
-        if unknown := [name for name in columns.schema.names if name not in spec.names]:
-            raise InvalidUsageError(
-                "the table has no such columns",
-                table=table,
-                columns=", ".join(unknown),
-                hint=did_you_mean(unknown[0], spec.names, "columns"),
-            )
+        spec.check_known(columns.schema.names)
         for batch in batches_of(columns, spec.schema, owner=table):
             change = partial(self._state.load, table, batch)
             self._perform(Call(_LOAD + table, "", batch), change, InvalidUsageError)

@@ -65,7 +65,7 @@ class InitialRows:
         Raises
         ------
         InvalidUsageError
-            If a table is unknown, rows do not fit it, or two rows have the same key.
+            If a table or a column is unknown, rows do not fit it, or two rows have the same key.
         """
         specs = {spec.name: spec for spec in tables}
         parcels: list[dict[str, list[bytes]]] = [{} for _ in range(buckets)]
@@ -73,14 +73,15 @@ class InitialRows:
             if name not in specs:
                 raise InvalidUsageError("there is no such table", table=name, known=", ".join(specs))
             spec = specs[name]
-            read = rows.toArrow() if isinstance(rows, DataFrame) else rows
-            if not isinstance(read, pa.Table | pa.RecordBatch):
+            if not isinstance(rows, DataFrame | pa.Table | pa.RecordBatch):
                 raise InvalidUsageError(
                     "first rows of this type are not taken",
                     table=name,
                     got=type(rows).__name__,
                     hint="pass a DataFrame or a pyarrow.Table",
                 )
+            spec.check_known(rows.columns if isinstance(rows, DataFrame) else rows.schema.names)
+            read = rows.toArrow() if isinstance(rows, DataFrame) else rows
             table = pa.Table.from_batches(batches_of(read, spec.schema, owner=name), spec.schema)
             if table.group_by(list(spec.key)).aggregate([]).num_rows < table.num_rows:
                 raise InvalidUsageError("two rows have one key", table=name, key=", ".join(spec.key))
