@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from typer.testing import CliRunner
 
 from penstock import _durable
-from penstock.checkpointing.p_stream import PStream, PStreamWriter, Segment, Unit
+from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter, Segment, Unit
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.spark_checkpoint import (
     Repair,
@@ -29,6 +29,8 @@ from penstock.checkpointing.spark_checkpoint import (
 from penstock.cli import app
 from penstock.errors import CorruptDataError, PenstockError
 from penstock.spark_ext.sources import p_stream_sink
+from penstock.spark_ext.sources.p_stream_options import WriteOptions
+from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, SegmentRows
 from penstock.spark_ext.sources.p_stream_source import PStreamDataSource
 from tests.fuzz.subjects.power_cuts import run_case
 
@@ -269,6 +271,32 @@ def test_a_micro_batch_is_committed_after_a_sync_and_another_of_its_number_is_re
     log._started_at = -1000
     log.compact()
     assert PStream(stream).log.writers["q"] == log.writers["q"], "a start has the plan, too"
+
+
+@pytest.mark.parametrize("changed", [None, "value", "order"])
+def test_transactions_that_run_again_have_the_results_that_are_in_the_p_stream(
+    tmp_path: Path, changed: str | None, synced: list[str]
+) -> None:
+    stream, place = tmp_path / "stream", tmp_path / "checkpoint"
+    offsets(place, 0)
+    opened = PStream(stream, pa.schema({"n": pa.float64()}))
+    rows = SegmentRows(WriteOptions.parse({"path": str(stream)}), opened)
+    given = {"path": str(stream), "checkpointLocation": str(place), "descriptors": "true"}
+    source = PStreamDataSource(given | {"deterministic": "true"})
+    writer = source.streamWriter(DESCRIPTORS, overwrite=False)
+
+    def commit(*values: float | None) -> None:
+        segments = rows.write([pa.record_batch({"n": pa.array(values, pa.float64())})], "q", 0, 0)
+        writer.commit([p_stream_sink._Written("q", "q", 0, 0, segments)], 0)
+
+    commit(1.0, None, float("nan"))
+    if changed is None:
+        commit(1.0, None, float("nan"))
+    else:
+        with pytest.raises(CorruptDataError, match=r"runs again differ from those in the p-stream.* batch=0"):
+            commit(*((1.5, None, float("nan")) if changed == "value" else (None, 1.0, float("nan"))))
+    assert str(PStreamReader(stream).read()["n"].to_pylist()) == "[1.0, None, nan]"
+    assert synced
 
 
 def test_a_batch_job_with_a_number_is_committed_after_a_sync(tmp_path: Path, synced: list[str]) -> None:

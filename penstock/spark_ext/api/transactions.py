@@ -170,7 +170,7 @@ def write_transactions(
     made = plan_transactions(df, procedure, time, kept, TransactionOptions(**options), name, initial)
     given = {key: str(value) for key, value in (sink or {}).items()} | {"path": os.fspath(path)}
     writer = made.descriptors(given).writeStream.format("pstream")
-    return writer.options(**given).option("descriptors", "true")
+    return writer.options(**given).options(descriptors="true", deterministic="true")
 
 
 @dataclass(frozen=True)

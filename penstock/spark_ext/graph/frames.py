@@ -105,12 +105,15 @@ class SinkInput:
         The subscriptions that it reads.
     direct : bool
         Whether the operator itself writes the results, so that `rows` are descriptors.
+    deterministic : bool
+        Whether a micro-batch that runs again has the same results in the same order.
     """
 
     rows: DataFrame
     schema: StructType
     readings: tuple[Reading, ...]
     direct: bool
+    deterministic: bool = False
 
 
 class Frames:
@@ -196,7 +199,7 @@ class Frames:
             with errors_named(at):
                 results = self._transactions(at)
             rows, read = results.descriptors(options), tuple(self._readings[before:])
-            return SinkInput(rows, results.schema, read, direct=True)
+            return SinkInput(rows, results.schema, read, direct=True, deterministic=True)
         if not isinstance(at, Assemble):
             rows, readings = self.build(node)
             return SinkInput(rows, rows.schema, readings, direct=False)

@@ -381,7 +381,8 @@ def _options(root: Sink) -> dict[str, str]:
 def _set_options(written: SinkInput, options: Mapping[str, str]) -> DataStreamWriter:
     """Return the writer into a p-stream."""
     writer = written.rows.writeStream.format("pstream").options(**options)
-    return writer.option("descriptors", "true") if written.direct else writer
+    writer = writer.option("descriptors", "true") if written.direct else writer
+    return writer.option("deterministic", "true") if written.deterministic else writer
 
 
 def _document(

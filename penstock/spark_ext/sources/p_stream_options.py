@@ -28,7 +28,7 @@ _READ = (
     "start",
     "transactions",
 )
-_WRITE = ("batch", "descriptors", "directIo", "goal", "unitRows", "writer")
+_WRITE = ("batch", "descriptors", "deterministic", "directIo", "goal", "unitRows", "writer")
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
 
@@ -217,6 +217,8 @@ class WriteOptions:
         The most rows of a p-unit.
     descriptors : bool
         Whether the input is descriptors of rows that an operator has written.
+    deterministic : bool
+        Whether a micro-batch that runs again has the same rows in the same order.
     direct_io : bool or None
         Whether rows of a new p-stream bypass the page cache on write and read.
     checkpoint : str or None
@@ -229,6 +231,7 @@ class WriteOptions:
     goal: str
     unit_rows: int
     descriptors: bool = False
+    deterministic: bool = False
     direct_io: bool | None = None
     checkpoint: str | None = None
 
@@ -251,6 +254,7 @@ class WriteOptions:
             goal=goal,
             unit_rows=_count(given, "unitRows") or UNIT_ROWS,
             descriptors=_flag(given, "descriptors") or False,
+            deterministic=_flag(given, "deterministic") or False,
             direct_io=_flag(given, "directIo"),
             checkpoint=given.get("checkpointlocation"),
         )

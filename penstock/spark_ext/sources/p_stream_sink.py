@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.checkpointing.p_stream import PStream, Segment
 from penstock.checkpointing.p_stream.log_record import WriterState
+from penstock.checkpointing.p_stream.segments import pieces, read_blocks
 from penstock.checkpointing.spark_checkpoint import make_durable, plan_of
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.spark_ext.border.spark_versions import DataSourceStreamArrowWriter
@@ -134,6 +135,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         failpoint("sink.before_commit")
         if not stream.log.commit(writer, batchId, segments, session=query, plan=plan):
             _check_same_batch(stream.log.writers[writer], batchId, plan, self._options)
+            if self._options.deterministic:
+                _check_same_rows(stream, writer, batchId, segments)
             _LOGGER.info("the batch is there already [writer=%s batch=%d]", writer, batchId)
         failpoint("sink.after_commit")
         stream.log.compact()
@@ -163,6 +166,38 @@ def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options
             batch=batch,
             newest_batch=newest.batch,
             hint="restore the checkpoint as it was, or start with a new checkpoint and a new p-stream",
+        )
+
+
+def _check_same_rows(stream: PStream, writer: str, batch: int, segments: Sequence[Segment]) -> None:
+    """Refuse a micro-batch that ran again and made other rows: the program has changed meanwhile.
+
+    Raises
+    ------
+    CorruptDataError
+        If rows differ.
+    """
+    known = [commit for commit in stream.log.commits if commit.writer == writer and commit.rows]
+    if not known or known[-1].offset < stream.start:
+        return  # they are no longer kept
+    ours = replace(known[-1], segments=tuple(segments))
+    written = list(pieces([ours], ours.offset, ours.end))
+    blocks = read_blocks(stream.segments, written, stream.schema)
+    names = stream.schema.names
+    made = pa.Table.from_batches(
+        [block.read(names, piece.first, piece.stop) for piece, block in blocks], stream.schema
+    )
+    theirs = pa.Table.from_batches(stream.read(known[-1].offset, known[-1].end), stream.schema)
+    # Arrow says that NaN differs from NaN.
+    if not (made.equals(theirs) or repr(made.to_pylist()) == repr(theirs.to_pylist())):
+        raise CorruptDataError(
+            "the results of a micro-batch that runs again differ from those in the p-stream",
+            p_stream=stream.files.location,
+            batch=batch,
+            rows=made.num_rows,
+            rows_in_p_stream=theirs.num_rows,
+            hint="restore the procedures until one more micro-batch has run; or start with a new checkpoint "
+            "and a new p-stream",
         )
 
 
