@@ -31,7 +31,7 @@ KEYS = 12
 EVENTS = pa.schema({"number": pa.int64(), "account": pa.int64(), "amount": pa.int64()})
 
 
-def make_bank() -> Database:
+def make_bank(opening: int = 5) -> Database:
     """Return accounts that events charge, and requests pay into or read."""
     bank = penstock.database("bank")
     bank.table(
@@ -42,7 +42,7 @@ def make_bank() -> Database:
     @bank.procedure(event="account bigint, amount bigint", returns="left bigint")
     def charge(e: Any, accounts: Any) -> Any:
         if e.account not in accounts:
-            accounts.insert(account=e.account, balance=5, paid=0)
+            accounts.insert(account=e.account, balance=opening, paid=0)
         accounts[e.account].balance -= e.amount
         if accounts[e.account].balance < 0:
             abort("short")
@@ -78,7 +78,9 @@ def append_events(place: Place, draw: random.Random, rows: int) -> pa.Table:
     return penstock.PStreamReader(path).read()
 
 
-def transactions(spark: SparkSession, place: Place, bank: Database, buckets: int, way: str) -> DataFrame:
+def transactions(
+    spark: SparkSession, place: Place, bank: Database, buckets: int, way: str, compatible: str | None = None
+) -> DataFrame:
     events = spark.readStream.format("pstream").options(reader="bank", maxRows=60, partitions=2)
     df = events.load(str(place.directory / "events"))
     return penstock.transactions(
@@ -87,6 +89,7 @@ def transactions(spark: SparkSession, place: Place, bank: Database, buckets: int
         keep=("number", "account", "amount"),
         buckets=buckets,
         requests=place.directory / "requests",
+        compatible_with=compatible,
         state_location=place.state,
     )
 
@@ -183,6 +186,26 @@ def test_workers_killed_with_requests_in_flight_answer_each_once(spark: SparkSes
         assert {id_: client.wait(id_) for id_, _, _ in calls[:4]} == {
             id_: found[id_] for id_, _, _ in calls[:4]
         }
+
+
+def test_a_replay_with_other_answers_or_results_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    place, draw, bank = Place(tmp_path), random.Random(5), make_bank()
+    penstock.register(spark)
+    append_events(place, draw, 30)
+    with bank.connect(place.directory / "requests") as client:
+        client.send("a", "charge", account=1, amount=2)
+        place.run(transactions(spark, place, bank, 1, "read_in_bucket"))
+        assert client.wait("a") == {"left": 3, "rejected": None}
+    place.forget(0)
+    other = make_bank(opening=50)
+    why = failure(transactions(spark, place, other, 1, "read_in_bucket"), place)
+    assert "the checkpoint was made with another program" in why
+    changed = transactions(
+        spark, place, other, 1, "read_in_bucket", bank.procedures["charge"].program().digest
+    )
+    why = failure(changed, place)
+    assert "the answers to requests are ahead of the checkpoint, and differ" in why
+    place.run(transactions(spark, place, bank, 1, "read_in_bucket"))
 
 
 FILE = """

@@ -103,10 +103,9 @@ class SinkInput:
         The columns of the results.
     readings : tuple of Reading
         The subscriptions that it reads.
-    direct : bool
-        Whether the operator itself writes the results, so that `rows` are descriptors.
-    deterministic : bool
-        Whether a micro-batch that runs again has the same results in the same order.
+    direct, deterministic : bool
+        Whether the operator itself writes the results, so that `rows` are descriptors; and whether a
+        micro-batch that runs again has the same results in the same order.
     """
 
     rows: DataFrame
