@@ -153,3 +153,26 @@ def test_a_checkpoint_of_a_queue_is_none_of_a_union(spark: SparkSession, tmp_pat
     union = penstock.update_union(one, one, key="k", time="t", state_location=place.state, name="q")
     with pytest.raises(InvalidUsageError, match="the checkpoint was made with another schema"):
         place.start(union)
+
+
+def test_two_sources_of_one_reader_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    penstock.register(spark)
+    path = tmp_path / "events"
+    with penstock.PStreamWriter(path, table([]).schema) as writer:
+        writer.append(table([Tuple(1, 1, 0, 1)]))
+
+    def load(**options: str) -> DataFrame:
+        return spark.readStream.format("pstream").options(**options).load(str(path))
+
+    given: dict[str, Any] = {"key": "k", "time": "t", "state_location": tmp_path / "state"}
+    one = load(reader="a")
+    why = "two sources of a query read a p-stream under one name: reader=a"
+    with pytest.raises(InvalidUsageError, match=why):
+        penstock.update_union(one.where("k > 1"), one.where("k < 1"), **given)
+    with pytest.raises(InvalidUsageError, match=why):
+        penstock.update_join(
+            one, load(reader="a").selectExpr("k", "t", "v AS w"), within="1 s", unit="s", **given
+        )
+    for other in (load(reader="b"), load()):
+        penstock.update_union(one, other, **given)
+    penstock.update_union(load(), load(), **given)

@@ -22,6 +22,7 @@ from penstock.operators.update_stream.operator_options import JoinOptions
 from penstock.operators.update_stream.steps import steps_of
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.collations import refuse_collations
+from penstock.spark_ext.border.connection import check_own_readers
 from penstock.spark_ext.border.packing import Packer, side_of
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
@@ -135,6 +136,7 @@ def run_join(
             "the right side of a join of update streams is not streaming",
             hint="use spark.readStream; a static table is joined with DataFrame.join",
         )
+    check_own_readers(left, right)
     large = left.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     columns = key_columns(key, left.schema, right.schema)
     sides = [UpdateStream(arrow_schema(df.schema, large=large), columns, time) for df in (left, right)]

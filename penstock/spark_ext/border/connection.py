@@ -58,6 +58,7 @@ __all__ = [
     "Shared",
     "aggregate_sql",
     "analyzed_plan",
+    "check_own_readers",
     "default_parallelism",
     "has_running_tasks",
     "is_available_now",
@@ -211,6 +212,33 @@ def p_stream_options(df: DataFrame) -> dict[str, str] | None:
     if plan.getClass().getSimpleName() != "StreamingRelationV2" or plan.sourceName() != "pstream":
         return None
     return {name.lower(): text for name, text in dict(plan.extraOptions().asCaseSensitiveMap()).items()}
+
+
+def check_own_readers(*inputs: DataFrame) -> None:
+    """Refuse a query in which two sources read a p-stream under one name: one releases rows of the other.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there are two.
+    """
+    seen: set[tuple[str | None, str]] = set()
+    for df in inputs:
+        if is_connect(df.sparkSession):
+            return  # its server tells no options
+        leaves = df._jdf.queryExecution().analyzed().collectLeaves()
+        for leaf in (leaves.apply(place) for place in range(leaves.size())):
+            if leaf.getClass().getSimpleName() != "StreamingRelationV2" or leaf.sourceName() != "pstream":
+                continue
+            given = dict(leaf.extraOptions().asCaseSensitiveMap())
+            options = {name.lower(): text for name, text in given.items()}
+            reader = options.get("reader"), options.get("path", "").rstrip("/")
+            if reader[0] is not None and reader in seen:
+                raise InvalidUsageError(
+                    "two sources of a query read a p-stream under one name", reader=reader[0], path=reader[1],
+                    hint="load the p-stream for each of them, with option('reader', ...) of its own",
+                )  # fmt: skip
+            seen.add(reader)
 
 
 def _p_stream_options_of_client(df: DataFrame) -> dict[str, str] | None:

@@ -27,7 +27,7 @@ from penstock.spark_ext.api.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.collations import refuse_collations
-from penstock.spark_ext.border.connection import analyzed_plan, own_workers_of
+from penstock.spark_ext.border.connection import analyzed_plan, check_own_readers, own_workers_of
 from penstock.spark_ext.border.parcels import SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.sources.wake import with_wake
@@ -344,10 +344,11 @@ def check_streaming(df: DataFrame) -> None:
     Raises
     ------
     InvalidUsageError
-        If it is not, or has one already.
+        If it is not, or has one already, or two of its sources are one reader of a p-stream.
     """
     if not df.isStreaming:
         raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")
+    check_own_readers(df)
     if df.sparkSession.conf.get(_CHECKS_OPERATORS, "true") == "true" and _SPARK_OPERATOR in analyzed_plan(df):
         raise InvalidUsageError(
             "a Spark query can hold only one window, update queue, union or join of update streams",
