@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import ReadAllAvailable
 
 from penstock.checkpointing.p_stream import PStreamWriter
+from penstock.spark_ext.border.spark_versions import ReadAllAvailable
 from penstock.spark_ext.sources.p_stream_source import PStreamDataSource
 
 pytestmark = pytest.mark.crash
