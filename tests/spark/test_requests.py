@@ -204,7 +204,7 @@ def test_a_replay_with_other_answers_or_results_is_an_error(spark: SparkSession,
         spark, place, other, 1, "read_in_bucket", bank.procedures["charge"].program().digest
     )
     why = failure(changed, place)
-    assert "the answers to requests are ahead of the checkpoint, and differ" in why
+    assert "rows that tasks have written to a p-stream are ahead of the checkpoint, and differ" in why
     place.run(transactions(spark, place, bank, 1, "read_in_bucket"))
 
 

@@ -27,6 +27,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from penstock.checkpointing.files import absolute_location
 from penstock.conf.sections import OnError
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.spark_ext.api.metrics import BAD_RECORDS_PREFIX
@@ -34,7 +35,6 @@ from penstock.spark_ext.border.types import as_arrow_of_spark
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import SegmentRows, open_stream
 from penstock.spark_ext.sources.task_rows import REASON, TaskRows
-from penstock.spark_ext.worker.stateful import absolute_location
 
 __all__ = ["BAD_RECORD", "REJECTED", "count_bad_records", "json_reason", "reject_bad_records"]
 

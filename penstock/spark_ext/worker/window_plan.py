@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import LongType, NullType, StructField, StructType
 
+from penstock.checkpointing.files import absolute_location
 from penstock.dataflow.nodes import Extreme
 from penstock.ddl import quote
 from penstock.errors import InternalError
@@ -28,7 +29,7 @@ from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
 from penstock.spark_ext.sources.task_rows import LateStream
-from penstock.spark_ext.worker.stateful import Stateful, absolute_location
+from penstock.spark_ext.worker.stateful import Stateful
 from penstock.spark_ext.worker.window_operator import WindowOperator
 from penstock.sql.expression import Expression
 from penstock.windows.finish import Finish, Step
