@@ -102,6 +102,67 @@ def test_windows_of_csv_files_reach_duckdb_exactly(tmp_path: Path, draw: random.
     assert stored == wanted
 
 
+# --------------------------------------------------------------------- a change log to Delta Lake
+
+
+class _Customers:
+    """A table whose changes go to a topic as Debezium writes them; a dict is what it holds."""
+
+    def __init__(self, broker: Broker, topic: str, draw: random.Random) -> None:
+        self._broker, self._topic, self._draw = broker, topic, draw
+        self.rows: dict[int, tuple[str, str]] = {}
+        self.deleted: set[int] = set()
+
+    def change(self, changes: int) -> None:
+        records = []
+        for _ in range(changes):
+            id = self._draw.randrange(200)
+            before = self.rows.get(id)
+            key = json.dumps({"id": id}).encode()
+            if before is not None and self._draw.random() < 0.3:
+                del self.rows[id]
+                self.deleted.add(id)
+                records += [Record(key, _change("d", id, before, None)), Record(key, None)]
+                continue
+            after = f"name {self._draw.randrange(1000)}", self._draw.choice(["Bern", "Genève", "Zürich"])
+            self.rows[id] = after
+            self.deleted.discard(id)
+            records.append(Record(key, _change("c" if before is None else "u", id, before, after)))
+        self._broker.send(self._topic, records)
+
+
+def _change(kind: str, id: int, before: tuple[str, str] | None, after: tuple[str, str] | None) -> bytes:
+    images = [row and {"id": id, "name": row[0], "city": row[1]} for row in (before, after)]
+    event = {"op": kind, "before": images[0], "after": images[1], "source": {"ts_ms": 1}}
+    return json.dumps({"payload": event}).encode()
+
+
+def test_the_changes_of_a_table_reach_delta_lake_exactly(
+    tmp_path: Path, draw: random.Random, broker: Broker
+) -> None:
+    from deltalake import DeltaTable
+
+    topic = broker.make_topic("customers")
+    commands = Commands(tmp_path, KAFKA=broker.address, TOPIC=topic)
+    customers = _Customers(broker, topic, draw)
+    run = ("run", "changes_to_delta", *_SPARK, *_connector())
+    for _ in range(KILLS):
+        customers.change(400)
+        before = _commits(tmp_path)
+        with commands.running(*run) as query:
+            commands.wait_for(query, lambda: _commits(tmp_path) > before)  # noqa: B023
+            customers.change(400)
+            kill_some(query, draw)
+        customers.change(400)
+    commands.finish(*run, *_ONCE)
+    rows = DeltaTable(tmp_path / "customers").to_pyarrow_table().to_pylist()
+    assert {row["id"]: (row["name"], row["city"]) for row in rows if not row["penstock_deleted"]} == (
+        customers.rows
+    )
+    assert {row["id"] for row in rows if row["penstock_deleted"]} == customers.deleted
+    assert len(rows) == len(customers.rows) + len(customers.deleted)
+
+
 # ------------------------------------------------------------------------------------ MQTT to Redis
 
 

@@ -744,7 +744,7 @@ def test_the_packaged_examples_are_valid_and_are_found_by_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     queries = ["cm1", "cm2", "lrb1", "lrb2", "lrb3", "nq5", "sg1", "sg2", "sg3", "sm", "ysb"]
-    starts = ["csv_to_duckdb", "kafka", "kafka_to_postgresql", "market", "mqtt_to_redis"]
+    starts = ["changes_to_delta", "csv_to_duckdb", "kafka", "kafka_to_postgresql", "market", "mqtt_to_redis"]
     assert example_names() == [*starts, "smart_grid", *sorted(queries)]
     for name in example_names():
         assert load_pipeline(name).query.name == name
