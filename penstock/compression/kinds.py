@@ -30,7 +30,7 @@ def is_coded_text(kind_of_array: pa.DataType, kind: pa.DataType) -> bool:
 
 
 def adopt_coding(schema: pa.Schema, coded_schema: pa.Schema) -> pa.Schema:
-    """Return a schema with the text fields dictionary-encoded that are so in `coded_schema`."""
+    """Return a schema with its text fields dictionary-encoded as in `coded_schema`."""
     types = {field.name: field.type for field in coded_schema}
     fields = [
         field.with_type(types[field.name])

@@ -113,7 +113,7 @@ def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -
 
 
 def _finalists(ranked: list[Choice], count: int) -> list[Choice]:
-    """Return the cheapest cascades, and for each codec of repeats the cheapest cascades that end with it."""
+    """Return the cheapest cascades, and for each codec of repeats the cheapest cascade that ends with it."""
     finalists = {choice.cascade: choice for choice in ranked[:count]}
     for family in _FAMILIES:
         ends = (choice for choice in ranked if choice.cascade[-1].removeprefix("ns_") == family)

@@ -199,7 +199,7 @@ class PlainRounds(PlainTables):
         return [(*row, "; ".join(reasons) or None) for row in results]
 
     def _run_stage(self, stage: Stage, events: list[dict[str, Any]]) -> list[list[Any]]:
-        """Return the results of each event; an interior procedure's last result is the last event's."""
+        """Return the results of each event; the last event gets those of an interior procedure's last row."""
         rows = events if stage.stream is None else list(self._streams[stage.stream].rows)
         results = [fit_results(self.call(stage.text, row), stage.results) for row in rows]
         if stage.stream is None:
