@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from penstock.spark_ext.api.upsert import upsert
     from penstock.spark_ext.graph.runner import start
     from penstock.spark_ext.kafka.decode import decode_kafka
-    from penstock.spark_ext.state_reader.fork import fork_state
+    from penstock.spark_ext.state_copy.fork import fork_state
+    from penstock.spark_ext.state_copy.rescale import rescale_state
     from penstock.spark_ext.state_reader.read_state import read_state
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "read_state",
     "register",
     "repair_checkpoint",
+    "rescale_state",
     "run",
     "session",
     "start",
@@ -64,13 +66,14 @@ __getattr__ = lazily(
         "database": "penstock.procedures",
         "decode_kafka": "penstock.spark_ext.kafka.decode",
         "event": "penstock.procedures",
-        "fork_state": "penstock.spark_ext.state_reader.fork",
+        "fork_state": "penstock.spark_ext.state_copy.fork",
         "graph": "penstock.dataflow",
         "load_pipeline": "penstock.conf.pipeline",
         "metrics": "penstock.spark_ext.api.metrics",
         "read_state": "penstock.spark_ext.state_reader.read_state",
         "register": "penstock.spark_ext.api.register",
         "repair_checkpoint": "penstock.checkpointing.spark_checkpoint",
+        "rescale_state": "penstock.spark_ext.state_copy.rescale",
         "run": "penstock.jobs.pipelines.run",
         "session": "penstock.jobs.session",
         "start": "penstock.spark_ext.graph.runner",

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import TypeVar
@@ -196,6 +196,24 @@ class BucketStore(BucketFiles):
             parts = self._run(lambda: self._write_snapshot(at, units), wait=lost)
             handle = replace(handle, snapshot=replace(begun, parts=parts))
         return handle
+
+    def publish_first(self, file_id: FileId, units: Iterable[PUnit]) -> Pointer:
+        """Publish units, at least one, as the first version of an empty bucket.
+
+        Steps: 1. publish all but the last as parts of its base, 2. publish the last as its own file.
+
+        Raises
+        ------
+        ConflictError
+            If the version exists.
+        UnavailableError
+            If the file system refuses.
+        """
+        *first, last = units
+        pointer = Pointer(Version(1), file_id)
+        parts = self._write_parts(pointer.version, iter(first))
+        self._publish(pointer, last, encode_blocks(last), Handle(parts, base=len(parts) + 1), None)
+        return pointer
 
     def release(self, held: Handle) -> int:
         """Sweep if `held` proves that files replaced by a snapshot are unnecessary; return their number.

@@ -13,36 +13,38 @@ __all__ = ["state"]
 state = typer.Typer(name="state", no_args_is_help=True, help="Work on the stored state of queries.")
 
 
-@state.callback()
-def _group() -> None:
-    """Keep ``fork`` a command of its own; typer would run a single command as the group."""
+CheckpointArgument = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation.", show_default=False)
+]
+StateOption = Annotated[
+    str, typer.Option("--state", metavar="PATH", help="The query's state_location.", show_default=False)
+]
+ToOption = Annotated[
+    str,
+    typer.Option("--to", metavar="CHECKPOINT", help="The new checkpoint; not there yet.", show_default=False),
+]
+AtOption = Annotated[
+    int | None,
+    typer.Option(
+        "--at",
+        min=0,
+        metavar="BATCH",
+        help="The committed micro-batch; by default the newest.",
+        show_default=False,
+    ),
+]
+
+
+def _show(done: int, parts: int) -> None:
+    typer.echo(f"\rcopied {done:,} of {parts:,} parts", nl=done == parts, err=True)
 
 
 @state.command()
 def fork(
-    checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation.", show_default=False)
-    ],
-    path: Annotated[
-        str,
-        typer.Option("--state", metavar="PATH", help="The query's state_location.", show_default=False),
-    ],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to", metavar="CHECKPOINT", help="The new checkpoint; not there yet.", show_default=False
-        ),
-    ],
-    at: Annotated[
-        int | None,
-        typer.Option(
-            "--at",
-            min=0,
-            metavar="BATCH",
-            help="The committed micro-batch; by default the newest.",
-            show_default=False,
-        ),
-    ] = None,
+    checkpoint: CheckpointArgument,
+    path: StateOption,
+    to: ToOption,
+    at: AtOption = None,
     debug: DebugOption = False,
 ) -> None:
     """Copy a query's state and checkpoint, so that a second query continues from there.
@@ -51,10 +53,34 @@ def fork(
     continues. Start the new query with the new checkpoint, the same state_location, and another sink.
     """
     with errors(debug=debug):
-        from penstock.spark_ext.state_reader.fork import fork_state
+        from penstock.spark_ext.state_copy.fork import fork_state
 
-        def show(done: int, parts: int) -> None:
-            typer.echo(f"\rcopied {done:,} of {parts:,} parts", nl=done == parts, err=True)
-
-        made = fork_state(checkpoint, path, to, at=at, progress=show)
+        made = fork_state(checkpoint, path, to, at=at, progress=_show)
         typer.echo(f"{made.checkpoint}: query {made.query}, continues after micro-batch {made.batch}")
+
+
+@state.command()
+def rescale(
+    checkpoint: CheckpointArgument,
+    path: StateOption,
+    to: ToOption,
+    buckets: Annotated[
+        int,
+        typer.Option("--buckets", min=1, metavar="N", help="The new number of buckets.", show_default=False),
+    ],
+    at: AtOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Copy the state and checkpoint of an update queue's query, with another number of buckets.
+
+    The old query is only read. After an interruption, run the same command again: it continues. Start the
+    query with the new checkpoint, the same state_location, and buckets=N.
+    """
+    with errors(debug=debug):
+        from penstock.spark_ext.state_copy.rescale import rescale_state
+
+        made = rescale_state(checkpoint, path, to, buckets=buckets, at=at, progress=_show)
+        typer.echo(
+            f"{made.checkpoint}: query {made.query}, {made.keys:,} keys in {made.buckets:,} buckets, "
+            f"continues after micro-batch {made.batch}"
+        )

@@ -1,4 +1,4 @@
-"""Read the pointers in Spark's own state from its files, without a Spark task.
+"""Read and write the pointers in Spark's own state, without a Spark task.
 
 Spark can read its state (`penstock.spark_ext.state_reader.committed`), but the first such query of a process
 takes seconds, which is too slow for a recovery. This module reads the files of Spark's default provider for
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,16 @@ from penstock.checkpointing.files import Content, Files
 from penstock.spark_ext.border.buckets import spark_hash
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 
-__all__ = ["POINTER_FIELDS", "SPARK_OPERATOR", "Held", "read_pointer_files"]
+__all__ = [
+    "POINTER_FIELDS",
+    "SPARK_OPERATOR",
+    "Held",
+    "encode_pointers",
+    "has_timeouts",
+    "partition_labels",
+    "partitions_of",
+    "read_pointer_files",
+]
 
 Held = dict[int, dict[int, Pointer]]
 """The pointers by label, by the number of each of Spark's operators that holds pointers."""
@@ -47,8 +56,12 @@ _RAW, _COMPRESSED = 0x10, 0x20
 _SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
 _VALUES = (["groupState"], ["groupState", "timeoutTimestamp"])
 _END = -1
-_WORD_BYTES, _KEY_BYTES = 8, 16
-"""A row consists of words; if Spark is set to write checksums of rows, 4 bytes precede it."""
+_WORD_BYTES, _KEY_BYTES, _POINTER_BYTES = 8, 16, 24
+"""A row consists of words; if Spark is set to write checksums of rows, 4 bytes precede it. A pointer's text
+follows three words."""
+_BLOCK_BYTES, _BLOCK_LEVEL = 1 << 15, 5
+"""The size of the blocks that we write; Java takes ``1 << (10 + level)`` as the limit of a block."""
+_NO_TIMEOUT, _LONG_AGO_MS = -1, 1
 _MOST_BLOCK_BYTES = 1 << 25
 """LZ4 in Java has no larger blocks."""
 
@@ -93,7 +106,7 @@ def read_pointer_files(state: Files, batch: int, labels: Iterable[int], run: Run
         for facts in state.list():
             if facts.is_directory and facts.name.isdecimal():
                 operator = state.child(facts.name)
-                partitions = _partitions(operator)
+                partitions = partitions_of(operator)
                 if partitions:
                     held[int(facts.name)] = _held_by(operator, partitions, batch + 1, known, run)
     except _UNKNOWN:
@@ -101,7 +114,7 @@ def read_pointer_files(state: Files, batch: int, labels: Iterable[int], run: Run
     return held
 
 
-def _partitions(operator: Files) -> int:
+def partitions_of(operator: Files) -> int:
     """Return the number of partitions of an operator; 0 if it holds no pointers."""
     version, _, text = bytes(operator.child("_metadata").read("metadata")).partition(b"\n")
     document = json.loads(text)
@@ -123,6 +136,44 @@ def _partitions(operator: Files) -> int:
     ):
         return 0
     return int(store["numPartitions"])
+
+
+def has_timeouts(operator: Files) -> bool:
+    """Return whether Spark stores a timeout with each pointer of an operator that holds pointers."""
+    _, value = _schemas(bytes(operator.child("0").child("_metadata").read("schema")))
+    return [field["name"] for field in value] == _VALUES[1]
+
+
+def encode_pointers(pointers: Mapping[int, Pointer], due: Container[int] | None) -> bytes:
+    """Return a snapshot of a partition of Spark's state, in blocks that are not compressed.
+
+    Parameters
+    ----------
+    pointers : mapping of int to Pointer
+        The pointer of each label.
+    due : container of int, optional
+        The labels whose timeout has expired, so that Spark calls the operator for them without new rows; None
+        if Spark stores no timeouts.
+    """
+    content = bytearray()
+    for label, pointer in pointers.items():
+        name = pointer.file_id.encode()
+        place = (_POINTER_BYTES << 32) | len(name)
+        group = struct.pack("<QqQ", 0, pointer.version, place) + name + bytes(-len(name) % _WORD_BYTES)
+        timeout = b"" if due is None else struct.pack("<q", _LONG_AGO_MS if label in due else _NO_TIMEOUT)
+        place = ((2 * _WORD_BYTES + len(timeout)) << 32) | len(group)
+        value = struct.pack("<QQ", 0, place) + timeout + group
+        content += struct.pack(">i", _KEY_BYTES) + struct.pack("<Qii", 0, label, 0)
+        content += struct.pack(">i", len(value)) + value
+    content += struct.pack(">i", _END)
+    blocks = [bytes(content[at : at + _BLOCK_BYTES]) for at in range(0, len(content), _BLOCK_BYTES)]
+    return b"".join(_block(part) for part in [*blocks, b""])
+
+
+def _block(content: bytes) -> bytes:
+    """Return a block as Java's LZ4 stream has it, not compressed; the empty one is the last."""
+    checksum = xxhash.xxh32_intdigest(content, _SEED) & _CHECKSUM_BITS if content else 0
+    return _BLOCK.pack(_MAGIC, _RAW | _BLOCK_LEVEL, len(content), len(content), checksum) + content
 
 
 def _schemas(content: bytes) -> list[list[dict[str, Any]]]:
@@ -148,14 +199,22 @@ def _schemas(content: bytes) -> list[list[dict[str, Any]]]:
 def _held_by(
     operator: Files, partitions: int, version: int, labels: list[int], run: Run
 ) -> dict[int, Pointer]:
-    places = (spark_hash(np.array(labels, np.int64)) % partitions).tolist()
-    wanted: list[tuple[Files, set[int]]] = [(operator.child(str(n)), set()) for n in range(partitions)]
-    for label, place in zip(labels, places, strict=True):
-        wanted[place][1].add(label)
+    placed = partition_labels(labels, partitions)
+    wanted = [(operator.child(str(number)), some) for number, some in enumerate(placed)]
     held: dict[int, Pointer] = {}
     for found in run(partial(_newest, version), wanted):
         held |= {label: pointer for label, pointer in found.items() if pointer is not None}
     return held
+
+
+def partition_labels(labels: Iterable[int], partitions: int) -> list[set[int]]:
+    """Return the labels in each of Spark's partitions."""
+    known = list(labels)
+    places = (spark_hash(np.array(known, np.int64)) % partitions).tolist()
+    found: list[set[int]] = [set() for _ in range(partitions)]
+    for label, place in zip(known, places, strict=True):
+        found[place].add(label)
+    return found
 
 
 def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer | None]:

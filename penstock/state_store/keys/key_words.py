@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from penstock._kernels import kernel
 from penstock.errors import InvalidUsageError
 
-__all__ = ["KeyCodec", "Keys", "Words", "hash_words"]
+__all__ = ["KeyCodec", "Keys", "Words", "buckets_of", "hash_words"]
 
 Words = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
@@ -104,6 +104,12 @@ def hash_words(words: Words, starts: Positions) -> Words:
     return out
 
 
+def buckets_of(hashes: Words, buckets: int) -> Positions:
+    """Return the bucket of each hash, 0 to `buckets` - 1; each bucket is a range of hashes."""
+    high = hashes >> np.uint64(32)
+    return ((high * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """A column of keys: key i is ``words[starts[i]:starts[i + 1]]``, and `hashes` has its hash."""
@@ -123,8 +129,7 @@ class Keys:
 
     def bucket(self, buckets: int) -> Positions:
         """Return the bucket of each key, 0 to `buckets` - 1."""
-        high = self.hashes >> np.uint64(32)
-        return ((high * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
+        return buckets_of(self.hashes, buckets)
 
 
 class KeyCodec:

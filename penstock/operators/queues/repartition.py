@@ -1,0 +1,236 @@
+"""Move the keys of an update queue to another number of buckets, on the stored form of its state.
+
+A bucket is a range of keys' hashes (`penstock.state_store.keys.key_words`), so a new bucket gets its keys
+from a few neighbouring old ones. A key's record and waiting tuple move unchanged, except for the place in the
+queue. If all waiting keys of a new bucket are from one old bucket, their places stay, too. Otherwise the
+queues are merged:
+
+- Keys of one old bucket keep their order.
+- Keys that cut the line precede all others, as before.
+- Keys of several old buckets are ordered by the arrival of the key's oldest pending update, or of a later one
+  of a key ahead of it in its old queue. State has no other time of a key, so this is approximate for ``fifo``
+  and for keys that cut the line.
+- With weights, the virtual times of the old queues are shifted onto one clock, so each key is due as long
+  from now as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.errors import CorruptDataError
+from penstock.operators.scheduling.abc import FIRST_CUT_RANK
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers
+from penstock.state_store.keys.key_index import KeyIndex, grow
+from penstock.state_store.keys.key_words import KeyCodec, Words, buckets_of
+
+__all__ = ["QueueState", "merge_states", "read_state", "source_buckets"]
+
+_RECORD, _ARRIVED, _RANK, _START = (
+    f"{RESERVED_PREFIX}{name}" for name in ("cell", "arrived", "rank", "start")
+)
+_UNIT_KEYS = 1 << 20
+_UNIT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """The stored state of one bucket of an update queue at one version.
+
+    Attributes
+    ----------
+    records : pyarrow.Table
+        One row for each key: its columns and its stored record.
+    waiting : pyarrow.Table
+        One row for each waiting key, without the number of its record.
+    places : int64 array
+        The row in `records` of each waiting key; ascends.
+    hashes : uint64 array
+        The hash of each key.
+    meta : mapping
+        The metadata of the newest unit.
+    """
+
+    records: pa.Table
+    waiting: pa.Table
+    places: Integers
+    hashes: Words
+    meta: Mapping[str, Any]
+
+    def select(self, bucket: int, buckets: int) -> QueueState:
+        """Return the state of the keys that belong to one of so many buckets."""
+        chosen = buckets_of(self.hashes, buckets) == bucket
+        waits = chosen[self.places]
+        numbers = np.cumsum(chosen) - 1
+        return replace(
+            self,
+            records=self.records.filter(pa.array(chosen)),
+            waiting=self.waiting.filter(pa.array(waits)),
+            places=numbers[self.places[waits]],
+            hashes=self.hashes[chosen],
+        )
+
+    def units(self) -> Iterator[PUnit]:
+        """Return the state as units of bounded size, at least one."""
+        count = self.records.num_rows
+        size_bytes = self.records.nbytes + self.waiting.nbytes
+        step = max(min(_UNIT_KEYS, count * _UNIT_BYTES // max(size_bytes, 1)), 1)
+        for begin in range(0, max(count, 1), step):
+            first, last = np.searchsorted(self.places, [begin, begin + step]).tolist()
+            rows = _one_batch(self.waiting.slice(first, last - first))
+            record = pa.array(self.places[first:last] - begin)
+            cells = _one_batch(self.records.slice(begin, step))
+            numbered = pa.RecordBatch.from_arrays([record, *rows.columns], [_RECORD, *rows.schema.names])
+            yield PUnit("snapshot", self.meta, {"cells": cells, "rows": numbered})
+
+
+def read_state(units: Iterable[PUnit], key: Sequence[str]) -> QueueState:
+    """Return the state that stored units hold, of which later ones replace keys of earlier ones.
+
+    Raises
+    ------
+    CorruptDataError
+        If a block or a column is missing, or numbers are impossible.
+    """
+    index, last = KeyIndex(), np.zeros(0, np.int64)
+    records: list[pa.RecordBatch] = []
+    waiting: list[pa.RecordBatch] = []
+    places: list[Integers] = []
+    meta: Mapping[str, Any] = {}
+    count = 0
+    for unit in units:
+        try:
+            cells, rows = unit.blocks["cells"], unit.blocks["rows"]
+            keys = KeyCodec([cells.schema.field(name) for name in key]).encode(
+                cells.select(list(key)).columns
+            )
+            own = unit.numbers_below("rows", _RECORD, cells.num_rows, ascend=True)
+            rows = rows.drop_columns([_RECORD])
+            rows.schema.field(_RANK), rows.schema.field(_ARRIVED)
+        except (KeyError, pa.ArrowInvalid) as error:
+            raise CorruptDataError("a p-unit is not the state of an update queue", kind=unit.kind) from error
+        numbers = index.find_or_add(keys)
+        last = grow(last, len(index))
+        last[numbers] = np.arange(count, count + len(numbers))
+        records.append(cells)
+        waiting.append(rows)
+        places.append(own + count)
+        count += len(numbers)
+        meta = unit.meta
+    kept = np.zeros(count, np.bool_)
+    kept[last[: len(index)]] = True
+    hashes = np.zeros(count, np.uint64)
+    hashes[last[: len(index)]] = index.keys.hashes
+    all_places = np.concatenate(places) if places else np.zeros(0, np.int64)
+    waits = kept[all_places]
+    return QueueState(
+        _concat(records).filter(pa.array(kept)),
+        _concat(waiting).filter(pa.array(waits)),
+        (np.cumsum(kept) - 1)[all_places[waits]],
+        hashes[kept],
+        meta,
+    )
+
+
+def source_buckets(bucket: int, buckets: int, old_buckets: int) -> range:
+    """Return the old buckets whose keys may belong to a new one."""
+    return range(bucket * old_buckets // buckets, -(-(bucket + 1) * old_buckets // buckets))
+
+
+def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState:
+    """Return one bucket's state from parts of other buckets' states, which have no key in common.
+
+    Parameters
+    ----------
+    states : sequence of QueueState
+        At least one.
+    cost_factor : float
+        The cost of a tuple includes the turns of other buckets; the factor by which it changes.
+    """
+    queues = [state for state in states if state.waiting.num_rows]
+    waiting, clock = _merge_waiting(queues or states[:1])
+    begins = np.cumsum([0, *(state.records.num_rows for state in states)])
+    records = _concat([state.records for state in states])
+    places = [state.places + begin for state, begin in zip(states, begins, strict=False)]
+
+    def known(name: str) -> list[Any]:
+        return [value for state in states if (value := state.meta.get(name)) is not None]
+
+    costs = known("cost_us")
+    meta = {
+        **states[0].meta,
+        "rows": records.num_rows,
+        "waiting": waiting.num_rows,
+        "birth_us": min(known("birth_us"), default=None),
+        # An earlier time would book the staleness of the later bucket twice.
+        "settled_at_us": max(known("settled_at_us"), default=None),
+        "served_at_us": max(known("served_at_us"), default=None),
+        "cost_us": sum(costs) / len(costs) * cost_factor if costs else None,
+    }
+    if clock is not None:
+        meta["virtual_time"] = clock if waiting.num_rows else 0.0
+    hashes = np.concatenate([state.hashes for state in states])
+    return QueueState(records, waiting, np.concatenate(places), hashes, meta)
+
+
+def _merge_waiting(queues: Sequence[QueueState]) -> tuple[pa.Table, float | None]:
+    """Return the waiting keys of queues with their new places, and the virtual time if there is one."""
+    times: list[float] = [queue.meta["virtual_time"] for queue in queues if "virtual_time" in queue.meta]
+    clock = max(times, default=None)
+    waiting = _concat([queue.waiting for queue in queues])
+    if len(queues) == 1:
+        return waiting, clock
+    ranks = _merge_ranks([(_numbers(queue, _RANK), _numbers(queue, _ARRIVED)) for queue in queues])
+    waiting = _set_column(waiting, _RANK, ranks)
+    if clock is not None:
+        starts = [_numbers(queue, _START) + (clock - time) for queue, time in zip(queues, times, strict=True)]
+        waiting = _set_column(waiting, _START, np.concatenate(starts))
+    return waiting, clock
+
+
+def _merge_ranks(queues: Sequence[tuple[Integers, Integers]]) -> Integers:
+    """Return ranks in one queue, given the ranks and arrivals of the keys of each of several queues."""
+    cuts, moments, lines = [], [], []
+    for ranks, arrived in queues:
+        order, cut = np.argsort(ranks), np.count_nonzero(ranks < 0)
+        moment, line = np.empty_like(arrived), np.empty_like(arrived)
+        for part in (order[:cut], order[cut:]):
+            moment[part] = np.maximum.accumulate(arrived[part])
+            line[part] = np.arange(len(part))
+        cuts.append(ranks < 0)
+        moments.append(moment)
+        lines.append(line)
+    cutting = np.concatenate(cuts)
+    # Equal moments and lines stay in the order of their queues.
+    order = np.lexsort((np.concatenate(lines), np.concatenate(moments), ~cutting))
+    merged = np.empty(len(order), np.int64)
+    merged[order] = np.arange(1, len(order) + 1)
+    merged[cutting] += FIRST_CUT_RANK
+    return merged
+
+
+def _numbers(state: QueueState, name: str) -> Any:
+    return state.waiting.column(name).to_numpy()
+
+
+def _set_column(table: pa.Table, name: str, values: npt.NDArray[Any]) -> pa.Table:
+    place = table.schema.get_field_index(name)
+    return table.set_column(place, table.schema.field(place), pa.array(values))
+
+
+def _concat(parts: Sequence[pa.RecordBatch | pa.Table]) -> pa.Table:
+    """Concatenate parts. The last decides the width of texts' offsets, which is a setting of Spark."""
+    tables = [pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part for part in parts]
+    return pa.concat_tables([table.cast(tables[-1].schema) for table in tables])
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)

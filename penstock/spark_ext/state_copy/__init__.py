@@ -1,0 +1,1 @@
+"""Copies of queries: state and checkpoint."""

@@ -1,0 +1,128 @@
+"""`fork_state`: copy a query's state and checkpoint at a committed micro-batch, under a new query id.
+
+Copies the files that the micro-batch's pointers reach; see `penstock.spark_ext.state_copy.query_copy`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+from penstock.checkpointing.files import Files
+from penstock.errors import ConflictError
+from penstock.spark_ext.state_copy.query_copy import CopiedBucket, Progress, begin_copy, explain_missing_file
+from penstock.state_store.bucket_store import BucketStore
+from penstock.state_store.location import SPECIFICATION_FILE
+
+__all__ = ["Fork", "fork_state"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A finished fork.
+
+    Attributes
+    ----------
+    checkpoint : str
+        The new checkpoint.
+    query : str
+        The id of its query.
+    batch : int
+        The micro-batch after which it continues.
+    buckets : int
+        The number of copied buckets of all operators.
+    """
+
+    checkpoint: str
+    query: str
+    batch: int
+    buckets: int
+
+
+def fork_state(
+    checkpoint: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    at: int | None = None,
+    progress: Progress | None = None,
+) -> Fork:
+    """Copy a query at a committed micro-batch, so that a second query continues from there.
+
+    Called on the driver; starts no JVM. The copy is a new checkpoint and a new directory in the state
+    location. Nothing of the old query changes, and it may run meanwhile. If the call is interrupted at any
+    point, call it again with the same arguments: it continues.
+
+    Parameters
+    ----------
+    checkpoint : str or path
+        The query's checkpoint, on a local disk. Not that of a graph or of a pipeline.
+    path : str or path
+        The query's state location.
+    to : str or path
+        The new checkpoint, on a local disk; nothing may be there yet.
+    at : int, optional
+        The micro-batch; by default the newest committed one. The query must still have its state: with
+        `retain_versions` n at least that of the newest n micro-batches.
+    progress : callable, optional
+        Called after each copied bucket with the numbers of finished parts and of all parts.
+
+    Returns
+    -------
+    Fork
+        The new query's id, and the micro-batch.
+
+    Raises
+    ------
+    InvalidUsageError
+        If this is not the checkpoint of a query with state at this location, the micro-batch was not
+        committed, the new checkpoint exists, or an unfinished fork to it has other arguments.
+    CorruptDataError
+        If a file of the micro-batch is damaged or gone; a running query may have deleted it.
+    UnavailableError
+        If the file system refuses.
+
+    Examples
+    --------
+    >>> penstock.fork_state("/ck/loads", "/var/lib/penstock", "/ck/trial")  # doctest: +SKIP
+    """
+    copy = begin_copy(checkpoint, path, to, at)
+    parts = len(copy.buckets) + 1
+    for name, files in copy.operators.items():
+        _copy(files, copy.target.child(name), SPECIFICATION_FILE)
+    for done, bucket in enumerate(copy.buckets, 1):
+        _copy_bucket(bucket, copy.target.child(bucket.operator).child(bucket.bucket))
+        if progress is not None:
+            progress(done, parts)
+    copy.copy_spark()
+    copy.finish()
+    if progress is not None:
+        progress(parts, parts)
+    _LOGGER.info(
+        "forked a query [query=%s batch=%d new_query=%s checkpoint=%s]",
+        copy.query, copy.batch, copy.own, copy.new,
+    )  # fmt: skip
+    return Fork(str(copy.new), copy.own, copy.batch, len(copy.buckets))
+
+
+def _copy_bucket(bucket: CopiedBucket, to: Files) -> None:
+    """Copy the files in the chain of a pointer, the newest last."""
+    present = {facts.name for facts in to.list()}
+    if bucket.pointer.file_name in present:
+        return
+    with explain_missing_file(bucket):
+        handle, _ = BucketStore(bucket.files).look(bucket.pointer)
+        for link in handle.links:
+            if link.pointer.file_name not in present:
+                _copy(bucket.files, to, link.pointer.file_name)
+
+
+def _copy(files: Files, to: Files, name: str) -> None:
+    """Copy a file of state, unless it is there."""
+    try:
+        to.publish(name, files.read(name))
+    except ConflictError:
+        return

@@ -1,0 +1,430 @@
+"""A query that gets another number of buckets continues as if it had had it from the start."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock import _durable
+from penstock.checkpointing import PUnit, encode
+from penstock.checkpointing.files import LocalFiles, open_files
+from penstock.cli import app
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.operators.queues.repartition import merge_states, read_state, source_buckets
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.update_stream.stream import UpdateStream
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.state_copy.rescale import rescale_state
+from penstock.spark_ext.state_reader.spark_state import read_pointer_files
+from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer
+from penstock.state_store.snapshot_rule import SnapshotRule
+from tests.graph_directories import write_pointers
+from tests.naive import Update
+from tests.streams import (
+    ARRIVAL_STREAM,
+    STREAM,
+    TEXT_STREAM,
+    WEIGHTED_STREAM,
+    arrivals_of,
+    assert_invariants,
+    rows_of,
+    served_of,
+    through_bytes,
+)
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+COST_US = 10.0
+
+
+class Buckets:
+    """The buckets of one queue, in memory; all read the same clock."""
+
+    def __init__(self, stream: UpdateStream, policy: Policy, buckets: int) -> None:
+        self.stream, self.policy = stream, policy
+        self.queues = [self.new(buckets) for _ in range(buckets)]
+        self.units: list[list[PUnit]] = [[] for _ in self.queues]
+        self.handles = [Handle() for _ in self.queues]
+
+    def new(self, buckets: int) -> UpdateQueue:
+        # The cost of a tuple includes the turns of other buckets.
+        return UpdateQueue(self.stream, self.policy, cost_us=COST_US * buckets)
+
+    def enqueue(self, updates: Sequence[Update], now_us: int) -> None:
+        placed = self.stream.keys(rows_of(self.stream, updates)).bucket(len(self.queues)).tolist()
+        for bucket, queue in enumerate(self.queues):
+            own = [update for update, at in zip(updates, placed, strict=True) if at == bucket]
+            if own:
+                queue.enqueue(arrivals_of(self.stream, own), now_us)
+
+    def serve(self, limit: int, now_us: int) -> list[list[Update]]:
+        """Serve every bucket, and store what changed."""
+        served = [[update for update, _ in served_of(queue, limit, now_us)] for queue in self.queues]
+        for queue, units in zip(self.queues, self.units, strict=True):
+            queue.account_staleness(now_us)
+            units.append(through_bytes(queue.delta()))
+        return served
+
+    def rescale(self, buckets: int) -> Buckets:
+        """Return the same keys in another number of buckets."""
+        other = Buckets(self.stream, self.policy, buckets)
+        states = [read_state(units, self.stream.key) for units in self.units]
+        for bucket, queue in enumerate(other.queues):
+            sources = source_buckets(bucket, buckets, len(states))
+            parts = [states[source].select(bucket, buckets) for source in sources]
+            merged = merge_states(parts, len(states) / buckets)
+            other.units[bucket] = [through_bytes(unit) for unit in merged.units()]
+            queue.restore(other.units[bucket])
+            assert_invariants(queue)
+        return other
+
+    def records(self) -> dict[Any, Any]:
+        """Return what is stored of each key, its waiting tuple, and when that arrived."""
+        found: dict[Any, Any] = {}
+        for queue in self.queues:
+            for unit in queue.snapshot():
+                cells, rows = (unit.blocks[name].to_pylist() for name in ("cells", "rows"))
+                waiting = {row.pop("__penstock_cell"): row for row in rows}
+                for number, cell in enumerate(cells):
+                    row = waiting.get(number, {})
+                    row = {
+                        name: row[name] for name in row if name not in {"__penstock_rank", "__penstock_start"}
+                    }
+                    key = tuple(cell[name] for name in self.stream.key)
+                    assert key not in found, "a key is in two buckets"
+                    found[key] = (cell, row)
+        return found
+
+    def order(self) -> list[list[Any]]:
+        """Return the keys that wait in each bucket, in their order; the queues stay as they are."""
+        found = []
+        for queue in self.queues:
+            copy = UpdateQueue(self.stream, self.policy)
+            copy.restore([through_bytes(unit) for unit in queue.snapshot()])
+            found.append([self.key_of(update) for update, _ in served_of(copy, len(copy), 0)])
+        return found
+
+    def key_of(self, update: Update) -> Any:
+        return (update.key, update.value) if "text" in self.stream.key else update.key
+
+
+def draw_updates(draw: Random, count: int, moment: int, keys: int = 60) -> list[Update]:
+    skewed = [min(draw.randrange(keys), draw.randrange(keys)) for _ in range(count)]
+    return [
+        Update(
+            key,
+            time=moment * 10 + draw.randrange(-15, 10),
+            value=draw.randrange(1 << 40),
+            arrival=1000 * moment - draw.randrange(2000),
+        )
+        for key in skewed
+    ]
+
+
+STREAMS = {"arrival": ARRIVAL_STREAM, "text": TEXT_STREAM, "weight": WEIGHTED_STREAM}
+NUMBERS = [(3, 7), (7, 3)]
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize(("old", "new"), NUMBERS)
+@pytest.mark.parametrize("kind", STREAMS)
+def test_after_a_drain_a_rescaled_queue_goes_on_exactly(
+    kind: str, old: int, new: int, policy: Policy
+) -> None:
+    stream, draw = STREAMS[kind], Random(f"{kind} {old} {new} {policy}")
+    one, other = Buckets(stream, policy, old), Buckets(stream, policy, new)
+    # Every bucket's first update is of the same moment.
+    first = [Update(key, 0, key, 0) for key in range(100)]
+    for moment in range(5):
+        updates = draw_updates(draw, 40, moment) if moment else first
+        for each in (one, other):
+            each.enqueue(updates, 1000 * moment)
+            each.serve(1000, 1000 * moment + 10)
+    assert one.records() == other.records()
+    one = one.rescale(new)
+    assert one.records() == other.records()
+    for moment in range(5, 9):
+        updates = draw_updates(draw, 40, moment)
+        for each in (one, other):
+            each.enqueue(updates, 1000 * moment)
+        assert one.serve(3, 1000 * moment + 10) == other.serve(3, 1000 * moment + 10)
+    assert one.records() == other.records()
+    assert any(one.order())
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize(("old", "new"), NUMBERS)
+@pytest.mark.parametrize("kind", STREAMS)
+def test_nothing_that_waits_is_lost_and_each_bucket_keeps_its_order(
+    kind: str, old: int, new: int, policy: Policy
+) -> None:
+    stream, draw = STREAMS[kind], Random(f"{kind} {old} {new} {policy}")
+    one = Buckets(stream, policy, old)
+    seen: list[Update] = []
+    for moment in range(6):
+        seen += (updates := draw_updates(draw, 40, moment))
+        one.enqueue(updates, 1000 * moment)
+        one.serve(2, 1000 * moment + 10)
+    before, order = one.records(), one.order()
+    assert sum(map(len, order)) > 10
+    rescaled = one.rescale(new)
+    assert rescaled.records() == before
+    for line in order:
+        for found in rescaled.order():
+            assert [key for key in found if key in line] == [key for key in line if key in found]
+    staleness = [queue.accounts.settled_at_us for queue in rescaled.queues if queue.keys]
+    assert set(staleness) == {5010}
+    served = [update for line in rescaled.serve(1000, 20_000) for update in line]
+    newest: dict[Any, int] = {}
+    for update in seen:
+        newest[one.key_of(update)] = max(update.time, newest.get(one.key_of(update), update.time))
+    assert [update.time for update in served] == [newest[one.key_of(update)] for update in served]
+
+
+@pytest.mark.parametrize("policy", [Policy.IN_PLACE, Policy.FIFO])
+def test_a_queue_of_one_bucket_splits_into_the_queues_there_would_have_been(policy: Policy) -> None:
+    draw = Random(str(policy))
+    one, other = Buckets(STREAM, policy, 1), Buckets(STREAM, policy, 6)
+    for moment in range(5):
+        updates = draw_updates(draw, 30, moment)
+        for each in (one, other):
+            each.enqueue(updates, 1000 * moment)
+            each.serve(0, 1000 * moment)
+    assert one.rescale(6).order() == other.order()
+    assert one.rescale(6).records() == other.records()
+
+
+def test_merged_queues_serve_first_what_arrived_first() -> None:
+    draw = Random(1)
+    many, one = Buckets(STREAM, Policy.IN_PLACE, 6), Buckets(STREAM, Policy.IN_PLACE, 1)
+    arrived: dict[int, int] = {}
+    for moment in range(5):
+        updates = draw_updates(draw, 30, moment)
+        for update in updates:
+            arrived.setdefault(update.key, moment)
+        for each in (many, one):
+            each.enqueue(updates, 1000 * moment)
+            each.serve(0, 1000 * moment)
+    merged = many.rescale(1)
+    # Within a micro-batch, state does not tell the order of several buckets.
+    assert [arrived[key] for key in merged.order()[0]] == [arrived[key] for key in one.order()[0]]
+    assert merged.records() == one.records()
+
+
+def test_keys_that_cut_the_line_stay_before_all_others() -> None:
+    many = Buckets(STREAM, Policy.LINECUTTING, 4)
+    many.enqueue([Update(key, 0, 0) for key in range(40)], 0)
+    many.serve(1000, 0)
+    for moment in range(1, 15):
+        many.enqueue([Update(key, moment, 0) for key in range(20)], 10 * moment)
+        many.serve(1, 10 * moment)
+    many.enqueue([Update(key, 1000, 0) for key in range(20, 40)], 10_000)
+    many.serve(0, 10_000)
+    cuts = {
+        row["__penstock_rank"] < 0: None
+        for queue in many.queues
+        for unit in queue.snapshot()
+        for row in unit.blocks["rows"].to_pylist()
+    }
+    assert len(cuts) == 2
+    (line,) = many.rescale(1).order()
+    assert set(line[:20]) == set(range(20, 40))
+    (other,) = many.rescale(2).rescale(1).order()
+    assert set(other[:20]) == set(range(20, 40))
+
+
+def test_a_large_bucket_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Buckets(STREAM, Policy.FIFO, 1)
+    one.enqueue([Update(key, 0, key) for key in range(100)], 0)
+    one.serve(30, 0)
+    monkeypatch.setattr("penstock.operators.queues.repartition._UNIT_KEYS", 16)
+    state = read_state(one.units[0], STREAM.key)
+    store = BucketStore(LocalFiles(tmp_path), snapshots=SnapshotRule(max_deltas=2))
+    pointer = store.publish_first(FileId("first"), state.units())
+    queue = one.new(1)
+    handle = store.load(pointer, queue)
+    assert (len(handle.links), handle.base) == (7, 7)
+    assert [update.key for update, _ in served_of(queue, 100, 1)] == list(range(30, 100))
+    for _ in range(8):
+        handle = store.commit(queue, handle)
+    store.sweep(handle)
+    again = one.new(1)
+    assert handle.pointer is not None
+    store.load(handle.pointer, again)
+    assert again.keys == 100
+    assert len(list(tmp_path.iterdir())) < 10, "a snapshot has replaced the first parts"
+
+
+class Made:
+    """A query that was stopped while keys wait, with a checkpoint as Spark leaves it."""
+
+    def __init__(self, place: Path, buckets: int = 3, **specification: Any) -> None:
+        self.checkpoint, self.state, self.to = place / "checkpoint", place / "state", place / "new"
+        self.buckets = Buckets(STREAM, Policy.IN_PLACE, buckets)
+        operator = open_files(self.state).child("old").child("queue")
+        facts = {
+            "buckets": buckets, "key": ["key"], "time": "time", "arrival": None, "policy": "in_place",
+            "schema": [], "weight": None, "semantics": None, "budget": "some",
+        }  # fmt: skip
+        operator.publish("operator.punit", encode(PUnit("operator", facts | specification)))
+        versions: list[Mapping[int, Pointer | None]] = []
+        draw, labels = Random(3), bucket_labels(buckets)
+        for batch in range(4):
+            self.buckets.enqueue(draw_updates(draw, 30, batch), 1000 * batch)
+            put = {}
+            for bucket, queue in enumerate(self.buckets.queues):
+                served_of(queue, 2, 1000 * batch)
+                queue.account_staleness(1000 * batch)
+                store = BucketStore(operator.child(f"{bucket:05d}"))
+                handle = store.commit(queue, self.buckets.handles[bucket])
+                self.buckets.handles[bucket] = handle
+                put[labels[bucket]] = handle.pointer
+            versions.append(put)
+        home = write_pointers(place / "made", "one", versions, waits=True).parent
+        for log in ("offsets", "commits"):
+            (self.checkpoint / log).mkdir(parents=True)
+            for batch in range(4):
+                (self.checkpoint / log / str(batch)).write_text(f"{log} {batch}")
+        shutil.move(home, self.checkpoint / "state")
+        (self.checkpoint / "metadata").write_text(json.dumps({"id": "old"}))
+
+    def read(self, checkpoint: Path, buckets: int) -> Buckets:
+        """Return the queues that a checkpoint's tasks would load."""
+        query = json.loads((checkpoint / "metadata").read_text())["id"]
+        labels = bucket_labels(buckets)
+        held = read_pointer_files(LocalFiles(checkpoint / "state"), 3, labels)
+        assert held is not None
+        found = Buckets(STREAM, Policy.IN_PLACE, buckets)
+        for label, pointer in held[0].items():
+            bucket = labels.index(label)
+            files = open_files(self.state).child(query).child("queue").child(f"{bucket:05d}")
+            found.handles[bucket] = BucketStore(files).load(pointer, found.queues[bucket])
+        return found
+
+
+def _tree(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 7])
+def test_a_copy_with_other_buckets_has_all_records_and_the_old_query_is_unchanged(
+    tmp_path: Path, buckets: int
+) -> None:
+    made = Made(tmp_path)
+    before = _tree(tmp_path)
+    parts: list[tuple[int, int]] = []
+    done = rescale_state(
+        made.checkpoint, made.state, made.to, buckets=buckets, progress=lambda *part: parts.append(part)
+    )
+    found = made.read(made.to, buckets)
+    assert found.records() == made.buckets.records()
+    assert (done.old_buckets, done.buckets, done.keys, done.batch) == (3, buckets, len(found.records()), 3)
+    assert parts == [(part, buckets + 1) for part in range(1, buckets + 2)]
+    assert _tree(tmp_path).items() >= before.items()
+    assert not list((made.to / "state" / "0").rglob("*.delta"))
+    assert any(found.order())
+
+
+def test_a_rescaling_that_was_killed_at_any_step_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(tmp_path)
+    before, left, kills = _tree(made.checkpoint), 0, 0
+
+    class KilledError(BaseException):
+        pass
+
+    def dies(step: Any) -> Any:
+        def stepped(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KilledError
+            return step(*arguments)
+
+        return stepped
+
+    for owner, name in ((LocalFiles, "publish"), (_durable, "replace")):
+        monkeypatch.setattr(owner, name, dies(getattr(owner, name)))
+    while not made.to.exists():
+        left = kills
+        try:
+            rescale_state(made.checkpoint, made.state, made.to, buckets=5)
+        except KilledError:
+            kills += 1
+            assert _tree(made.checkpoint) == before
+    monkeypatch.undo()
+    assert kills > 5
+    assert made.read(made.to, 5).records() == made.buckets.records()
+    assert len([path for path in made.state.iterdir() if path.name != "old"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fact"),
+    [
+        ("semantics", "append", "a queue of these semantics"),
+        ("mode", "lazy", "only the state of update queues and unions"),
+    ],
+)
+def test_what_cannot_be_rescaled_is_refused_before_anything_is_written(
+    tmp_path: Path, name: str, value: str, fact: str
+) -> None:
+    specification: dict[str, Any] = {name: value}
+    made = Made(tmp_path, **specification)
+    before = _tree(tmp_path)
+    for buckets, told in ((5, fact), (0, "less than one bucket")):
+        with pytest.raises(InvalidUsageError, match=told):
+            rescale_state(made.checkpoint, made.state, made.to, buckets=buckets)
+    assert _tree(tmp_path) == before
+
+
+def test_an_unfinished_copy_is_not_continued_with_other_buckets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(tmp_path)
+    monkeypatch.setattr(_durable, "replace", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        rescale_state(made.checkpoint, made.state, made.to, buckets=5)
+    monkeypatch.undo()
+    with pytest.raises(InvalidUsageError, match="an unfinished copy to this place has other arguments"):
+        rescale_state(made.checkpoint, made.state, made.to, buckets=6)
+    rescale_state(made.checkpoint, made.state, made.to, buckets=5)
+
+
+def test_a_bucket_with_keys_of_others_is_damage(tmp_path: Path) -> None:
+    made = Made(tmp_path, 2)
+    one, other = (made.state / "old" / "queue" / name for name in ("00000", "00001"))
+    for file in other.iterdir():
+        file.unlink()
+    for file in one.iterdir():
+        shutil.copy(file, other)
+    handle = made.buckets.handles[0]
+    assert handle.pointer is not None
+    labels = bucket_labels(2)
+    shutil.rmtree(made.checkpoint / "state")
+    home = write_pointers(tmp_path / "again", "one", [dict.fromkeys(labels, handle.pointer)] * 4)
+    shutil.move(home.parent, made.checkpoint / "state")
+    with pytest.raises(CorruptDataError, match="a bucket has keys of other buckets"):
+        rescale_state(made.checkpoint, made.state, made.to, buckets=5)
+    assert not made.to.exists()
+
+
+def test_the_command_rescales(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    given = [str(made.checkpoint), "--state", str(made.state), "--to", str(made.to), "--buckets", "4"]
+    done = CliRunner().invoke(app, ["state", "rescale", *given])
+    assert done.exit_code == 0, done.output
+    keys = len(made.buckets.records())
+    assert f"{keys} keys in 4 buckets, continues after micro-batch 3" in done.output
+    assert "copied 5 of 5 parts" in done.output
+    assert CliRunner().invoke(app, ["state", "rescale", *given]).exit_code == 2
