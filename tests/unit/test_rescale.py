@@ -372,7 +372,7 @@ def test_a_rescaling_that_was_killed_at_any_step_continues(
 @pytest.mark.parametrize(
     ("name", "value", "fact"),
     [
-        ("semantics", "append", "a queue of these semantics"),
+        ("semantics", "append", "a queue of these semantics cannot"),
         ("mode", "lazy", "only the state of update queues and unions"),
     ],
 )

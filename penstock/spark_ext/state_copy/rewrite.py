@@ -1,0 +1,192 @@
+"""Rewrite the buckets of an update queue in a copy of its query.
+
+The steps are those of `penstock.spark_ext.state_copy.query_copy`. In step 2, each new bucket gets one
+version. In step 3, Spark's pointers are not copied but written anew, as a snapshot of each partition. A call
+that continues skips the new buckets that are finished.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from penstock.checkpointing import PUnit, encode
+from penstock.checkpointing.files import Files
+from penstock.errors import ConflictError, CorruptDataError, InternalError, InvalidUsageError
+from penstock.operators.queues.repartition import QueueState, read_state
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.state_copy.query_copy import (
+    CopiedBucket,
+    Progress,
+    QueryCopy,
+    explain_missing_file,
+)
+from penstock.spark_ext.state_reader.committed import specification_of
+from penstock.spark_ext.state_reader.spark_state import (
+    Held,
+    encode_pointers,
+    has_timeouts,
+    partition_labels,
+    partitions_of,
+)
+from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
+from penstock.state_store.keys.key_words import buckets_of
+from penstock.state_store.location import SPECIFICATION_FILE
+
+__all__ = ["OldBuckets", "check_queue", "rewrite_buckets"]
+
+_QUEUE = {"key", "time", "arrival", "policy", "schema"}
+"""Keys of the specification of a queue."""
+_OTHERS = {"mode", "sides", "within"}
+"""Keys of the specifications of windows and joins, which a queue does not have."""
+_FILE_ID = FileId("rewritten")
+"""The file of each new bucket. It is the only one of its version, and a repeated call finds it."""
+
+
+def check_queue(operators: Mapping[str, Files], held: Held) -> Mapping[str, Any]:
+    """Return the specification of a query's update queue.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the query has another operator, or several.
+    """
+    if len(operators) != 1 or len(held) != 1:
+        raise InvalidUsageError("the query has several operators with state", operators=sorted(operators))
+    ((name, files),) = operators.items()
+    specification = specification_of(files)
+    if not specification.keys() >= _QUEUE or specification.keys() & _OTHERS:
+        raise InvalidUsageError(
+            "only the state of update queues and unions can be rewritten",
+            operator=name,
+            hint="start this operator with a new checkpoint",
+        )
+    if specification.get("semantics") is not None:
+        raise InvalidUsageError(
+            "the state of a queue of these semantics cannot be rewritten",
+            operator=name,
+            semantics=specification["semantics"],
+            hint="start this operator with a new checkpoint",
+        )
+    return specification
+
+
+def rewrite_buckets(
+    copy: QueryCopy,
+    specification: Mapping[str, Any],
+    state_of: Callable[[int], QueueState | None],
+    progress: Progress | None,
+) -> int:
+    """Write all buckets of a copy, and finish it.
+
+    Parameters
+    ----------
+    copy : QueryCopy
+        The copy, after `check_queue`.
+    specification : mapping
+        The new specification.
+    state_of : callable
+        Returns the state of a new bucket; None if it has no keys. Called in the buckets' order.
+    progress : callable, optional
+        Called with the numbers of finished parts and of all parts.
+
+    Returns
+    -------
+    int
+        The number of keys.
+    """
+    (name,) = copy.operators
+    target, buckets = copy.target.child(name), int(specification["buckets"])
+    _publish_once(target, SPECIFICATION_FILE, bytes(encode(PUnit("operator", specification))))
+    pointers: dict[int, Pointer] = {}
+    due: set[int] = set()
+    keys = 0
+    for bucket, label in enumerate(bucket_labels(buckets)):
+        meta = _write_bucket(target.child(f"{bucket:05d}"), bucket, state_of)
+        if meta is not None:
+            pointers[label] = Pointer(Version(1), _FILE_ID)
+            keys += meta["rows"]
+            if meta["waiting"]:
+                due.add(label)
+        if progress is not None:
+            progress(bucket + 1, buckets + 1)
+    _write_pointers(copy, pointers, due)
+    copy.finish()
+    if progress is not None:
+        progress(buckets + 1, buckets + 1)
+    return keys
+
+
+class _Collector:
+    """Collects the units of a version; a `State` that is only restored."""
+
+    def __init__(self, key: list[str]) -> None:
+        self._key = key
+        self.content: QueueState | None = None
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        self.content = read_state(units, self._key)
+
+    def delta(self) -> PUnit:
+        raise InternalError("a state that is only read was asked for changes")
+
+    def snapshot(self) -> Iterator[PUnit]:
+        raise InternalError("a state that is only read was asked for a snapshot")
+
+
+class OldBuckets:
+    """Reads the old buckets of a copy of an update queue's query; keeps the last one read."""
+
+    def __init__(self, copy: QueryCopy, specification: Mapping[str, Any]) -> None:
+        self.buckets = int(specification["buckets"])
+        self._key = list(specification["key"])
+        self._places = {int(place.bucket): place for place in copy.buckets}
+        self.read = functools.lru_cache(maxsize=1)(self._load)
+        """Returns the state of a bucket; None if it has none."""
+
+    def _load(self, bucket: int) -> QueueState | None:
+        if bucket not in self._places:
+            return None
+        place, collector = self._places[bucket], _Collector(self._key)
+        with explain_missing_file(place):
+            BucketStore(place.files).load(place.pointer, collector)
+        state = collector.content
+        if state is None or (buckets_of(state.hashes, self.buckets) != bucket).any():
+            raise CorruptDataError("a bucket has keys of other buckets", file=_path_of(place))
+        return state
+
+
+def _path_of(place: CopiedBucket) -> str:
+    return place.files.path_of(place.pointer.file_name)
+
+
+def _write_bucket(
+    files: Files, bucket: int, state_of: Callable[[int], QueueState | None]
+) -> Mapping[str, Any] | None:
+    """Write a new bucket unless it is there; return its metadata, None if it has no keys."""
+    store, pointer = BucketStore(files), Pointer(Version(1), _FILE_ID)
+    if all(facts.name != pointer.file_name for facts in files.list()):
+        state = state_of(bucket)
+        if state is None:
+            return None
+        store.publish_first(_FILE_ID, state.units())
+    return store.look(pointer)[1].meta
+
+
+def _write_pointers(copy: QueryCopy, pointers: Mapping[int, Pointer], due: set[int]) -> None:
+    """Copy Spark's files, with these pointers in place of the old ones."""
+    (number,) = copy.held
+    old, new = copy.spark_state(number)
+    copy.copy_spark(except_pointers_of=number)
+    waits = due if has_timeouts(old) else None
+    for partition, labels in enumerate(partition_labels(pointers, partitions_of(old))):
+        content = encode_pointers({label: pointers[label] for label in sorted(labels)}, waits)
+        _publish_once(new.child(str(partition)), f"{copy.batch + 1}.snapshot", content)
+
+
+def _publish_once(files: Files, name: str, content: bytes) -> None:
+    try:
+        files.publish(name, content)
+    except ConflictError:
+        return
