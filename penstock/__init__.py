@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.spark_ext.graph.runner import start
     from penstock.spark_ext.kafka.decode import decode_kafka
     from penstock.spark_ext.state_copy.fork import fork_state
+    from penstock.spark_ext.state_copy.migrate import migrate_state
     from penstock.spark_ext.state_copy.rescale import rescale_state
     from penstock.spark_ext.state_reader.read_state import read_state
 
@@ -41,6 +42,7 @@ __all__ = [
     "graph",
     "load_pipeline",
     "metrics",
+    "migrate_state",
     "read_state",
     "register",
     "repair_checkpoint",
@@ -70,6 +72,7 @@ __getattr__ = lazily(
         "graph": "penstock.dataflow",
         "load_pipeline": "penstock.conf.pipeline",
         "metrics": "penstock.spark_ext.api.metrics",
+        "migrate_state": "penstock.spark_ext.state_copy.migrate",
         "read_state": "penstock.spark_ext.state_reader.read_state",
         "register": "penstock.spark_ext.api.register",
         "repair_checkpoint": "penstock.checkpointing.spark_checkpoint",

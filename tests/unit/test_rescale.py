@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,121 +11,27 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import _durable
-from penstock.checkpointing import PUnit, encode
-from penstock.checkpointing.files import LocalFiles, open_files
+from penstock.checkpointing.files import LocalFiles
 from penstock.cli import app
 from penstock.errors import CorruptDataError, InvalidUsageError
-from penstock.operators.queues.repartition import merge_states, read_state, source_buckets
-from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.queues.repartition import read_state
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_copy.rescale import rescale_state
-from penstock.spark_ext.state_reader.spark_state import read_pointer_files
-from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer
+from penstock.state_store.bucket_store import BucketStore, FileId
 from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.graph_directories import write_pointers
 from tests.naive import Update
+from tests.stopped_queries import Buckets, Made, draw_updates, tree
 from tests.streams import (
     ARRIVAL_STREAM,
     STREAM,
     TEXT_STREAM,
     WEIGHTED_STREAM,
-    arrivals_of,
-    assert_invariants,
-    rows_of,
     served_of,
-    through_bytes,
 )
 
 pytestmark = pytest.mark.usefixtures("unsynced")
-
-COST_US = 10.0
-
-
-class Buckets:
-    """The buckets of one queue, in memory; all read the same clock."""
-
-    def __init__(self, stream: UpdateStream, policy: Policy, buckets: int) -> None:
-        self.stream, self.policy = stream, policy
-        self.queues = [self.new(buckets) for _ in range(buckets)]
-        self.units: list[list[PUnit]] = [[] for _ in self.queues]
-        self.handles = [Handle() for _ in self.queues]
-
-    def new(self, buckets: int) -> UpdateQueue:
-        # The cost of a tuple includes the turns of other buckets.
-        return UpdateQueue(self.stream, self.policy, cost_us=COST_US * buckets)
-
-    def enqueue(self, updates: Sequence[Update], now_us: int) -> None:
-        placed = self.stream.keys(rows_of(self.stream, updates)).bucket(len(self.queues)).tolist()
-        for bucket, queue in enumerate(self.queues):
-            own = [update for update, at in zip(updates, placed, strict=True) if at == bucket]
-            if own:
-                queue.enqueue(arrivals_of(self.stream, own), now_us)
-
-    def serve(self, limit: int, now_us: int) -> list[list[Update]]:
-        """Serve every bucket, and store what changed."""
-        served = [[update for update, _ in served_of(queue, limit, now_us)] for queue in self.queues]
-        for queue, units in zip(self.queues, self.units, strict=True):
-            queue.account_staleness(now_us)
-            units.append(through_bytes(queue.delta()))
-        return served
-
-    def rescale(self, buckets: int) -> Buckets:
-        """Return the same keys in another number of buckets."""
-        other = Buckets(self.stream, self.policy, buckets)
-        states = [read_state(units, self.stream.key) for units in self.units]
-        for bucket, queue in enumerate(other.queues):
-            sources = source_buckets(bucket, buckets, len(states))
-            parts = [states[source].select(bucket, buckets) for source in sources]
-            merged = merge_states(parts, len(states) / buckets)
-            other.units[bucket] = [through_bytes(unit) for unit in merged.units()]
-            queue.restore(other.units[bucket])
-            assert_invariants(queue)
-        return other
-
-    def records(self) -> dict[Any, Any]:
-        """Return what is stored of each key, its waiting tuple, and when that arrived."""
-        found: dict[Any, Any] = {}
-        for queue in self.queues:
-            for unit in queue.snapshot():
-                cells, rows = (unit.blocks[name].to_pylist() for name in ("cells", "rows"))
-                waiting = {row.pop("__penstock_cell"): row for row in rows}
-                for number, cell in enumerate(cells):
-                    row = waiting.get(number, {})
-                    row = {
-                        name: row[name] for name in row if name not in {"__penstock_rank", "__penstock_start"}
-                    }
-                    key = tuple(cell[name] for name in self.stream.key)
-                    assert key not in found, "a key is in two buckets"
-                    found[key] = (cell, row)
-        return found
-
-    def order(self) -> list[list[Any]]:
-        """Return the keys that wait in each bucket, in their order; the queues stay as they are."""
-        found = []
-        for queue in self.queues:
-            copy = UpdateQueue(self.stream, self.policy)
-            copy.restore([through_bytes(unit) for unit in queue.snapshot()])
-            found.append([self.key_of(update) for update, _ in served_of(copy, len(copy), 0)])
-        return found
-
-    def key_of(self, update: Update) -> Any:
-        return (update.key, update.value) if "text" in self.stream.key else update.key
-
-
-def draw_updates(draw: Random, count: int, moment: int, keys: int = 60) -> list[Update]:
-    skewed = [min(draw.randrange(keys), draw.randrange(keys)) for _ in range(count)]
-    return [
-        Update(
-            key,
-            time=moment * 10 + draw.randrange(-15, 10),
-            value=draw.randrange(1 << 40),
-            arrival=1000 * moment - draw.randrange(2000),
-        )
-        for key in skewed
-    ]
-
 
 STREAMS = {"arrival": ARRIVAL_STREAM, "text": TEXT_STREAM, "weight": WEIGHTED_STREAM}
 NUMBERS = [(3, 7), (7, 3)]
@@ -263,65 +167,12 @@ def test_a_large_bucket_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.
     assert len(list(tmp_path.iterdir())) < 10, "a snapshot has replaced the first parts"
 
 
-class Made:
-    """A query that was stopped while keys wait, with a checkpoint as Spark leaves it."""
-
-    def __init__(self, place: Path, buckets: int = 3, **specification: Any) -> None:
-        self.checkpoint, self.state, self.to = place / "checkpoint", place / "state", place / "new"
-        self.buckets = Buckets(STREAM, Policy.IN_PLACE, buckets)
-        operator = open_files(self.state).child("old").child("queue")
-        facts = {
-            "buckets": buckets, "key": ["key"], "time": "time", "arrival": None, "policy": "in_place",
-            "schema": [], "weight": None, "semantics": None, "budget": "some",
-        }  # fmt: skip
-        operator.publish("operator.punit", encode(PUnit("operator", facts | specification)))
-        versions: list[Mapping[int, Pointer | None]] = []
-        draw, labels = Random(3), bucket_labels(buckets)
-        for batch in range(4):
-            self.buckets.enqueue(draw_updates(draw, 30, batch), 1000 * batch)
-            put = {}
-            for bucket, queue in enumerate(self.buckets.queues):
-                served_of(queue, 2, 1000 * batch)
-                queue.account_staleness(1000 * batch)
-                store = BucketStore(operator.child(f"{bucket:05d}"))
-                handle = store.commit(queue, self.buckets.handles[bucket])
-                self.buckets.handles[bucket] = handle
-                put[labels[bucket]] = handle.pointer
-            versions.append(put)
-        home = write_pointers(place / "made", "one", versions, waits=True).parent
-        for log in ("offsets", "commits"):
-            (self.checkpoint / log).mkdir(parents=True)
-            for batch in range(4):
-                (self.checkpoint / log / str(batch)).write_text(f"{log} {batch}")
-        shutil.move(home, self.checkpoint / "state")
-        (self.checkpoint / "metadata").write_text(json.dumps({"id": "old"}))
-
-    def read(self, checkpoint: Path, buckets: int) -> Buckets:
-        """Return the queues that a checkpoint's tasks would load."""
-        query = json.loads((checkpoint / "metadata").read_text())["id"]
-        labels = bucket_labels(buckets)
-        held = read_pointer_files(LocalFiles(checkpoint / "state"), 3, labels)
-        assert held is not None
-        found = Buckets(STREAM, Policy.IN_PLACE, buckets)
-        for label, pointer in held[0].items():
-            bucket = labels.index(label)
-            files = open_files(self.state).child(query).child("queue").child(f"{bucket:05d}")
-            found.handles[bucket] = BucketStore(files).load(pointer, found.queues[bucket])
-        return found
-
-
-def _tree(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
-    }
-
-
 @pytest.mark.parametrize("buckets", [1, 2, 7])
 def test_a_copy_with_other_buckets_has_all_records_and_the_old_query_is_unchanged(
     tmp_path: Path, buckets: int
 ) -> None:
     made = Made(tmp_path)
-    before = _tree(tmp_path)
+    before = tree(tmp_path)
     parts: list[tuple[int, int]] = []
     done = rescale_state(
         made.checkpoint, made.state, made.to, buckets=buckets, progress=lambda *part: parts.append(part)
@@ -330,7 +181,7 @@ def test_a_copy_with_other_buckets_has_all_records_and_the_old_query_is_unchange
     assert found.records() == made.buckets.records()
     assert (done.old_buckets, done.buckets, done.keys, done.batch) == (3, buckets, len(found.records()), 3)
     assert parts == [(part, buckets + 1) for part in range(1, buckets + 2)]
-    assert _tree(tmp_path).items() >= before.items()
+    assert tree(tmp_path).items() >= before.items()
     assert not list((made.to / "state" / "0").rglob("*.delta"))
     assert any(found.order())
 
@@ -339,7 +190,7 @@ def test_a_rescaling_that_was_killed_at_any_step_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Made(tmp_path)
-    before, left, kills = _tree(made.checkpoint), 0, 0
+    before, left, kills = tree(made.checkpoint), 0, 0
 
     class KilledError(BaseException):
         pass
@@ -362,7 +213,7 @@ def test_a_rescaling_that_was_killed_at_any_step_continues(
             rescale_state(made.checkpoint, made.state, made.to, buckets=5)
         except KilledError:
             kills += 1
-            assert _tree(made.checkpoint) == before
+            assert tree(made.checkpoint) == before
     monkeypatch.undo()
     assert kills > 5
     assert made.read(made.to, 5).records() == made.buckets.records()
@@ -381,11 +232,11 @@ def test_what_cannot_be_rescaled_is_refused_before_anything_is_written(
 ) -> None:
     specification: dict[str, Any] = {name: value}
     made = Made(tmp_path, **specification)
-    before = _tree(tmp_path)
+    before = tree(tmp_path)
     for buckets, told in ((5, fact), (0, "less than one bucket")):
         with pytest.raises(InvalidUsageError, match=told):
             rescale_state(made.checkpoint, made.state, made.to, buckets=buckets)
-    assert _tree(tmp_path) == before
+    assert tree(tmp_path) == before
 
 
 def test_an_unfinished_copy_is_not_continued_with_other_buckets(

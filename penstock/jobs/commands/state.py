@@ -84,3 +84,36 @@ def rescale(
             f"{made.checkpoint}: query {made.query}, {made.keys:,} keys in {made.buckets:,} buckets, "
             f"continues after micro-batch {made.batch}"
         )
+
+
+@state.command()
+def migrate(
+    checkpoint: CheckpointArgument,
+    path: StateOption,
+    to: ToOption,
+    schema: Annotated[
+        str,
+        typer.Option(
+            "--schema",
+            metavar="COLUMNS",
+            help='All columns of the new input: "symbol string, time timestamp, price double".',
+            show_default=False,
+        ),
+    ],
+    at: AtOption = None,
+    debug: DebugOption = False,
+) -> None:
+    """Copy the state and checkpoint of an update queue's query, for an input with more or wider columns.
+
+    Columns may be added, and integers, float and date may become wider. The old query is only read. After an
+    interruption, run the same command again: it continues. Start the query with the new checkpoint, the same
+    state_location, and the new input.
+    """
+    with errors(debug=debug):
+        from penstock.spark_ext.state_copy.migrate import migrate_state
+
+        made = migrate_state(checkpoint, path, to, schema=schema, at=at, progress=_show)
+        typer.echo(
+            f"{made.checkpoint}: query {made.query}, added {', '.join(made.added) or 'no columns'}, "
+            f"widened {', '.join(made.widened) or 'none'}, continues after micro-batch {made.batch}"
+        )

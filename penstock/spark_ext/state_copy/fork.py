@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.checkpointing.files import Files
 from penstock.errors import ConflictError
-from penstock.spark_ext.state_copy.query_copy import CopiedBucket, Progress, begin_copy, explain_missing_file
+from penstock.spark_ext.state_copy.query_copy import CopiedBucket, Progress, explain_missing_file, plan_copy
 from penstock.state_store.bucket_store import BucketStore
 from penstock.state_store.location import SPECIFICATION_FILE
 
@@ -89,7 +89,8 @@ def fork_state(
     --------
     >>> penstock.fork_state("/ck/loads", "/var/lib/penstock", "/ck/trial")  # doctest: +SKIP
     """
-    copy = begin_copy(checkpoint, path, to, at)
+    copy = plan_copy(checkpoint, path, to, at)
+    copy.begin()
     parts = len(copy.buckets) + 1
     for name, files in copy.operators.items():
         _copy(files, copy.target.child(name), SPECIFICATION_FILE)

@@ -34,7 +34,7 @@ from penstock.spark_ext.state_reader.spark_state import Held, read_pointer_files
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.location import find_operators
 
-__all__ = ["CopiedBucket", "Progress", "QueryCopy", "begin_copy", "explain_missing_file"]
+__all__ = ["CopiedBucket", "Progress", "QueryCopy", "explain_missing_file", "plan_copy"]
 
 _PLAN = "penstock_fork.json"
 _OFFSETS, _COMMITS, _SOURCES, _STATE, _METADATA = "offsets", "commits", "sources", "state", "metadata"
@@ -68,16 +68,18 @@ class CopiedBucket:
 
 @dataclass(frozen=True, slots=True)
 class QueryCopy:
-    """A copy of a query that has begun.
+    """A copy of a query that is planned or has begun.
 
     Attributes
     ----------
     old, new, unfinished : pathlib.Path
         The old and the new checkpoint, and the directory that becomes the new one.
-    query, own : str
-        The ids of the old and the new query.
-    batch : int
-        The micro-batch after which the copy continues.
+    query : str
+        The id of the old query.
+    plan : mapping
+        The content of the plan's file.
+    continues : bool
+        Whether an earlier call has written the plan.
     operators : mapping of str to Files
         The directories of the old query's operators, by name.
     target : Files
@@ -92,12 +94,33 @@ class QueryCopy:
     new: Path
     unfinished: Path
     query: str
-    own: str
-    batch: int
+    plan: Mapping[str, Any]
+    continues: bool
     operators: Mapping[str, Files]
     target: Files
     held: Held
     buckets: list[CopiedBucket]
+
+    @property
+    def own(self) -> str:
+        """The id of the new query."""
+        return str(self.plan["query"])
+
+    @property
+    def batch(self) -> int:
+        """The micro-batch after which the copy continues."""
+        return int(self.plan["batch"])
+
+    def begin(self) -> None:
+        """Write the plan, unless an earlier call has.
+
+        Raises
+        ------
+        ConflictError
+            If another call is faster.
+        """
+        if not self.continues:
+            LocalFiles(self.unfinished).publish(_PLAN, json.dumps(dict(self.plan)).encode())
 
     def spark_state(self, number: int) -> tuple[Files, Files]:
         """Return the directories of Spark's state of an operator in the old and in the new checkpoint."""
@@ -142,23 +165,20 @@ class QueryCopy:
         _durable.sync_directory(self.new.parent)
 
 
-def begin_copy(
+def plan_copy(
     checkpoint: str | os.PathLike[str],
     path: str | os.PathLike[str],
     to: str | os.PathLike[str],
     at: int | None,
     *,
-    check: Callable[[Mapping[str, Files], Held], object] | None = None,
     change: Mapping[str, Any] | None = None,
 ) -> QueryCopy:
-    """Begin a copy of a query, or continue an unfinished one.
+    """Find what a copy of a query needs, or an unfinished copy to continue. Writes nothing.
 
     Parameters
     ----------
     checkpoint, path, to, at
         See `penstock.spark_ext.state_copy.fork.fork_state`.
-    check : callable, optional
-        Called with the operators and the pointers before anything is written; raises to refuse the query.
     change : mapping, optional
         The changes that the copy makes, as JSON values.
 
@@ -189,13 +209,10 @@ def begin_copy(
     _check_committed(old, batch)
     held = _pointers_at(old, batch, operators)
     buckets = _buckets(held, operators, batch)
-    if check is not None:
-        check(operators, held)
-    if plan is None:
-        plan = wanted | {"batch": batch, "query": str(uuid.UUID(new_id()))}
-        LocalFiles(unfinished).publish(_PLAN, json.dumps(plan).encode())
-    own = str(plan["query"])
-    return QueryCopy(old, new, unfinished, query, own, batch, operators, states.child(own), held, buckets)
+    continues = plan is not None
+    plan = plan or wanted | {"batch": batch, "query": str(uuid.UUID(new_id()))}
+    target = states.child(str(plan["query"]))
+    return QueryCopy(old, new, unfinished, query, plan, continues, operators, target, held, buckets)
 
 
 def _local(location: str | os.PathLike[str]) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.repartition import QueueState, merge_states, source_buckets
-from penstock.spark_ext.state_copy.query_copy import Progress, begin_copy
+from penstock.spark_ext.state_copy.query_copy import Progress, plan_copy
 from penstock.spark_ext.state_copy.rewrite import OldBuckets, check_queue, rewrite_buckets
 
 __all__ = ["Rescaled", "rescale_state"]
@@ -97,8 +97,9 @@ def rescale_state(
     """
     if buckets < 1:
         raise InvalidUsageError("less than one bucket is asked for", buckets=buckets)
-    copy = begin_copy(checkpoint, path, to, at, check=check_queue, change={"buckets": buckets})
-    specification = check_queue(copy.operators, copy.held)
+    copy = plan_copy(checkpoint, path, to, at, change={"buckets": buckets})
+    specification = check_queue(copy)
+    copy.begin()
     old = OldBuckets(copy, specification)
 
     def state_of(bucket: int) -> QueueState | None:

@@ -24,7 +24,6 @@ from penstock.spark_ext.state_copy.query_copy import (
 )
 from penstock.spark_ext.state_reader.committed import specification_of
 from penstock.spark_ext.state_reader.spark_state import (
-    Held,
     encode_pointers,
     has_timeouts,
     partition_labels,
@@ -44,7 +43,7 @@ _FILE_ID = FileId("rewritten")
 """The file of each new bucket. It is the only one of its version, and a repeated call finds it."""
 
 
-def check_queue(operators: Mapping[str, Files], held: Held) -> Mapping[str, Any]:
+def check_queue(copy: QueryCopy) -> Mapping[str, Any]:
     """Return the specification of a query's update queue.
 
     Raises
@@ -52,9 +51,10 @@ def check_queue(operators: Mapping[str, Files], held: Held) -> Mapping[str, Any]
     InvalidUsageError
         If the query has another operator, or several.
     """
-    if len(operators) != 1 or len(held) != 1:
-        raise InvalidUsageError("the query has several operators with state", operators=sorted(operators))
-    ((name, files),) = operators.items()
+    if len(copy.operators) != 1 or len(copy.held) != 1:
+        operators = sorted(copy.operators)
+        raise InvalidUsageError("the query has several operators with state", operators=operators)
+    ((name, files),) = copy.operators.items()
     specification = specification_of(files)
     if not specification.keys() >= _QUEUE or specification.keys() & _OTHERS:
         raise InvalidUsageError(

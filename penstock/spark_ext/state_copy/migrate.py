@@ -1,0 +1,228 @@
+"""`migrate_state`: copy a query at a committed micro-batch, with columns added or widened.
+
+Only waiting tuples have values of columns that are neither key nor time; they get nulls in new columns, and
+widened values.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import ByteType, StructField, StructType
+
+from penstock.ddl import parse_schema
+from penstock.errors import InvalidUsageError
+from penstock.operators.queues.repartition import QueueState
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN
+from penstock.spark_ext.border.spark_versions import as_arrow_schema
+from penstock.spark_ext.state_copy.query_copy import (
+    Progress,
+    QueryCopy,
+    explain_missing_file,
+    plan_copy,
+)
+from penstock.spark_ext.state_copy.rewrite import OldBuckets, check_queue, rewrite_buckets
+from penstock.spark_ext.worker.stateful import columns_of
+from penstock.state_store.bucket_store import BucketStore
+
+__all__ = ["Migrated", "migrate_state"]
+
+_LOGGER = logging.getLogger(__name__)
+
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_WIDER: Mapping[pa.DataType, tuple[pa.DataType, ...]] = {
+    **{kind: _INTEGERS[place + 1 :] for place, kind in enumerate(_INTEGERS)},
+    pa.float32(): (pa.float64(),),
+    pa.date32(): (pa.timestamp("us"),),
+}
+"""The types to which a value of a type converts exactly."""
+_HINT = "keep the type, and cast the column behind the queue"
+_ZONE_HINT = "the instant of a date depends on the session's time zone; use timestamp_ntz"
+
+
+@dataclass(frozen=True, slots=True)
+class Migrated:
+    """A finished copy with another schema.
+
+    Attributes
+    ----------
+    checkpoint : str
+        The new checkpoint.
+    query : str
+        The id of its query.
+    batch : int
+        The micro-batch after which it continues.
+    added, widened : tuple of str
+        The columns that were added, and those whose type is wider now.
+    """
+
+    checkpoint: str
+    query: str
+    batch: int
+    added: tuple[str, ...]
+    widened: tuple[str, ...]
+
+
+def migrate_state(
+    checkpoint: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    schema: str | StructType,
+    at: int | None = None,
+    progress: Progress | None = None,
+) -> Migrated:
+    """Copy an update queue's query for an input with more columns, or wider types.
+
+    Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
+    directory in the state location, nothing of the old query changes, and a call that was interrupted
+    continues if it is repeated. Start the query with the new checkpoint and the new columns. Tuples that
+    waited have null in added columns.
+
+    Parameters
+    ----------
+    checkpoint, path, to, at, progress
+        See `fork_state`. The parts are the buckets, and Spark's files as one.
+    schema : str or StructType
+        All columns of the queue's new input, in their order, such as ``df.schema`` or ``"symbol string, time
+        timestamp, price double"``. With `delete_when`, the queue's input has ``deleted boolean`` at the end.
+
+    Returns
+    -------
+    Migrated
+        The new query's id, the micro-batch, and the changed columns.
+
+    Raises
+    ------
+    InvalidUsageError
+        As `fork_state`; or if the operator is not an update queue or union of update semantics, a column is
+        missing or has another type that is not wider, or an added column has no nulls. Nothing has been
+        written then.
+    CorruptDataError
+        If a file of the micro-batch is damaged or gone; a running query may have deleted it.
+    UnavailableError
+        If the file system refuses.
+
+    Notes
+    -----
+    Wider are integers of more bits, ``double`` for ``float``, and ``timestamp_ntz`` for ``date``. The key,
+    the time and the columns of arrival and weight keep their types.
+
+    Examples
+    --------
+    >>> columns = "plug int, ts timestamp, watts double, room string"
+    >>> penstock.migrate_state("/ck/a", "/var/lib/penstock", "/ck/b", schema=columns)  # doctest: +SKIP
+    """
+    columns = schema if isinstance(schema, StructType) else _parse(schema)
+    change = {"schema": list(columns_of(columns))}
+    copy = plan_copy(checkpoint, path, to, at, change=change)
+    specification = check_queue(copy)
+    columns, added, widened = _compare(copy, specification, columns)
+    copy.begin()
+    old = OldBuckets(copy, specification)
+
+    def state_of(bucket: int) -> QueueState | None:
+        state = old.read(bucket)
+        return None if state is None else _convert(state, columns, set(specification["key"]))
+
+    changed = {**specification, "schema": list(columns_of(columns))}
+    rewrite_buckets(copy, changed, state_of, progress)
+    _LOGGER.info(
+        "migrated a query [query=%s batch=%d new_query=%s checkpoint=%s]",
+        copy.query, copy.batch, copy.own, copy.new,
+    )  # fmt: skip
+    return Migrated(str(copy.new), copy.own, copy.batch, tuple(added), tuple(widened))
+
+
+def _parse(text: str) -> StructType:
+    return from_arrow_schema(parse_schema(text), prefer_timestamp_ntz=True)
+
+
+def _compare(
+    copy: QueryCopy, specification: Mapping[str, Any], columns: StructType
+) -> tuple[StructType, list[str], list[str]]:
+    """Return the new columns with the hidden one of a union, the names of added and of widened columns."""
+    if not copy.buckets:
+        raise InvalidUsageError("the query has no state yet", hint="start it with a new checkpoint")
+    place = copy.buckets[0]
+    with explain_missing_file(place):
+        blocks = BucketStore(place.files).look(place.pointer)[1].blocks
+    stored = {
+        field.name: field.type
+        for block in (blocks["cells"], blocks["rows"])
+        for field in block.schema
+        if not field.name.startswith(RESERVED_PREFIX) or field.name == SOURCE_COLUMN
+    }
+    if SOURCE_COLUMN in stored:
+        columns = StructType([*columns.fields, StructField(SOURCE_COLUMN, ByteType())])
+    gone = sorted(stored.keys() - set(columns.names))
+    if gone:
+        raise InvalidUsageError("columns are missing in the new schema", columns=gone, hint="keep them")
+    fixed = {*specification["key"], specification["time"], specification["arrival"]}
+    fixed |= {specification.get("weight"), SOURCE_COLUMN}
+    known = set(specification["schema"])
+    added, widened = [], []
+    for column, text, kind in zip(columns, columns_of(columns), as_arrow_schema(columns).types, strict=True):
+        name = column.name
+        if text in known:
+            continue
+        if name not in stored:
+            if not column.nullable:
+                raise InvalidUsageError(
+                    "an added column has no nulls",
+                    column=name,
+                    hint="old tuples need null there: drop NOT NULL",
+                )
+            added.append(name)
+        elif name in fixed:
+            raise InvalidUsageError(
+                "the type of a key, time, arrival or weight column cannot change",
+                column=name,
+                was=stored[name],
+                now=kind,
+                hint="set it back, or start with a new checkpoint",
+            )
+        elif kind in _WIDER.get(stored[name], ()):
+            widened.append(name)
+        else:
+            raise InvalidUsageError(
+                "a column's new type cannot hold all old values exactly",
+                column=name,
+                was=stored[name],
+                now=kind,
+                hint=_ZONE_HINT if stored[name] == pa.date32() else _HINT,
+            )
+    return columns, added, widened
+
+
+def _convert(state: QueueState, columns: StructType, key: set[str]) -> QueueState:
+    """Return the state with other columns of waiting tuples."""
+    old = state.waiting
+    ours = [name for name in old.schema.names if name.startswith(RESERVED_PREFIX) and name != SOURCE_COLUMN]
+    fields = [field for field in as_arrow_schema(columns) if field.name not in key]
+    present = set(old.schema.names)
+    values = [
+        _cast(old.column(field.name), field) if field.name in present else pa.nulls(old.num_rows, field.type)
+        for field in fields
+    ]
+    waiting = pa.Table.from_arrays(
+        [*(old.column(name) for name in ours), *values], [*ours, *(field.name for field in fields)]
+    )
+    return replace(state, waiting=waiting)
+
+
+def _cast(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
+    if column.type not in _WIDER:
+        return column
+    try:
+        return column.cast(field.type)
+    except pa.ArrowInvalid as error:
+        raise InvalidUsageError(
+            "a column's new type cannot hold all old values exactly", column=field.name, now=field.type
+        ) from error
