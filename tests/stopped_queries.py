@@ -117,7 +117,13 @@ class Made:
         self.buckets = Buckets(STREAM, Policy.IN_PLACE, buckets)
         operator = open_files(self.state).child("old").child("queue")
         schema = ["value bigint", "key bigint", "text string", "time bigint"]
-        facts = {"key": ["key"], "time": "time", "arrival": None, "policy": "in_place", "schema": schema}
+        facts: dict[str, Any] = {
+            "key": ["key"],
+            "time": "time",
+            "arrival": None,
+            "policy": "in_place",
+            "schema": schema,
+        }
         facts |= {"buckets": buckets, "weight": None, "semantics": None, "budget": "some"}
         operator.publish("operator.punit", encode(PUnit("operator", facts | specification)))
         versions: list[Mapping[int, Pointer | None]] = []

@@ -270,6 +270,16 @@ def test_a_bucket_with_keys_of_others_is_damage(tmp_path: Path) -> None:
     assert not made.to.exists()
 
 
+def test_rows_of_a_later_micro_batch_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = Made(tmp_path)
+    rescale_state(made.checkpoint, made.state, tmp_path / "one", buckets=2)
+    assert not caplog.records
+    (made.checkpoint / "offsets" / "4").write_text("offsets 4")
+    rescale_state(made.checkpoint, made.state, tmp_path / "other", buckets=2)
+    (warning,) = caplog.records
+    assert "the old query planned later micro-batches" in warning.message
+
+
 def test_the_command_rescales(tmp_path: Path) -> None:
     made = Made(tmp_path)
     given = [str(made.checkpoint), "--state", str(made.state), "--to", str(made.to), "--buckets", "4"]

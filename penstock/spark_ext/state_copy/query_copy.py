@@ -111,6 +111,11 @@ class QueryCopy:
         """The micro-batch after which the copy continues."""
         return int(self.plan["batch"])
 
+    @property
+    def has_later_rows(self) -> bool:
+        """Whether the old query's sink may have rows of a later micro-batch."""
+        return max(_numbers(self.old / _OFFSETS), default=self.batch) > self.batch
+
     def begin(self) -> None:
         """Write the plan, unless an earlier call has.
 

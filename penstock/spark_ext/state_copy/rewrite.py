@@ -8,6 +8,7 @@ that continues skips the new buckets that are finished.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -34,6 +35,8 @@ from penstock.state_store.keys.key_words import buckets_of
 from penstock.state_store.location import SPECIFICATION_FILE
 
 __all__ = ["OldBuckets", "check_queue", "rewrite_buckets"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _QUEUE = {"key", "time", "arrival", "policy", "schema"}
 """Keys of the specification of a queue."""
@@ -96,6 +99,12 @@ def rewrite_buckets(
     int
         The number of keys.
     """
+    if copy.has_later_rows:
+        _LOGGER.warning(
+            "the old query planned later micro-batches, of which its sink may have rows: give the new query "
+            "another sink, or let the old one finish them and copy it then [query=%s batch=%d]",
+            copy.query, copy.batch,
+        )  # fmt: skip
     (name,) = copy.operators
     target, buckets = copy.target.child(name), int(specification["buckets"])
     _publish_once(target, SPECIFICATION_FILE, bytes(encode(PUnit("operator", specification))))
