@@ -60,7 +60,7 @@ class Buckets:
         for bucket, queue in enumerate(other.queues):
             sources = source_buckets(bucket, buckets, len(states))
             parts = [states[source].select(bucket, buckets) for source in sources]
-            merged = merge_states(parts, len(states) / buckets)
+            merged = merge_states(parts, buckets / len(states))
             other.units[bucket] = [through_bytes(unit) for unit in merged.units()]
             queue.restore(other.units[bucket])
             assert_invariants(queue)

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import _durable
+from penstock.checkpointing import PUnit
 from penstock.checkpointing.files import LocalFiles
 from penstock.cli import app
 from penstock.errors import CorruptDataError, InvalidUsageError
@@ -143,6 +144,33 @@ def test_keys_that_cut_the_line_stay_before_all_others() -> None:
     assert set(line[:20]) == set(range(20, 40))
     (other,) = many.rescale(2).rescale(1).order()
     assert set(other[:20]) == set(range(20, 40))
+
+
+def test_virtual_times_and_costs_of_merged_queues_are_on_one_scale() -> None:
+    many = Buckets(WEIGHTED_STREAM, Policy.IN_PLACE, 2)
+    updates = [Update(key, 0, 7 * key) for key in range(40)]
+    many.enqueue(updates, 0)
+    # One bucket has served more than the other, so its clock is ahead.
+    served_of(many.queues[0], 8, 1)
+    for queue, cost in zip(many.queues, (10.0, 30.0), strict=True):
+        queue.measured_cost_us = cost
+    many.enqueue([Update(100 + key, 0, 0) for key in range(20)], 2)
+    many.serve(0, 2)
+
+    def waits(units: list[PUnit]) -> dict[int, float]:
+        """Return the virtual time from now until each key is due."""
+        state = read_state(units, WEIGHTED_STREAM.key)
+        keys = state.records.column("key").to_numpy()[state.places].tolist()
+        starts = state.waiting.column("__penstock_start").to_numpy() - state.meta["virtual_time"]
+        return dict(zip(keys, starts.tolist(), strict=True))
+
+    clocks = {units[-1].meta["virtual_time"] for units in many.units}
+    assert len(clocks) == 2
+    expected = waits(many.units[0]) | waits(many.units[1])
+    one = many.rescale(1)
+    assert waits(one.units[0]) == pytest.approx(expected)
+    # One bucket instead of two is served twice as often.
+    assert one.queues[0].measured_cost_us == 10.0
 
 
 def test_a_large_bucket_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,7 @@ def _merge_ranks(queues: Sequence[tuple[Integers, Integers]]) -> Integers:
         lines.append(line)
     cutting = np.concatenate(cuts)
     # Equal moments and lines stay in the order of their queues.
-    order = np.lexsort((np.concatenate(lines), np.concatenate(moments), ~cutting))
+    order = np.lexsort((np.concatenate(lines), np.concatenate(moments)))
     merged = np.empty(len(order), np.int64)
     merged[order] = np.arange(1, len(order) + 1)
     merged[cutting] += FIRST_CUT_RANK

@@ -106,7 +106,7 @@ def rescale_state(
         states = map(old.read, source_buckets(bucket, buckets, old.buckets))
         parts = [state.select(bucket, buckets) for state in states if state is not None]
         parts = [part for part in parts if part.records.num_rows]
-        return merge_states(parts, old.buckets / buckets) if parts else None
+        return merge_states(parts, buckets / old.buckets) if parts else None
 
     keys = rewrite_buckets(copy, {**specification, "buckets": buckets}, state_of, progress)
     _LOGGER.info(
