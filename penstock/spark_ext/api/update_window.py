@@ -247,6 +247,8 @@ def plan_windows(
         )  # fmt: skip
         packer = RowOrderPacker(schema, TIME, plan.packer(buckets), options.nulls)
     elif gap_ms is not None:
+        if options.late_to is not None:
+            raise InvalidUsageError("sessions cannot write their late rows", hint="leave out late_to=")
         fragments = session_fragments(gap_ms, TIME, unit, keys, partials)
         with _users_expressions(split):
             made = row_fragmenter(schema, fragments).schema

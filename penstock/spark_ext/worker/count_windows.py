@@ -100,11 +100,6 @@ class CountWindowPlan(WindowPlan):
         return in_steps(self.delay_ms, self.fragments.time_unit)
 
     @property
-    def steps(self) -> int:
-        """1, because rows have times instead of panes."""
-        return 1
-
-    @property
     def window(self) -> list[Any]:
         """Size, slide and delay, as stored with the settings."""
         return [f"{self.size_rows} rows", f"{self.slide_rows} rows", self.delay_ms]

@@ -221,9 +221,9 @@ class WindowPlan(ABC):
         """The delay of the watermark behind the newest row, in the unit of pane numbers."""
 
     @property
-    @abstractmethod
     def steps(self) -> int:
-        """The steps of the time in the unit of pane numbers."""
+        """The steps of the time in the unit of pane numbers; 1 if these are times."""
+        return 1
 
     @property
     @abstractmethod
