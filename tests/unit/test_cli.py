@@ -19,7 +19,7 @@ from penstock.conf.pipeline import Pipeline, example_names, load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs import class_archive, demo
 from penstock.jobs.pipelines import run as jobs_run
-from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer
+from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer, summary_line
 
 _ROOT = Path(__file__).parents[2]
 
@@ -239,6 +239,17 @@ def test_a_run_that_shows_nothing_for_long_says_that_it_is_starting(
             if isinstance(thread, threading.Timer):
                 thread.join()
     assert capsys.readouterr().err.startswith("still starting: ")
+
+
+@pytest.mark.parametrize(
+    ("rows", "bad", "line"),
+    [
+        (1, 1, "1 batch, 1 row in, 0 emitted, 1 bad record"),
+        (2, 2, "1 batch, 2 rows in, 0 emitted, 2 bad records"),
+    ],
+)
+def test_a_summary_counts_one_row_as_one(rows: int, bad: int, line: str) -> None:
+    assert summary_line(Totals(batches=1, rows_in=rows, bad_records=bad)) == line
 
 
 @pytest.mark.parametrize(("number", "name", "code"), [(2, "SIGINT", 130), (15, "SIGTERM", 143)])

@@ -84,7 +84,7 @@ class Shown(Report):
 def _line(totals: Totals) -> str:
     rate = totals.rows / max(totals.seconds, 1e-6)
     parts = [
-        f"{totals.rows:,} rows",
+        f"{totals.rows:,} row{'' if totals.rows == 1 else 's'}",
         *([f"{rate:,.0f} rows/s"] if rate >= 1 and totals.seconds >= _RATE_S else []),
         f"{decimal(totals.read_bytes)} read",
         f"{decimal(totals.written_bytes)} written",

@@ -128,18 +128,19 @@ def _time(ms: float) -> str:
 
 def summary_line(totals: Totals) -> str:
     """Return a summary line of a whole run."""
+    rows = "row in" if totals.rows_in == 1 else "rows in"
     counts = {
-        "rows in": totals.rows_in,
+        rows: totals.rows_in,
         "emitted": totals.emitted,
         "conflated": totals.conflated,
         "late": totals.late,
         "dropped": totals.dropped,
         "committed": totals.committed,
         "rejected": totals.rejected,
-        "bad records": totals.bad_records,
+        "bad record" if totals.bad_records == 1 else "bad records": totals.bad_records,
     }
     parts = [f"{totals.batches:,} {'batch' if totals.batches == 1 else 'batches'}"]
-    always = ("rows in",) if totals.committed or totals.rejected else ("rows in", "emitted")
+    always = (rows,) if totals.committed or totals.rejected else (rows, "emitted")
     parts += [f"{count:,} {name}" for name, count in counts.items() if count or name in always]
     return ", ".join(parts)
 
