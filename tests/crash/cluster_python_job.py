@@ -1,6 +1,7 @@
 """A driver on a cluster whose workers run another Python: prints what `penstock.register` says.
 
-Usage: ``python cluster_python_job.py DIRECTORY``, with the master's URL in ``PENSTOCK_MASTER``. Ends with 1
+Usage: ``python cluster_python_job.py DIRECTORY``, with the master's URL in ``PENSTOCK_MASTER`` and the
+daemon of the Python workers in ``PENSTOCK_TEST_DAEMON``. Ends with 1
 if it was refused, else with 0.
 """
 
@@ -20,6 +21,7 @@ def main() -> int:
     spark = lean_session(
         Path(sys.argv[1]), os.environ["PENSTOCK_MASTER"], as_users=True,
         spark__driver__host="127.0.0.1", spark__executor__memory="512m",
+        spark__python__daemon__module=os.environ["PENSTOCK_TEST_DAEMON"],
     )  # fmt: skip
     print("started", flush=True)
     try:
