@@ -156,8 +156,14 @@ def _window_problems(pipeline: PipelineSections) -> Iterator[Problem]:
 
 
 def _length_problems(pipeline: PipelineSections, window: WindowSection) -> Iterator[Problem]:
-    """Yield the problems of sizes and slide."""
+    """Yield the problems of sizes, slide and session."""
     other = pipeline.window_join
+    if window.session is not None:
+        yield from _session_problems(pipeline, window)
+        return
+    if window.size is None:
+        yield (("window",), "needs a size or a session", "write size: 60 s, or session: 10 minutes")
+        return
     try:
         in_rows = window_rows(window.size, window.slide)
     except InvalidUsageError as error:
@@ -165,13 +171,7 @@ def _length_problems(pipeline: PipelineSections, window: WindowSection) -> Itera
         yield ("window", field), error.fact, "write both in rows, the slide at most the size; or both in time"
         return
     if in_rows is not None:
-        for name in ("window_join", "by_window"):
-            if getattr(pipeline, name) is not None:
-                yield (
-                    (name,),
-                    f"needs windows that end together, unlike those of {window.size}",
-                    "write a size of time, such as 60 s",
-                )
+        yield from _separate_problems(pipeline, f"those of {window.size}")
         return
     if other is not None and other.window is not None:
         slide_us = parse_duration_us(window.slide or window.size)
@@ -195,6 +195,27 @@ def _length_problems(pipeline: PipelineSections, window: WindowSection) -> Itera
                 ("window", "slide"),
                 f"{window.slide!r} is longer than the size: rows between windows would be in none",
                 "write a slide of at most the size, or leave it out",
+            )
+
+
+def _session_problems(pipeline: PipelineSections, window: WindowSection) -> Iterator[Problem]:
+    """Yield the fields that do not fit session windows."""
+    for name in ("size", "slide"):
+        if getattr(window, name) is not None:
+            yield ("window", name), "does not apply to session windows", f"leave out {name} or session"
+    if window.mode != "append":
+        yield ("window", "mode"), "session windows are only in append mode", "write append"
+    yield from _separate_problems(pipeline, "sessions")
+
+
+def _separate_problems(pipeline: PipelineSections, windows: str) -> Iterator[Problem]:
+    """Yield the sections that need windows of all groups to end together."""
+    for name in ("window_join", "by_window"):
+        if getattr(pipeline, name) is not None:
+            yield (
+                (name,),
+                f"needs windows that end together, unlike {windows}",
+                "write a size of time, such as 60 s",
             )
 
 

@@ -327,7 +327,7 @@ class ResultsSection(Section):
 
 
 class WindowSection(Section):
-    """Windows of time or of a number of rows, and their aggregates; `unit` is for an integer time.
+    """Windows of time or of rows, or sessions, and their aggregates; `unit` is for an integer time.
 
     Mode, budget, policy, cost and weight are as for `penstock.update_window`; the fields in `SERVING` are for
     lazy and eager mode.
@@ -336,8 +336,9 @@ class WindowSection(Section):
     SERVING: ClassVar = ("budget", "policy", "cost", "weight")
 
     time: Text
-    size: Annotated[str, BeforeValidator(window_length)]
+    size: Annotated[str | None, BeforeValidator(window_length)] = None
     slide: Annotated[str | None, BeforeValidator(window_length)] = None
+    session: Annotated[str | None, BeforeValidator(window_duration)] = None
     unit: TimeUnit | None = None
     watermark_delay: Annotated[str | None, BeforeValidator(delay_of)] = None
     mode: WindowModeName = "append"

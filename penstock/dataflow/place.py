@@ -14,7 +14,6 @@ from penstock.dataflow.nodes import (
     Materialize,
     Node,
     PushedScan,
-    RowWindow,
     Select,
     Source,
     StreamTableJoin,
@@ -227,7 +226,7 @@ def _fragment(node: Aggregate, window: Window) -> Assemble | None:
     base, scan = _split_reduction(above)
     if window.options.late_to is not None:
         return None  # whole rows reach the buckets
-    if isinstance(window, RowWindow) or scan is None or (window.time_unit == "s" and window.pane_ms % 1000):
+    if window.separate is not None or scan is None or (window.time_unit == "s" and window.pane_ms % 1000):
         return None
     columns = set(above.schema.names)
     group_by = tuple(name for name in node.group_by if name in columns)

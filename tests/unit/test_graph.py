@@ -207,6 +207,23 @@ def test_a_window_may_be_of_so_many_tuples_of_each_group() -> None:
     assert READ.window("seconds", size="1 row", unit="s").agg(n="count(*)").schema.names == ["window", "n"]
 
 
+def test_windows_may_be_sessions_of_each_group() -> None:
+    windows = READ.window("time", session="10 min", watermark_delay="5 s")
+    made = windows.group_by("plug").agg(load="avg(load)")
+    assert made.schema.names == ["plug", "window", "load"]
+    plan = made.where("plug > 3").sink("noop").plan(persist="always")
+    (stream,) = plan.streams
+    assert [reader.fragments for reader in stream.readers] == [None]
+    assert plan.remaining[0].describe() == "sessions with a gap of 600 s over time, 5 s late"
+    with pytest.raises(InvalidUsageError, match="session windows cannot be aggregated by window"):
+        made.group_by("window").agg(most="max(load)")
+    with pytest.raises(InvalidUsageError, match="session windows cannot be joined"):
+        made.join_windows(made)
+    for wrong in ({"size": "5 s"}, {"mode": "lazy"}, {"slide": "5 s"}):
+        with pytest.raises(InvalidUsageError, match="session windows"):
+            READ.window("time", session="10 min", **wrong)  # type: ignore[arg-type]  # what is tested
+
+
 def test_windows_of_rows_are_made_behind_the_reader_and_the_plan_says_so() -> None:
     made = in_rows("lazy", budget=9, policy="fifo", weight="load").where("plug > 3")
     plan = made.sink("noop").plan(persist="always")
@@ -513,7 +530,7 @@ def test_a_source_takes_its_columns_as_text_or_from_a_frame() -> None:
             penstock.update_window,
             WindowOptions,
             {**WindowArguments.__annotations__, **StateArguments.__annotations__},
-            {"df", "key", "time", "size", "slide", "aggs", "unit"},
+            {"df", "key", "time", "size", "slide", "session", "aggs", "unit"},
         ),
     ],
 )

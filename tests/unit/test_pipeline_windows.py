@@ -9,7 +9,15 @@ import pytest
 
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import load_pipeline
-from penstock.dataflow.nodes import Aggregate, RowWindow, Source, Window, WindowJoin, topological
+from penstock.dataflow.nodes import (
+    Aggregate,
+    RowWindow,
+    SessionWindow,
+    Source,
+    Window,
+    WindowJoin,
+    topological,
+)
 from penstock.jobs.pipelines.graph import graph_of, plan_file
 
 _FILE = """\
@@ -186,6 +194,26 @@ def test_windows_may_be_of_rows(tmp_path: Path) -> None:
         (window,) = [node for node in topological(plan.root) if isinstance(node, RowWindow)]
         assert (window.size_rows, window.slide_rows, window.options.mode) == (60, 10, mode)
         assert "60 rows by 10 rows of each group in the order of second" in plan.explain()
+
+
+def test_windows_may_be_sessions(tmp_path: Path) -> None:
+    text = _FILE[: _FILE.index("window_join:")] + _FILE[_FILE.index("sink:") :]
+    given = "size: 60 s, slide: 1 s, unit: s, watermark_delay: 5 s, mode: append"
+    plan = plan_file(written(tmp_path, text.replace(given, "session: 90 s, unit: s, watermark_delay: 5 s")))
+    (window,) = [node for node in topological(plan.root) if isinstance(node, SessionWindow)]
+    assert (window.gap_ms, window.delay_ms) == (90_000, 5000)
+    problems: list[str] = []
+    for wrong in ("session: 90 s, size: 5 s, mode: lazy, unit: s", "unit: s"):
+        with pytest.raises(PipelineError) as caught:
+            load_pipeline(written(tmp_path, _FILE.replace(given, wrong)))
+        problems += caught.value.problems
+    for text in (
+        "window.size: does not apply to session windows",
+        "window.mode: session windows are only in append mode",
+        "window_join: needs windows that end together, unlike sessions",
+        "window: needs a size or a session",
+    ):
+        assert any(text in problem for problem in problems), text
 
 
 def test_they_are_for_windows(tmp_path: Path) -> None:

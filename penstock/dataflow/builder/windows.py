@@ -10,10 +10,15 @@ from typing import Self, Unpack
 import pyarrow as pa
 
 from penstock.dataflow.builder.base import GraphBase
-from penstock.dataflow.nodes import Aggregate, Node, RowWindow, Select, Window, WindowJoin
+from penstock.dataflow.nodes import Aggregate, Node, RowWindow, Select, SessionWindow, Window, WindowJoin
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import WEIGHT, TimeUnit
-from penstock.operators.update_stream.operator_options import WindowArguments, WindowOptions, make_options
+from penstock.operators.update_stream.operator_options import (
+    WindowArguments,
+    WindowOptions,
+    make_options,
+    session_gap,
+)
 from penstock.operators.update_stream.options import parse_ms
 from penstock.sql.expression import Expression, column
 from penstock.units import window_rows
@@ -29,8 +34,9 @@ class Windows(GraphBase):
         self,
         time: str,
         *,
-        size: str | timedelta,
+        size: str | timedelta | None = None,
         slide: str | timedelta | None = None,
+        session: str | timedelta | None = None,
         unit: TimeUnit | None = None,
         name: str | None = None,
         **options: Unpack[WindowArguments],
@@ -48,6 +54,8 @@ class Windows(GraphBase):
         size, slide : str or timedelta
             A duration such as ``"60 s"``; without a slide, windows do not overlap. Or both as a number of
             rows of a group, such as ``"100 rows"``, as in `penstock.update_window`.
+        session : str or timedelta, optional
+            The gap of session windows, such as ``"10 minutes"``, instead of size and slide; append mode only.
         unit : str, optional
             The unit of an integer time since 1970-01-01T00:00:00Z: ``s``, ``ms``, ``us`` or ``ns``.
         **options
@@ -82,6 +90,11 @@ class Windows(GraphBase):
             )
         if isinstance(window_options.weight, str):
             window_options = replace(window_options, weight=self._column(window_options.weight, node_name))
+        if (gap_ms := session_gap(session, size, slide, window_options)) is not None:
+            return self._append(
+                SessionWindow(node_name, (self.root,), time, time_unit, window_options, gap_ms=gap_ms)
+            )
+        assert size is not None  # noqa: S101  # session_gap has checked it
         if (rows := window_rows(size, slide)) is not None:
             return self._append(
                 RowWindow(

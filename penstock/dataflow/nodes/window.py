@@ -15,7 +15,7 @@ from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketch_argument
 from penstock.operators.scan.spec import PANE, WEIGHT, Partial, TimeUnit
-from penstock.operators.update_stream.operator_options import WindowOptions
+from penstock.operators.update_stream.operator_options import WindowOptions, session_gap
 from penstock.sql.expression import Expression, column
 from penstock.units import window_rows
 
@@ -25,6 +25,7 @@ __all__ = [
     "Assemble",
     "Extreme",
     "RowWindow",
+    "SessionWindow",
     "Window",
     "check_window_kept",
     "window_apart",
@@ -54,6 +55,8 @@ class Window(Node):
 
     stateful: ClassVar[bool] = True
     label: ClassVar[str] = "window"
+    separate: ClassVar[str | None] = None
+    """The name of windows that end at a different time for each group; readers make no fragments for them."""
 
     time: str
     time_unit: TimeUnit
@@ -85,7 +88,7 @@ class Window(Node):
     @property
     def closes_together(self) -> bool:
         """True if windows that end together are emitted together for all groups."""
-        return not self.by_key
+        return not self.by_key and self.separate is None
 
     @property
     def lengths(self) -> tuple[str, str]:
@@ -96,6 +99,9 @@ class Window(Node):
     def pane_ms(self) -> int:
         """The pane length in milliseconds."""
         return pane_ms(self.size_ms, self.slide_ms)
+
+    def _describe_lengths(self) -> str:
+        return " by ".join(self.lengths)
 
     def _describe_order(self) -> str:
         return f"over {self.time}"
@@ -119,8 +125,7 @@ class Window(Node):
                 )
         if self.options.late_to is not None:
             service += f", late rows to {os.fspath(self.options.late_to)}"
-        size, slide = self.lengths
-        return f"{size} by {slide} {self._describe_order()}{late}{service}"
+        return f"{self._describe_lengths()} {self._describe_order()}{late}{service}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +140,8 @@ class RowWindow(Window):
         Size and slide in rows. The durations of `Window` are unused.
     """
 
+    separate: ClassVar[str | None] = "windows of rows"
+
     size_ms: int = field(default=0, init=False)
     slide_ms: int = field(default=0, init=False)
     size_rows: int
@@ -144,17 +151,40 @@ class RowWindow(Window):
         window_rows(*self.lengths)
 
     @property
-    def closes_together(self) -> bool:
-        """Return False: each group's windows end at different times."""
-        return False
-
-    @property
     def lengths(self) -> tuple[str, str]:
         """See `Window.lengths`."""
         return f"{self.size_rows} rows", f"{self.slide_rows} rows"
 
     def _describe_order(self) -> str:
         return f"of each group in the order of {self.time}, counted in its bucket"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionWindow(Window):
+    """Session windows of the following aggregate: rows of a group that follow each other closely.
+
+    Parameters
+    ----------
+    gap_ms : int
+        The distance from which on a row begins a new session. The durations of `Window` are unused.
+    """
+
+    separate: ClassVar[str | None] = "session windows"
+
+    size_ms: int = field(default=0, init=False)
+    slide_ms: int = field(default=0, init=False)
+    gap_ms: int
+
+    def _check_lengths(self) -> None:
+        session_gap(self.gap, None, None, self.options)
+
+    @property
+    def gap(self) -> str:
+        """The gap as text."""
+        return duration(self.gap_ms)
+
+    def _describe_lengths(self) -> str:
+        return f"sessions with a gap of {self.gap}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +238,10 @@ class Aggregate(Node):
         if not is_windowed and WINDOW not in self.group_by:
             raise self.wrong("an aggregate over a stream needs a window", "call window(...) before group_by")
         separate_window = None if is_windowed else window_apart(above)
-        if isinstance(separate_window, RowWindow):
+        if separate_window is not None and separate_window.separate is not None:
             raise self.wrong(
-                "windows of rows cannot be aggregated by window",
-                "use windows of time; windows of rows end at a different time for each group",
+                f"{separate_window.separate} cannot be aggregated by window",
+                f"use windows of time; {separate_window.separate} end at a different time for each group",
                 window=separate_window.describe(),
             )
         if separate_window is not None:

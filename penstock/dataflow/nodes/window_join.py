@@ -13,7 +13,6 @@ from penstock.dataflow.nodes.window import (
     WINDOW,
     Aggregate,
     Assemble,
-    RowWindow,
     Window,
     check_window_kept,
 )
@@ -41,10 +40,10 @@ class WindowJoin(Node):
         left, right = (above.schema for above in self.inputs)
         left_window, right_window = (self.window_of(above) for above in self.inputs)
         for side in (left_window, right_window):
-            if isinstance(side, RowWindow):
+            if side.separate is not None:
                 raise self.wrong(
-                    "windows of rows cannot be joined",
-                    "use windows of time; windows of rows do not end together",
+                    f"{side.separate} cannot be joined",
+                    f"use windows of time; {side.separate} do not end together",
                     window=side.describe(),
                 )
             if side.by_key:

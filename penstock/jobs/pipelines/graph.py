@@ -232,7 +232,7 @@ class _Builder:
             serving["late_to"] = self.binding.resolve(window.late_to)
         with self._field("window"):
             made = made.window(
-                window.time, size=window.size, slide=window.slide, unit=window.unit,
+                window.time, size=window.size, slide=window.slide, session=window.session, unit=window.unit,
                 watermark_delay=window.watermark_delay, mode=window.mode, **serving,
             )  # fmt: skip
         made = self._aggregates(made, self.pipeline)

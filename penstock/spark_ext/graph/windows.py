@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import NullType, StructType
 
-from penstock.dataflow.nodes import Aggregate, Assemble, Node, PushedScan, Window
+from penstock.dataflow.nodes import Aggregate, Assemble, Node, PushedScan, SessionWindow, Window
 from penstock.dataflow.types import scan_schema
 from penstock.ddl import quote
 from penstock.errors import InternalError
@@ -148,14 +148,16 @@ def plan_count_windows(node: Aggregate, rows: DataFrame, buckets: int) -> Planne
     window = node.inputs[0]
     if not isinstance(window, Window):
         raise InternalError("rows are put into windows")
+    size, slide = (None, None) if isinstance(window, SessionWindow) else window.lengths
     planned_windows = plan_windows(
         rows,
         node.group_by,
         window.time,
-        *window.lengths,
+        size,
+        slide,
         {name: expression.text for name, expression in node.aggregates},
         replace(window.options, watermark_delay=f"{window.delay_ms} ms", nulls="drop"),
-        session=None,
+        session=window.gap if isinstance(window, SessionWindow) else None,
         unit=None if pa.types.is_timestamp(window.schema.field(window.time).type) else window.time_unit,
         buckets=buckets,
     )
