@@ -144,7 +144,7 @@ def cut(events: list[Event], data: st.DataObject) -> list[list[Event]]:
 GAPS = st.tuples(st.integers(1, 12), st.integers(1, 12)).map(sorted)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(events=EVENTS, gaps=GAPS, delay=st.integers(0, 15), data=st.data())
 def test_each_session_comes_once_when_the_watermark_has_passed_it(
     events: list[Event], gaps: list[int], delay: int, data: st.DataObject
@@ -158,7 +158,7 @@ def test_each_session_comes_once_when_the_watermark_has_passed_it(
     assert run(batches, gap, pane, delay, data) == (expected, oracle.late)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(events=EVENTS, gaps=GAPS, delay=st.integers(0, 30), data=st.data())
 def test_without_late_events_sessions_are_those_of_polars_whatever_the_micro_batches(
     events: list[Event], gaps: list[int], delay: int, data: st.DataObject
