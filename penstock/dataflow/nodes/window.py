@@ -278,7 +278,7 @@ class Aggregate(Node):
                     type=kind,
                 )
             return
-        kind = partial_type(replace(partial, kind="min"), schema)
+        kind = partial_type(replace(partial, kind="min", log2_size=0), schema)
         if partial.kind == "distinct":
             if pa.types.is_nested(kind):
                 raise self.wrong(
