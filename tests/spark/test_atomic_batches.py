@@ -12,9 +12,12 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock import abort
+from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.databases import databases_in
+from penstock.jobs.pipelines.run import run_to_end
 from penstock.procedures.databases import Database
-from tests.spark.queries import Place
+from tests.spark.queries import Input, Place
 
 pytestmark = pytest.mark.spark
 
@@ -88,6 +91,89 @@ def test_batches_equal_those_in_one_process(spark: SparkSession, tmp_path: Path,
     assert bounds == sorted(bounds)
     assert len(set(bounds)) == len(set(whole["batch"].to_pylist()[:done]))
     assert {row[-1] for row in made} == {None, "take: sold out"}
+
+
+FILE = """
+import penstock
+from penstock import abort
+
+shop = penstock.database("shop")
+shop.table("stock", "item bigint, left bigint NOT NULL", key="item")
+lines = shop.stream("lines", "item bigint, left bigint")
+
+
+@shop.procedure(event="item bigint, count bigint", returns="left bigint")
+def take(e, stock, lines):
+    if e.item not in stock:
+        stock.insert(item=e.item, left=20)
+    stock[e.item].left -= e.count
+    if stock[e.item].left < 0:
+        abort("sold out")
+    lines.emit(item=e.item, left=stock[e.item].left)
+    return stock[e.item].left
+
+
+@shop.procedure(event=lines, returns="item bigint")
+def note(e, stock):
+    if e.left % 3 == 0:
+        abort("third")
+    return e.item
+
+
+shop.workflow("sell", take, note)
+"""
+
+
+def test_a_pipeline_and_a_graph_make_batches_as_one_process(spark: SparkSession, tmp_path: Path) -> None:
+    penstock.register(spark)
+    (tmp_path / "shop.py").write_text(FILE)
+    (shop,) = databases_in(tmp_path / "shop.py").values()
+    draw = random.Random(4)
+    orders = [number for number in range(30) for _ in range(draw.randrange(1, 5))]
+    rows = pa.table({
+        "order": orders,
+        "item": draw.choices(range(3), k=len(orders)),
+        "count": draw.choices(range(4), k=len(orders)),
+    })  # fmt: skip
+    inputs = Input(tmp_path / "in")
+    inputs.add(rows)
+    sections = {
+        "source": {
+            "type": "files", "format": "parquet", "path": str(inputs.directory),
+            "schema": "order LONG, item LONG, count LONG",
+        },
+        "database": {
+            "file": str(tmp_path / "shop.py"), "procedure": "sell", "batch": "order", "keep": "order",
+        },
+        "sink": {"type": "parquet", "path": str(tmp_path / "out")},
+        "query": {"checkpoint": str(tmp_path / "checkpoint"), "trigger": "available_now"},
+    }  # fmt: skip
+    run_to_end(Pipeline.model_validate(sections))
+    with penstock.PStreamWriter(tmp_path / "events", rows.schema) as writer:
+        writer.append(rows)
+    graph = penstock.graph("g").source("events", rows.schema)
+    graph = graph.transactions(shop.workflows["sell"], batch=4, keep="order")
+    assert "in batches by 4" in graph.sink("pstream", path="x").explain()
+    with penstock.start(
+        graph.sink("pstream", path=str(tmp_path / "out2")), spark, tmp_path / "graph",
+        sources={"events": tmp_path / "events"},
+    ) as running:  # fmt: skip
+        running.process_all_available()
+    names = ["order", "left", "item", "rejected"]
+    for made, batches in [
+        (spark.read.parquet(str(tmp_path / "out")).orderBy("transaction").toArrow(), orders),
+        (penstock.PStreamReader(tmp_path / "out2").read(), [n // 4 for n in range(len(orders))]),
+    ]:
+        # The last batch is not complete, or only by chance.
+        done = len(orders) - (batches.count(batches[-1]) if batches is orders else len(orders) % 4)
+        with shop.open() as db:
+            given = rows.append_column("batch", pa.array(batches)).slice(0, done)
+            expected = db.run("sell", given, batch="batch").append_column(
+                "order", rows["order"].slice(0, done)
+            )
+        assert made.select(names).to_pylist() == expected.select(names).to_pylist()
+        assert len(set(made["transaction"].to_pylist())) == len(set(batches[:done]))
+        assert {one for one in made["rejected"].to_pylist() if one} >= {"take: sold out", "note: third"}
 
 
 def test_batches_that_cannot_be_are_refused(spark: SparkSession, tmp_path: Path) -> None:
