@@ -130,7 +130,7 @@ class PStream:
                 raise InvalidUsageError(
                     "there is no p-stream at this location",
                     location=self.files.location,
-                    hint="write to it first, or pass a schema to create it",
+                    hint="write to it first, as penstock ingest does; in Python, a schema creates it",
                 ) from None
             # Create nothing if direct I/O is not possible.
             with contextlib.suppress(ConflictError):
