@@ -14,6 +14,7 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 from tests.spark.connect_server import ConnectServer
 from tests.spark.hadoop import lighten
@@ -48,6 +49,12 @@ _LEAN = {
     "spark.sql.streaming.numRecentProgressUpdates": "1000",
     DAEMON_SETTING: DAEMON,
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ignore the sockets of Python sources that older PySparks leave to the garbage collector."""
+    if not HAS_ADMISSION_CONTROL:
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
 
 
 def lean_session(
