@@ -32,7 +32,7 @@ from typing import Any, Final
 
 import yaml
 
-__all__ = ["RUN", "SHOWN", "Block", "blocks", "pages", "run"]
+__all__ = ["ROOT", "RUN", "SHOWN", "Block", "blocks", "pages", "run"]
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RUN: Final = ("python", "sh", "yaml")

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
+from tests.documents import ROOT, blocks
 from tests.spark.connect_server import lacks_client
 
 pytestmark = [
@@ -29,22 +30,7 @@ configuration:
   spark.sql.shuffle.partitions: "2"
   spark.sql.execution.arrow.maxBytesPerBatch: "2147483647"
 """
-FLOW = """
-from pyspark import pipelines as dp
-from pyspark.sql import SparkSession
-
-import penstock
-
-spark = SparkSession.active()
-penstock.register(spark)
-quotes = spark.readStream.schema("symbol string, ts bigint, price double").json("{place}/quotes")
-queue = penstock.update_queue(quotes, key="symbol", time="ts", state_location="{place}/state", buckets=1)
-
-
-@dp.table
-def newest():
-    return queue
-"""
+PAGE = ROOT / "docs" / "reference" / "spark-versions.md"
 
 
 def run(place: Path) -> None:
@@ -62,7 +48,8 @@ def test_a_flow_with_a_queue_keeps_the_newest_of_each_key(tmp_path: Path) -> Non
     for name in ("flows", "quotes"):
         (tmp_path / name).mkdir()
     (tmp_path / "spark-pipeline.yml").write_text(PIPELINE.format(place=tmp_path))
-    (tmp_path / "flows" / "newest.py").write_text(FLOW.format(place=tmp_path))
+    (program,) = (block.text for block in blocks(PAGE) if block.file == "newest.py")
+    (tmp_path / "flows" / "newest.py").write_text(program.replace("/data", str(tmp_path)))
     quotes = [("a", 1, 1.0), ("a", 3, 3.0), ("b", 1, 5.0), ("a", 2, 2.0)]
     lines = [f'{{"symbol": "{symbol}", "ts": {ts}, "price": {price}}}' for symbol, ts, price in quotes]
     (tmp_path / "quotes" / "1.json").write_text("\n".join(lines))
