@@ -168,7 +168,8 @@ def test_the_command_says_what_it_packed_and_how_to_submit_it(tmp_path: Path) ->
 def test_penstock_alone_is_packed_without_a_pipeline() -> None:
     assert CliRunner().invoke(app, ["pack"]).exit_code == 0
     package = Path(penstock.__file__).parent
-    sources = {f"penstock/{file.relative_to(package)}" for file in package.rglob("*.py")}
+    files = (file.relative_to(package) for file in package.rglob("*.py"))
+    sources = {f"penstock/{file}" for file in files if "__pycache__" not in file.parts}
     assert {name for name in names_in(Path("penstock.zip")) if name.endswith(".py")} == sources | {RUN_SCRIPT}
 
 
