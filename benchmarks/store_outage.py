@@ -135,7 +135,7 @@ class Table:
             if time.monotonic() > end or query.poll() is not None:
                 raise SystemExit(f"the table did not get there; the query's code is {query.poll()}")
             self.look()
-            time.sleep(0.2)
+            time.sleep(0.2)  # the pace of looks; nothing is waited for
 
 
 @contextmanager
@@ -158,8 +158,8 @@ def slow_down(server: PostgreSql, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with standing_still(server):
-            time.sleep(0.9)
-        time.sleep(0.1)
+            time.sleep(0.9)  # the slow store itself; nothing is waited for
+        time.sleep(0.1)  # its turn to run; nothing is waited for
 
 
 def measure(place: Path, server: PostgreSql, settings: argparse.Namespace) -> None:
@@ -181,10 +181,9 @@ def measure(place: Path, server: PostgreSql, settings: argparse.Namespace) -> No
     try:
         table.look_until(lambda: len(table.rows) == settings.keys, query)
         table.look_until(begin("steady"), query)
-        is_over = begin("down")
+        begin("down")
         with standing_still(server):
-            while not is_over():
-                time.sleep(0.1)
+            time.sleep(settings.seconds)  # the outage itself; nothing is waited for
         table.look_until(begin("back"), query)
         begin("slow")
         slow = threading.Thread(target=slow_down, args=(server, settings.seconds))

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from penstock.checkpointing.files import Files
 from penstock.errors import ConflictError
-from penstock.spark_ext.state_copy.query_copy import CopiedBucket, Progress, explain_missing_file, plan_copy
+from penstock.spark_ext.state_copy.query_copy import (
+    CopiedBucket,
+    CopiedQuery,
+    Progress,
+    explain_missing_file,
+    plan_copy,
+)
 from penstock.state_store.bucket_store import BucketStore
 from penstock.state_store.location import SPECIFICATION_FILE
 
@@ -21,24 +27,15 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """A finished fork.
+class Fork(CopiedQuery):
+    """A finished fork; see `CopiedQuery`.
 
     Attributes
     ----------
-    checkpoint : str
-        The new checkpoint.
-    query : str
-        The id of its query.
-    batch : int
-        The micro-batch after which it continues.
     buckets : int
         The number of copied buckets of all operators.
     """
 
-    checkpoint: str
-    query: str
-    batch: int
     buckets: int
 
 

@@ -22,6 +22,7 @@ from penstock.operators.queues.repartition import QueueState
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.state_copy.query_copy import (
+    CopiedQuery,
     Progress,
     QueryCopy,
     explain_missing_file,
@@ -47,24 +48,15 @@ _ZONE_HINT = "the instant of a date depends on the session's time zone; use time
 
 
 @dataclass(frozen=True, slots=True)
-class Migrated:
-    """A finished copy with another schema.
+class Migrated(CopiedQuery):
+    """A finished copy with another schema; see `CopiedQuery`.
 
     Attributes
     ----------
-    checkpoint : str
-        The new checkpoint.
-    query : str
-        The id of its query.
-    batch : int
-        The micro-batch after which it continues.
     added, widened : tuple of str
         The columns that were added, and those whose type is wider now.
     """
 
-    checkpoint: str
-    query: str
-    batch: int
     added: tuple[str, ...]
     widened: tuple[str, ...]
 

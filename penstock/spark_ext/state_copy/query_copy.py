@@ -34,7 +34,7 @@ from penstock.spark_ext.state_reader.spark_state import Held, read_pointer_files
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.location import find_operators
 
-__all__ = ["CopiedBucket", "Progress", "QueryCopy", "explain_missing_file", "plan_copy"]
+__all__ = ["CopiedBucket", "CopiedQuery", "Progress", "QueryCopy", "explain_missing_file", "plan_copy"]
 
 _PLAN = "penstock_fork.json"
 _OFFSETS, _COMMITS, _SOURCES, _STATE, _METADATA = "offsets", "commits", "sources", "state", "metadata"
@@ -64,6 +64,25 @@ class CopiedBucket:
     bucket: str
     files: Files
     pointer: Pointer
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedQuery:
+    """A finished copy of a query.
+
+    Attributes
+    ----------
+    checkpoint : str
+        The new checkpoint.
+    query : str
+        The id of its query.
+    batch : int
+        The micro-batch after which it continues.
+    """
+
+    checkpoint: str
+    query: str
+    batch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.repartition import QueueState, merge_states, source_buckets
-from penstock.spark_ext.state_copy.query_copy import Progress, plan_copy
+from penstock.spark_ext.state_copy.query_copy import CopiedQuery, Progress, plan_copy
 from penstock.spark_ext.state_copy.rewrite import OldBuckets, check_queue, rewrite_buckets
 
 __all__ = ["Rescaled", "rescale_state"]
@@ -20,26 +20,17 @@ _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Rescaled:
-    """A finished copy with another number of buckets.
+class Rescaled(CopiedQuery):
+    """A finished copy with another number of buckets; see `CopiedQuery`.
 
     Attributes
     ----------
-    checkpoint : str
-        The new checkpoint.
-    query : str
-        The id of its query.
-    batch : int
-        The micro-batch after which it continues.
     old_buckets, buckets : int
         The numbers of buckets before and now.
     keys : int
         The number of keys.
     """
 
-    checkpoint: str
-    query: str
-    batch: int
     old_buckets: int
     buckets: int
     keys: int
