@@ -25,7 +25,7 @@ _MODULES: Final[dict[Extra, tuple[str, str]]] = {
     "sketch": ("datasketches", "datasketches"),
     "websocket": ("websockets", "websockets"),
 }
-"""For each extra the module to look for, and the package that has it."""
+"""For each extra: the module to look for, and the package that provides it."""
 
 
 def need_extra(extra: Extra, purpose: str) -> None:

@@ -1,9 +1,9 @@
 """Named points at which a test can make the process fail.
 
-``PENSTOCK_FAILPOINTS="name=action;name=action"`` arms them; without it a fail point costs one
-dictionary look-up. Actions: ``kill`` (SIGKILL to this process), ``error`` (raise `InjectedError`),
-each once for every file given after ``@``: ``name=error@/path/marker`` fires only if it can create the
-marker file, so that a retried task passes.
+``PENSTOCK_FAILPOINTS="name=action;name=action"`` arms them; without it a fail point costs one dictionary
+look-up. The action ``kill`` sends SIGKILL to this process, and ``error`` raises `InjectedError`. With a
+marker file, as in ``name=error@/path/marker``, the action happens only if it can create the file: once, so
+that a retried task passes.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ _NOT_NEEDED = frozenset({
     "RewriteSemanticConstants",
     "WithLift",
 })  # fmt: skip
-"""Passes of numba, by their names, for what the kernel of a program never has: closures, array expressions,
-functions to inline by type, branches on absent arguments, ``with``, ``raise``. Not all versions have all."""
+"""Passes of numba for features that a program's kernel never uses: closures, array expressions, functions to
+inline by type, branches on absent arguments, ``with``, ``raise``. Some versions of numba lack some."""
 
 
 def _private(directory: Path) -> bool:
@@ -109,7 +109,7 @@ def kernel(function: F) -> F:
 
 
 class _LeanCompiler(CompilerBase):  # type: ignore[misc]
-    """Compiles what has only scalars, loops, branches, elements of arrays, and calls of kernels."""
+    """Compiles functions that use only scalars, loops, branches, array elements, and calls of kernels."""
 
     def define_pipelines(self) -> list[Any]:
         """Return numba's pipeline without passes that are not needed."""
@@ -122,7 +122,8 @@ class _LeanCompiler(CompilerBase):  # type: ignore[misc]
 def program_kernel(function: F) -> F:
     """Compile the kernel of a program as `kernel` does, without the passes that it does not need.
 
-    A workflow has a thousand lines and more, and numba takes longest for its own passes over them.
+    The kernel of a workflow may have more than a thousand lines, and numba's own passes take most of the
+    time.
     """
     compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy", pipeline_class=_LeanCompiler)(
         function
@@ -131,7 +132,7 @@ def program_kernel(function: F) -> F:
 
 
 def load_generated(name: str, source: str) -> ModuleType:
-    """Return a module of generated kernels; numba caches them by its file, which is kept beside the cache.
+    """Load a module of generated kernels from a file beside numba's cache, which is keyed by that file.
 
     Parameters
     ----------

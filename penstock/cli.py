@@ -227,8 +227,8 @@ def explain(
     The plan shows what runs before each p-stream, what the p-stream holds, what its reader does, and what is
     left to Spark. Nothing runs.
 
-    PIPELINE may also be a Python file that makes databases. Then the command shows their tables, and for each
-    procedure what it reads and writes, under which conditions, its undo log, its rejections and its route.
+    PIPELINE may also be a Python file that makes databases. Then the command shows their tables. For each
+    procedure it shows reads and writes with their conditions, the undo log, the rejections and the route.
     """
     with errors(debug=debug):
         from penstock import dataflow

@@ -46,9 +46,9 @@ def parse_schema(text: str) -> pa.Schema:
     Parameters
     ----------
     text : str
-        Spark's names and types, in any case, with ``NOT NULL`` for columns without nulls:
-        ``"ts timestamp, tag string NOT NULL, values array<double>"``. Names with other characters than
-        letters, digits and ``_`` are quoted by `````; ``COMMENT 'text'`` is ignored.
+        Spark's names and types, in any case, with ``NOT NULL`` for columns without nulls: ``"ts timestamp,
+        tag string NOT NULL, values array<double>"``. Names with characters other than letters, digits and
+        ``_`` are quoted by `````; ``COMMENT 'text'`` is ignored.
 
     Returns
     -------

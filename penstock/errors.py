@@ -21,7 +21,7 @@ __all__ = [
 
 _MIN_SECRET_CHARACTERS: Final = 4
 _hidden: dict[str, str] = {}
-"""Texts of this process that messages must not show, and the text to show in place of each."""
+"""The secrets of this process, and the text that messages show in place of each."""
 
 
 def hide_value(value: str, shown: str) -> None:
@@ -34,7 +34,7 @@ def hide_value(value: str, shown: str) -> None:
 
 
 def redact(text: str) -> str:
-    """Return a text without the values that are hidden."""
+    """Replace the hidden values in a text."""
     for value in sorted(_hidden, key=len, reverse=True):
         text = text.replace(value, _hidden[value])
     return text

@@ -217,7 +217,8 @@ class Market:
             key = self._stream(_WALK + wave)
             cells = elapsed // period_us
             share = (elapsed - cells * period_us) / period_us
-            # A symbol's turning points: one height for each cell of its time, joined by straight lines.
+            # A symbol's wave has a random height at the start of each cell of time, and straight lines
+            # between.
             points = (cells << np.int64(24)) + ranks
             left = _unit(_hashes(points, key))
             right = _unit(_hashes(points + np.int64(1 << 24), key))
@@ -226,7 +227,7 @@ class Market:
 
     def _volumes(self, rows: _I64) -> NDArray[np.int32]:
         hashes = _hashes(rows, self._stream(_VOLUME))
-        # Round lots, of which small ones are common: the smaller of two draws, squared.
+        # The smaller of two draws, squared, makes small round lots common.
         draw = np.minimum(hashes & np.uint64(0xFF), (hashes >> np.uint64(8)) & np.uint64(0xFF))
         lots = (draw * draw >> np.uint64(8)).astype(np.int32) + np.int32(1)
         return lots * np.int32(100)

@@ -16,7 +16,7 @@ from typing import Any
 __all__ = ["open_file", "read", "write", "write_all"]
 
 _ALIGNED = 4096
-"""Places in memory and in files are multiples of this. Disks of larger blocks are refused by the system."""
+"""The alignment of buffers and of file offsets. The system refuses disks with larger blocks."""
 _AT_ONCE = 4 << 20
 
 _of_thread = threading.local()
@@ -102,7 +102,7 @@ def read(path: Path, at: int, size: int) -> memoryview[Any]:
             return memoryview(b"")
         skip = at % _ALIGNED
         room = -(-(skip + size) // _ALIGNED) * _ALIGNED
-        import numpy as np  # a quarter of the time that Penstock takes to load
+        import numpy as np  # not at the top: loading it takes a quarter of Penstock's import time
 
         memory = np.empty(room + _ALIGNED, np.uint8)
         begin = -memory.ctypes.data % _ALIGNED

@@ -1,4 +1,4 @@
-"""A checkpoint of Spark's on a disk of this machine: make it durable, and repair it after a power cut.
+"""A Spark checkpoint on a disk of this machine: make it durable, and repair it after a power cut.
 
 Spark does not sync its files. After a power cut the files of the last seconds are empty, cut or missing, and
 Spark refuses to start::
@@ -151,7 +151,7 @@ class _Log:
         return not all(whole for names in self.names.values() for whole in names.values())
 
     def find_damaged(self, number: int) -> Iterator[_File]:
-        """Yield the files that are torn or have a greater number."""
+        """Yield the files that are torn, or have a number above `number`."""
         for later, names in self.names.items():
             yield from ((self.files, name) for name, whole in names.items() if later > number or not whole)
 

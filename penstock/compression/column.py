@@ -228,7 +228,7 @@ class Block:
         self.raw_bytes = reader.varint()
         if max(self.raw_bytes, self.rows) > max_bytes:
             raise CorruptDataError(
-                "the block states more than may be decoded at once",
+                "the block claims more bytes than may be decoded at once",
                 file=file,
                 stated_bytes=max(self.raw_bytes, self.rows),
                 max_bytes=max_bytes,

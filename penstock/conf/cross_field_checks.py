@@ -64,7 +64,7 @@ def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
 
 
 def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
-    """Yield the streams beside the pipeline's own, and their paths."""
+    """Yield the streams other than the pipeline's own, and their paths."""
     if pipeline.union is not None:
         for name, other in pipeline.union.inputs.items():
             yield ("union", "inputs", name), other
@@ -81,7 +81,7 @@ def side_streams(pipeline: PipelineSections) -> list[tuple[FieldPath, str]]:
 
 
 def _side_problems(pipeline: PipelineSections) -> Iterator[Problem]:
-    """Yield the p-streams of late rows and rejected records that are somewhere else already."""
+    """Yield the p-streams of late rows and rejected records whose location something else uses."""
     source, sink, query = pipeline.source, pipeline.sink, pipeline.query
     taken = {
         "sink": getattr(sink, "path", None),

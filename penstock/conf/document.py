@@ -179,7 +179,7 @@ def _construct(node: yaml.Node | None, text: str) -> Any:
 
 
 def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> list[str]:
-    """Put in the values of variables, and return the problems of those that have none.
+    """Replace variables by their values; return a problem for each variable without one.
 
     A plain scalar gets the type of its value, as if the value were written there; a quoted one stays text.
     """

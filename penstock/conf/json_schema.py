@@ -12,7 +12,7 @@ from penstock.conf.pipeline import Pipeline
 __all__ = ["pipeline_schema"]
 
 _VARIABLE: Final = {"type": "string", "pattern": r"\$\{.+\}"}
-"""A variable stands for a number or a flag, too."""
+"""A variable may also stand for a number or a flag."""
 
 
 def pipeline_schema() -> dict[str, Any]:
@@ -22,7 +22,7 @@ def pipeline_schema() -> dict[str, Any]:
 
 
 class _PipelineSchema(GenerateJsonSchema):
-    """Pydantic's schema, in which variables may stand for numbers and flags, and names are no titles."""
+    """Pydantic's schema without titles, in which variables may stand for numbers and flags."""
 
     def int_schema(self, schema: core_schema.IntSchema) -> JsonSchemaValue:
         return {"anyOf": [super().int_schema(schema), _VARIABLE]}

@@ -40,7 +40,7 @@ OnError: TypeAlias = Literal["keep", "skip", "fail"]
 PStreamPath: TypeAlias = Annotated[str | None, BeforeValidator(p_stream_of)]
 KafkaFormat: TypeAlias = Literal["json", "debezium"]
 CHANGE_COLUMNS: Final = "deleted BOOLEAN, change_op STRING, change_ms BIGINT, change_lsn BIGINT"
-"""What Debezium says of a change beside its row."""
+"""The columns that Debezium adds to the row of a change."""
 KafkaColumn: TypeAlias = Literal["key", "topic", "partition", "offset", "timestamp", "headers"]
 
 
@@ -278,7 +278,7 @@ class Queue(Section):
 
 
 class UnionSection(Queue):
-    """The arguments of `penstock.update_union`; the inputs beside the pipeline's own have names."""
+    """The arguments of `penstock.update_union`; the inputs other than the pipeline's own have names."""
 
     inputs: Annotated[dict[Text, Input], Field(min_length=1)]
     prefer: Text | None = None
@@ -350,7 +350,7 @@ class WindowSection(Section):
 
 
 class OtherWindow(Section):
-    """The window of a `WindowJoinSection`; fields that are not given are as in the pipeline's own window."""
+    """The window of a `WindowJoinSection`; missing fields are as in the pipeline's own window."""
 
     time: Text | None = None
     size: Annotated[str, BeforeValidator(window_duration)]
@@ -359,7 +359,7 @@ class OtherWindow(Section):
 
 
 class ByWindowSection(Section):
-    """Aggregates of the windows of all groups, or of some: one row for each window and group."""
+    """Aggregates of windows by window: one row for each window, or for each window and group."""
 
     group_by: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
     aggregates: Annotated[dict[Text, Text], BeforeValidator(aggregates_of)]
@@ -398,7 +398,7 @@ class Query(Section):
 
 
 def _one_step(queue: Queue | None, info: ValidationInfo) -> Queue | None:
-    """Refuse a pipeline without a stateful step, unless one is present but wrong."""
+    """Refuse a pipeline without a stateful step. A step that has errors of its own counts."""
     others = ("window", "aggregates", "union", "join", "database")
     if queue is None and all(info.data.get(name, ...) is None for name in others):
         raise PydanticCustomError("missing", "is required")

@@ -45,7 +45,7 @@ def option_text(value: Any) -> str:
 
 
 def empty_section(value: Any) -> Any:
-    """Take a section without fields for one with the defaults."""
+    """Replace an empty section by one with the defaults."""
     return {} if value is None else value
 
 
@@ -114,7 +114,7 @@ def window_length(value: Any) -> str | None:
 def window_duration(value: Any) -> str | None:
     """Check a duration of at least a millisecond, if there is one."""
     if parse_rows(value) is not None:
-        raise wrong(f"windows of {value} do not end with others", "write a duration, such as '60 s'")
+        raise wrong(f"windows of {value} do not end together", "write a duration, such as '60 s'")
     return None if value is None else duration_of(value, least_us=1_000)
 
 

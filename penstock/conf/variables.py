@@ -1,6 +1,6 @@
 """Variables in a pipeline's file: ``${NAME}``, ``${NAME:-default}`` and ``${file:PATH}``.
 
-They stand for a value of the environment, or for the content of a file, as container platforms mount secrets.
+A variable stands for a value of the environment, or for the content of a file, such as a mounted secret.
 ``$${NAME}`` is the text ``${NAME}``. Messages show a variable's name in place of its value.
 """
 

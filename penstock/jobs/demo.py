@@ -5,8 +5,8 @@ The same stream of trades is sent through an expensive query twice, each time by
 - *append queue*: every trade waits its turn in the source, first in, first out;
 - *update queue*: `penstock.update_queue` with linecutting; of each symbol only the newest trade waits.
 
-The query's cost a tuple is calibrated on this machine so that trades arrive `LOAD` times as fast as all
-cores together can serve them. Both queries may spend the same time a trigger on it.
+The cost of a tuple is calibrated on this machine so that trades arrive `LOAD` times as fast as all cores
+together can serve them. In each trigger both queries may spend the same time on serving.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _RESULT: Final = "symbol string, seq bigint, price double, option_value double"
 
 @kernel
 def _option_values(prices: Any, paths: int, out: Any) -> None:
-    """Value a call option on each price by simulating `paths` ends of a random walk."""
+    """Return the value of a call option on each price, simulated by `paths` random walks."""
     for i in range(prices.shape[0]):
         state = np.uint64(88172645463325252 + i)
         total = 0.0
@@ -297,7 +297,7 @@ def _watch(
 
 
 def _note(outcome: _Outcome, reader: ProgressReader, moment: int) -> None:
-    """Take the query's new metrics into the outcome."""
+    """Add the query's new metrics to the outcome."""
     for progress in reader.new():
         if progress.numInputRows:
             outcome.batch_ms.append(progress.durationMs["triggerExecution"])

@@ -46,8 +46,8 @@ _LAPTOP_DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
 }
 _LOCAL_DEFAULTS: Final = {
-    # Spark's 200 make as many buckets, each a task of every micro-batch. Not the number of cores: a
-    # checkpoint keeps its buckets, and may be taken to another machine.
+    # Spark's default of 200 would make 200 buckets, each a task of every micro-batch. The number of cores is
+    # no good default: a checkpoint keeps its buckets when it moves to another machine.
     "spark.sql.shuffle.partitions": "8",
 }
 _LATE_OPTIMISATION: Final = (
@@ -129,8 +129,8 @@ def _run_in_thread(call: Callable[[], _T]) -> _T:
 
     PySpark waits for a new JVM's answer in a file, whose directory it deletes when the wait is interrupted.
     The JVM then fails to write that file, and lives on for ever. In another thread the wait goes on: the JVM
-    writes its file, finds that this process has ended, and ends. A context that is made in the main thread
-    takes SIGINT for itself: its handler asks the JVM in the middle of another question, and prints a trace.
+    writes its file, finds that this process has ended, and ends. A context that is created in the main thread
+    installs its own handler of SIGINT, which calls the JVM in the middle of another call, and prints a trace.
     """
     found: Future[_T] = Future()
 
@@ -208,9 +208,9 @@ def open_session(
     Called once, on the driver. A given or active session is used as it is, with `settings` added. Otherwise
     one is made: if ``SPARK_REMOTE`` names a server of Spark Connect, there; under ``spark-submit``, or with a
     Spark installation of the user's own (``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set), as configured there;
-    else on this machine, with all its cores, without the web interface, with few shuffle partitions, with
-    this Python for the workers, with a daemon that starts them warm, and with the archive of classes that
-    ``penstock warm-up`` makes.
+    else on this machine, with all its cores. Such a session has no web interface, few shuffle partitions,
+    this Python for the workers, a daemon that starts them warm, and the archive of classes that ``penstock
+    warm-up`` makes.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ def multiply_overflows(a: int, b: int) -> bool:
     if a == 0 or b == 0:
         return False
     if a > 0:
-        # Rounded towards minus infinity, which for the least product is one too far unless it is exact.
+        # The least integer is one below -MOST, so an exact quotient of it needs one more.
         return b > MOST // a if b > 0 else b < -(MOST // a) - (1 if MOST % a == a - 1 else 0)
     if b > 0:
         return a < -(MOST // b) - (1 if MOST % b == b - 1 else 0)

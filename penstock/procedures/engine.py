@@ -31,10 +31,10 @@ __all__ = ["PREFETCH_INDEX_BYTES", "REJECTED", "Run", "TableSet", "event_schema"
 
 _FIRST_UNDO = 1 << 8
 PREFETCH_INDEX_BYTES = 1 << 20
-"""Indexes from this size on do not stay in the cache, and prefetching pays."""
+"""Indexes of at least this size do not stay in the cache, so prefetching pays."""
 _LOOKUPS_AHEAD = 32
 _LEAST_TEXTS = 1 << 16
-"""The number of texts up to which none is forgotten."""
+"""No text is forgotten while there are at most this many."""
 
 
 class TableSet:
@@ -130,7 +130,7 @@ class TableSet:
     def begin(
         self, program: Program, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None = None
     ) -> Run:
-        """Return a run of a compiled program that has not started; see `run`."""
+        """Return a run that has not started; see `run`."""
         return Run(self, program, events, bounds)
 
     def events_ahead(self, program: Program, events: pa.RecordBatch) -> int:
@@ -211,7 +211,7 @@ class TableSet:
         units = [
             self._unit("snapshot", blocks) for table in self._tables.values() for blocks in table.snapshot()
         ]
-        # Made here and now, for tables go on changing while they are written.
+        # Copy now, because tables change while the units are written.
         return iter(units or [self._unit("snapshot", {})])
 
     def _unit(self, kind: str, blocks: dict[str, pa.RecordBatch]) -> PUnit:
@@ -251,7 +251,7 @@ class TableSet:
         self._forget_texts()
 
     def _forget_texts(self) -> None:
-        """Forget texts that no row has, once there are twice as many as rows had the last time."""
+        """Forget texts that no row has, if the number of texts has doubled since the last time."""
         if len(self.texts) <= self._most_texts:
             return
         used = [numbers for table in self._tables.values() for numbers in table.text_numbers()]
@@ -264,8 +264,8 @@ class TableSet:
 class Run:
     """Events of a compiled program that run over tables, and their results.
 
-    `advance` runs whole rounds; `advance_transaction` runs one transaction of a workflow, with the rows of
-    streams that earlier ones emitted, and returns those that later ones take.
+    `advance` runs whole rounds. `advance_transaction` runs one transaction of a workflow: it takes the stream
+    rows that earlier transactions emitted, and returns those for later transactions.
 
     Parameters
     ----------

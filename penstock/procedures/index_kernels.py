@@ -1,8 +1,8 @@
 """The hash index of a table: open addressing over one word a key.
 
-An entry is two words side by side, so that a look-up mostly takes one line of the cache: the key's word, and
-its row's slot plus one, 0 where the entry is free. A key of one column is its own word. The word of a longer
-key is a hash, and the columns are compared. Deleting an entry moves up the entries after it, so no tombstone
+An entry is two adjacent words, so that a look-up usually reads one cache line: the key's word, and the slot
+of its row plus one, or 0 if the entry is free. A key of one column is its own word. The word of a longer key
+is a hash, and the columns are compared. Deleting an entry moves up the entries after it, so no tombstone
 remains. At most half of the entries are used.
 """
 

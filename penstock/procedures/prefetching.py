@@ -21,7 +21,7 @@ __all__ = ["Lookup", "find_lookups", "prefetch_lines"]
 _MOST_COLUMNS = 4
 _INDENT = "    "
 Sources = Mapping[str, str]
-"""The attribute of the program's event that each attribute of a procedure's event is."""
+"""For each attribute of a procedure's event, the attribute of the program's event that it holds."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from penstock.procedures.workflows.streams import StreamSpec
 __all__ = ["Procedure"]
 
 _PARTS = (ast.Tuple, ast.Starred, ast.Slice)
-"""Expressions that are compiled with what they are a part of."""
+"""Expressions that are compiled together with the expression around them."""
 
 
 class Procedure:
@@ -165,7 +165,7 @@ class Procedure:
         if self.plain:
             return PlainProgram(self.name, self.text, dependencies, event, results, digest)
         if dependencies.streams:
-            # It is never run, but its errors are told where it is defined.
+            # Never run, but compiled to report errors where the procedure is defined.
             return compile_workflow(
                 self.name, [Stage(self.text, None, results, 0)], dependencies, event, digest
             )
@@ -182,7 +182,7 @@ class Procedure:
 
 
 def _attributes(text: ProcedureText) -> set[str]:
-    """Return the event's attributes that a procedure, and those that it passes the event to, may name."""
+    """Return all attributes that a procedure, or one that it calls, names."""
     return {
         node.attr
         for callee in all_texts(text)

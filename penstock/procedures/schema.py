@@ -188,7 +188,7 @@ def is_usable_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """An index: rows in the order of some columns, and of the key where these are equal.
+    """An index: rows in the order of some columns, then of the key.
 
     Rows with a null in one of the columns are not in it.
 

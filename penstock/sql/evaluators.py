@@ -207,7 +207,7 @@ def _in(node: Tree, rows: Rows) -> Value:
     if any(_can_fail(part, rows) for part in node.parts[1:]):
         kinds = {infer_type(part, rows.table.schema.remove_metadata())[0] for part in node.parts}
         if len(kinds) > 1 and not kinds <= set(INTEGERS):
-            raise UnknownError("it is in a list of several types of which one may fail")
+            raise UnknownError("it has a list of several types, of which one may fail")
         value_part, *list_parts = node.parts
         equal = (replace(node, kind="compare", value="=", parts=(value_part, other)) for other in list_parts)
         return _logic(replace(node, kind="or", parts=tuple(equal)), rows)
@@ -219,7 +219,7 @@ def _match(node: Tree, rows: Rows) -> Value:
     value, pattern = (evaluate_node(part, rows) for part in node.parts[:2])
     literal = isinstance(pattern, pa.Scalar) and pattern.is_valid and pattern.type == pa.string()
     if node.value != "LIKE" or value.type != pa.string() or not literal:
-        raise UnknownError("its pattern is not a literal, or what it looks at is no text")
+        raise UnknownError("its pattern is not a literal, or its value is not text")
     return pc.match_like(value, pattern.as_py())
 
 

@@ -26,7 +26,8 @@ def may_shorten(tree: Tree, typed: _Type) -> bool:
 
     - calculations of columns and numbers, casts, ``abs`` and ``sqrt`` of them,
     - choices between them by conditions that cannot fail, and ``COALESCE`` of them,
-    - comparisons of a calculation with a number, if each part that can fail reads all columns,
+    - comparisons of a calculation with a number, if each part that can fail reads all columns of the
+      comparison,
     - an ``AND`` that ends with such a comparison, if the others cannot fail and read none of its columns.
 
     Parameters

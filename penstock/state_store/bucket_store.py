@@ -26,14 +26,15 @@ Invariants:
    - 1``, so that its files stay while any version that may adopt it is retained. When the snapshot's own file
    may exist, rule 5 alone decides when its parts are deleted.
 4. The arrival of the pointer of version v proves that v was committed. The pointers of the
-``retain_versions`` newest versions up to v may still arrive, each as any of its siblings. Attempts that still
-run and can be committed follow one of these versions or version v - ``retain_versions``. All of these are
-*recent* versions. 5. A file is deleted only after a pointer has arrived, and only if two conditions hold. No
-recent version, of any attempt, has the file in its chain. The file's number is below the recent versions, or
-the file was in the chain that arrived before a snapshot replaced it. If a recent version cannot be read,
-nothing is deleted. 6. The header of every later version names the files that a snapshot replaced, and the
-snapshot's own file,
-   until the files are released, even if another snapshot follows before.
+   ``retain_versions`` newest versions up to v may still arrive, each as any of its siblings. Attempts that
+   still run and can be committed follow one of these versions or version v - ``retain_versions``. All of
+   these are *recent* versions.
+5. A file is deleted only after a pointer has arrived, and only if two conditions hold. No recent version, of
+   any attempt, has the file in its chain. The file's number is below the recent versions, or the file was in
+   the chain that arrived before a snapshot replaced it. If a recent version cannot be read, nothing is
+   deleted.
+6. The header of every later version names the files that a snapshot replaced, and the snapshot's own file,
+   until the files are released. Another snapshot in between does not change this.
 7. A commit begins a snapshot only if its lineage has no snapshot that a later commit may adopt, unless this
    process knows that its own snapshot has failed.
 8. After a snapshot is due, a chain grows by no more than ``SnapshotRule.max_commits`` + 2 deltas, whatever
@@ -280,7 +281,7 @@ class BucketStore(BucketFiles):
         return len(names)
 
     def look(self, pointer: Pointer) -> tuple[Handle, PUnit]:
-        """Return the handle of the version at `pointer` and the unit of its file, not loading the chain."""
+        """Return the handle and the unit of the version at `pointer`, without loading the chain."""
         newest, handle = self._open(pointer)
         return handle, PUnit(newest.kind, newest.meta["state"], newest.blocks)
 

@@ -55,7 +55,7 @@ class RecordedClock:
 
 @dataclass(frozen=True, slots=True)
 class ClockRecord:
-    """The record of the next turn of a bucket.
+    """The record for the next micro-batch of a bucket.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class ClockRecord:
         name = _name(self.held.pointer)
         if self.read() is not None:
             # Object stores would replace it.
-            raise ConflictError("the turn is on record already", file=self.files.path_of(name))
+            raise ConflictError("another attempt has recorded its times", file=self.files.path_of(name))
         self.files.publish(name, encode(PUnit(_KIND, {"times_us": readings})))
 
 

@@ -14,16 +14,16 @@ an attempt that lost.
 Invariants:
 
 1. With a committed pointer, garbage is the files that the arrival of the pointer in a task would prove
-unnecessary: `BucketStore.garbage`. 2. Without a committed pointer, the checkpoint may point at any loadable
-version. A file is garbage if no loadable version has it in its chain and its number is at most the lowest
-loadable version. A task that goes on from a loadable version writes higher numbers, and adopts no snapshot
-with such a low number. 3. Garbage stays garbage, because later versions name only files that earlier versions
-name, or files with
+   unnecessary: `BucketStore.garbage`.
+2. Without a committed pointer, the checkpoint may point at any loadable version. A file is garbage if no
+   loadable version has it in its chain and its number is at most the lowest loadable version. A task that
+   continues from a loadable version writes higher numbers, and adopts no snapshot with such a low number.
+3. Garbage stays garbage, because later versions name only files that earlier versions name, or files with
    higher numbers. So garbage may be deleted at any later time, even while the query runs. Files of running
    attempts stay.
 4. Nothing is deleted from a bucket if the committed version cannot be loaded. Without a committed pointer,
-nothing is deleted if any file is damaged or one of the newest versions lacks a file: then the loadable
-versions do not show which files are needed.
+   nothing is deleted if any file is damaged or one of the newest versions lacks a file: then the loadable
+   versions do not show which files are needed.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class MysqlTable(SqlTable):
         super().__init__(name, table, columns)
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether the server is away; it refuses a user by the same kind of error."""
+        """Return whether the server is away; a refused user raises the same kind of error."""
         return super().is_transient(error) and (error.args or (0,))[0] not in _REFUSALS
 
     def _connect(self) -> Any:
@@ -85,7 +85,7 @@ class MysqlTable(SqlTable):
         return [row[0] for row in names] or None
 
     def _check_key(self) -> None:
-        """Look for the unique index; an insert takes the row of any unique index for the one to update."""
+        """Check that the key is the only unique index: an insert updates the row of any unique index."""
         database, _, name = self._table.rpartition(".")
         rows = self._fetch(
             "SELECT index_name, column_name FROM information_schema.statistics WHERE non_unique = 0 "
@@ -96,7 +96,7 @@ class MysqlTable(SqlTable):
         for index, column in rows:
             indexes.setdefault(index, set()).add(column)
         if list(indexes.values()) != [set(self._columns.key)]:
-            raise self._wrong_key("the key of the table is another, or it has several")
+            raise self._wrong_key("the table has another key, or several")
 
     def _drop_stage(self) -> None:
         self._execute(f"DROP TEMPORARY TABLE IF EXISTS {STAGE}")
@@ -115,7 +115,7 @@ class MysqlTable(SqlTable):
         cursor.executemany(f"INSERT INTO {STAGE} VALUES ({marks})", rows_of(changes, converters))
 
     def _conflict(self, names: Sequence[str], time: str, table: str) -> str:
-        # The assignments run from left to right, so the time is the last.
+        # The assignments run from left to right and compare times, so the time is assigned last.
         others = [name for name in map(self.quote, names) if name != time]
         newer = f"VALUES({time}) >= {table}.{time}"
         sets = [f"{name} = IF({newer}, VALUES({name}), {table}.{name})" for name in others]

@@ -20,7 +20,7 @@ _SAME_BYTES: Final = {
     "timestamp": ("timestamp with time zone",),
     "timestamp with time zone": ("timestamp",),
 }
-"""For types, others that COPY reads from the same bytes."""
+"""For each type, the other types whose COPY format is the same."""
 
 
 class PostgresTable(SqlTable):
@@ -59,7 +59,7 @@ class PostgresTable(SqlTable):
         return [row[0] for row in names] or None
 
     def _check_key(self) -> None:
-        # COPY takes bytes as they are: a bigint's would be another number in a double precision.
+        # COPY does not convert: the bytes of a bigint would be another number in a double precision column.
         found = self._fetch(
             "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
             "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",

@@ -97,7 +97,7 @@ class RedisHashes(UpsertTarget):
         self._client.ping()
 
     def write(self, changes: pa.Table) -> None:
-        """Write a batch in calls of 5,000 rows, each at once; see `UpsertTarget.write`."""
+        """Write a batch in atomic calls of 5,000 rows; see `UpsertTarget.write`."""
         self._connect()
         columns = self._columns
         names = _texts(changes.select(columns.key))
@@ -125,7 +125,7 @@ class RedisHashes(UpsertTarget):
 
 
 def _keys(prefix: str, names: list[list[str | None]]) -> list[str]:
-    r"""Return the names of hashes; ``:`` and ``\`` in a key of several columns have a ``\`` before them."""
+    r"""Return the names of hashes; in a key of several columns, a ``\`` escapes ``:`` and ``\``."""
     if len(names) > 1:
         names = [[str(name).replace("\\", "\\\\").replace(":", "\\:") for name in column] for column in names]
     return [":".join((prefix, *map(str, parts))) for parts in zip(*names, strict=True)]

@@ -26,7 +26,8 @@ class SqlTable(UpsertTarget):
 
     1. Staged rows older than the deletion of their key leave the stage.
     2. Deletions remove rows that are not newer, and are remembered in the table ``<table>_deleted``.
-    3. The other rows are inserted, or replace rows that are not newer, and end the memory of a deletion.
+    3. The other rows are inserted, or replace rows that are not newer, and their keys leave
+       ``<table>_deleted``.
 
     Steps 1 and 2 are for columns with `Columns.deletes` only.
 
@@ -56,9 +57,9 @@ class SqlTable(UpsertTarget):
         "timestamp": "TIMESTAMP",
     }
     ALIAS: ClassVar[str] = " AS kept"
-    """What names the table's own rows where an insert meets them."""
+    """Gives the existing row a name in the clause for a conflict."""
     KEY_TYPES: ClassVar[Mapping[str, str]] = {}
-    """Types of key columns, where they differ."""
+    """The types of key columns that differ from those of other columns."""
 
     def __init__(self, name: str, table: str, columns: Columns) -> None:
         self.name = f"{name}/{table}"
@@ -94,7 +95,7 @@ class SqlTable(UpsertTarget):
         self._execute(f"DROP TABLE IF EXISTS {STAGE}")
 
     def _conflict(self, names: Sequence[str], time: str, table: str) -> str:
-        """Return what an insert does with a row whose key is there."""
+        """Return the clause of an insert for a key that exists."""
         keys = ", ".join(self.quote(name) for name in self._columns.key)
         sets = ", ".join(f"{name} = excluded.{name}" for name in map(self.quote, names))
         return f"ON CONFLICT ({keys}) DO UPDATE SET {sets} WHERE kept.{time} <= excluded.{time}"
@@ -243,7 +244,7 @@ class SqlTable(UpsertTarget):
                 f"WHERE NOT {STAGE}.{flag} AND {same(STAGE, deleted)} AND {deleted}.{time} <= {STAGE}.{time})"
             )
         else:
-            # A condition tells the parser of SQLite that ON belongs to the insert.
+            # Without a condition, the parser of SQLite takes ON for a part of the select.
             self._insert(table, columns.names, where="WHERE true")
 
     def _insert(self, table: str, names: Sequence[str], where: str) -> None:

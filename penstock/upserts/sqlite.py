@@ -44,7 +44,7 @@ class SqliteTable(SqlTable):
         super().__init__(path, table, columns)
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether another program holds the file; a wrong statement is the same kind of error."""
+        """Return whether another program holds the file; a wrong statement raises the same kind of error."""
         return super().is_transient(error) and getattr(error, "sqlite_errorcode", None) in _WAITS
 
     def _type(self, field: pa.Field) -> str:

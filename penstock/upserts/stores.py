@@ -23,7 +23,7 @@ _EXTRAS: Final[dict[str, Extra | None]] = {
     "rediss": "redis",
     "delta": "delta",
 }
-"""For each scheme the extra that brings its package; SQLite is part of Python."""
+"""For each scheme, the extra that installs its package; SQLite is part of Python."""
 
 SCHEMES: Final = tuple(_EXTRAS)
 

@@ -40,9 +40,9 @@ FOLDED = frozenset({"count", "sum", "m2", "min", "max"})
 
 @dataclass(frozen=True, slots=True)
 class NumberingLimits:
-    """The maximum for numbering all possible window groups.
+    """The limits up to which all possible window groups are numbered.
 
-    Above it, only window groups with rows get a number.
+    Beyond them, only window groups with rows get a number.
 
     Parameters
     ----------

@@ -71,10 +71,11 @@ class Source:
         return list(zip(*columns, strict=True))
 
     def check(self, *, finished: bool) -> None:
-        """See that what came out is a part, or all, of what has to.
+        """Check that the results are a part of the expected ones, or all of them if `finished`.
 
-        1. The plain query's rows are those of its source, in their order. 2. The times of a key grow in what
-        leaves queue and join. 3. No window comes twice, and each has all its rows.
+        1. The plain query's rows are those of its source, in their order.
+        2. The times of a key grow in the results of queue and join.
+        3. No window comes twice, and each has all its rows.
         """
         plain = self._out("plain")
         wanted = self._plain()
@@ -94,7 +95,7 @@ class Source:
             assert not self.missing(), self.missing()
 
     def missing(self) -> dict[str, int]:
-        """Return how much has not come out, of the kinds where it is anything."""
+        """Return the number of missing results of each kind that has any."""
         plain = len(self._plain()) - len(self._out("plain"))
         found = {"plain": plain}
         newest = {k: max(n for n in range(self.rows) if n % _KEYS == k) for k in range(_KEYS)}

@@ -65,12 +65,13 @@ def final(place: Place) -> dict[int, tuple[int, int]]:
 def verify(
     place: Place, batches: Sequence[Sequence[Update]], *, drained: bool, deletes: bool = False
 ) -> None:
-    """Check what the sink holds.
+    """Check the rows in the sink.
 
-    1. Every row is an update of the stream, and none comes twice. 2. The times of a key only grow, so
-    the state never went back. 3. No trigger gave more than its budget. 4. When drained, the last row of
-    each key is its newest update. 5. With `deletes`, the rows for which
-    `DELETE_WHEN` holds are marked, and no others.
+    1. Every row is an update of the stream, and none comes twice.
+    2. The times of a key only grow, so the state never went back.
+    3. No trigger gave more rows than its budget.
+    4. When drained, the last row of each key is its newest update.
+    5. With `deletes`, the rows for which `DELETE_WHEN` holds are marked, and no others.
     """
     updates = {(u.key, u.time, u.value) for batch in batches for u in batch}
     rows = place.rows()

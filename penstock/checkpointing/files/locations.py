@@ -24,8 +24,7 @@ _TELLING = frozenset({
 _DELAYED = "allow_delayed_open"
 
 _FILE_SYSTEMS: dict[tuple[int, str, bool], tuple[Any, str]] = {}
-"""The connections of each process. A child keeps its parent's, unused: their threads did not survive the
-fork."""
+"""The connections of each process. A forked child never uses its parent's, whose threads did not survive."""
 
 
 def file_system(uri: str, *, delayed: bool = True) -> tuple[Any, str]:

@@ -1,4 +1,4 @@
-"""A directory on a file system of pyarrow's."""
+"""A directory on a file system of pyarrow."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ Invariants (docs/design/0007-p-streams.md):
 1. Entry n + 1 is created exclusively, by a process that knows all entries up to n, so it takes them into
    account: a batch is committed once, a fenced session commits nothing, and a release passes no reader that
    subscribed before.
-2. Entries are deleted in ascending order, and only those before the newest start's. So if entry n exists
-   after n + 1 was read or created, n + 1 is the first of its number. If n is gone, this proves nothing: n + 1
-   may be a second one, which nobody else will find.
-3. A start is durable before an entry that it stands for goes, and a release before a row goes.
+2. Entries are deleted in ascending order, and only those before the newest start's. So if entry n still
+   exists after a process has read or created entry n + 1, there is only one entry n + 1. If entry n is gone,
+   the process may have created a second entry n + 1, which nobody else will find.
+3. A start is durable before an entry that it replaces is deleted, and a release before a row is deleted.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class PStreamReader:
             if rows.num_rows:
                 yield rows
             else:
-                pause(poll_s)  # other processes' commits tell nobody
+                pause(poll_s)  # other processes do not announce their commits
 
     def release(self) -> Trimmed:
         """Release all rows that were read: they are deleted once no other reader needs them.

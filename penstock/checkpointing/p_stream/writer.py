@@ -375,7 +375,7 @@ class PStreamWriter:
         return f"PStreamWriter({self._stream.files.location!r}, writer={self.name!r})"
 
     def metrics(self) -> dict[str, Any]:
-        """Return the pending and the durable: calls of `append`, bytes in memory, and bytes on disk.
+        """Return counts: calls of `append` and durable ones, bytes pending and written, rows of the stream.
 
         Also count the column blocks whose codec was chosen, and the deoptimised ones among them: blocks with
         a value that did not fit the choice, encoded by the default codec instead.

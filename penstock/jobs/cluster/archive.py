@@ -1,4 +1,4 @@
-"""Archives for Spark's workers: Penstock, a pipeline and its modules, and if asked all other packages."""
+"""Archives for Spark's workers: Penstock, a pipeline and its modules, and optionally a whole environment."""
 
 from __future__ import annotations
 

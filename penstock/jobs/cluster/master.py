@@ -98,7 +98,7 @@ def cluster_pipeline(pipeline: Pipeline, settings: Mapping[str, str]) -> Iterato
     Raises
     ------
     InvalidUsageError
-        If a module cannot be packed, or a cluster has no checkpoint that its workers may see.
+        If a module cannot be packed, or the pipeline names no checkpoint that a cluster's workers can see.
     """
     spark = {**pipeline.query.spark, **settings}
     if spark.get(_MASTER, "local").startswith("local"):

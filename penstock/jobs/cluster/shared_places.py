@@ -26,9 +26,9 @@ def check_shared_places(spark: SparkSession, pipeline: Pipeline, document: Docum
     """Check that the workers of a cluster see the local files and directories of a pipeline.
 
     Called on the driver. Does nothing in local mode, or if paths without a file system are not local ones.
-    The driver puts an empty file into each directory that is written, and a job of one task for each core
-    looks for these files, so a directory of the same name on another machine is not taken for a shared one.
-    Workers that come later are not asked.
+    The driver puts an empty file into each output directory, and a job with one task per core looks for these
+    files. So a directory of the same name on another machine does not count as shared. Workers that start
+    later are not checked.
 
     Raises
     ------

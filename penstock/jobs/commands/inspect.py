@@ -69,8 +69,8 @@ def database(
 ) -> None:
     """Show the tables of transactions: columns, keys, rows, memory, and versions.
 
-    The current version of every bucket is loaded: that of the checkpoint, else the newest one. Damage ends
-    with exit code 1.
+    The current version of every bucket is loaded: the checkpoint's, or else the newest one. The exit code is
+    1 if a file is damaged.
     """
     with errors(debug=debug):
         from penstock.jobs.inspect.database import describe_database, read_databases, show_databases

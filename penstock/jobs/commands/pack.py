@@ -42,8 +42,8 @@ def pack(
 ) -> None:
     """Pack Penstock and a pipeline for the workers of a cluster.
 
-    The archive has Penstock, the pipeline's file, the Python file of its database, the modules that these
-    import and that are not installed, and run_pipeline.py, the program for spark-submit.
+    The archive has Penstock, the pipeline's file, the Python file of its database, the imported modules that
+    are not installed, and run_pipeline.py, the program for spark-submit.
     """
     with errors(debug=debug):
         from penstock.jobs.cluster.archive import RUN_SCRIPT, pack_pipeline

@@ -27,8 +27,8 @@ class MqttMessages(Messages):
     """Messages of a topic filter, at least once (QoS 1).
 
     The broker keeps a session under this client's name: after a restart it sends the messages that were not
-    acknowledged, and those that came meanwhile. It stops to send while too many are unacknowledged, so a
-    slow p-stream holds messages back at the broker.
+    acknowledged, and those that came meanwhile. It stops sending while too many are unacknowledged, so a slow
+    p-stream holds messages back at the broker.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class MqttMessages(Messages):
         if reason.is_failure:
             self._refusal = str(reason)
             return
-        # Numbers of messages belong to a connection: an acknowledgement of an old one could meet a new one.
+        # Message ids are per connection: an acknowledgement from an old one could hit a new message.
         self._connection += 1
         client.subscribe(self._filter, qos=1)
 

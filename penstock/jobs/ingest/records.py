@@ -65,7 +65,7 @@ class Records(ABC):
         return int(ends[-1]) if ends.size else 0
 
     def middle_end(self, content: bytes) -> int:
-        """Return an end of a record near the middle of records; 0 if there is only one."""
+        """Return the end of a record near the middle; 0 if there is only one record."""
         ends = self.ends(content)
         half = int(ends[(ends.size - 1) // 2]) if ends.size else 0
         return half if half < len(content) else 0
@@ -133,7 +133,7 @@ class Dialect(ABC):
         head : bytes
             The file's first bytes.
         whole : bool
-            Whether they are the whole file, for good.
+            Whether they are the whole file, and it will not grow.
 
         Returns
         -------
@@ -372,7 +372,7 @@ def _read_json(lines: bytes, schema: pa.Schema | None, block_bytes: int) -> pa.T
 
 
 class ArrayRecords(JsonRecords):
-    """The elements of an array, from after its opening bracket on; each ends with the comma after it."""
+    """The elements of an array, after its opening bracket. The comma after an element is a part of it."""
 
     def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Return where elements end: after their commas, and after the array's bracket."""
@@ -381,7 +381,7 @@ class ArrayRecords(JsonRecords):
         return ends + 1
 
     def cut(self, content: bytes) -> int:
-        """Return up to where elements are whole."""
+        """Return the number of bytes up to the end of the last whole element."""
         return Records.cut(self, content)
 
     def _lines(self, content: bytes) -> bytes:

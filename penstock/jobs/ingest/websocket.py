@@ -22,8 +22,7 @@ _CLOSE_S: Final = 1.0
 class WebSocketMessages(Messages):
     """Messages of a server, which cannot be sent again: those that come while nobody reads are lost.
 
-    They are read from the connection as fast as they are written to the p-stream; a server that sends faster
-    is held back by TCP.
+    Messages are read no faster than they are written to the p-stream; TCP holds back a faster server.
 
     Parameters
     ----------

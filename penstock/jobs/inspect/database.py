@@ -99,7 +99,7 @@ def _databases(found: Iterable[tuple[Operator, list[BucketSurvey]]]) -> Iterator
         try:
             specification = specification_in(operator.files) or {}
         except CorruptDataError:
-            continue  # a damage of the operator, which the survey tells
+            continue  # the survey reports damage of the operator itself
         if "tables" not in specification:
             continue
         tables = tuple(TableSpec.from_json(text) for text in specification["tables"])

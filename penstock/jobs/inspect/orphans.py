@@ -46,7 +46,7 @@ class Orphans:
 
 @dataclass(slots=True)
 class Report:
-    """The orphans found; `kept` lists possible orphans, `damage` the files that leave it uncertain."""
+    """The orphans. `kept` lists possible orphans, and `damage` the damage that leaves them uncertain."""
 
     orphans: list[Orphans] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
     Raises
     ------
     InvalidUsageError
-        If nothing of Penstock's lies there, or a query that is gone is not in it or has a checkpoint.
+        If there is nothing of Penstock, or a query in `gone` has no state there or still has a checkpoint.
     CorruptDataError, UnavailableError
         If a checkpoint or a log is damaged, or the file system refuses.
     """
@@ -209,7 +209,7 @@ def _search_state(
 
 
 def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions: int, report: Report) -> None:
-    """Add the files that no loadable version reaches, nor one that may be committed."""
+    """Add the files that neither a loadable version nor one that may be committed reaches."""
     report.damage += [f"{damage.file}: {damage.fact}" for damage in operator.damage]
     for bucket in operator.buckets:
         found = survey_bucket(

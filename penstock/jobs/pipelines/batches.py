@@ -69,7 +69,7 @@ class Totals:
     batches, rows_in, emitted, conflated, late, dropped, bad_records : int
         Sums over its batches.
     committed, rejected : int
-        Sums over its batches; both are 0 for what are no transactions.
+        Sums over its batches; both are 0 without transactions.
     waiting_keys : int
         Keys that still wait, whose tuples are in the state.
     signal : int or None

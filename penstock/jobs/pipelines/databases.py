@@ -24,8 +24,8 @@ __all__ = ["check_rows", "databases_in", "procedure_of"]
 def databases_in(path: str | Path) -> dict[str, Database]:
     """Run a Python file; return the databases that it makes, by name.
 
-    Its ``__name__`` is not ``"__main__"``: what a program does behind that test is not done. It may import
-    modules that are beside it.
+    Its ``__name__`` is not ``"__main__"``, so code behind that test does not run. It may import modules in
+    its directory.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def databases_in(path: str | Path) -> dict[str, Database]:
     if not file.is_file() or spec is None or spec.loader is None:
         raise InvalidUsageError("there is no such Python file", file=path)
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look for their module. It does not stay, so that its functions are pickled by value.
+    # Dataclasses look up their module. It is removed afterwards, so that its functions are pickled by value.
     sys.modules[spec.name] = module
     beside = str(file.absolute().parent)
     sys.path.insert(0, beside)

@@ -1,8 +1,8 @@
-"""Queues over Kafka's encoded records, of which only those that leave the queue are decoded.
+"""Queues over Kafka's encoded records. Only the records that leave the queue are decoded.
 
 A queue whose key and time are Kafka's own needs no value to choose the newest record of a key. So the
-pipeline runs as ``source -> queue -> decode -> results -> sink``. The rows are those of decoding first: a
-record that cannot be read is kept then, too, and so is the newest of its key in both.
+pipeline runs as ``source -> queue -> decode -> results -> sink``. The rows are the same as with decoding
+first: there, too, a record that cannot be read stays a row, and may be the newest of its key.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def written_places(pipeline: Pipeline) -> list[tuple[FieldPath, str | None, bool
 
 
 def read_places(pipeline: Pipeline) -> list[tuple[FieldPath, str]]:
-    """Return the fields and paths of the local files and directories that a pipeline reads, but patterns."""
+    """Return the fields and paths, except patterns, of local files and directories that a pipeline reads."""
     places: list[tuple[FieldPath, str]] = []
     if isinstance(pipeline.source, FilesSource):
         places.append((("source", "path"), pipeline.source.path))

@@ -114,7 +114,7 @@ class QuantileSketches:
             self._take_in()
 
     def _take_in(self) -> None:
-        """Add the waiting values, slot by slot: a call of the library costs as much as many values."""
+        """Add the waiting values in one call per slot, because a call costs as much as many values."""
         if not self._waiting:
             return
         slots, values = (np.concatenate(parts) for parts in zip(*self._waiting, strict=True))

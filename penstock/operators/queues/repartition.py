@@ -65,7 +65,7 @@ class QueueState:
     meta: Mapping[str, Any]
 
     def select(self, bucket: int, buckets: int) -> QueueState:
-        """Return the state of the keys that belong to one of so many buckets."""
+        """Return the state of the keys of one bucket, if there are `buckets` buckets."""
         chosen = buckets_of(self.hashes, buckets) == bucket
         waits = chosen[self.places]
         numbers = np.cumsum(chosen) - 1
@@ -92,7 +92,7 @@ class QueueState:
 
 
 def read_state(units: Iterable[PUnit], key: Sequence[str]) -> QueueState:
-    """Return the state that stored units hold, of which later ones replace keys of earlier ones.
+    """Return the state in stored units. Later units replace the keys of earlier ones.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState
     states : sequence of QueueState
         At least one.
     cost_factor : float
-        The cost of a tuple includes the turns of other buckets; the factor by which it changes.
+        The factor for the cost of a tuple, which includes waiting for the other buckets of a task.
     """
     queues = [state for state in states if state.waiting.num_rows]
     waiting, clock = _merge_waiting(queues or states[:1])
@@ -196,7 +196,7 @@ def _merge_waiting(queues: Sequence[QueueState]) -> tuple[pa.Table, float | None
 
 
 def _merge_ranks(queues: Sequence[tuple[Integers, Integers]]) -> Integers:
-    """Return ranks in one queue, given the ranks and arrivals of the keys of each of several queues."""
+    """Return the ranks of keys in the merged queue, given ranks and arrivals in each old queue."""
     cuts, moments, lines = [], [], []
     for ranks, arrived in queues:
         order, cut = np.argsort(ranks), np.count_nonzero(ranks < 0)
@@ -208,7 +208,7 @@ def _merge_ranks(queues: Sequence[tuple[Integers, Integers]]) -> Integers:
         moments.append(moment)
         lines.append(line)
     cutting = np.concatenate(cuts)
-    # Equal moments and lines stay in the order of their queues.
+    # The sort is stable, so ties stay in the order of the queues.
     order = np.lexsort((np.concatenate(lines), np.concatenate(moments)))
     merged = np.empty(len(order), np.int64)
     merged[order] = np.arange(1, len(order) + 1)
@@ -226,7 +226,7 @@ def _set_column(table: pa.Table, name: str, values: npt.NDArray[Any]) -> pa.Tabl
 
 
 def _concat(parts: Sequence[pa.RecordBatch | pa.Table]) -> pa.Table:
-    """Concatenate parts. The last decides the width of texts' offsets, which is a setting of Spark."""
+    """Concatenate parts, with the last part's width of text offsets, which is a setting of Spark."""
     tables = [pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part for part in parts]
     return pa.concat_tables([table.cast(tables[-1].schema) for table in tables])
 

@@ -107,15 +107,15 @@ class Partial:
     kind : str
         - ``count``: number of rows whose expression is not null, int64;
         - ``sum``: sum of non-null values; int64 for integers, or `penstock.operators.aggregates.wide.WIDE` if
-        a sum exceeds 64 bits; float64 for floats; null if all values are null;
+          a sum exceeds 64 bits; float64 for floats; null if all values are null;
         - ``add``: sum of such sums;
-        - ``m2``: the sum of squared deviations from the mean, float64, stored with count and sum of the same
-          expression (`penstock.operators.aggregates.moments`); null if all values are null; - ``add_m2``:
-          combined M2 from such sums with their counts and sums;
+        - ``m2``: sum of squared deviations from the mean, float64, stored with count and sum of the same
+          expression (`penstock.operators.aggregates.moments`); null if all values are null;
+        - ``add_m2``: combined M2 from such sums with their counts and sums;
         - ``min``, ``max``: least or greatest non-null value, in the expression's type; null if all values are
-        null. As in Spark, NaN is greater than all numbers;
+          null. As in Spark, NaN is greater than all numbers;
         - ``first``, ``last``: the value, possibly null, in the row with the least or greatest time, in the
-        expression's type. Of equal times the first or last arrival counts;
+          expression's type. Of equal times the first or last arrival counts;
         - ``distinct``: list of the distinct non-null values; no nested types;
         - ``union``: union of such lists;
         - ``sketch``: a sketch (`penstock.operators.aggregates.sketches`) of 64-bit hashes that are not null,

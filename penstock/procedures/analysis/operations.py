@@ -69,14 +69,14 @@ _LONG = frozenset({ast.Call, ast.IfExp, ast.BoolOp})
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A variable: the rows that its value depends on, the rows that it may be, its text if short."""
+    """A variable: the rows that its value depends on, the rows that it may refer to, its text if short."""
 
     refs: Refs = _NO_REFS
     rows: Refs = _NO_REFS
     text: ast.expr | None = None
 
     def merge(self, other: _Known) -> _Known:
-        """Return what holds for both."""
+        """Return the variable after two branches that leave it as this one and as `other`."""
         equal = self.text is not None and other.text is not None and _text(self.text) == _text(other.text)
         return _Known(self.refs | other.refs, self.rows | other.rows, self.text if equal else None)
 
@@ -235,7 +235,7 @@ class _Finder:
         rows = self.rows(loop_parts(node.iter)[0])
         before = dict(self.frame.names)
         for operations in (dict(self.operations), self.operations):
-            # What one round leaves to the next is known in the second one, which counts.
+            # An iteration may read values of the one before, so only the second pass counts.
             self.operations = operations
             if isinstance(node.target, ast.Name):
                 self.frame.names[node.target.id] = _Known(refs, rows)
@@ -435,7 +435,7 @@ _OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }  # fmt: skip
-"""Comparisons by order have none: with NaN neither holds."""
+"""Ordered comparisons have no opposite: with NaN neither holds."""
 
 
 def _negate(node: ast.expr) -> ast.expr:

@@ -24,7 +24,7 @@ def check_routing(program: Program | PlainProgram) -> None:
     Raises
     ------
     InvalidUsageError
-        If one may access rows of several partitions; it names the access.
+        If one may access rows of several partitions. The error names the access.
     """
     obstacle = routing_obstacle(program)
     if obstacle:

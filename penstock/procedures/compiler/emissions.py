@@ -128,7 +128,7 @@ class Emissions(Writes):
         slid = self.inline(node, self.layout.dependencies.insertions[window.name], values, place)
         if not isinstance(slid, Value):
             raise TypeError(f"{window.name}: an insert returns nothing")
-        # A window of rows deletes none, but overwrites the oldest in their places.
+        # A window of rows deletes no row: a new row overwrites the oldest one.
         self.forget_rows(window.rows.name)
         return slid.never_null()
 

@@ -30,12 +30,12 @@ __all__ = [
 ]
 
 FACTS = ("used", "free", "live", "gone", "shift")
-"""Slots that were ever taken; free ones of these; rows; deleted keys that are noted; the index's shift."""
+"""Numbers of slots in use or free, of free slots, of rows and of recorded deleted keys; the index's shift."""
 
 USED, FREE, LIVE, GONE, SHIFT = range(len(FACTS))
 
 TEXT_BYTES = ("text_offsets", "text_bytes")
-"""The bytes of all texts, by which indexes order them; the last arguments of a kernel that has indexes."""
+"""The last arguments of a kernel with indexes: the bytes of all texts, by which the indexes order texts."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RelationCode:
     """
 
     letter: ClassVar[str]
-    """What the names of its variables begin with, before the number."""
+    """The prefix of its variables' names, before the number."""
 
     spec: RelationSpec
     number: int

@@ -57,7 +57,7 @@ _LEAST = "LEAST"
 
 
 class OperationError(Exception):
-    """An operation that values of these kinds do not have: the fact and a hint."""
+    """The operands' kinds do not support the operation; the arguments are the fact and a hint."""
 
 
 def operate(out: Output, sign: str, a: Value, b: Value) -> Value:
@@ -174,7 +174,7 @@ def as_integer(out: Output, a: Value) -> Value:
     if a.kind.is_interned:
         raise OperationError(f"a {a.kind} is not converted", None)
     if a.kind.scale is not None:
-        # Cut, where // goes down.
+        # Truncate, although // rounds down.
         factor = 10**a.kind.scale
         floor = out.keep(f"{a.code} // {factor}")
         return Value(Kind.INTEGER, f"({floor} + ({floor} < 0 and {floor} * {factor} != {a.code}))", a.null)

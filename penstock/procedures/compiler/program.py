@@ -48,10 +48,10 @@ REJECTED = "rejected"
 """The column of results that says why a transaction was rejected; null if it was committed."""
 
 _LANGUAGE = 1
-"""The version of the language: raised only if a text leads to another state or other results than before.
+"""The version of the language. Raise it only if a text now leads to another state or other results.
 
-Kernels are found by their source, and versions of the tables and the log have formats of their own, so a
-compiler that makes another kernel with the same meaning leaves it. `tests/golden/programs.json` guards it.
+A compiler that makes another kernel with the same meaning does not raise it: kernels are cached by their
+source, and tables and log have format versions of their own. `tests/golden/programs.json` guards it.
 """
 
 _MOST_PASSES = 100
@@ -149,7 +149,7 @@ class Program:
 
     @cached_property
     def kernel(self) -> Callable[..., int]:
-        """The compiled kernel: from arrays and the bounds of events to the first event that has not run."""
+        """The compiled kernel. It takes arrays and a range of events, and returns the first unprocessed event."""
         from penstock._kernels import load_generated
 
         module = load_generated(hashlib.sha256(self.source.encode()).hexdigest()[:32], self.source)
@@ -157,17 +157,17 @@ class Program:
         return run
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what every process compiles for itself."""
+        """Leave out the kernel, which every process compiles for itself."""
         return {name: value for name, value in self.__dict__.items() if name != "kernel"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what `__getstate__` gave."""
+        """Restore the result of `__getstate__`."""
         self.__dict__.update(state)
 
 
 @dataclass(frozen=True)
 class PlainProgram:
-    """A procedure or a workflow that Python runs; what it has is as in `Program`.
+    """A procedure or a workflow that Python runs, with the interface of `Program`.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ from penstock.procedures import language
 __all__ = ["ProcedureText", "read"]
 
 _UNREAD = ("ctx", "kind", "type_comment", "type_params")
-"""Fields of a tree that say nothing, or that only some versions of Python have."""
+"""Fields of a tree that carry no meaning, or that only some versions of Python have."""
 
 
 @dataclass(frozen=True)

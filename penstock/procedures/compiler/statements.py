@@ -18,7 +18,7 @@ from penstock.procedures.schema import Column, Kind
 __all__ = ["Statements", "procedure_text"]
 
 _DEEPEST = 16
-"""How deep procedures may call each other."""
+"""The maximum depth of calls between procedures."""
 
 
 def procedure_text(value: object) -> ProcedureText | None:
@@ -314,7 +314,7 @@ class Statements(Selections, Emissions):
         scope = self.scope
         if target.id in (scope.text.event, *scope.text.tables):
             raise self.wrong(target, f"{target.id} cannot be assigned", "choose another name")
-        # An access through a name that has several rows has the keys of none.
+        # A name that may refer to several rows has no single key.
         name = scope.variable(target.id)
         kind = self.facts.kinds.get(name)
         if kind is not None and (isinstance(kind, Kind) or kind != row.table):

@@ -176,7 +176,7 @@ class Writes(Expressions):
         self.access(row, AccessMode.DELETE)
         deleted_keys = table.array("gone")
         self.out.need_room(f"{table.fact(GONE)} == {deleted_keys}.shape[0]", -2 - table.number)
-        # A slot that an undo may need again is free once the transaction has committed.
+        # An undo may need the slot again, so the slot becomes free only at the commit.
         free = [
             f"{table.array('free')}[{table.fact(FREE)}] = {row.slot}",
             f"{table.fact(FREE)} += 1",

@@ -141,7 +141,7 @@ class CommandLog:
         state = TableSet(self._tables)
         survey = survey_bucket(self._store.files)
         for damage in survey.damage:
-            # The survey does not keep the place in the file, which the error that it found has.
+            # Decoding raises the full error, of which the survey keeps only the fact.
             decode(self._store.files.read(PurePosixPath(damage.file).name), damage.file)
             raise CorruptDataError(damage.fact, file=damage.file)
         offsets = {pointer: self._offset_of(self._store.look(pointer)[1]) for pointer in survey.newest}

@@ -56,7 +56,9 @@ class OpenDatabase:
             raise InvalidUsageError("the location of a database is no path", got=type(location).__name__)
         if location is None and recovery == "strong":
             raise InvalidUsageError(
-                "recovery is of a database in a directory", recovery=recovery, hint="give open() a location"
+                "only a database in a directory has strong recovery",
+                recovery=recovery,
+                hint="give open() a location",
             )
         self._database = database
         self._programs: dict[tuple[str, pa.Schema], Program | PlainProgram] = {}
@@ -356,7 +358,7 @@ def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str
         table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
         for field in schema
     ]
-    # A table of no columns keeps its number of rows only where it is selected from another.
+    # `pa.table` without columns has no rows, but a selection of no columns keeps their number.
     columns = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
     with _arrow_errors(owner):
         return [cast_to_schema(batch, schema) for batch in columns.to_batches()]

@@ -59,7 +59,7 @@ class _WindowRow:
     def __getattribute__(self, name: str) -> Any:
         if name == "__class__":
             return _WindowRow
-        # Columns may have the names of slots.
+        # A column may have the name of one of `__slots__`.
         window, inserts, values = (
             object.__getattribute__(self, slot) for slot in ("_window", "_inserts", "_values")
         )

@@ -53,7 +53,7 @@ class _Row:
     def __getattribute__(self, name: str) -> Any:
         if name == "__class__":
             return _Row
-        # Columns may have the names of slots.
+        # A column may have the name of one of `__slots__`.
         values: dict[str, Any] = _existing(self)[2]
         return values[name]
 

@@ -89,7 +89,7 @@ class RequestClient:
         self.close()
 
     def close(self) -> None:
-        """End. Requests that were sent run nevertheless."""
+        """Close the client. Requests that were sent still run."""
         self._writer.close()
 
     def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class RequestClient:
                     waited_s=timeout_s,
                     hint="check that the query runs; the request may still run, and wait(id) goes on waiting",
                 )
-            pause(min(pause_s, max(end - monotonic_s(), 0)))  # other processes' commits tell nobody
+            pause(min(pause_s, max(end - monotonic_s(), 0)))  # other processes do not announce their commits
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _look(self) -> None:

@@ -1,8 +1,8 @@
 """Run requests over the tables of a bucket, each only once even if it is sent again.
 
 A client that does not know whether its request arrived sends it again with the same id. So a bucket remembers
-its last `REMEMBERED` requests with their answers, in a table that is stored and recovered as all tables are,
-and answers a repeated request as the first time.
+its last `REMEMBERED` requests with their answers, in a table that is stored and recovered like all tables. It
+answers a repeated request with the first answer.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ HELD_EVENTS = TableSpec(
     ("place",),
     None,
 )
-"""The events of an atomic batch that has begun: one row, with an Arrow IPC stream, or none."""
+"""The events of an atomic batch that is not complete: no row, or one row with an Arrow IPC stream."""
 
 
 def check_batches(program: Program | PlainProgram) -> None:

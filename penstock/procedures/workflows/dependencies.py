@@ -26,7 +26,7 @@ class Dependencies:
     streams, windows : dict
         By name.
     triggers : dict
-        The triggers, by the name of what they are on.
+        The triggers, by the name of their table, stream or window.
     insertions : dict
         For each window the procedure that inserts a row.
     """

@@ -8,8 +8,8 @@ next one. A lack of room undoes the round, which runs again with more room.
 Round g has the events ``bounds[g]`` to ``bounds[g + 1]``. The results of an interior procedure are those of
 its last row.
 
-A call runs the procedures from ``steps[0]`` to ``steps[1]``, usually all. ``steps[2]`` and the following
-numbers hold how many rows each stream has at the start, the numbers after those how many at the end.
+A call runs the procedures from ``steps[0]`` to ``steps[1]``, usually all. From ``steps[2]`` on, it holds the
+number of rows of each stream at the start, then the number of rows of each stream at the end.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Token(NamedTuple):
     Parameters
     ----------
     kind : str
-        ``string``, ``quoted`` (a name in backquotes), ``number``, ``word`` or ``symbol``; ``end`` behind the
+        ``string``, ``quoted`` (a name in backquotes), ``number``, ``word`` or ``symbol``; ``end`` after the
         last one.
     text : str
         The text as written; words and symbols in upper case.

@@ -38,7 +38,7 @@ from penstock.state_store.tables.table import Found, Layout
 __all__ = ["RocksdbTable", "SharedMemory", "process_memory"]
 
 _CACHE_BYTES = 128 << 20
-"""The block cache, one for all tables of a process. Filters and indexes (2 bytes a key) are beside it."""
+"""The block cache, one for all tables of a process. Filters and indexes take 2 bytes a key more."""
 
 _MEMTABLES_BYTES = 128 << 20
 """Memory for unflushed rows of all tables of a process."""

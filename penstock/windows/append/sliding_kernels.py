@@ -41,8 +41,9 @@ def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
     Parameters
     ----------
     values : int64 array of n
-        In ``[least, least + span)``. before, out : int64 arrays of n Row numbers in the previous order, and
-        in sorted order.
+        In ``[least, least + span)``.
+    before, out : int64 arrays of n
+        Row numbers in the previous order, and in sorted order.
     """
     at = np.zeros(span + 1, np.int64)
     for i in range(values.shape[0]):
@@ -222,7 +223,9 @@ def number_window_groups(groups: Any, starts: Any, least: int, span: int, out: A
     groups : int64 array of n
         Group numbers from 0 on; empty if all rows are one group.
     starts : int64 array of n
-        In ``[least, least + span)``. out : int32 array of n
+        In ``[least, least + span)``.
+    out : int32 array of n
+        Output: the numbers.
     """
     if groups.shape[0] == 0:
         for i in range(starts.shape[0]):

@@ -251,7 +251,7 @@ class UpdateWindows:
 
 
 def _numbers(weights: pa.Array[Any]) -> npt.NDArray[np.float64]:
-    """Return the weights of entries, from their newest tuples, as numbers; refuse invalid weights."""
+    """Convert weights to numbers; refuse invalid ones."""
     numbers: npt.NDArray[np.float64] = pc.cast(weights, pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

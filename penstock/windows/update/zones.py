@@ -15,8 +15,9 @@ All kernels of a window queue get the same arrays, as one tuple (`State`)::
     due        for each key, the watermark at which its next window is complete; FOREVER if there is none
     registers  numbers of the whole queue
     blocks     one row for each block: NEXT and PREVIOUS in the list, dequeue offset (DQ), enqueue offset (NQ)
-    slots      one row for each location: pane, mark, whether it is not stored yet, the entry that it came
-    from stack      free blocks
+    slots      one row for each location: pane, mark, whether it is not stored yet, the entry that it
+               came from
+    stack      free blocks
 """
 
 from __future__ import annotations
