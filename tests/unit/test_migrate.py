@@ -88,7 +88,7 @@ def test_wider_types_hold_the_same_values() -> None:
         ("value bigint, key string, text string, time bigint", "key, time, arrival or weight"),
         (
             "value bigint, key bigint, text string, time bigint, n int NOT NULL",
-            "an added column has no nulls",
+            "an added column does not allow nulls",
         ),
         ("value bigint key", "the schema is wrong"),
     ],

@@ -149,7 +149,7 @@ class Program:
 
     @cached_property
     def kernel(self) -> Callable[..., int]:
-        """The compiled kernel. It takes arrays and a range of events, and returns the first unprocessed event."""
+        """The kernel: takes arrays and a range of events, and returns the first event that has not run."""
         from penstock._kernels import load_generated
 
         module = load_generated(hashlib.sha256(self.source.encode()).hexdigest()[:32], self.source)

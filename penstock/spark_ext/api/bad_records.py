@@ -1,6 +1,6 @@
 """Records of JSON or CSV that cannot be read, or have a field of another type.
 
-They are counted, and kept, skipped or refused; and written into a p-stream if it is given.
+They are counted, and kept, skipped or refused. If a p-stream is given, they are also written into it.
 """
 
 from __future__ import annotations

@@ -109,9 +109,9 @@ def root_cause(error: BaseException) -> str:
     Returns
     -------
     str
-        The first of these that the text has: the last Penstock error, with the Python error that caused it;
-        the last line of a Python that does not start; that a worker is late; the last line of the last Python
-        traceback; Spark's message, of its last cause if given.
+        The first of these that applies: the last Penstock error in the text, with the Python error that
+        caused it; the last output of a Python that did not start; that a worker is late; the last line of the
+        last Python traceback; the message of Spark's last cause, or else Spark's own.
     """
     if is_without_answer(error):
         return "the JVM of Spark's driver does not answer: it has ended, or was killed"

@@ -1,7 +1,7 @@
 """The metrics of update queues, from the progress of the Spark queries that run them.
 
 Every bucket's task emits its metrics with its rows, as one JSON value, and ``observe`` collects them in the
-query's progress. So they come exactly from the attempts that Spark committed.
+query's progress. So the metrics are exactly those of the attempts that Spark committed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def had_input(progress: StreamingQueryProgress) -> bool:
 def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
     """Return whether a query with the trigger available_now is done.
 
-    Spark does not end such a query if keys may be held back: this needs timeouts, and Spark runs batches
+    Spark does not end such a query if keys may wait: waiting keys need timeouts, and Spark runs batches
     without input as long as a query may have timeouts.
 
     Parameters
@@ -118,8 +118,8 @@ def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
     drain : bool
         Whether the query goes on until nothing waits.
     first : bool
-        Whether it is the first batch of a start. Without input it is a batch that an earlier start planned,
-        which does not show whether there is input now; another batch follows.
+        Whether it is the first batch of a start. A first batch without input was planned by an earlier start
+        and does not show whether there is input now, so another batch follows.
     """
     return not first and not new_input and not (drain and waits)
 

@@ -85,12 +85,12 @@ def transactions(
         that calls procedures. The requests of a micro-batch run before its events, in the order in which they
         were sent; each runs once and gets one answer. Fixed for the life of a checkpoint.
     batch : str or int, optional
-        Makes atomic batches of the rows for a workflow, each of which is one round: rows behind each other
-        with an equal value in this column, or this many rows. A batch runs once it is complete: with a
-        column, once the next one begins. It needs one bucket, and is fixed for the life of a checkpoint.
+        Groups the rows of a workflow into atomic batches; each batch is one round. A batch is a run of rows
+        with an equal value in this column, or this many rows. It runs once it is complete: with a column,
+        once the next batch begins. Needs one bucket, and is fixed for the life of a checkpoint.
     compatible_with : str, optional
-        The digest of the checkpoint's first program, if the procedure has changed since and its new text may
-        use the old tables. Without it a changed program is refused.
+        The digest of the checkpoint's first program. Pass it if the procedure has changed since, and its new
+        text works with the old tables. Without it a changed program is refused.
     state_location : str or path, optional
         The directory for state; by default the state location of the database, or the Spark setting
         ``spark.penstock.stateLocation``.
@@ -297,7 +297,7 @@ def plan_transactions(
 
 
 def _parcels_of(df: DataFrame, packer: TransactionPacker) -> tuple[DataFrame, PieceReader | None, Route]:
-    """Return the parcels of events, who reads rows that are not in them, and the route."""
+    """Return the parcels of events, the reader of rows that are not in the parcels, and the route."""
     from_stream = parcels_of_p_stream(df, packer)
     if from_stream is None:
         return with_safe_names(df).mapInArrow(packer, PARCELS), None, Route.SPARK

@@ -63,9 +63,9 @@ def update_join(
 
     Two tuples of equal key match if their times differ by at most `within`, both ends included, and the
     condition is true. After each micro-batch the newest match of each key is delivered, if it is newer than
-    the last delivered one; older matches never are (UpStream §3.2). A match's time is the greater of its
-    tuples' times. Of two matches with the same time, the one with the newer left tuple is newer, then the one
-    with the newer right tuple.
+    the last delivered one. Older matches are never delivered (UpStream §3.2). A match's time is the greater
+    of its tuples' times. Of two matches with the same time, the one with the newer left tuple is newer, then
+    the one with the newer right tuple.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ class JoinOperator:
     def run(
         self, state: UpdateJoin, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Let tuples in and match them; see `Operator.run`."""
+        """Add tuples and match them; see `Operator.run`."""
         begin = clock()
         dropped = 0
         found: dict[str, list[Arrivals]] = {_LEFT: [], _RIGHT: []}

@@ -99,9 +99,10 @@ def update_queue(
     combine : bool or "auto"
         Whether the map side conflates before the shuffle; with ``"auto"`` if it pays off.
     semantics : {"update", "append", "adaptive"}
-        The effect of a newer tuple on a waiting one of its key: ``"update"`` replaces it; ``"append"`` waits
-        behind it, so that every tuple is served in the order of arrival; ``"adaptive"`` appends while the
-        queue keeps up, and updates under overload. See "Semantics" in ``docs/concepts/update-queue.md``.
+        The effect of a newer tuple on a waiting one of its key. With ``"update"`` it replaces the waiting
+        tuple. With ``"append"`` it waits behind it, so that every tuple is served in the order of arrival.
+        ``"adaptive"`` appends while the queue keeps up, and updates under overload. See "Semantics" in
+        ``docs/concepts/update-queue.md``.
     working_copy : {"memory", "rocksdb"}
         The place where workers hold the keys that do not wait: in memory, or on local disk if they do not fit
         in memory. Waiting keys are always in memory. The durable state is the same, so this may change at a
@@ -109,10 +110,10 @@ def update_queue(
     staleness_column : bool
         Whether to add ``queue_staleness_ms``, the wait of the key until it was served. `apply` sees it.
     delete_when : str, optional
-        An SQL condition on a row, such as ``"op = 'd'"``, that says that the row deletes its key. The queue
-        adds the boolean column ``deleted``, which is true in such rows; otherwise they are updates like
-        others. `apply` sees the column, and `output_schema` must have it. An update that is older than the
-        delete does not bring the key back. See "Deletes" in ``docs/concepts/update-queue.md``.
+        An SQL condition for the rows that delete their key, such as ``"op = 'd'"``. The queue adds the
+        boolean column ``deleted``, which is true in such rows; otherwise they are updates like others.
+        `apply` sees the column, and `output_schema` must have it. An update that is older than the delete
+        does not bring the key back. See "Deletes" in ``docs/concepts/update-queue.md``.
     state_location : str or path, optional
         The directory for state: a path, or a URI of a file system that pyarrow knows (``s3://``, ``gs://``,
         ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
@@ -129,8 +130,8 @@ def update_queue(
     Raises
     ------
     InvalidUsageError
-        If an argument is wrong. Later problems (null keys, an `apply` that misbehaves, a restart with other
-        settings, damaged state) fail the query with an error of `penstock.errors`.
+        If an argument is wrong. Problems at run time (null keys, wrong results of `apply`, a restart with
+        other settings, damaged state) fail the query with an error of `penstock.errors`.
 
     Examples
     --------

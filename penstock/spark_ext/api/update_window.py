@@ -109,9 +109,9 @@ def update_window(
         values of each pane. ``median(x)`` and ``percentile(x, p)`` are exact up to 4,096 values of a window;
         beyond that the rank is wrong by at most a thousandth of the values, with 99 % confidence.
     mode : {"append", "lazy", "eager"}
-        The windows to emit (UpStream §6.2). ``"append"``: all, each once, as the watermark passes its end.
-        ``"lazy"``: the newest complete window of each key; older ones are dropped. ``"eager"``: a key commits
-        to its newest window, and drops its other windows until that one is complete.
+        The windows to emit (UpStream §6.2). ``"append"``: all windows, each once, when the watermark passes
+        its end. ``"lazy"``: the newest complete window of each key; older ones are dropped. ``"eager"``: a
+        key commits to its newest window, and drops its other windows until that one is complete.
     budget : int or str, optional
         The number of windows that a trigger may serve, in the order of `policy`, unless the mode is
         ``"append"``; or the time that each of Spark's parallel tasks may take, such as ``"800ms"``. Windows
@@ -127,7 +127,7 @@ def update_window(
     weight : str or mapping, optional
         The weight of each key, as in `update_queue`: a numeric column, whose value in the newest tuple counts
         once the watermark has passed its pane, or a mapping from values of the key. A weight in a column that
-        is not positive and finite fails the query, even with `nulls`.
+        is not positive and finite fails the query, whatever `nulls` says.
     watermark_delay : str or timedelta, optional
         The allowed lateness of tuples behind the newest one. By default the delay of ``withWatermark`` on the
         column `time` of `df`, else none.
@@ -139,8 +139,8 @@ def update_window(
         The treatment of rows without a time: fail the query, or drop and count them.
     late_to : str or path, optional
         The location of a p-stream for the rows that are dropped, each exactly once: all columns of `df`,
-        ``reason`` (``"late"`` or ``"the time is null"``) and ``watermark``, which the row missed. Whole rows
-        then cross the shuffle. See ``docs/how-to/late-rows.md``.
+        ``reason`` (``"late"`` or ``"the time is null"``) and ``watermark``, the one that made the row late.
+        Whole rows then cross the shuffle. See ``docs/how-to/late-rows.md``.
 
     Returns
     -------
@@ -153,8 +153,8 @@ def update_window(
     The watermark is the time of the newest tuple so far, including this micro-batch, less the delay, rounded
     down to the start of a pane (the greatest common divisor of size and slide). So a window is emitted by the
     micro-batch that closes it, while Spark's own windows are emitted by the next one. Spark may still count a
-    tuple that is later than the delay allows. Here it counts in those of its windows that are open; if none
-    is, or in lazy and eager mode, it is dropped and counted as late.
+    tuple that is later than the delay allows. Here such a tuple counts in those of its windows that are still
+    open. If none is open, or in lazy and eager mode, it is dropped and counted as late.
 
     Windows of rows are complete when the watermark has passed their last row. A tuple is late if it is older
     than the watermark before its micro-batch. Without a delay the watermark passes all tuples as they arrive,
@@ -166,8 +166,8 @@ def update_window(
     Raises
     ------
     InvalidUsageError
-        If an argument is wrong. Later problems (rows without a time, a restart with other settings, damaged
-        state) fail the query with an error of `penstock.errors`.
+        If an argument is wrong. Problems at run time (rows without a time, a restart with other settings,
+        damaged state) fail the query with an error of `penstock.errors`.
 
     Examples
     --------
@@ -185,7 +185,7 @@ def update_window(
     place = Stateful.of(df.sparkSession, name, options)
     if not isinstance(aggs, Mapping | None):
         raise InvalidUsageError(
-            "aggs is no mapping", got=type(aggs).__name__, hint="write aggs={'load': 'avg(value)'}"
+            "aggs is not a mapping", got=type(aggs).__name__, hint="write aggs={'load': 'avg(value)'}"
         )
     texts = {name: _text_of(df, name, given) for name, given in (aggs or {}).items()}
     if isinstance(weight, str) and texts:

@@ -41,9 +41,10 @@ def upsert(
     """Return the writer that keeps a table up to date with the newest row of each key.
 
     Called on the driver. The table is checked here, before anything runs. Each micro-batch is one transaction
-    where the store has them. A row replaces the row of its key unless that is newer, so a micro-batch that
-    Spark runs again does no harm; for equal times the later micro-batch wins. The rows of a micro-batch pass
-    through the driver's memory, so put an `update_queue` with a budget before a sink that may fall behind.
+    where the store has them. A row replaces the stored row of its key unless the stored row is newer. For
+    equal times the later micro-batch wins. So it does no harm if Spark runs a micro-batch again. The rows of
+    a micro-batch pass through the driver's memory, so put an `update_queue` with a budget before a sink that
+    may fall behind.
 
     Parameters
     ----------
@@ -55,11 +56,11 @@ def upsert(
         ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST`` or ``delta:///DIRECTORY``. A path after three
         slashes is relative, after four absolute. Messages do not show the password.
     key : str or sequence of str
-        The columns that identify a row. They are the table's primary key, or a unique index has just them.
+        The columns that identify a row. They are the table's primary key, or the columns of a unique index.
     time : str
         The column whose greatest value is the newest: a number, a date or a timestamp.
     table : str, optional
-        The table, perhaps as ``schema.table``; the prefix of the keys of Redis; none for Delta Lake.
+        The table, perhaps as ``schema.table``. For Redis the prefix of the keys; for Delta Lake nothing.
     delete_when : str or Column, optional
         A SQL condition for rows that delete their key. The store remembers the time of a deletion, so that an
         older row does not bring the key back. If it is just the name of a column, such as ``"deleted"`` of a
@@ -67,8 +68,8 @@ def upsert(
     create : bool
         Whether to make a table that is missing.
     patience : str
-        For how long to try again while the store does not answer, such as ``"5 minutes"``. Then the query
-        ends with `UnavailableError`; a restart writes the micro-batch again.
+        The time to keep trying while the store does not answer, such as ``"5 minutes"``. Then the query ends
+        with `UnavailableError`; a restart writes the micro-batch again.
 
     Returns
     -------

@@ -18,9 +18,9 @@ def skip_size_of_each_row(spark: SparkSession) -> None:
     The byte limit of an Arrow batch costs more than the rest of the transfer to Python (an extra 0.25 µs a
     row and 0.1 µs a value; 1.8 s instead of 0.5 s for 5 M rows of three columns). Without it only rows limit
     a batch (``spark.sql.execution.arrow.maxRecordsPerBatch``), for all later queries of the session. A limit
-    that the user has set stays. A declarative pipeline lets nobody set it but its own specification.
+    that the user has set stays. In a declarative pipeline only the pipeline's specification may set it.
     """
-    # The default is returned only where nothing is set.
+    # Spark returns the default only if nothing is set.
     if spark.conf.get(_MOST_BYTES, _NO_BOUND) == _NO_BOUND:
         try:
             spark.conf.set(_MOST_BYTES, _NO_BOUND)

@@ -1,4 +1,4 @@
-"""The differences between classic Spark, with a JVM of this process, and a Spark Connect server.
+"""The differences between classic Spark, whose JVM belongs to this process, and a Spark Connect server.
 
 ===========================  ==================================  =========================================
 what                         classic                             Spark Connect
@@ -80,7 +80,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 _WORKERS = "PENSTOCK_WORKERS"
-"""An environment variable that separates the workers of such operators from others; nothing reads it."""
+"""An environment variable that nothing reads: Spark keeps the workers of each environment separate."""
 _MOST_SHARED_BYTES: Final = 16 << 20
 """The server refuses messages of more than 128 MiB, and a plan may hold a function several times."""
 _ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n(.*?)\n\n== Optimized", re.DOTALL)
@@ -106,7 +106,7 @@ def is_local(spark: SparkSession) -> bool:
 
 
 def uses_local_files(spark: SparkSession) -> bool:
-    """Return whether Spark takes a path that names no file system for one of the machine's own."""
+    """Return whether a path that names no file system is a local path for Spark."""
     if is_connect(spark):
         return False
     context: Any = spark.sparkContext
@@ -225,7 +225,7 @@ def check_own_readers(*inputs: DataFrame) -> None:
     seen: set[tuple[str | None, str]] = set()
     for df in inputs:
         if is_connect(df.sparkSession):
-            return  # its server tells no options
+            return  # its server does not tell the options
         leaves = df._jdf.queryExecution().analyzed().collectLeaves()
         for leaf in (leaves.apply(place) for place in range(leaves.size())):
             if leaf.getClass().getSimpleName() != "StreamingRelationV2" or leaf.sourceName() != "pstream":

@@ -34,7 +34,7 @@ _ARROW_PARCELS = as_arrow_of_spark(PARCELS)
 
 @dataclass(frozen=True, slots=True)
 class PackingLimits:
-    """The limits that cut rows into chunks, and the measurements that decide about conflation.
+    """The limits that cut rows into chunks, and the sizes of the measurements that decide about conflation.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class PackingLimits:
     held_bytes : int
         The limit of the conflated rows in memory.
     remembered_rows, remembered_partitions : int
-        A measurement of at least this many rows holds for this many further partitions of the worker.
+        A measurement of at least so many rows is valid for so many further partitions of the worker.
     parcels : ParcelLimits
         The limits of a parcel.
     """
@@ -72,7 +72,7 @@ class _Choice:
     uses_left: int = 0
 
     def recall(self) -> bool | None:
-        """Return the answer of a recent batch, None if it is time to measure."""
+        """Return the last answer; None if it is time to measure again."""
         if self.uses_left == 0:
             return None
         self.uses_left -= 1

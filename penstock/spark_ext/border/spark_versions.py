@@ -80,7 +80,8 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
     class SupportsTriggerAvailableNow(DataSourceStreamReader):
         """Calls a subclass's ``latestOffset(start, limit)`` where Spark calls ``latestOffset()``.
 
-        `start` is None if Spark has not given an offset yet: after a restart it gives the last one too late.
+        `start` is None if Spark has not passed an offset yet: after a restart, Spark passes the last one only
+        later.
         """
 
         _start: dict[str, Any] | None = None

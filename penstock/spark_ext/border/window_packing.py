@@ -77,7 +77,7 @@ class EntryPacker:
     delayed : Fragments, optional
         The definition of the fragments, if they hold the newest time.
     newest : str, optional
-        The column of an entry with its newest time, if the watermark is a time and no pane.
+        The column of an entry with its newest time, if the watermark is a time, not a pane.
     sampling : GroupSampling
         The rule that decides whether groups have many entries.
     """
@@ -244,7 +244,7 @@ def null_time_error(rows: int) -> InvalidUsageError:
 
 @dataclass(frozen=True)
 class WholeRows:
-    """Sends whole rows beside what is made of them, so that a bucket can tell which of them are late.
+    """Sends whole rows in addition to their fragments, so that a bucket can tell which rows are late.
 
     All buckets know the same watermark, so each partition sends its rows to one bucket.
 

@@ -52,7 +52,7 @@ __all__ = [
 
 @contextmanager
 def errors_named(node: Node) -> Iterator[None]:
-    """Add the name of a node to the errors of making its DataFrame; those of a source name it already.
+    """Add a node's name to the errors of building its DataFrame; a source's errors have it already.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def _count_copies(node: Node, nodes: list[Node]) -> int:
 
 
 def _refuse_stateful(node: Aggregate) -> None:
-    """Refuse operators that would separate the rows of a window before they are aggregated."""
+    """Refuse operators that would split a window's rows between micro-batches before aggregation."""
     at = node.inputs[0]
     while isinstance(at, Where | Select | StreamTableJoin):
         at = at.inputs[0]

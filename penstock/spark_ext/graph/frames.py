@@ -104,8 +104,8 @@ class SinkInput:
     readings : tuple of Reading
         The subscriptions that it reads.
     direct, deterministic : bool
-        Whether the operator itself writes the results, so that `rows` are descriptors; and whether a
-        micro-batch that runs again has the same results in the same order.
+        Whether the operator itself writes the results, so that `rows` are descriptors. Whether a micro-batch
+        that runs again has the same results in the same order.
     """
 
     rows: DataFrame
@@ -177,8 +177,8 @@ class Frames:
     def build_sink_input(self, node: Node, options: Mapping[str, str]) -> SinkInput:
         """Return the input of a p-stream's sink for a node's output.
 
-        An operator of transactions at the end writes its results itself, and the sink gets descriptors; so
-        does one that makes windows, if all later steps can run without Spark.
+        If the last operator runs transactions, it writes its results itself, and the sink gets descriptors.
+        The same holds for an operator that makes windows, if all later steps can run without Spark.
 
         Parameters
         ----------

@@ -70,9 +70,9 @@ def start(
     checkpoint : str or path
         The graph's directory, which need not exist: its plan, its p-streams, state, and Spark's checkpoints.
     sources : mapping of str to DataFrame or path, optional
-        For each source of the graph its streaming DataFrame; or, for the kind ``parquet``, the path of its
-        files; or, for any other kind, the location of a p-stream to read. A source with a path in the graph
-        may be left out.
+        For each source of the graph, its streaming DataFrame. Instead, the path of its files for the kind
+        ``parquet``, or the location of a p-stream to read for any other kind. A source that has a path in the
+        graph may be left out.
     tables : mapping of str to DataFrame, optional
         The static tables of its lookups.
     sink : callable, optional

@@ -140,7 +140,7 @@ def _ask(checkpoint: str, held_by_spark: HeldBySpark | None) -> Held:
         try:
             return held_by_spark(checkpoint)
         except (PySparkException, Py4JError) as error:
-            # Its own query will say so, or manage.
+            # The operator's own query will report this, or recover.
             _LOGGER.warning("state is left to the tasks [checkpoint=%s error=%s]", checkpoint, error)
     return {}
 
@@ -152,7 +152,7 @@ def _select_pointers(stored: Held, files: Files, buckets: int) -> dict[int, Poin
         return pointers_by_bucket
     labels = {label: bucket for bucket, label in enumerate(bucket_labels(buckets))}
     if len(stored) == 1:
-        # A query has one operator of ours, so these pointers are its own, though all their files are gone.
+        # A query has one operator of ours, so these pointers belong to it, although all their files are gone.
         (pointers,) = stored.values()
         return {labels[label]: pointer for label, pointer in pointers.items() if label in labels}
     return {}

@@ -1,8 +1,7 @@
 """Change events of Debezium as rows.
 
-An envelope has the row before and after a change, the operation, and where in the source's log it was: either
-at the top, or in ``payload`` beside the ``schema`` of the envelope, as the converter's setting
-``schemas.enable`` says.
+An envelope has the row before and after a change, the operation, and its position in the source's log. If the
+converter's setting ``schemas.enable`` is true, these fields are in ``payload``, next to ``schema``.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ def decode_kafka(
 ) -> DataFrame:
     """Return the columns that the values of Kafka's records hold.
 
-    The records may be those of a source, or what an update queue over them emits: then only these are
-    decoded. Called on the driver when a query is made.
+    The records may come from a source, or from an update queue over it. In the second case only the records
+    that leave the queue are decoded. Called on the driver when a query is made.
 
     Parameters
     ----------
@@ -45,8 +45,8 @@ def decode_kafka(
     format : {"json", "debezium"}
         ``debezium`` is the JSON of Debezium's change events, with or without their schema. `columns` are
         those of the table; ``deleted BOOLEAN``, ``change_op STRING``, ``change_ms BIGINT`` and
-        ``change_lsn BIGINT`` follow. A deleted row has the columns it had before, of which the database may
-        send only the key. Tombstones are left out.
+        ``change_lsn BIGINT`` follow. A deleted row has its old columns; the database may send only those of
+        the key. Tombstones are left out.
     keep : sequence of str
         Kafka's own columns to keep: ``key``, ``topic``, ``partition``, ``offset``, ``timestamp``,
         ``headers``. Each gets the prefix ``kafka_`` and follows the others.

@@ -82,7 +82,7 @@ class _Options:
             rows=_optional(given, "rows", least=0),
             real_time=_flag(given, "realTime", True),
         )
-        parsed.market(0)  # refuses what is out of range here, on the driver
+        parsed.market(0)  # refuses values out of range here, on the driver
         return parsed
 
     def market(self, start_us: int) -> Market:

@@ -129,7 +129,7 @@ class ReadOptions:
     lookup : str or None
         The text of a `Lookup` for the fragments, before they become parcels.
     transactions : str or None
-        What transactions take of the rows, as JSON; see `TransactionScan`.
+        The part of the rows that transactions take, as JSON; see `TransactionScan`.
     """
 
     path: str
@@ -246,7 +246,7 @@ class WriteOptions:
         """
         given = _known_options(options, _WRITE)
         goal = given.get("goal", "balanced")
-        goal_of(goal)  # one that cannot be is refused here
+        goal_of(goal)  # refuses an invalid goal here
         return cls(
             path=path_in(options),
             writer=_name(given, "writer"),

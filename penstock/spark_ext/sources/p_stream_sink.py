@@ -58,10 +58,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
     no state between batches.
 
     The writer of the commits is the query, and their number the micro-batch's. If the driver dies between
-    this commit and Spark's, Spark runs the micro-batch again; its number is in the log already, so it is
-    dropped. Before a commit, Spark's checkpoint files are synced, so that even after a power cut Spark runs
-    the same rows again under that number. Files of attempts that Spark did not choose are never visible, and
-    are deleted some batches later.
+    this commit and Spark's, Spark runs the micro-batch again. The log has its number already, so the second
+    commit is dropped. Before a commit, Spark's checkpoint files are synced, so that even after a power cut
+    Spark runs the same rows again under that number. Files of attempts that Spark did not choose are never
+    visible, and are deleted some batches later.
 
     With the option ``descriptors`` an operator has already written the rows, and the input describes their
     segments (`penstock.spark_ext.sources.p_stream_rows`). They are committed in the same way.
@@ -245,7 +245,7 @@ class BatchWriter(DataSourceArrowWriter):
         stream = PStream(self._options.path)
         segments = chain.from_iterable(message.segments for message in _sort_segments(messages))
         if self._options.batch is not None:
-            # It may be a micro-batch's, whose plan is not durable yet.
+            # The rows may come from a micro-batch whose plan is not durable yet.
             make_durable(None)
         stream.log.commit(self._writer, self._batch, list(segments))
         stream.log.compact()

@@ -87,7 +87,7 @@ class PStreamDataSource(DataSource):
     lookup
         With buckets: the text of the fragments' `Lookup`; a graph sets it.
     transactions
-        What transactions take of the rows; `penstock.transactions` sets it.
+        The part of the rows that transactions take; `penstock.transactions` sets it.
     maxRows, maxBytes
         The most rows and stored bytes of a micro-batch, but at least one p-unit.
     partitions
@@ -239,7 +239,7 @@ class _Plan:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return a task's rows, at most a p-unit at a time."""
-        # Spark makes a partition of its own where a batch has none.
+        # Spark makes a partition of its own for a batch without any.
         pieces = partition.pieces if isinstance(partition, _Pieces) else ()
         if not isinstance(self.scan, Columns | Pushed):
             part = partition.part if isinstance(partition, _Pieces) else 0

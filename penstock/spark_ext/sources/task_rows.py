@@ -1,8 +1,8 @@
-"""Rows that tasks commit to a p-stream themselves, whatever the sink of their query.
+"""Rows that tasks commit to a p-stream themselves, independently of the sink of their query.
 
 The rows of a task and a micro-batch are one commit of a writer that only this bucket or partition has. The
-micro-batch's plan is durable before its rows are visible, so a repeated micro-batch makes the same rows, and
-finds them there. Invisible files of other attempts are deleted some micro-batches later.
+micro-batch's plan is durable before its rows are visible. So a repeated micro-batch makes the same rows, and
+finds them in the p-stream. Invisible files of other attempts are deleted some micro-batches later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.spark_ext.sources.p_stream_rows import SegmentRows, open_stream
 __all__ = ["REASON", "WATERMARK", "LateStream", "TaskRows", "add_reasons", "dropped_columns"]
 
 REASON, WATERMARK = "reason", "watermark"
-"""The columns that dropped rows have beside their own."""
+"""The columns that dropped rows have in addition to their own."""
 
 _SWEEP_BATCHES = 64
 """The number of micro-batches between searches for files of failed attempts."""
@@ -78,7 +78,7 @@ class TaskRows:
         known = stream.log.writers.get(writer)
         if known is None or known.batch < batch:
             segments = self.rows.write(made, writer, batch, part)
-            # Spark tells workers not where its checkpoint is.
+            # Spark does not tell workers where its checkpoint is.
             make_durable(None)
             failpoint("task_rows.before_commit")
             committed = stream.log.commit(writer, batch, segments)
@@ -113,7 +113,7 @@ class TaskRows:
 
 
 def _same_rows(ours: pa.Table, theirs: pa.Table) -> bool:
-    """Return whether tables have the same rows; their order is that of a shuffle."""
+    """Return whether tables have the same rows, in any order, because a shuffle changes the order."""
     if ours.equals(theirs):
         return True
     theirs = theirs.cast(ours.schema)

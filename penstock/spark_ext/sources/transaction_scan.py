@@ -1,7 +1,7 @@
 """Readers of a p-stream for transactions: no row crosses the JVM before its transaction has run.
 
-With one bucket a reader's task only passes on where its rows are, and the bucket's task reads them. With
-several buckets the reader packs rows into parcels for their buckets.
+With one bucket, a reader's task only passes on the location of its rows, and the bucket's task reads them.
+With several buckets the reader packs rows into parcels for their buckets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _THREADS = 2
 
 @dataclass(frozen=True)
 class TransactionScan:
-    """What a reader's task does for transactions. Made on the driver, used in workers.
+    """The work of a reader's task for transactions. Made on the driver, used in workers.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ class PieceReader:
     stored : pyarrow.Schema
         Its columns.
     columns : Columns
-        Those that are needed, and the time.
+        The needed columns, and the time.
     """
 
     segments: Files
@@ -129,7 +129,7 @@ class PieceReader:
 
 
 def parcels_of_p_stream(df: DataFrame, packer: TransactionPacker) -> tuple[DataFrame, PieceReader] | None:
-    """Return the parcels of a p-stream's rows, and who reads those that are not in them.
+    """Return the parcels of a p-stream's rows, and the reader of rows that are not in the parcels.
 
     None if `df` is more than columns of a p-stream under their own names.
     """

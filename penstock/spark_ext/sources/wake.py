@@ -1,8 +1,8 @@
 """A source without rows that makes Spark plan one micro-batch whenever a query starts.
 
-Spark plans a micro-batch for an expired timeout only after one that ran in the same process. So keys that
-wait in an operator when its query stops would wait, after a restart, until there is new input. A union with
-this source prevents that: its offset is new at each start, and a new offset counts as new input.
+Spark plans a micro-batch for an expired timeout only if another micro-batch ran in the same process before.
+So keys that wait when a query stops would wait after a restart until there is new input. A union with this
+source prevents that: its offset is new at each start, and a new offset counts as new input.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def migrate_state(
 
     Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
     directory in the state location, nothing of the old query changes, and a call that was interrupted
-    continues if it is repeated. Start the query with the new checkpoint and the new columns. Tuples that
-    waited have null in added columns.
+    continues if it is repeated. Start the query with the new checkpoint and the new columns. Waiting tuples
+    have null in added columns.
 
     Parameters
     ----------
@@ -94,8 +94,8 @@ def migrate_state(
     ------
     InvalidUsageError
         As `fork_state`; or if the operator is not an update queue or union of update semantics, a column is
-        missing or has another type that is not wider, or an added column has no nulls. Nothing has been
-        written then.
+        missing or has another type that is not wider, or an added column does not allow nulls. Nothing has
+        been written then.
     CorruptDataError
         If a file of the micro-batch is damaged or gone; a running query may have deleted it.
     UnavailableError
@@ -103,8 +103,8 @@ def migrate_state(
 
     Notes
     -----
-    Wider are integers of more bits, ``double`` for ``float``, and ``timestamp_ntz`` for ``date``. The key,
-    the time and the columns of arrival and weight keep their types.
+    Wider types are integers of more bits, ``double`` for ``float``, and ``timestamp_ntz`` for ``date``. The
+    key, the time and the columns of arrival and weight keep their types.
 
     Examples
     --------
@@ -167,7 +167,7 @@ def _compare(
         if name not in stored:
             if not column.nullable:
                 raise InvalidUsageError(
-                    "an added column has no nulls",
+                    "an added column does not allow nulls",
                     column=name,
                     hint="old tuples need null there: drop NOT NULL",
                 )

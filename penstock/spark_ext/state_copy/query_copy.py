@@ -3,7 +3,7 @@
 On the driver, without Spark:
 
 1. write the plan of the copy, ``<new checkpoint>.fork/penstock_fork.json``: the micro-batch and the new id;
-2. write Penstock's state to ``<state>/<new id>/``, which is the caller's part;
+2. write Penstock's state to ``<state>/<new id>/``, which the caller does;
 3. copy Spark's files up to the micro-batch to ``<new checkpoint>.fork/``, with the new id;
 4. sync them, and give the directory its name.
 
@@ -154,7 +154,7 @@ class QueryCopy:
     def copy_spark(self, *, except_pointers_of: int | None = None) -> None:
         """Copy Spark's files up to the micro-batch.
 
-        Logs of sources are copied whole: what they list after the micro-batch is new to the copy.
+        Logs of sources are copied whole: the copy treats entries after the micro-batch as new.
 
         Parameters
         ----------
@@ -348,7 +348,7 @@ def _buckets(held: Held, operators: Mapping[str, Files], batch: int) -> list[Cop
 
 @contextlib.contextmanager
 def explain_missing_file(bucket: CopiedBucket) -> Iterator[None]:
-    """Say so if a file cannot be read because the query has deleted the version.
+    """Explain it if a file cannot be read because the query has deleted the version.
 
     Raises
     ------

@@ -53,8 +53,8 @@ def rescale_state(
 
     Every key keeps the time of its newest emitted tuple, its waiting tuple, and the arrival of its oldest
     pending update. In a new bucket with keys of several old ones, the keys of one old bucket keep their
-    order, and otherwise those come first whose pending updates arrived first; see "Change the number of
-    buckets" in ``docs/how-to/state.md``.
+    order. Keys of different old buckets are ordered by the arrival of their pending updates; see "Change the
+    number of buckets" in ``docs/how-to/state.md``.
 
     Parameters
     ----------

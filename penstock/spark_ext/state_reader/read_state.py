@@ -100,7 +100,7 @@ def read_state(
     ------
     InvalidUsageError
         If no state, or more than one, fits the arguments; if the table is missing or unknown; or if nothing
-        is stored yet that would tell the types of the columns.
+        is stored yet, so that the types of the columns are unknown.
     CorruptDataError
         If the operator's description is damaged, or the checkpoint names missing files. Damage that a task
         finds fails the action. A running query may have deleted files that the checkpoint named before: read

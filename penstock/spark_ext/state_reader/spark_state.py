@@ -1,7 +1,7 @@
 """Read and write the pointers in Spark's own state, without a Spark task.
 
-Spark can read its state (`penstock.spark_ext.state_reader.committed`), but the first such query of a process
-takes seconds, which is too slow for a recovery. This module reads the files of Spark's default provider for
+Spark can read its state (`penstock.spark_ext.state_reader.committed`). But a process's first such query takes
+seconds, which is too slow for a recovery. This module reads the files of Spark's default provider for
 ``applyInPandasWithState``::
 
     CHECKPOINT/state/<operator>/_metadata/metadata             what operator it is, and its partitions
@@ -10,7 +10,7 @@ takes seconds, which is too slow for a recovery. This module reads the files of 
     CHECKPOINT/state/<operator>/<partition>/<version>.snapshot all keys and values
 
 Micro-batch ``b`` leaves version ``b + 1``. A file is blocks of LZ4, each with the length and the checksum of
-what is in it; in them are pairs of rows (Spark's ``UnsafeRow``), each behind its length, big-endian. Other
+what is in it; in them are pairs of rows (Spark's ``UnsafeRow``), each after its length, big-endian. Other
 forms (another provider, codec or format, checksums of rows) are refused.
 """
 
@@ -57,8 +57,8 @@ _SEED, _CHECKSUM_BITS = 0x9747B28C, 0x0FFFFFFF
 _VALUES = (["groupState"], ["groupState", "timeoutTimestamp"])
 _END = -1
 _WORD_BYTES, _KEY_BYTES, _POINTER_BYTES = 8, 16, 24
-"""A row consists of words; if Spark is set to write checksums of rows, 4 bytes precede it. A pointer's text
-follows three words."""
+"""A row consists of words. A pointer's text follows three words. A setting of Spark puts 4 bytes of checksum
+before each row."""
 _BLOCK_BYTES, _BLOCK_LEVEL = 1 << 15, 5
 """The size of the blocks that we write; Java takes ``1 << (10 + level)`` as the limit of a block."""
 _NO_TIMEOUT, _LONG_AGO_MS = -1, 1

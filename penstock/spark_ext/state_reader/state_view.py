@@ -41,7 +41,7 @@ class StateView(Protocol):
         """The columns of the rows; the first two are the bucket and its version."""
 
     def new_state(self) -> State:
-        """Return the state of a bucket that has none, to be restored."""
+        """Return an empty state, to be restored."""
 
     def rows(self, state: Any, unit: PUnit) -> list[pa.Array[Any]] | None:
         """Return the rows of a unit of the `state`'s snapshot, from the third column on; None if empty.
@@ -129,7 +129,7 @@ class Stored:
         Parameters
         ----------
         texts : sequence of str
-            As `penstock.spark_ext.worker.stateful.columns_of` gives them.
+            The output of `penstock.spark_ext.worker.stateful.columns_of`.
         *blocks : str
             The blocks that have these columns.
         """

@@ -254,7 +254,7 @@ def _entries(block: pa.RecordBatch, layout: WindowLayout, places: _Places) -> li
 
 
 def _entry_columns(layout: WindowLayout, places: _Places) -> list[StructField | Ours]:
-    # A bucket has sums of two words only where one is beyond 64 bits; the column is for all of them.
+    # A bucket has sums of two words only if one is beyond 64 bits; this column is for all buckets.
     sums = {partial.name for partial in layout.partials if partial.kind == "sum"}
     values = [
         field.with_type(WIDE) if field.name in sums and field.type == pa.int64() else field
@@ -285,7 +285,7 @@ def _partials(settings: Mapping[str, Any]) -> list[Partial]:
 
 
 def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema | None) -> WindowLayout:
-    """Return the layout of windows, as far as a restore needs it, from settings and stored columns."""
+    """Return the part of a layout that a restore needs, from settings and stored columns."""
     named = {partial.name: partial for partial in _partials(settings)}
     entry = upgrade_entries(empty(entry), named.values()).schema
     at = entry.get_field_index(ENTRY_PANE)
@@ -350,7 +350,7 @@ def _places(settings: Mapping[str, Any], layout: WindowLayout) -> _Places:
 
 def _time_type(settings: Mapping[str, Any]) -> DataType | None:
     """Return the type of the column of the time, if it is one of Spark's timestamps."""
-    # The settings of windows of rows name what the time becomes.
+    # The settings of windows of rows name the converted column of the time.
     for name in (settings["time"], TIME):
         for kind in (TimestampType(), TimestampNTZType()):
             if f"{name} {kind.simpleString()}" in settings["schema"]:

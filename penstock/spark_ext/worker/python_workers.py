@@ -113,7 +113,7 @@ def _probe() -> Callable[[Any], list[str]]:
     """Return a function that returns the missing modules and the version of Penstock, in a worker."""
     needed = _NEEDED
 
-    # Functions of Penstock cannot be sent to workers without it. Spark sends those in functions by value.
+    # Workers without Penstock cannot load its functions. Spark sends a nested function by value.
     def probe(_: Any) -> list[str]:
         from importlib import import_module
         from importlib.util import find_spec

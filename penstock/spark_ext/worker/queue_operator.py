@@ -64,10 +64,10 @@ class QueueOperator:
             "arrival": self.stream.arrival,
             "policy": str(self.options.policy),
             "schema": list(self.columns),
-            # By key is a number, which no column's name is; weights by key may change.
+            # The number 1, which no column's name equals, stands for weights by key; those may change.
             "weight": self.stream.weight if self.weights is None else 1,
             "semantics": None if semantics == Semantics.UPDATE else str(semantics),
-            # Spark's own state has another schema with timeouts, which a budget needs.
+            # A budget needs timeouts, with which Spark's own state has another schema.
             "budget": "some" if self.options.limits != Budget() else "none",
         }
 
@@ -88,7 +88,7 @@ class QueueOperator:
         self, state: KeyedQueue, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Enqueue and serve; see `Operator.run`."""
-        # A tuple waits for the turns of other buckets, too.
+        # A tuple also waits while other buckets are served.
         cost_us = self.options.cost_us
         state.given_cost_us = None if cost_us is None else cost_us * task_share.buckets_per_task
         state.weights = self.weights

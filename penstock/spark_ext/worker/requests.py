@@ -1,8 +1,8 @@
-"""Requests beside a stream of transactions: their way to the buckets, and that of answers to clients.
+"""Requests to a stream of transactions: their way to the buckets, and the way of answers to clients.
 
-A request takes the way of the events: Spark plans which ones a micro-batch has, and a parcel brings them to
-their bucket, where they run before the events of the micro-batch. So Spark's log of offsets is the log of the
-merged order, and a micro-batch that runs again gives the same answers.
+Requests travel like events: Spark plans which requests a micro-batch has, and a parcel brings them to their
+bucket. There they run before the events of the micro-batch. So Spark's log of offsets fixes the order of
+requests and events, and a micro-batch that runs again gives the same answers.
 
 The task of a bucket publishes its answers itself, so that any sink may take the results. The order of a
 micro-batch is durable before its answers are visible, and they are one commit of the bucket's writer, under
@@ -47,7 +47,7 @@ REQUEST_SIDE = "requests"
 _POSITION = f"{RESERVED_PREFIX}position"
 _PART_BITS = 40
 _KEPT = "kept"
-"""The reader of answers that stands for those which are kept."""
+"""A reader name without a reader: it subscribes so that the newest answers are kept."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class PlannedRequests:
     Parameters
     ----------
     parcels : DataFrame
-        Their parcels, for a union with those of the events.
+        Their parcels, for a union with the parcels of the events.
     programs : RequestPrograms
         What they may call.
     answers : AnswerWriter
@@ -119,7 +119,8 @@ class RequestPacker:
     Parameters
     ----------
     programs : RequestPrograms
-        What they may call. Requests that call nothing, or have other arguments, go to the first bucket.
+        The procedures that they may call. Requests for another procedure, or with other arguments, go to the
+        first bucket.
     buckets : int
         The number of buckets.
     route : pyarrow.DataType, optional

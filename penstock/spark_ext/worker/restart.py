@@ -2,8 +2,8 @@
 
 Spark has no hook for that: it plans an operator anew at each start, and calls a function in a worker only if
 there are rows for it. So `check_starts` wraps ``DataStreamWriter.start`` and ``toTable``, once in this
-process. A query without a Penstock operator is refused only if a power cut damaged its checkpoint, on which
-Spark would fail later, without a word about a repair.
+process. A query without a Penstock operator is refused only if a power cut damaged its checkpoint: Spark
+would fail later, without naming the repair.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
             )
         spark = session_of_writer(writer)
         if is_connect(spark):
-            # Of a checkpoint on the server's disk, only the started query tells whose it is.
+            # If the checkpoint is on the server's disk, only the started query knows its id.
             known = _id_in(checkpoint) is not None
         else:
             known = checkpoint is None or local_path(checkpoint) is not None
@@ -199,7 +199,7 @@ def _check_writable(location: str) -> None:
 def _id_in(checkpoint: str | None) -> str | None:
     """Return the id of the query to which a checkpoint on a local disk belongs; None if it has none.
 
-    Of a checkpoint that is no directory, or has other metadata, Spark says what is wrong.
+    Spark itself reports a checkpoint that is no directory, or has other metadata.
     """
     path = None if checkpoint is None else local_path(checkpoint)
     try:

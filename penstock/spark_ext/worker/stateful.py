@@ -60,7 +60,7 @@ _POINTER_SCHEMA = "version long, file_id string"
 _CHECKS_OPERATORS = "spark.sql.streaming.unsupportedOperationCheck"
 _SPARK_OPERATOR = "FlatMapGroupsInPandasWithState"
 _HELD_BYTES = 32 << 20
-"""The bytes of a bucket's output that Spark may gather before it passes them on."""
+"""The bytes of a bucket's output that Spark may buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class _BucketFunction:
     into: OperatorRows | None = None
 
     def __post_init__(self) -> None:
-        # Spark's plans and errors call a function so.
+        # Spark's plans and errors show a function by this name.
         object.__setattr__(self, "__name__", self.plan_name)
 
     def __call__(
@@ -261,7 +261,7 @@ def result_frames(
 
 
 def _rows_of_a_batch(spark: SparkSession) -> int:
-    """Return how many rows Spark gathers, 0 if no number of them is enough."""
+    """Return how many rows Spark buffers; 0 for no limit."""
     return max(int(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0), 0)
 
 
@@ -309,7 +309,7 @@ def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
 
 
 def with_safe_names(df: DataFrame) -> DataFrame:
-    """Return `df` with columns that mapInArrow, which looks them up by name, finds.
+    """Return `df` with column names that are safe for mapInArrow, which looks columns up by name.
 
     It does not find names with dots, nor tell apart those that differ only in case. Other names stay, for
     new ones cost a copy of each row.
@@ -344,7 +344,8 @@ def check_streaming(df: DataFrame) -> None:
     Raises
     ------
     InvalidUsageError
-        If it is not, or has one already, or two of its sources are one reader of a p-stream.
+        If it is not, its query has such an operator already, or two of its sources read a p-stream under one
+        name.
     """
     if not df.isStreaming:
         raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")

@@ -100,7 +100,7 @@ def session_fragments(
 ) -> Fragments:
     """Return the fragments of sessions, with their first and last times; panes are at most a gap long."""
     bounds = (Partial("min", time, FIRST_TIME), Partial("max", time, LAST_TIME))
-    # A pane of one second has one time in seconds, so it may be longer than the gap.
+    # In a time column of seconds, a pane of one second has one time, so it may be longer than the gap.
     pane_ms = gap_ms if unit != "s" else max(gap_ms // 1000, 1) * 1000
     return Fragments(pane_ms, time, unit, keys, (*partials, *bounds))
 

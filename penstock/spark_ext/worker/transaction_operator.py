@@ -31,7 +31,7 @@ from penstock.spark_ext.worker.requests import REQUEST_SIDE, AnswerWriter, sort_
 __all__ = ["TransactionOperator"]
 
 HAS_INITIAL_ROWS = "initial"
-"""The fact of a start that it has first rows for tables."""
+"""The key of the fact that a start has first rows for tables."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class TransactionOperator:
     reader : PieceReader, optional
         Reads the rows, if the parcels only have places in a p-stream.
     requests : RequestPrograms, optional
-        What requests may call, which run before the events of their micro-batch.
+        The procedures that requests may call. Requests run before the events of their micro-batch.
     answers : AnswerWriter, optional
         Publishes the answers to requests.
     batch : str or int, optional
-        What makes the atomic batches of a workflow; see `penstock.transactions`.
+        The column or size of atomic batches; see `penstock.transactions`.
     """
 
     program: Program | PlainProgram
@@ -82,14 +82,14 @@ class TransactionOperator:
             "program": self.identity,
             "tables": [spec.to_json() for spec in self.tables],
             "time": self.time,
-            # Spark refuses another number of sources, without a word about the reason.
+            # Requests are one more source, and Spark refuses another number of sources without a reason.
             **({"requests": True} if self.requests is not None else {}),
             **({"batch": self.batch} if self.batch is not None else {}),
         }
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Whether this start has first rows; buckets without state take them only if the first start had."""
+        """Whether this start has first rows. An empty bucket takes them only if the first start had some."""
         return {HAS_INITIAL_ROWS: self.initial is not None}
 
     @property
@@ -163,7 +163,7 @@ class TransactionOperator:
     def _complete(
         self, arrived: pa.RecordBatch, waiting: pa.RecordBatch | None
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64] | None, pa.RecordBatch | None]:
-        """Return the rows of complete batches, where the batches begin, and the rows that wait for more."""
+        """Return the rows of complete batches, the starts of the batches, and the rows that wait for more."""
         if self.batch is None:
             return arrived, None, None
         rows = arrived if waiting is None else concat([cast_to_schema(waiting, arrived.schema), arrived])

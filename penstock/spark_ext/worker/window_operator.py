@@ -52,7 +52,7 @@ class ParcelInputs:
         self._arriving: list[list[tuple[int, pa.RecordBatch]]] = [[] for _ in range(self.sides)]
 
     def add(self, parcels: Iterable[Parcel]) -> ParcelInputs:
-        """Take parcels in, in any order."""
+        """Add parcels, in any order."""
         for parcel in parcels:
             self.dropped += parcel.dropped
             if parcel.batch is None:
@@ -115,12 +115,12 @@ class WindowOperator:
         options = self.options
         if not options.by_key:
             return {"mode": str(options.mode)} | self.settings
-        # A column of weights is an aggregate, too; what is told of a change is the weight.
+        # A column of weights is also an aggregate; the weight comes first, so that an error names it.
         return {
             "mode": str(options.mode),
             "policy": str(options.order),
             "budget": "some" if options.limits != Budget() else "none",
-            # By key is a number, which no column's name is; weights by key may change.
+            # The number 1, which no column's name equals, stands for weights by key; those may change.
             "weight": 1 if isinstance(self.weights, KeyWeights) else self.weights,
         } | self.settings
 

@@ -222,7 +222,7 @@ class WindowPlan(ABC):
 
     @property
     def steps(self) -> int:
-        """The steps of the time in the unit of pane numbers; 1 if these are times."""
+        """The steps of the time in the unit of pane numbers; 1 if pane numbers are times."""
         return 1
 
     @property
