@@ -104,7 +104,7 @@ def read_parquet(
     pushed = Pushed.of(source.columns, scan, buckets, lookup)
     skip_size_of_each_row(spark)
     files = _files(spark, source)
-    # Spark reads only row numbers; a remainder would cost a fifth more.
+    # Spark reads only row numbers. Here `&` is a fifth faster than a remainder.
     ranges = files.select("_metadata.file_path", "_metadata.row_index").where(f"row_index & {RANGE - 1} = 0")
     return ranges.mapInArrow(_ReadRanges(pushed), pushed.spark)
 
