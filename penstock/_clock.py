@@ -28,7 +28,7 @@ def pause(seconds: float) -> None:
 
 
 def new_id() -> str:
-    """Return 32 hexadecimal digits that no other attempt of any task has."""
+    """Return a unique id of 32 hexadecimal digits."""
     return uuid.uuid4().hex
 
 

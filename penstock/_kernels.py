@@ -3,8 +3,8 @@
 Kernels are compiled at their first call and cached on disk beside the source. Where that directory cannot be
 written (a read-only install, a zip file given to spark-submit), the cache goes to
 ``~/.cache/penstock/kernels`` or, without a usable home, to a private directory below the system's temporary
-one. ``NUMBA_CACHE_DIR`` overrides all of it, except in a zip file: there numba uses only the user's cache
-directory (``XDG_CACHE_HOME``), so we set that while numba looks for it.
+one. ``NUMBA_CACHE_DIR`` overrides all of it. In a zip file numba ignores this variable and uses the user's
+cache directory, so Penstock sets ``XDG_CACHE_HOME`` while numba looks for it.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def parse_schema(text: str) -> pa.Schema:
 
 
 def schema_text(schema: pa.Schema) -> str:
-    """Return columns as text for `parse_schema`; a type that Spark lacks has its Arrow name.
+    """Return columns as text for `parse_schema`; a type that Spark lacks is written by its Arrow name.
 
     Examples
     --------

@@ -90,7 +90,7 @@ class Market:
     skew : float
         The expected ratio of updates of the most and the least active symbol. With 1 all are equally active.
     seed : int
-        Another seed gives other trades of the same shape. 64 bits of it count.
+        Another seed gives other trades of the same shape. Only 64 bits of it are used.
     start_us : int
         Event time of row 0, in microseconds since the Unix epoch.
 

@@ -50,7 +50,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         return self
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Return whether a log record reports more than a call into the JVM interrupted by the signal."""
+        """Return whether a log record reports anything but a JVM call that the signal interrupted."""
         return self.received is None or record.msg not in _INTERRUPTED
 
     def take(self) -> None:

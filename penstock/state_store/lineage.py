@@ -103,8 +103,8 @@ class Handle:
     base : int
         The number of links that are the base.
     superseded : tuple of (Version, str)
-        Files that a snapshot replaced and that may still exist, and the snapshot's own file: the version that
-        adopted the snapshot, and the file's name.
+        For each file that a snapshot replaced and that may still exist, and for the snapshot's own file: the
+        version that adopted the snapshot, and the file's name.
     parent : Pointer or None
         The previous version.
     snapshot : optional
@@ -128,12 +128,12 @@ class Handle:
         return sum(link.size_bytes for link in self.links)
 
     def bytes_since(self, before: Handle) -> int:
-        """Return the bytes that the commit from `before` to this version wrote, with a new base."""
+        """Return the bytes that the commit from `before` to this version wrote, including a new base."""
         known = {link.pointer.file_name for link in before.links}
         return sum(link.size_bytes for link in self.links if link.pointer.file_name not in known)
 
     def releasable_files(self, retain_versions: int) -> list[str]:
-        """Return the superseded files that `pointer` and the `retain_versions` before it do not need."""
+        """Return the superseded files that neither `pointer` nor the `retain_versions` before it need."""
         if self.pointer is None:
             return []
         lowest = self.pointer.version - retain_versions

@@ -85,8 +85,8 @@ class BucketSurvey:
     newest : tuple of Pointer
         The readable files of the highest version, one for each attempt at the version.
     proven : Pointer or None
-        The committed pointer if it was given, else the newest pointer that the files prove; None if there is
-        none.
+        The committed pointer if it was given, else the newest pointer that the files prove to be committed;
+        None if there is none.
     likely : Pointer or None
         The most likely current version: the committed pointer if it was given, else the file of the highest
         version if there is only one, else `proven`. `chain`, `rows` and `waiting` describe it.

@@ -65,11 +65,11 @@ class Columns:
 
 
 class UpsertTarget(ABC):
-    """A table of one store. The order of calls: `prepare` once, `write` for each batch, `close` after any.
+    """A table of one store. Call `prepare` once, `write` for each batch, and `close` at any time after.
 
-    A batch is written as a whole or not at all where the store has transactions. Each row replaces the row of
-    its key unless that is newer; for equal times the later call wins. So writing a batch again, or one that
-    is older than the table, does no harm.
+    If the store has transactions, a batch is written as a whole or not at all. Each row replaces the stored
+    row of its key unless the stored row is newer. For equal times the later call wins. So it does no harm to
+    write a batch again, or an older one.
 
     After an error for which `is_transient`, `close` and a new `write` try again.
     """

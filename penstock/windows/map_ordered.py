@@ -29,7 +29,7 @@ def map_ordered(work: Callable[[A], B], items: Iterable[A], threads: int) -> Ite
     Raises
     ------
     Exception
-        The error of `work`, in the turn of its item, after all started work has ended.
+        The error of `work`, in place of its item's result, after all started work has ended.
     """
     items = iter(items)
     begin = list(islice(items, 2))

@@ -252,7 +252,7 @@ class WindowAccumulator:
 
 @dataclass(frozen=True, slots=True)
 class _Keys:
-    """The windows and groups behind the numbers of window groups.
+    """The windows and groups that the numbers of window groups stand for.
 
     Attributes
     ----------

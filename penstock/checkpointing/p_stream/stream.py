@@ -80,15 +80,16 @@ class PStream:
     schema : pyarrow.Schema, optional
         Creates the stream if it does not exist; an existing stream must have these columns.
     direct_io : bool, optional
-        Whether rows bypass the page cache on write and read. By default as the existing stream was created.
+        Whether rows bypass the page cache on write and read. By default the stream's own setting, or false
+        for a new stream.
     cleanup : CleanupRule, optional
         When released rows and log entries are deleted.
 
     Raises
     ------
     InvalidUsageError
-        If there is no stream and no schema, the schema differs, or direct I/O contradicts the stream or is
-        not possible because the location is not a local disk.
+        If there is no stream and no schema, or the schema differs. If `direct_io` contradicts the stream, or
+        is true and the location is not a local disk.
     CorruptDataError
         If the stream's files are damaged.
     UnavailableError

@@ -18,12 +18,14 @@ __all__ = ["NullSuppression", "WordNullSuppression", "slice_packed"]
 class NullSuppression(Codec):
     """Packs offsets into as few bits as each sub-block needs; see `penstock.compression.kernels.bits`.
 
-    Parameters: one byte, the step in bits 0 to 2, bit 3 for patched, bit 4 if the packed bytes are the last
-    child instead of the payload. Then a codec of bytes handles patterns that repeat at whole sub-blocks, as
-    in ``base_delta>ns_lz4``. Children: the widths; the bases (not for the step NONE; of XOR the number of
-    zero bits cut off at the low end); the first value of each sub-block (from DELTA on; the first two for
-    DELTA_OF_DELTA); if patched, the exceptions of each sub-block, their positions in it, and their high
-    bits.
+    The parameters are one byte: the step in bits 0 to 2, bit 3 if patched, bit 4 if the packed bytes are the
+    last child instead of the payload. With bit 4, as in ``base_delta>ns_lz4``, a codec of bytes finds
+    patterns that repeat at whole sub-blocks. The children, each with a value for each sub-block:
+
+    1. the widths;
+    2. the bases, unless the step is NONE; for XOR, the number of low zero bits that were cut off;
+    3. from DELTA on, the first value; for DELTA_OF_DELTA, the first two;
+    4. if patched, three children: the number of exceptions; their positions; their high bits.
     """
 
     number = 2

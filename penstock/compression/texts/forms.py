@@ -103,7 +103,7 @@ def sample_rows(rows: int, mean_bytes: int) -> Ints:
 
 
 def learn_forms(offsets: Ints, source: Bytes) -> Forms:
-    """Return the forms of a sample of texts, with the smaller of the two splits.
+    """Learn the forms of a sample of texts, with the value of `Forms.split` that makes it smaller.
 
     Parameters
     ----------

@@ -113,7 +113,7 @@ def console() -> Console:
 
 
 def amount(files: int, size_bytes: int) -> str:
-    """Return a number of files and their bytes, for people."""
+    """Format a number of files and their bytes for people."""
     return f"{files:,} file{'' if files == 1 else 's'}, {size(size_bytes)}"
 
 
@@ -129,12 +129,12 @@ def unwrap(command: Callable[..., Any] | None) -> str:
 
 
 def utc_time(time_us: int) -> str:
-    """Return a time for people."""
+    """Format a time for people."""
     return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def size(size_bytes: int) -> str:
-    """Return bytes for people."""
+    """Format a number of bytes for people."""
     from rich.filesize import decimal
 
     return decimal(size_bytes)

@@ -137,7 +137,7 @@ def _short(pointer: Pointer) -> str:
 
 
 def version_range(versions: Sequence[int]) -> str:
-    """Return versions in ascending order for people."""
+    """Format ascending versions for people."""
     if not versions:
         return "-"
     if len(versions) == versions[-1] - versions[0] + 1:

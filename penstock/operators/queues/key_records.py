@@ -26,7 +26,7 @@ from penstock.state_store.tables.working_copy import TableMaker
 __all__ = ["BOOKED", "ForgetRule", "KeyRecords", "TabledKeyRecords", "new_key_records"]
 
 BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
-"""Columns for the time up to which staleness is booked, each with the column that equals it for idle keys."""
+"""For each column with a time up to which staleness is booked: the column that equals it for idle keys."""
 
 
 @dataclass(frozen=True, slots=True)

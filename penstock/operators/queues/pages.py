@@ -62,7 +62,7 @@ def _allocate(
     previous_page: Integers,
     in_use: Any,
 ) -> None:
-    """Run MemAdd of the source once for each element of `out`; the pool must be large enough."""
+    """Run the paper's MemAdd once for each element of `out`; the pool must be large enough."""
     for i in range(out.shape[0]):
         page = registers[_NAP]
         if page < 0 or available[page] == 0:
@@ -102,7 +102,7 @@ def _free(
     previous_page: Integers,
     in_use: Any,
 ) -> None:
-    """Run MemRem of the source once for each location."""
+    """Run the paper's MemRem once for each location."""
     for i in range(locations.shape[0]):
         location = locations[i]
         page = location // page_rows

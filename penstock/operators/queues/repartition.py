@@ -7,9 +7,9 @@ queues are merged:
 
 - Keys of one old bucket keep their order.
 - Keys that cut the line precede all others, as before.
-- Keys of several old buckets are ordered by the arrival of the key's oldest pending update, or of a later one
-  of a key ahead of it in its old queue. State has no other time of a key, so this is approximate for ``fifo``
-  and for keys that cut the line.
+- Keys of different old buckets are ordered by the arrival of their oldest pending update, but no key
+  overtakes one that was ahead in its old queue. State has no other time of a key, so this is approximate for
+  ``fifo`` and for keys that cut the line.
 - With weights, the virtual times of the old queues are shifted onto one clock, so each key is due as long
   from now as before.
 """

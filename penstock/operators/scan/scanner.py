@@ -277,7 +277,8 @@ def _divide(
 ) -> tuple[tuple[Expression, ...], tuple[Interval, ...]]:
     """Split a predicate into intervals, which replace conjuncts, and the conjuncts to evaluate.
 
-    Conjuncts behind one that can fail are not replaced, so that it fails for the same rows.
+    Intervals are applied first. So a conjunct after one that can fail is not replaced: it would hide rows
+    from the one that can fail.
     """
     evaluated: list[Expression] = []
     intervals: list[Interval] = []

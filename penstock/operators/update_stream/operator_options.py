@@ -229,7 +229,7 @@ class JoinOptions(StateOptions):
     def __post_init__(self) -> None:
         """Check the options.
 
-        Whether the delay is a whole number of time steps is checked later, with the type.
+        A later check, which knows the type of the time, tests that the delay is a whole number of steps.
         """
         StateOptions.__post_init__(self)
         if self.watermark_delay is not None:

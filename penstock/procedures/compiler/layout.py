@@ -1,10 +1,18 @@
 """The arrays that a kernel works on, and the code of an access to them.
 
-For each table: columns ``t0_c1``, masks of nulls ``t0_n1`` for those that may be null, ``t0_entries`` (its
-index), ``t0_live``, ``t0_dirty``, ``t0_free`` (a stack of free slots), ``t0_gone`` (keys that were deleted),
-``t0_facts``, which has the numbers `FACTS` and the roots of its other indexes, and ``t0_i1``, the nodes of
-such an index (`penstock.procedures.indexes.trees`). For each stream: columns ``s0_c1`` and masks ``s0_n1``;
-the number of its rows is a variable of the kernel.
+Arrays and numbers of table 0, column 1::
+
+    t0_c1       values of a column
+    t0_n1       mask of its nulls, if it may have any
+    t0_entries  the hash index of the key
+    t0_live     which slots hold a row
+    t0_dirty    which rows have changed
+    t0_free     a stack of free slots
+    t0_gone     deleted keys
+    t0_facts    the numbers `FACTS`, then the roots of the other indexes
+    t0_i1       the nodes of another index (`penstock.procedures.indexes.trees`)
+
+A stream 0 has columns ``s0_c1`` and masks ``s0_n1``. A variable of the kernel counts its rows.
 """
 
 from __future__ import annotations

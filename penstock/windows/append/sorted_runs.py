@@ -68,9 +68,9 @@ class GroupRanges:
 
 
 def concat_by_group(spans: Sequence[GroupRanges]) -> PanePartials:
-    """Concatenate spans (at least one) group by group.
+    """Concatenate ranges (at least one) group by group.
 
-    Each entry is copied once. The overhead is a few nanoseconds per group and span.
+    Each entry is copied once. The overhead is a few nanoseconds per group and range.
     """
     there = [span for span in spans if len(span)] or [spans[0]]
     if len(there) == 1 and len(there[0]) == len(there[0].entries):
@@ -176,7 +176,7 @@ def combine_by_group(layout: WindowLayout, parts: Iterable[PanePartials], pane: 
     ----------
     parts : iterable of PanePartials
         Sorted parts with partials of fixed size. Entries of one group and pane are in order of arrival. Panes
-        may be in any order, because their times order ``first`` and ``last``.
+        may be in any order, because ``first`` and ``last`` have times of their own.
     pane : int
         The pane of the combined entries.
     """

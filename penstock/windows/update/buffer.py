@@ -139,7 +139,7 @@ class WindowBuffers:
         self._rows.put(locations[entries], cast_sums(kept, self.payload))
 
     def _widen(self, payload: pa.Schema, new: Integers) -> None:
-        """Widen the sum columns to two words in which wide sums arrive at the `new` locations."""
+        """Widen a sum column to two words if wide sums arrive for it at the `new` locations."""
         if payload.equals(self.payload):
             return
         held = np.setdiff1d(self._all(np.arange(len(self.key_rows)), fresh=False)[0], new)

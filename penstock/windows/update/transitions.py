@@ -101,7 +101,7 @@ def _is_update(window: int, known: int) -> bool:
 
 @kernel
 def _do_promote(k: int, state: State) -> bool:
-    """Return whether a key whose committed window got a tuple or is complete becomes READY: if it is IDLE."""
+    """Return whether a key becomes READY when its committed window gets a tuple or is complete."""
     key_rows, _, _, _, _, _ = state
     return key_rows[k, SERVICE] == IDLE
 
