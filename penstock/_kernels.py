@@ -151,9 +151,9 @@ def load_generated(name: str, source: str) -> ModuleType:
         path = directory / f"{name}.py"
         # Do not rewrite an existing file: numba identifies it by its modification time.
         if not path.exists() or path.read_text(encoding="utf-8") != source:
-            made = directory / f".{name}.{new_id()}"
-            made.write_text(source, encoding="utf-8")
-            replace(path, made)
+            temporary = directory / f".{name}.{new_id()}"
+            temporary.write_text(source, encoding="utf-8")
+            replace(path, temporary)
         spec = importlib.util.spec_from_file_location(module_name, path)
         if spec is None or spec.loader is None:
             raise ImportError(f"{path} is no module")

@@ -110,7 +110,7 @@ def _type_text(kind: pa.DataType) -> str:
         return f"map<{_type_text(kind.key_type)}, {_type_text(kind.item_type)}>"
     if pa.types.is_struct(kind):
         return f"struct<{_fields_text(list(kind), ':')}>"
-    return next((name for name, known in _TYPES.items() if known.equals(kind)), str(kind))
+    return next((name for name, arrow_type in _TYPES.items() if arrow_type.equals(kind)), str(kind))
 
 
 class _Parser:
@@ -126,10 +126,10 @@ class _Parser:
         """Return the next token, and go to the one after it."""
         token = self._next
         self._rest = self._text[self._at :].lstrip()
-        found = _TOKEN.match(self._text, self._at)
-        if found is None:
+        match = _TOKEN.match(self._text, self._at)
+        if match is None:
             raise self._wrong("is no part of a schema")
-        self._at, self._next = found.end(), found[1] or ""
+        self._at, self._next = match.end(), match[1] or ""
         return token
 
     def _wrong(self, fact: str) -> InvalidUsageError:

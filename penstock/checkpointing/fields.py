@@ -141,15 +141,15 @@ class Fields:
 
     def row(self, key: str | int, length: int) -> Fields:
         """Return the items of a list of a fixed length."""
-        found = self.items(key)
-        if len(found) != length:
+        elements = self.items(key)
+        if len(elements) != length:
             raise self.damage_error(key, f"a list of {length}")
-        return found
+        return elements
 
     def rows(self, key: str | int, length: int) -> Iterator[Fields]:
         """Return the items of each list in a list. All inner lists have the same length."""
-        found = self.items(key)
-        return (found.row(number, length) for number in range(len(found)))
+        elements = self.items(key)
+        return (elements.row(number, length) for number in range(len(elements)))
 
     def count_rows(self, key: str | int, length: int) -> list[list[int]]:
         """Return the items, all counts, of each list in a list. Faster than `rows` for many lists."""
@@ -165,8 +165,8 @@ class Fields:
 
     def objects(self, key: str | int) -> Iterator[Fields]:
         """Return the fields of each object in a list."""
-        found = self.items(key)
-        return (found.fields(number) for number in range(len(found)))
+        elements = self.items(key)
+        return (elements.fields(number) for number in range(len(elements)))
 
     def numbers(self, key: str | int) -> dict[str, int]:
         """Return an object whose fields are whole numbers of 64 bits."""

@@ -187,19 +187,19 @@ def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True)
     text = os.fspath(location)
     files = open_files((local_path(text) or text) if _SCHEME.match(text) else text)
     if isinstance(files, LocalFiles):
-        batch, gone = _to_repair(files)
+        batch, deletions = _to_repair(files)
     else:
-        batch, gone = None, _torn_start(files.child(_OFFSETS))
-    if gone and not dry_run:
-        for place, name in gone:
+        batch, deletions = None, _torn_start(files.child(_OFFSETS))
+    if deletions and not dry_run:
+        for place, name in deletions:
             place.delete(name)
         make_durable(os.fspath(location))
-    if gone:
+    if deletions:
         _LOGGER.warning(
             "torn files of a checkpoint [checkpoint=%s files=%d newest_batch=%s dry_run=%s]",
-            files.location, len(gone), batch, dry_run,
+            files.location, len(deletions), batch, dry_run,
         )  # fmt: skip
-    return Repair(batch, tuple(place.path_of(name) for place, name in gone))
+    return Repair(batch, tuple(place.path_of(name) for place, name in deletions))
 
 
 def _to_repair(files: LocalFiles) -> tuple[int | None, list[_File]]:
@@ -207,8 +207,8 @@ def _to_repair(files: LocalFiles) -> tuple[int | None, list[_File]]:
     checkpoint = _Checkpoint(files)
     if not checkpoint.is_torn:
         return None, _torn_start(checkpoint.offsets.files)
-    batch, gone = _Checkpoint(files, thorough=True).repair()
-    return batch, [file_line for file in dict.fromkeys(gone) for file_line in _with_sums(file)]
+    batch, deletions = _Checkpoint(files, thorough=True).repair()
+    return batch, [file_line for file in dict.fromkeys(deletions) for file_line in _with_sums(file)]
 
 
 def _torn_start(offsets: Files) -> list[_File]:
@@ -277,49 +277,49 @@ class _Checkpoint:
         """Return whether a micro-batch's plan is whole, including the logs of its file sources."""
         if not self.offsets.has(batch):
             return False
-        found = self._found_by(batch)
+        numbers = self._found_by(batch)
         return not any(
-            number <= found.get(n, -1) for n, log in enumerate(self.sources) for number in log.lacks
+            number <= numbers.get(n, -1) for n, log in enumerate(self.sources) for number in log.lacks
         )
 
     def _found_by(self, batch: int) -> dict[int, int]:
         """Return the number in the log of each file source that a micro-batch has reached."""
         lines = bytes(self.offsets.files.read(str(batch))).decode().splitlines()[2:]
-        found = {}
+        numbers = {}
         for source, line in enumerate(lines):
             try:
                 document = json.loads(line)
             except ValueError:
                 continue
             if isinstance(document, dict) and "logOffset" in document:
-                found[source] = int(document["logOffset"])
-        return found
+                numbers[source] = int(document["logOffset"])
+        return numbers
 
     def _has_state(self, version: int) -> bool:
         return not any(lacking <= version for log in self.states for lacking in log.lacks)
 
     def _from(self, batch: int, committed: int) -> tuple[int | None, list[_File]]:
         """List the files to delete so that `batch` is the newest plan, and `committed` the newest commit."""
-        gone = [*self.offsets.find_damaged(batch), *self.commits.find_damaged(committed)]
-        found = self._found_by(batch) if batch >= 0 else {}
+        deletions = [*self.offsets.find_damaged(batch), *self.commits.find_damaged(committed)]
+        numbers = self._found_by(batch) if batch >= 0 else {}
         for source, log in enumerate(self.sources):
             if log.is_torn:
-                gone += log.find_damaged(found.get(source, -1))
+                deletions += log.find_damaged(numbers.get(source, -1))
         for log in self.states:
-            gone += log.find_damaged(committed + 1)
+            deletions += log.find_damaged(committed + 1)
         if batch >= 0:
-            return batch, gone
+            return batch, deletions
         if self.has_torn_metadata:
-            gone.append((self.files, _METADATA))
+            deletions.append((self.files, _METADATA))
         place = self.offsets.files
-        return None, gone + [(place, fact.name) for fact in place.list() if fact.name.startswith(".")]
+        return None, deletions + [(place, fact.name) for fact in place.list() if fact.name.startswith(".")]
 
 
 def _log(files: Files) -> _Log:
     log = _Log(files)
     for fact in files.list():
-        if found := _NUMBER.fullmatch(fact.name):
-            log.add(int(found[1]), fact.name, whole=_is_whole(files, fact.name, text=True))
+        if match := _NUMBER.fullmatch(fact.name):
+            log.add(int(match[1]), fact.name, whole=_is_whole(files, fact.name, text=True))
     return log
 
 
@@ -333,11 +333,11 @@ def _states(files: LocalFiles, since: int) -> Iterator[_Log]:
     for name, is_directory in _list(files.directory):
         if is_directory:
             yield from _states(files.child(name), since)
-        elif found := _VERSION.fullmatch(name):
-            number = int(found[1])
+        elif match := _VERSION.fullmatch(name):
+            number = int(match[1])
             if number >= since:
                 log.add(number, name, whole=_is_whole(files, name))
-            elif found[3] in {"snapshot", "zip"}:
+            elif match[3] in {"snapshot", "zip"}:
                 log.add(number, name, whole=_is_long_enough(files.directory, name))
         elif not name.startswith(".") and (files.directory / name).stat().st_size == 0:
             log.add(1, name, whole=False)

@@ -376,9 +376,9 @@ def blocks_in(path: Path) -> Iterator[TableBlock]:
     with path.open("rb") as file:
         at, end = 0, os.fstat(file.fileno()).st_size
 
-        def more(content: bytes, wanted: int) -> bytes:
+        def more(content: bytes, size: int) -> bytes:
             # Check a block's size against the file before allocating memory.
-            return content + file.read(max(min(wanted - len(content), end - file.tell()), 0))
+            return content + file.read(max(min(size - len(content), end - file.tell()), 0))
 
         while at < end:
             head = more(b"", _DIRECTORY_AT)

@@ -75,15 +75,15 @@ def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
 def side_streams(pipeline: PipelineSections) -> list[tuple[FieldPath, str]]:
     """Return the fields with p-streams of late rows and rejected records, and their locations."""
     sources = [((), pipeline.source), *((place, other.source) for place, other in _others(pipeline))]
-    found = [((*place, "source", "reject_to"), getattr(one, "reject_to", None)) for place, one in sources]
-    found.append((("window", "late_to"), pipeline.window.late_to if pipeline.window is not None else None))
-    return [(path, location) for path, location in found if location is not None]
+    streams = [((*place, "source", "reject_to"), getattr(one, "reject_to", None)) for place, one in sources]
+    streams.append((("window", "late_to"), pipeline.window.late_to if pipeline.window is not None else None))
+    return [(path, location) for path, location in streams if location is not None]
 
 
 def _side_problems(pipeline: PipelineSections) -> Iterator[Problem]:
     """Yield the p-streams of late rows and rejected records whose location something else uses."""
     source, sink, query = pipeline.source, pipeline.sink, pipeline.query
-    taken = {
+    locations = {
         "sink": getattr(sink, "path", None),
         "source": getattr(source, "path", None),
         "query.checkpoint": query.checkpoint,
@@ -91,7 +91,7 @@ def _side_problems(pipeline: PipelineSections) -> Iterator[Problem]:
     }
     streams = side_streams(pipeline)
     for path, location in streams:
-        for name, other in taken.items():
+        for name, other in locations.items():
             if other is not None and location.rstrip("/") == other.rstrip("/"):
                 yield path, f"is the location of {name}", "choose another directory"
         kinds = {at[-1] for at, same in streams if same.rstrip("/") == location.rstrip("/")}
@@ -103,16 +103,16 @@ def _step_problems(pipeline: PipelineSections) -> Iterator[Problem]:
     """Yield the steps that exclude each other: a Spark query can have only one stateful step."""
     union = pipeline.union
     steps = ("union", "join", "database", "queue", "window")
-    given = [name for name in steps if getattr(pipeline, name) is not None]
-    if len(given) > 1 and given != ["queue", "window"]:
+    present = [name for name in steps if getattr(pipeline, name) is not None]
+    if len(present) > 1 and present != ["queue", "window"]:
         yield (
-            (given[1],),
-            f"cannot be in one pipeline with {given[0]}",
+            (present[1],),
+            f"cannot be in one pipeline with {present[0]}",
             "a union is an update queue, too"
-            if given[:2] == ["union", "queue"]
+            if present[:2] == ["union", "queue"]
             else "write one pipeline for each, with files or a topic between",
         )
-    if pipeline.results is not None and not {"union", "join", "database", "queue"} & set(given):
+    if pipeline.results is not None and not {"union", "join", "database", "queue"} & set(present):
         yield ("results",), "needs a queue, a union, a join or a database, and there is none", None
     if union is not None and union.semantics not in (None, "update"):
         yield ("union", "semantics"), "does not apply to a union, which has update semantics", "leave it out"
@@ -318,14 +318,14 @@ def _source_problems(source: Source, query: Query) -> Iterator[Problem]:
         yield from _reject_problems(source)
     elif isinstance(source, KafkaSource):
         yield from _reject_problems(source)
-        given = {name.lower() for name in source.options}
-        if "kafka.bootstrap.servers" not in given:
+        option_names = {name.lower() for name in source.options}
+        if "kafka.bootstrap.servers" not in option_names:
             yield (
                 ("source", "options"),
                 "has no kafka.bootstrap.servers",
                 "name the brokers, such as kafka.bootstrap.servers: 'localhost:9092'",
             )
-        if len(given & {"subscribe", "subscribepattern", "assign"}) != 1:
+        if len(option_names & {"subscribe", "subscribepattern", "assign"}) != 1:
             yield (
                 ("source", "options"),
                 "needs exactly one of subscribe, subscribePattern, assign",
@@ -385,9 +385,9 @@ def _sink_problems(sink: Sink, query: Query) -> Iterator[Problem]:
             "name a directory",
         )
     if isinstance(sink, KafkaSink):
-        given = {name.lower() for name in sink.options}
+        option_names = {name.lower() for name in sink.options}
         for option, example in (("kafka.bootstrap.servers", "localhost:9092"), ("topic", "newest")):
-            if option not in given:
+            if option not in option_names:
                 yield (("sink", "options"), f"has no {option}", f"write it, such as {option}: '{example}'")
     if isinstance(sink, MemorySink) and not re.fullmatch(r"[A-Za-z_]\w*", query.name):
         yield (

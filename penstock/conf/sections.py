@@ -105,8 +105,8 @@ class KafkaSource(Section):
     @property
     def has_headers(self) -> bool:
         """True if the connector is to return the headers of records."""
-        given = {name.lower(): value.lower() for name, value in self.options.items()}
-        return "headers" in self.kafka_columns or given.get("includeheaders") == "true"
+        options = {name.lower(): value.lower() for name, value in self.options.items()}
+        return "headers" in self.kafka_columns or options.get("includeheaders") == "true"
 
     @property
     def decoded_format(self) -> KafkaFormat:

@@ -31,13 +31,13 @@ def substitute_variables(text: str) -> str:
 
 
 def _value_of(reference: str) -> str:
-    found = _VARIABLE.fullmatch(reference)
-    if found is None:
+    match = _VARIABLE.fullmatch(reference)
+    if match is None:
         raise InvalidUsageError(
             f"${{{reference}}} is not a variable",
             hint="write ${NAME}, ${NAME:-default} or ${file:PATH}; $${ for the text ${",
         )
-    name, default, file = found["name"], found["default"], found["file"]
+    name, default, file = match["name"], match["default"], match["file"]
     if file is not None:
         value = _content_of(file)
     else:

@@ -101,18 +101,18 @@ def make_class_archive() -> Path:
         )
     archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=archive.parent.resolve()) as directory:
-        made = Path(directory) / archive.name
+        target = Path(directory) / archive.name
         environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
-        environment[_OPTIONS] = f"-XX:ArchiveClassesAtExit={made} {_SHORT_LIVED}"
+        environment[_OPTIONS] = f"-XX:ArchiveClassesAtExit={target} {_SHORT_LIVED}"
         # The JVM ends after its driver, and has the driver's standard error until then.
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "penstock.jobs.warm_up"],
             cwd=directory, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if done.returncode or not made.exists():
+        if result.returncode or not target.exists():
             raise UnavailableError(
-                "Spark's classes could not be archived", code=done.returncode, said=done.stderr[-2000:]
+                "Spark's classes could not be archived", code=result.returncode, said=result.stderr[-2000:]
             )
-        made.chmod(0o600)
-        replace(archive, made)
+        target.chmod(0o600)
+        replace(archive, target)
     return archive

@@ -132,19 +132,19 @@ def _run_in_thread(call: Callable[[], _T]) -> _T:
     writes its file, finds that this process has ended, and ends. A context that is created in the main thread
     installs its own handler of SIGINT, which calls the JVM in the middle of another call, and prints a trace.
     """
-    found: Future[_T] = Future()
+    future: Future[_T] = Future()
 
     def run() -> None:
         try:
-            found.set_result(call())
+            future.set_result(call())
         except BaseException as error:
-            found.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="penstock-start", daemon=True).start()
-    while not found.done():
+    while not future.done():
         # A signal that comes right before a wait does not end it.
-        wait([found], timeout=_POLL_S)
-    return found.result()
+        wait([future], timeout=_POLL_S)
+    return future.result()
 
 
 def _runs_this_python(options: Mapping[str, str]) -> bool:
@@ -249,9 +249,9 @@ def open_session(
     conf = SparkConf().setAppName(name).setAll(list(options.items()))
     _run_in_thread(lambda: SparkContext.getOrCreate(conf))
     spark = SparkSession.builder.appName(name).config(map=dict(options)).getOrCreate()
-    given = spark.sparkContext.getConf()
+    session_conf = spark.sparkContext.getConf()
     for setting, value in _DEFAULTS.items():
-        if not given.contains(setting):
+        if not session_conf.contains(setting):
             spark.conf.set(setting, value)
     return spark, True
 
@@ -306,13 +306,13 @@ def session(
     """
     with StopSignals(raises=True) as signals:
         try:
-            opened, made = open_session(name, settings or {}, spark, log_level=log_level)
+            opened, is_own = open_session(name, settings or {}, spark, log_level=log_level)
             try:
                 signals.take()
                 register(opened)
                 yield opened
             finally:
-                if made:
+                if is_own:
                     opened.stop()
         except KeyboardInterrupt:
             raise SystemExit(128 + signal.SIGINT) from None

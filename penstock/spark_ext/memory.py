@@ -63,13 +63,13 @@ def keep_freed(kept_bytes: int = KEPT_BYTES) -> bool:
     if libc is None:
         return False
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    wanted = (
+    parameters = (
         (_MMAP_MAX, 0),
         (_ARENA_MAX, 1),
         (_TRIM_THRESHOLD, kept_bytes),
         (_TOP_PAD, _HEAP_STEP_BYTES),
     )
-    return all(libc.mallopt(parameter, value) for parameter, value in wanted)
+    return all(libc.mallopt(parameter, value) for parameter, value in parameters)
 
 
 def give_back(kept_bytes: int = KEPT_BYTES) -> None:

@@ -250,17 +250,17 @@ class BucketStore(BucketFiles):
         needed = held.needed_files(self.retain_versions)
         released = held.releasable_files(self.retain_versions)
         lowest = held.pointer.version - self.retain_versions
-        found: list[str] = []
+        names: list[str] = []
         siblings: list[tuple[Pointer, int]] = []
         for facts in self.files.list():
             number = number_of(facts.name)
             if number is None or facts.name in needed:
                 continue
             if number < lowest or facts.name in released:
-                found.append(facts.name)
+                names.append(facts.name)
             elif number <= held.pointer.version and (pointer := pointer_of(facts.name)):
                 siblings.append((pointer, facts.size_bytes))
-        if found:
+        if names:
             for sibling, size_bytes in siblings:
                 handle = self._from_head(sibling, size_bytes)
                 if handle is None:
@@ -269,8 +269,8 @@ class BucketStore(BucketFiles):
                 if handle.snapshot is not None:
                     # A successor may adopt the snapshot. All files of a snapshot have the same number.
                     number = handle.snapshot.pointer.version
-                    needed.update(name for name in found if number_of(name) == number)
-        return [name for name in found if name not in needed]
+                    needed.update(name for name in names if number_of(name) == number)
+        return [name for name in names if name not in needed]
 
     def sweep(self, held: Handle) -> int:
         """Delete the `garbage`; return the number of files. Call it only once the pointer has arrived."""

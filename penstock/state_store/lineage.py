@@ -129,11 +129,11 @@ class Handle:
 
     def bytes_since(self, before: Handle) -> int:
         """Return the bytes that the commit from `before` to this version wrote, including a new base."""
-        known = {link.pointer.file_name for link in before.links}
-        return sum(link.size_bytes for link in self.links if link.pointer.file_name not in known)
+        names = {link.pointer.file_name for link in before.links}
+        return sum(link.size_bytes for link in self.links if link.pointer.file_name not in names)
 
     def releasable_files(self, retain_versions: int) -> list[str]:
-        """Return the superseded files that neither `pointer` nor the `retain_versions` before it need."""
+        """Return the superseded files that no version from `retain_versions` before `pointer` on needs."""
         if self.pointer is None:
             return []
         lowest = self.pointer.version - retain_versions

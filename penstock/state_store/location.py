@@ -88,15 +88,15 @@ def find_operators(place: Files) -> list[Operator]:
     if _is_bucket(entries):
         *above, query, name, _ = ["", "", *names_in(place.location)]
         return [Operator("/".join([*above[2:], query, name]), query, name, None, (place,))]
-    found = list(_operators(place, entries, 2))
-    if not found:
+    operators = list(_operators(place, entries, 2))
+    if not operators:
         raise InvalidUsageError(
             "there is no state at this location",
             location=place.location,
             hint="give a state_location, or the directory of a query, operator or bucket in one. That of a "
             "pipeline is CHECKPOINT/state unless it sets another",
         )
-    return found
+    return operators
 
 
 def _is_bucket(entries: Sequence[FileFacts]) -> bool:
@@ -125,8 +125,8 @@ def _read_shared(place: Files, entries: Sequence[FileFacts]) -> tuple[list[Damag
         if facts.is_directory or facts.is_unfinished or not facts.name.endswith(_SUFFIX):
             continue
         try:
-            found = decode(place.read(facts.name), place.path_of(facts.name)).meta.get(QUERY_NAME)
-            name = found if isinstance(found, str) else name
+            query_name = decode(place.read(facts.name), place.path_of(facts.name)).meta.get(QUERY_NAME)
+            name = query_name if isinstance(query_name, str) else name
         except CorruptDataError as error:
             damage.append(Damage(place.path_of(facts.name), error.fact))
         except FileNotFoundError:

@@ -171,10 +171,10 @@ def survey_bucket(
     return _survey(store, sight, committed)
 
 
-def delete_garbage(bucket: Files, found: BucketSurvey) -> Iterator[FileFacts]:
-    """Delete the garbage in `found`; yield each file once it is deleted.
+def delete_garbage(bucket: Files, survey: BucketSurvey) -> Iterator[FileFacts]:
+    """Delete the garbage in `survey`; yield each file once it is deleted.
 
-    `found` may be old, and the query may run; see invariant 3. If the caller stops early, only the yielded
+    `survey` may be old, and the query may run; see invariant 3. If the caller stops early, only the yielded
     files are deleted.
 
     Raises
@@ -182,7 +182,7 @@ def delete_garbage(bucket: Files, found: BucketSurvey) -> Iterator[FileFacts]:
     UnavailableError
         If the file system refuses.
     """
-    for facts in found.garbage:
+    for facts in survey.garbage:
         bucket.delete(facts.name)
         yield facts
 
@@ -204,7 +204,7 @@ def likely_pointer(bucket: Files) -> Pointer | None:
     """
     store = BucketStore(bucket)
     for _ in range(_TRIES):
-        found, damaged = _newest(store, _list(bucket))
+        handles, damaged = _newest(store, _list(bucket))
         if damaged is None:
             break
         name, error = damaged
@@ -214,9 +214,9 @@ def likely_pointer(bucket: Files) -> Pointer | None:
         raise CorruptDataError(
             "the bucket changes faster than it can be read", file=bucket.location, hint="try again"
         )
-    if len(found) == 1:
-        return next(iter(found))
-    parents = {handle.parent for handle in found.values()}
+    if len(handles) == 1:
+        return next(iter(handles))
+    parents = {handle.parent for handle in handles.values()}
     if len(parents) > 1:
         raise InvalidUsageError(
             "attempts of the newest version have different parents",
@@ -292,7 +292,7 @@ def _survey(store: BucketStore, sight: _Sight, committed: Pointer | None) -> Buc
     meta = sight.meta[likely] if likely and there else {}
     loadable = _loadable(sight)
     garbage, withheld = _garbage(store, sight, loadable, committed)
-    gone = {facts.name for facts in garbage}
+    names = {facts.name for facts in garbage}
     return BucketSurvey(
         location=store.files.location,
         files=len(sight.facts),
@@ -311,7 +311,7 @@ def _survey(store: BucketStore, sight: _Sight, committed: Pointer | None) -> Buc
                 {
                     pointer.version
                     for pointer, chain in loadable.items()
-                    if proven is not None and pointer.version <= proven.version and not chain & gone
+                    if proven is not None and pointer.version <= proven.version and not chain & names
                 }
             )
         ),
@@ -372,17 +372,17 @@ def _newest(
 ) -> tuple[dict[Pointer, Handle], tuple[str, CorruptDataError] | None]:
     """Return the files of the highest version, and the first unreadable file."""
     pointers = [pointer for name in facts if (pointer := pointer_of(name)) is not None]
-    found: dict[Pointer, Handle] = {}
+    handles: dict[Pointer, Handle] = {}
     for pointer in sorted(pointers, key=lambda pointer: pointer.version, reverse=True):
-        if found and pointer.version < next(iter(found)).version:
+        if handles and pointer.version < next(iter(handles)).version:
             break
         try:
             handle, _ = _open(store, pointer)
         except CorruptDataError as error:
-            return found, (pointer.file_name, error)
+            return handles, (pointer.file_name, error)
         if handle.base:
-            found[pointer] = handle
-    return found, None
+            handles[pointer] = handle
+    return handles, None
 
 
 def _chain(handle: Handle) -> Chain:

@@ -58,8 +58,8 @@ def newest_changes(table: pa.Table, key: tuple[str, ...], time: str) -> pa.Table
 
 def _differ(order: pa.Table, names: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Return for each row but the last whether the next one has another key."""
-    found = np.zeros(order.num_rows - 1, bool)
+    mask = np.zeros(order.num_rows - 1, bool)
     for name in names:
         column = order[name].combine_chunks()
-        found |= np.asarray(pc.not_equal(column[:-1], column[1:]))
-    return found
+        mask |= np.asarray(pc.not_equal(column[:-1], column[1:]))
+    return mask

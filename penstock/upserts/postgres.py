@@ -60,23 +60,23 @@ class PostgresTable(SqlTable):
 
     def _check_key(self) -> None:
         # COPY does not convert: the bytes of a bigint would be another number in a double precision column.
-        found = self._fetch(
+        rows = self._fetch(
             "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
             "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
             (self._quoted(self._table),),
         )
-        declared = dict(found)
+        declared = dict(rows)
         for field in self._columns.schema:
-            wanted = self._type(field).lower().partition("(")[0]
-            known = declared[field.name].removesuffix(" without time zone")
-            if known not in (wanted, *_SAME_BYTES.get(wanted, ())):
+            expected = self._type(field).lower().partition("(")[0]
+            actual = declared[field.name].removesuffix(" without time zone")
+            if actual not in (expected, *_SAME_BYTES.get(expected, ())):
                 raise InvalidUsageError(
                     "a column of the table has another type",
                     table=self.name,
                     column=field.name,
-                    type=known,
+                    type=actual,
                     rows=field.type,
-                    hint=f"make it {wanted}, or cast the column of the rows",
+                    hint=f"make it {expected}, or cast the column of the rows",
                 )
         super()._check_key()
 

@@ -165,8 +165,8 @@ class SqlTable(UpsertTarget):
                 known=", ".join(there),
             )
         if columns.deletes and self._columns_of(deleted) is None:
-            kept = (*columns.key, columns.time)
-            self._make(deleted, pa.schema([columns.schema.field(name) for name in kept]))
+            names = (*columns.key, columns.time)
+            self._make(deleted, pa.schema([columns.schema.field(name) for name in names]))
         self._check_key()
 
     def _make(self, table: str, schema: pa.Schema) -> None:
@@ -223,7 +223,7 @@ class SqlTable(UpsertTarget):
         columns = self._columns
         table, deleted = self._quoted(self._table), self._quoted(f"{self._table}_deleted")
         time, flag = self.quote(columns.time), self.quote(DELETED)
-        kept = (*columns.key, columns.time)
+        names = (*columns.key, columns.time)
 
         def same(one: str, other: str) -> str:
             return " AND ".join(f"{one}.{name} = {other}.{name}" for name in map(self.quote, columns.key))
@@ -237,7 +237,7 @@ class SqlTable(UpsertTarget):
                 f"DELETE FROM {table} WHERE EXISTS (SELECT 1 FROM {STAGE} "
                 f"WHERE {STAGE}.{flag} AND {same(STAGE, table)} AND {table}.{time} <= {STAGE}.{time})"
             )
-            self._insert(deleted, kept, where=f"WHERE {flag}")
+            self._insert(deleted, names, where=f"WHERE {flag}")
             self._insert(table, columns.names, where=f"WHERE NOT {flag}")
             self._execute(
                 f"DELETE FROM {deleted} WHERE EXISTS (SELECT 1 FROM {STAGE} "

@@ -87,17 +87,17 @@ class Finish:
         for name, text in self.assembly.aggregates.items():
             if type_of(Expression.parse(text), partials) != self.output.field(name).type:
                 return None
-        made = [self.output]
+        schemas = [self.output]
         for step in self.steps:
             if isinstance(step, str):
-                if type_of(Expression.parse(step), made[-1]) != pa.bool_():
+                if type_of(Expression.parse(step), schemas[-1]) != pa.bool_():
                     return None
                 continue
-            types = {name: type_of(Expression.parse(text), made[-1]) for name, text in step.items()}
+            types = {name: type_of(Expression.parse(text), schemas[-1]) for name, text in step.items()}
             if any(kind is None for kind in types.values()):
                 return None
-            made.append(pa.schema(list(types.items())))
-        return made
+            schemas.append(pa.schema(list(types.items())))
+        return schemas
 
     def __call__(self, closed: ClosedWindows) -> pa.RecordBatch:
         """Return the results of windows.
@@ -107,8 +107,8 @@ class Finish:
         InvalidUsageError
             If an expression fails, as it would in Spark.
         """
-        made = self.rows(closed).table(self._made_names).combine_chunks()
-        (batch,) = made.to_batches() or [_no_rows(made.schema)]
+        columns = self.rows(closed).table(self._made_names).combine_chunks()
+        (batch,) = columns.to_batches() or [_no_rows(columns.schema)]
         return batch
 
     def collect(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
@@ -151,12 +151,12 @@ class WindowRows:
 
     def keep(self, predicate: Expression) -> None:
         """Drop rows for which a predicate is not true."""
-        kept = evaluate(predicate, self.table(predicate.columns))
-        rows = pc.indices_nonzero(kept.combine_chunks())
+        mask = evaluate(predicate, self.table(predicate.columns))
+        rows = pc.indices_nonzero(mask.combine_chunks())
         self._kept = rows if self._kept is None else self._kept.take(rows)
-        for known in self._known:
-            for name, column in known.items():
-                known[name] = column.take(rows)
+        for columns in self._known:
+            for name, column in columns.items():
+                columns[name] = column.take(rows)
 
     @property
     def starts(self) -> Integers:
@@ -201,11 +201,11 @@ class WindowRows:
         return column if self._kept is None else column.take(self._kept)
 
     def _column(self, level: int, name: str) -> _Column:
-        known = self._known[level]
-        if name not in known:
-            made = self._compute(level, name)
-            known[name] = made if isinstance(made, pa.ChunkedArray) else pa.chunked_array([made])
-        return known[name]
+        columns = self._known[level]
+        if name not in columns:
+            column = self._compute(level, name)
+            columns[name] = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+        return columns[name]
 
     def _compute(self, level: int, name: str) -> _Column | pa.Array[Any]:
         if level:

@@ -98,12 +98,12 @@ class GroupCodec:
             return index.find_or_add(self.encode(columns, rows))
         if (begins := _runs(columns, rows, self._sampling)) is not None:
             heads = [column.take(pa.array(begins)) for column in columns]
-            known = index.find_or_add(self.encode(heads, len(begins)))
-            return np.repeat(known, np.diff(begins, append=rows))
+            numbers = index.find_or_add(self.encode(heads, len(begins)))
+            return np.repeat(numbers, np.diff(begins, append=rows))
         if len(columns) == 1 and not pa.types.is_dictionary(columns[0].type) and self.repeats(columns, rows):
             coded = columns[0].dictionary_encode(null_encoding="encode")
-            known = index.find_or_add(self.encode([coded.dictionary], len(coded.dictionary)))
-            return known[coded.indices.to_numpy()]
+            numbers = index.find_or_add(self.encode([coded.dictionary], len(coded.dictionary)))
+            return numbers[coded.indices.to_numpy()]
         return index.find_or_add(self.encode(columns, rows))
 
     def decode(self, words: Words, starts: Positions) -> list[pa.Array[Any]]:

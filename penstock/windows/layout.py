@@ -82,13 +82,15 @@ class WindowLayout:
     @property
     def results(self) -> pa.Schema:
         """The schema of window partials, means and deviations."""
-        both, made = zip(self.partials, self.types, strict=True), self.assembly
-        kept = [
+        both, assembly = zip(self.partials, self.types, strict=True), self.assembly
+        fields = [
             pa.field(partial.name, type_of_windows(partial, kind))
             for partial, kind in both
-            if made is None or partial.name in self._left
+            if assembly is None or partial.name in self._left
         ]
-        return pa.schema([*kept, *((name, pa.float64()) for name in (made.derived_names if made else ()))])
+        return pa.schema(
+            [*fields, *((name, pa.float64()) for name in (assembly.derived_names if assembly else ()))]
+        )
 
     @cached_property
     def _left(self) -> frozenset[str]:
@@ -103,10 +105,10 @@ class WindowLayout:
         InvalidUsageError
             If a sum overflows.
         """
-        made = self.assembly
-        if made is None:
+        assembly = self.assembly
+        if assembly is None:
             return Assembly({}, {}, {}).finish(values, values.schema.names)
-        return made.finish(values, [name for name in values.schema.names if name in self._left])
+        return assembly.finish(values, [name for name in values.schema.names if name in self._left])
 
     @property
     def first_pane(self) -> int | None:

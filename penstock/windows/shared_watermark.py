@@ -54,8 +54,8 @@ class SeveralPanes:
         watermarks : sequence of int or None
             Watermark of each side. A value lower than before is ignored.
         """
-        known = zip(self._watermarks, watermarks, strict=True)
-        self._watermarks = [max((time for time in pair if time is not None), default=None) for pair in known]
+        pairs = zip(self._watermarks, watermarks, strict=True)
+        self._watermarks = [max((time for time in pair if time is not None), default=None) for pair in pairs]
         there = [watermark for watermark in self._watermarks if watermark is not None]
         common = min(there) if len(there) == len(self._sides) else None
         return [side.run(batches, common) for side, batches in zip(self._sides, arriving, strict=True)]

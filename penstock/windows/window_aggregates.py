@@ -97,8 +97,8 @@ class Extremes:
         numbers = self._numbers([closed.groups[place] for place in places])
         of = None if numbers is None else numbers[closed.of.to_numpy()]
         windows = closed.batch(self.layout)
-        kept = self._find_extremes(of, closed.starts.to_numpy(), windows.column(self.value))
-        return windows.take(pa.array(kept))
+        indices = self._find_extremes(of, closed.starts.to_numpy(), windows.column(self.value))
+        return windows.take(pa.array(indices))
 
     def collect(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Return the windows that have the overall extreme value."""
@@ -106,8 +106,8 @@ class Extremes:
             return parts
         whole = pa.concat_batches(parts)
         numbers = self._numbers([whole.column(name) for name in self.by])
-        kept = self._find_extremes(numbers, whole.column(START).to_numpy(), whole.column(self.value))
-        return [whole.take(pa.array(kept))]
+        indices = self._find_extremes(numbers, whole.column(START).to_numpy(), whole.column(self.value))
+        return [whole.take(pa.array(indices))]
 
     def _numbers(self, columns: Sequence[_Column]) -> Integers | None:
         """Return group numbers; None if all rows are one group."""
@@ -225,27 +225,27 @@ class WindowAccumulator:
         window_groups, keys = _number_window_groups(numbers, [part.starts for part in parts], self.numbering)
         count = keys.count + 1
         rows = np.zeros(count, np.int64)
-        made: list[Accumulator] = [
+        accumulators: list[Accumulator] = [
             Nulls() if partial.kind == "count" or values is None else new_accumulator(partial, values.type)
             for partial, values in zip(partials, parts[0].values, strict=True)
         ]
         for some, part in zip(window_groups, parts, strict=True):
             fragment_kernels.add_count(some, rows)
-            for accumulator, values in zip(made, part.values, strict=True):
+            for accumulator, values in zip(accumulators, part.values, strict=True):
                 accumulator.add(some, part.starts, values, count)
         there = np.flatnonzero(rows[1:] > 0)
-        found = [
+        arrays = [
             pc.subtract(pa.array(rows[1:]), accumulator.result(count))
             if isinstance(accumulator, Nulls)
             else accumulator.result(count)
-            for accumulator in made
+            for accumulator in accumulators
         ]
         starts, groups = keys.of(there)
         columns = [
             pa.array(starts * (1000 * self.finish.pane_ms)),
             pa.array(np.full(len(there), 1000 * self.finish.size_ms)),
             *codec.decode(index.words, index.starts(groups)),
-            *(column.take(pa.array(there)) for column in found),
+            *(column.take(pa.array(there)) for column in arrays),
         ]
         return [cast_sums(pa.RecordBatch.from_arrays(columns, self.made.names), self.made)]
 
@@ -297,6 +297,6 @@ def _number_window_groups(
     there, at = np.unique(np.concatenate(starts), return_inverse=True)
     several = [group for group in groups if group is not None]
     places = np.concatenate(several) * len(there) + at if several else at
-    known, numbers = np.unique(places, return_inverse=True)
+    places_in_use, numbers = np.unique(places, return_inverse=True)
     ends = np.cumsum([len(start) for start in starts])[:-1]
-    return np.split((numbers + 1).astype(np.int32), ends), _Keys(len(known), there, known)
+    return np.split((numbers + 1).astype(np.int32), ends), _Keys(len(places_in_use), there, places_in_use)

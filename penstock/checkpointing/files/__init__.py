@@ -72,11 +72,11 @@ def open_files(location: str | os.PathLike[str]) -> Files:
     text = os.fspath(location)
     if not text or "\0" in text:
         raise InvalidUsageError("a location is empty or has a null character", hint="give a path or a URI")
-    found = _URI.match(text)
-    if found is None:
+    match = _URI.match(text)
+    if match is None:
         # Workers, and the next run, may have other working directories.
         return LocalFiles(Path(text).absolute())
-    scheme = found["scheme"].lower()
+    scheme = match["scheme"].lower()
     if not isinstance(location, str):
         raise InvalidUsageError(
             "a path object holds a URI", location=without_secrets(text), hint="pass the URI as a str"

@@ -38,8 +38,8 @@ def file_system(uri: str, *, delayed: bool = True) -> tuple[Any, str]:
         If pyarrow does not understand the location.
     """
     key = (os.getpid(), uri, delayed)
-    found = _FILE_SYSTEMS.get(key)
-    if found is None:
+    entry = _FILE_SYSTEMS.get(key)
+    if entry is None:
         try:
             system, path = _connect_to_s3(uri, delayed=delayed) if _is_s3(uri) else _connect(uri)
         except pa.ArrowInvalid as error:
@@ -52,8 +52,8 @@ def file_system(uri: str, *, delayed: bool = True) -> tuple[Any, str]:
         if not _FILE_SYSTEMS:
             # Registered after pyarrow's function, and so called before S3 is shut down.
             atexit.register(_FILE_SYSTEMS.clear)
-        found = _FILE_SYSTEMS[key] = system, path.rstrip("/")
-    return found
+        entry = _FILE_SYSTEMS[key] = system, path.rstrip("/")
+    return entry
 
 
 def _is_s3(uri: str) -> bool:

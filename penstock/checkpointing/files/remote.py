@@ -126,7 +126,7 @@ class RemoteFiles:
 
         with self._refusals("cannot list state", self.location):
             system, directory = self._place()
-            found = system.get_file_info(fs.FileSelector(directory, allow_not_found=True))
+            entries = system.get_file_info(fs.FileSelector(directory, allow_not_found=True))
         return sorted(
             (
                 FileFacts(
@@ -135,7 +135,7 @@ class RemoteFiles:
                     is_directory=info.type == fs.FileType.Directory,
                     written_us=None if info.mtime_ns is None else info.mtime_ns // 1000,
                 )
-                for info in found
+                for info in entries
             ),
             key=lambda fact: fact.name,
         )

@@ -125,18 +125,18 @@ class GraphDirectory:
         CorruptDataError, UnavailableError
             As `newest`.
         """
-        made = {"format": FORMAT, **document}
-        content = json.dumps(made, indent=1).encode()
+        full_document = {"format": FORMAT, **document}
+        content = json.dumps(full_document, indent=1).encode()
         if self.newest(kind) == json.loads(content):
             return
-        known = self._numbers(kind)
-        self.files.publish(_name(kind, max(known, default=-1) + 1), content)
-        for number in known:
+        numbers = self._numbers(kind)
+        self.files.publish(_name(kind, max(numbers, default=-1) + 1), content)
+        for number in numbers:
             self.files.delete(_name(kind, number))
 
     def _numbers(self, kind: str) -> list[int]:
         pattern = re.compile(rf"{kind}-(\d+)\.json")
-        return [int(found[1]) for fact in self.files.list() if (found := pattern.fullmatch(fact.name))]
+        return [int(match[1]) for fact in self.files.list() if (match := pattern.fullmatch(fact.name))]
 
     # --------------------------------------------------------------------------------- Spark's logs
 

@@ -50,7 +50,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_schema(given: pa.Schema, known: pa.Schema, location: str) -> None:
+def check_schema(schema: pa.Schema, expected: pa.Schema, location: str) -> None:
     """Check that rows of one schema may be written to a stream with another; column order may differ.
 
     Raises
@@ -58,15 +58,15 @@ def check_schema(given: pa.Schema, known: pa.Schema, location: str) -> None:
     InvalidUsageError
         If a column is missing, too many, of another type, or given twice.
     """
-    names = given.names
+    names = schema.names
     if len(set(names)) < len(names):
         raise InvalidUsageError("two columns have the same name", columns=", ".join(names))
-    missing = [name for name in known.names if name not in names]
-    unknown = [name for name in names if name not in known.names]
+    missing = [name for name in expected.names if name not in names]
+    unknown = [name for name in names if name not in expected.names]
     others = [
-        f"{name} is {given.field(name).type}, not {known.field(name).type}"
+        f"{name} is {schema.field(name).type}, not {expected.field(name).type}"
         for name in names
-        if name in known.names and not given.field(name).type.equals(known.field(name).type)
+        if name in expected.names and not schema.field(name).type.equals(expected.field(name).type)
     ]
     if missing or unknown or others:
         raise InvalidUsageError(

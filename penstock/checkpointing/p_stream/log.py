@@ -124,7 +124,7 @@ class CommitLog:
 
     def _numbers(self, kind: str) -> list[int]:
         names = (_FILE.fullmatch(fact.name) for fact in self._files.list())
-        return sorted(int(found["number"]) for found in names if found and found["kind"] == kind)
+        return sorted(int(match["number"]) for match in names if match and match["kind"] == kind)
 
     def _load(self) -> None:
         """Read the newest start and all entries after it; repeat if a newer start appears meanwhile."""
@@ -289,14 +289,14 @@ class CommitLog:
         """
 
         def decide() -> Commit | None:
-            known = self.writers.get(writer)
-            if session != ("" if known is None else known.session):
+            state = self.writers.get(writer)
+            if session != ("" if state is None else state.session):
                 raise FencedError(
                     "another process writes to the p-stream under the same name",
                     writer=writer,
                     hint="give each writer a name of its own",
                 )
-            if known is not None and batch <= known.batch:
+            if state is not None and batch <= state.batch:
                 return None
             now = _clock.now_us()
             return Commit(writer, batch, session, self.end, now, tuple(segments), dict(clock or {}), plan)
@@ -318,17 +318,17 @@ class CommitLog:
         """
 
         def decide() -> Commit:
-            known = self.writers.get(writer, WriterState(-1, "", {}))
+            state = self.writers.get(writer, WriterState(-1, "", {}))
             return Commit(
-                writer, known.batch, session, self.end, _clock.now_us(), (), known.clock, known.plan
+                writer, state.batch, session, self.end, _clock.now_us(), (), state.clock, state.plan
             )
 
         self._append(decide, lambda: self._has(writer, session, -1))
         return self.writers[writer]
 
     def _has(self, writer: str, session: str, batch: int) -> bool:
-        known = self.writers.get(writer)
-        return known is not None and known.session == session and known.batch >= batch
+        state = self.writers.get(writer)
+        return state is not None and state.session == session and state.batch >= batch
 
     def subscribe(self, reader: str, offset_of: Callable[[], int]) -> Subscription:
         """Subscribe a reader unless it is subscribed; return its first row.

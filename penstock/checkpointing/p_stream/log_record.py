@@ -229,7 +229,9 @@ def _meta_of_start(start: Start) -> dict[str, Any]:
             }
             for name, state in start.writers.items()
         },
-        "readers": {name: [known.number, known.offset] for name, known in start.readers.items()},
+        "readers": {
+            name: [subscription.number, subscription.offset] for name, subscription in start.readers.items()
+        },
     }
 
 

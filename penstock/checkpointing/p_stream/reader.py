@@ -73,12 +73,12 @@ class PStreamReader:
         cleanup: CleanupRule | None = None,
     ) -> None:
         self._stream = PStream(location, cleanup=cleanup)
-        known = self._stream.schema.names
-        if columns is not None and (unknown := [name for name in columns if name not in known]):
+        names = self._stream.schema.names
+        if columns is not None and (unknown := [name for name in columns if name not in names]):
             raise InvalidUsageError(
-                "the p-stream has no such columns", columns=", ".join(unknown), known=", ".join(known)
+                "the p-stream has no such columns", columns=", ".join(unknown), known=", ".join(names)
             )
-        self._columns = list(known if columns is None else columns)
+        self._columns = list(names if columns is None else columns)
         stored = self._stream.schema
         self.schema = pa.schema([stored.field(name) for name in self._columns], stored.metadata)
         self.reader = reader

@@ -42,8 +42,8 @@ _NAME = re.compile(r"(?P<writer>.+)-(?P<batch>\d{12})-(?P<part>\d{4,})-(?P<id>[0
 
 def writer_of(name: str) -> tuple[str, int] | None:
     """Return the writer and the batch in a segment's name; None if the name is not a segment's."""
-    found = _NAME.fullmatch(name)
-    return (found["writer"], int(found["batch"])) if found else None
+    match = _NAME.fullmatch(name)
+    return (match["writer"], int(match["batch"])) if match else None
 
 
 class Coder:
@@ -107,8 +107,8 @@ class Coder:
 
     def blocks(self) -> tuple[int, int]:
         """Return how many column blocks the choosers decided, and how many had a value that did not fit."""
-        known = [one for chooser in self._choosers for one in list(chooser.columns.values())]
-        return sum(one.blocks for one in known), sum(one.deoptimised for one in known)
+        decisions = [one for chooser in self._choosers for one in list(chooser.columns.values())]
+        return sum(one.blocks for one in decisions), sum(one.deoptimised for one in decisions)
 
     def close(self) -> None:
         """Wait for the encoding to finish, and stop the threads."""
@@ -198,19 +198,19 @@ class SegmentWriter:
         return tuple(self._segments)
 
     def _begin(self, rows: int) -> None:
-        taken: list[pa.Table] = []
+        tables: list[pa.Table] = []
         left = rows
         while left:
             first = self._waiting[0]
             if first.num_rows <= left:
-                taken.append(self._waiting.pop(0))
+                tables.append(self._waiting.pop(0))
             else:
-                taken.append(first.slice(0, left))
+                tables.append(first.slice(0, left))
                 self._waiting[0] = first.slice(left)
-            left -= taken[-1].num_rows
+            left -= tables[-1].num_rows
         self._waiting_rows -= rows
         self._drain(_AHEAD * self._coder.threads)
-        self._coding.append((rows, self._coder.submit(taken, self._schema)))
+        self._coding.append((rows, self._coder.submit(tables, self._schema)))
 
     def _drain(self, leave: int) -> None:
         while len(self._coding) > leave:

@@ -110,10 +110,14 @@ class PStream:
             raise InvalidUsageError(
                 "direct I/O works only on local disks", location=self.files.location, hint="leave it out"
             )
-        known = self._open(schema, direct_io)
-        self.identity, self.schema, self.direct_io = known.identity, known.schema, known.direct_io
+        description = self._open(schema, direct_io)
+        self.identity, self.schema, self.direct_io = (
+            description.identity,
+            description.schema,
+            description.direct_io,
+        )
         self.log = CommitLog(self.files.child("log"), self._cleanup)
-        self.segments = self._files(known.direct_io).child("segments")
+        self.segments = self._files(description.direct_io).child("segments")
 
     # ------------------------------------------------------------------------------------ identity
 
@@ -125,7 +129,7 @@ class PStream:
 
     def _open(self, schema: pa.Schema | None, direct_io: bool | None) -> Description:
         try:
-            known = self._read()
+            description = self._read()
         except FileNotFoundError:
             if schema is None:
                 raise InvalidUsageError(
@@ -136,18 +140,18 @@ class PStream:
             # Create nothing if direct I/O is not possible.
             with contextlib.suppress(ConflictError):
                 self._files(bool(direct_io)).publish(DESCRIPTION_FILE, describe(schema, bool(direct_io)))
-            known = self._read()
+            description = self._read()
         if schema is not None:
-            check_schema(schema, known.schema, self.files.location)
-        if direct_io is not None and direct_io != known.direct_io:
+            check_schema(schema, description.schema, self.files.location)
+        if direct_io is not None and direct_io != description.direct_io:
             raise InvalidUsageError(
                 "direct I/O of a p-stream cannot change after it is created",
                 location=self.files.location,
-                has=known.direct_io,
+                has=description.direct_io,
                 asked=direct_io,
                 hint="leave it out",
             )
-        return known
+        return description
 
     def _read(self) -> Description:
         file = self.files.path_of(DESCRIPTION_FILE)
@@ -277,10 +281,10 @@ class PStream:
         if reader not in self.log.readers:
             return False
         files = self._notes(reader)
-        found = self.log.unsubscribe(reader)
+        existed = self.log.unsubscribe(reader)
         for fact in files.list():
             files.delete(fact.name)
-        return found
+        return existed
 
     def readers(self) -> dict[str, int]:
         """Return the offset up to which each subscribed reader has released."""
@@ -306,12 +310,12 @@ class PStream:
                 "a reader releases rows beyond the end of the p-stream", offset=offset, end=self.end
             )
         files = self._notes(reader)
-        known = _offsets(files)
-        if offset > max(known, default=self.log.readers[reader].offset):
+        offsets = _offsets(files)
+        if offset > max(offsets, default=self.log.readers[reader].offset):
             trace("release", stream=self.files.location, reader=reader, offset=offset)
             with contextlib.suppress(ConflictError):
                 files.publish(_progress_name(offset), encode(PUnit("progress", {"time_us": _clock.now_us()})))
-            for older in known:
+            for older in offsets:
                 files.delete(_progress_name(older))
         return self.trim()
 
@@ -371,8 +375,10 @@ class PStream:
         listed = self.segments.list()
         # List first, so that segments committed afterwards are kept.
         self.refresh()
-        kept = {segment.name for commit in self.log.commits for segment in commit.segments}
-        return [fact for fact in listed if fact.name not in kept and _is_settled(fact.name, self.log.writers)]
+        names = {segment.name for commit in self.log.commits for segment in commit.segments}
+        return [
+            fact for fact in listed if fact.name not in names and _is_settled(fact.name, self.log.writers)
+        ]
 
     def cut_back(self, writer: str, session: str = "") -> int:
         """Delete the uncommitted segments of a writer's attempts; return their number.
@@ -395,13 +401,13 @@ class PStream:
         self.refresh()
         state = self.log.writers.get(writer)
         alone = bool(session) and state is not None and state.session == session
-        kept = {segment.name for commit in self.log.commits for segment in commit.segments}
+        names = {segment.name for commit in self.log.commits for segment in commit.segments}
         orphans = [
             fact.name
             for fact in listed
-            if fact.name not in kept
-            and (known := writer_of(fact.name))
-            and known[0] == writer
+            if fact.name not in names
+            and (owner := writer_of(fact.name))
+            and owner[0] == writer
             and (alone or _is_settled(fact.name, self.log.writers))
         ]
         for name in orphans:
@@ -411,11 +417,11 @@ class PStream:
 
 def _is_settled(segment: str, writers: Mapping[str, WriterState]) -> bool:
     """Return whether the batch of a segment is in the log, so that no later commit can name it."""
-    known = writer_of(segment)
-    if known is None:
+    owner = writer_of(segment)
+    if owner is None:
         return False
-    state = writers.get(known[0])
-    return state is not None and known[1] <= state.batch
+    state = writers.get(owner[0])
+    return state is not None and owner[1] <= state.batch
 
 
 def _progress_name(offset: int) -> str:
@@ -423,4 +429,4 @@ def _progress_name(offset: int) -> str:
 
 
 def _offsets(files: Files) -> list[int]:
-    return [int(found[1]) for fact in files.list() if (found := _PROGRESS.fullmatch(fact.name))]
+    return [int(match[1]) for fact in files.list() if (match := _PROGRESS.fullmatch(fact.name))]

@@ -202,18 +202,18 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
 def _is_settled(stream: PStream, fact: FileFacts) -> bool:
     """Return whether the batch of a segment is in the log, so that no later commit can name it."""
     unfinished = _UNFINISHED.fullmatch(fact.name)
-    known = writer_of(unfinished["name"] if unfinished else fact.name)
-    state = stream.log.writers.get(known[0]) if known else None
-    return known is not None and state is not None and known[1] <= state.batch
+    owner = writer_of(unfinished["name"] if unfinished else fact.name)
+    state = stream.log.writers.get(owner[0]) if owner else None
+    return owner is not None and state is not None and owner[1] <= state.batch
 
 
 def _old_entries(log: Iterable[FileFacts]) -> Iterator[FileFacts]:
     """Return unfinished files of the log whose numbers a start covers."""
-    known = [(fact, _ENTRY.fullmatch(fact.name)) for fact in log]
+    matches = [(fact, _ENTRY.fullmatch(fact.name)) for fact in log]
     newest = max(
-        (int(found["number"]) for fact, found in known if found and fact.name.endswith(".start")), default=0
+        (int(match["number"]) for fact, match in matches if match and fact.name.endswith(".start")), default=0
     )
-    for fact, _ in known:
+    for fact, _ in matches:
         unfinished = _UNFINISHED.fullmatch(fact.name)
         entry = _ENTRY.fullmatch(unfinished["name"]) if unfinished else None
         if entry is not None and int(entry["number"]) <= newest:
@@ -230,8 +230,8 @@ def _old_notes(
     offset = next(
         (
             progress[reader]
-            for reader, known in stream.log.readers.items()
-            if f"{reader}-{known.number}" == directory and reader in progress
+            for reader, subscription in stream.log.readers.items()
+            if f"{reader}-{subscription.number}" == directory and reader in progress
         ),
         None,
     )
@@ -259,11 +259,11 @@ def _size_now(stream: PStream, segment: Segment) -> int | None:
         return len(stream.segments.read_range(segment.name, 0, segment.size_bytes))
     except FileNotFoundError:
         stream.refresh()
-    kept = {other.name for commit in stream.log.commits for other in commit.segments}
-    return 0 if segment.name in kept else None
+    names = {other.name for commit in stream.log.commits for other in commit.segments}
+    return 0 if segment.name in names else None
 
 
-def delete_garbage(found: Survey) -> Iterator[Garbage]:
+def delete_garbage(survey: Survey) -> Iterator[Garbage]:
     """Delete the garbage of a survey; yield each file once it is deleted.
 
     Raises
@@ -271,6 +271,6 @@ def delete_garbage(found: Survey) -> Iterator[Garbage]:
     UnavailableError
         If the file system refuses.
     """
-    for one in found.garbage:
+    for one in survey.garbage:
         one.files.delete(one.name)
         yield one

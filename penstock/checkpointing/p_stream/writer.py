@@ -126,15 +126,15 @@ class PStreamWriter:
         self.schema = self._stream.schema
         self._session = new_id()
         self._process = os.getpid()
-        known = self._stream.log.begin(self.name, self._session)
-        self._batch = known.batch
+        state = self._stream.log.begin(self.name, self._session)
+        self._batch = state.batch
         if cut := self._stream.cut_back(self.name, self._session):
             _LOGGER.warning(
                 "cut back to the last commit [p_stream=%s writer=%s batch=%d segments=%d]",
                 self._stream.files.location, self.name, self._batch, cut,
             )  # fmt: skip
-        self._committed = dict(known.clock)
-        self._clock = dict(known.clock)
+        self._committed = dict(state.clock)
+        self._clock = dict(state.clock)
         self._pending: list[pa.Table] = []
         self._pending_bytes = self._taken_bytes = self._written_bytes = 0
         self._appended = self._taken = self._durable = 0
@@ -209,10 +209,10 @@ class PStreamWriter:
         self._check_process()
         with self._changed:
             self._check_error()
-            wanted = self._wanted = self._appended
+            target = self._wanted = self._appended
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._durable >= wanted or self._error is not None or self._ended)
-            if self._durable < wanted:
+            self._changed.wait_for(lambda: self._durable >= target or self._error is not None or self._ended)
+            if self._durable < target:
                 self._check_open()
             self._check_error()
 
@@ -295,13 +295,13 @@ class PStreamWriter:
         """Encode one batch while another thread commits the previous one."""
         try:
             before: Future[None] | None = None
-            while (taken := self._take()) is not None:
-                segments = self._code(taken)
+            while (group := self._take()) is not None:
+                segments = self._code(group)
                 if before is not None:
                     before.result()
                 if self._is_over():
                     return
-                before = self._committer.submit(self._commit, taken, segments)
+                before = self._committer.submit(self._commit, group, segments)
         except BaseException as error:
             self._fail(error)
         finally:
@@ -319,9 +319,9 @@ class PStreamWriter:
                 return None
             size = self._pending_bytes - self._taken_bytes
             self._batch += 1
-            taken = _Taken(self._batch, self._pending, size, dict(self._clock), self._appended)
+            group = _Taken(self._batch, self._pending, size, dict(self._clock), self._appended)
             self._pending, self._taken_bytes, self._taken = [], self._pending_bytes, self._appended
-            return taken
+            return group
 
     def _is_over(self) -> bool:
         return self._closed or self._error is not None
@@ -333,36 +333,36 @@ class PStreamWriter:
             or self._pending_bytes - self._taken_bytes >= self._max_pending_bytes // 2
         )
 
-    def _code(self, taken: _Taken) -> SegmentWriter:
+    def _code(self, group: _Taken) -> SegmentWriter:
         segments = SegmentWriter(
             self._stream.segments,
             self._coder,
             self.name,
-            taken.batch,
+            group.batch,
             unit_rows=self._unit_rows,
             schema=self.schema,
         )
-        for table in taken.tables:
+        for table in group.tables:
             segments.add(table)
         segments.end()
         return segments
 
-    def _commit(self, taken: _Taken, segments: SegmentWriter) -> None:
+    def _commit(self, group: _Taken, segments: SegmentWriter) -> None:
         """Commit rows. Steps: 1. write the segments, 2. commit them, 3. notify waiters."""
         try:
             written = segments.finish()
             failpoint("p_stream.after_segments")
-            self._stream.log.commit(self.name, taken.batch, written, clock=taken.clock, session=self._session)
+            self._stream.log.commit(self.name, group.batch, written, clock=group.clock, session=self._session)
             failpoint("p_stream.after_commit")
             self._stream.log.compact()
         except BaseException as error:
             self._fail(error)
             raise
         with self._changed:
-            self._pending_bytes -= taken.size_bytes
-            self._taken_bytes -= taken.size_bytes
+            self._pending_bytes -= group.size_bytes
+            self._taken_bytes -= group.size_bytes
             self._written_bytes += sum(segment.size_bytes for segment in written)
-            self._committed, self._durable = taken.clock, taken.appended
+            self._committed, self._durable = group.clock, group.appended
             self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:

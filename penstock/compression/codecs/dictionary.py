@@ -55,10 +55,10 @@ def _assign_codes(values: Ints, table: Any, distinct: Any, codes: Any, most: int
 
 
 @kernel
-def _mark(values: Any, seen: Any) -> None:
+def _mark(values: Any, marks: Any) -> None:
     """Mark the values that occur; they are unsigned."""
     for i in range(values.shape[0]):
-        seen[values[i]] = 1
+        marks[values[i]] = 1
 
 
 @kernel
@@ -107,12 +107,12 @@ def codes_of(values: Ints, most: int = MAX_DISTINCT) -> tuple[Ints, Ints] | None
 def _codes_by_table(values: Ints, most: int) -> tuple[Ints, Ints] | None:
     """Like `codes_of`, for values of one or two bytes, with a table of all possible values."""
     places = seal(values).view(f"u{values.dtype.itemsize}")
-    seen = np.zeros(1 << 8 * values.dtype.itemsize, np.uint8)
-    _mark(places, seen)
-    distinct = np.sort(np.flatnonzero(seen).astype(places.dtype).view(values.dtype))
+    marks = np.zeros(1 << 8 * values.dtype.itemsize, np.uint8)
+    _mark(places, marks)
+    distinct = np.sort(np.flatnonzero(marks).astype(places.dtype).view(values.dtype))
     if distinct.size > most:
         return None
-    rank: Ints = np.empty(seen.size, code_type(distinct.size))
+    rank: Ints = np.empty(marks.size, code_type(distinct.size))
     rank[distinct.view(places.dtype)] = np.arange(distinct.size, dtype=rank.dtype)
     out: Ints = np.empty(values.size, rank.dtype)
     _recode(places, rank, out)

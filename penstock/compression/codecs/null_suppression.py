@@ -20,12 +20,14 @@ class NullSuppression(Codec):
 
     The parameters are one byte: the step in bits 0 to 2, bit 3 if patched, bit 4 if the packed bytes are the
     last child instead of the payload. With bit 4, as in ``base_delta>ns_lz4``, a codec of bytes finds
-    patterns that repeat at whole sub-blocks. The children, each with a value for each sub-block:
+    patterns that repeat at whole sub-blocks. The children, of which the first three have a value for each
+    sub-block:
 
     1. the widths;
     2. the bases, unless the step is NONE; for XOR, the number of low zero bits that were cut off;
     3. from DELTA on, the first value; for DELTA_OF_DELTA, the first two;
-    4. if patched, three children: the number of exceptions; their positions; their high bits.
+    4. if patched, the number of exceptions of each sub-block; then, of each exception, position and high
+       bits.
     """
 
     number = 2

@@ -173,21 +173,21 @@ def _compare(offsets: Any, source: Bytes, text: Bytes, equal: Any) -> None:
 
 @kernel
 def _assign_codes(
-    offsets: Any, source: Bytes, taken: Any, table: Any, rows: Any, heads: Any, codes: Any
+    offsets: Any, source: Bytes, selection: Any, table: Any, rows: Any, heads: Any, codes: Any
 ) -> int:
     """Assign codes to distinct texts in order of appearance; return their number, or -1 if too many.
 
-    Reads the rows in `taken`, or the first rows if `taken` is empty. `table` has a power of two of slots, at
+    Reads the rows in `selection`, or the first rows if it is empty. `table` has a power of two of slots, at
     least two and more than `rows`, each -1. `rows` gets the first row of each distinct text, `heads` its
     first 8 bytes.
     """
-    has_rows = taken.shape[0] > 0
+    has_rows = selection.shape[0] > 0
     mask = np.uint64(table.shape[0] - 1)
     # The highest bits of a product depend on all bits of its factors.
     unused = np.uint64(65 - bit_length(np.uint64(table.shape[0])))
     count = 0
     for i in range(codes.shape[0]):
-        row: Any = taken[i] if has_rows else i
+        row: Any = selection[i] if has_rows else i
         begin: Any = np.int64(offsets[row])
         end: Any = np.int64(offsets[row + 1])
         size = end - begin
@@ -247,7 +247,7 @@ def code_type(count: int) -> np.dtype[Any]:
 
 
 def distinct_texts(
-    offsets: Ints, source: Bytes, taken: Ints | None = None, most: int = MOST_DISTINCT
+    offsets: Ints, source: Bytes, selection: Ints | None = None, most: int = MOST_DISTINCT
 ) -> tuple[Ints, Ints] | None:
     """Return the row of each distinct text's first appearance, and the code of each text.
 
@@ -255,7 +255,7 @@ def distinct_texts(
     ----------
     offsets, source : Ints, Bytes
         The offsets of the texts, and the buffer that holds their bytes.
-    taken : Ints, optional
+    selection : Ints, optional
         The rows to read; by default all.
     most : int
         The most distinct texts.
@@ -265,12 +265,12 @@ def distinct_texts(
     tuple or None
         None if there are more distinct texts than `most`.
     """
-    count = offsets.size - 1 if taken is None else taken.size
+    count = offsets.size - 1 if selection is None else selection.size
     most = max(1, min(count, most))
     table = np.full(1 << (2 * most - 1).bit_length(), -1, np.int32)
     rows, heads, codes = np.empty(most, np.int64), np.empty(most, np.uint64), np.empty(count, np.int32)
-    taken = np.empty(0, np.int64) if taken is None else taken
-    distinct_count = _assign_codes(offsets, source, taken, table, rows, heads, codes)
+    selection = np.empty(0, np.int64) if selection is None else selection
+    distinct_count = _assign_codes(offsets, source, selection, table, rows, heads, codes)
     return (
         None
         if distinct_count < 0

@@ -77,7 +77,7 @@ def write_rows(
     firsts: Ints,
     pieces: Ints,
     offsets: Ints,
-    known: Bytes,
+    pool: Bytes,
     codes: Any,
     numbers: Ints,
     lengths: Any,
@@ -97,9 +97,9 @@ def write_rows(
     pieces : Ints
         For each piece: its kind; the minimum digits of a number; the number of words, where a literal counts
         as one; the first word; the next value of its column, which is advanced; the position of its literal
-        in `known`, and the literal's size.
-    offsets, known : Ints, Bytes
-        Words with the literals of their pieces before them, and literals. `known`, `others` and `out` have
+        in `pool`, and the literal's size.
+    offsets, pool : Ints, Bytes
+        Words with the literals of their pieces before them, and literals. `pool`, `others` and `out` have
         padding.
     codes, numbers, lengths, others
         The streams; `codes` and `numbers` have exactly as many values as the forms need.
@@ -131,13 +131,13 @@ def write_rows(
                 size = offsets[word + _ONE] - begin
                 if size > limit - at:
                     return -1
-                copy_bytes(known, begin, out, at, size)
+                copy_bytes(pool, begin, out, at, size)
                 at += size
                 continue
             size = pieces[piece, 6]
             if size > limit - at:
                 return -1
-            copy_bytes(known, pieces[piece, 5], out, at, size)
+            copy_bytes(pool, pieces[piece, 5], out, at, size)
             at += size
             if pieces[piece, 0] == NUMBER:
                 number = np.uint64(numbers[cursor])

@@ -154,11 +154,11 @@ def _number_at(source: Bytes, at: int, size: int, least: int) -> Any:
 
 
 @kernel
-def _equal_bytes(source: Bytes, at: int, known: Bytes, begin: int, size: int) -> bool:
+def _equal_bytes(source: Bytes, at: int, pool: Bytes, begin: int, size: int) -> bool:
     """Return whether `size` bytes are equal; both have padding behind them."""
     checked = 0
     while checked < size:
-        difference = word_at(source, at + checked) ^ word_at(known, begin + checked)
+        difference = word_at(source, at + checked) ^ word_at(pool, begin + checked)
         if _mask(difference, size - checked):
             return False
         checked += 8
@@ -179,7 +179,7 @@ def _add_word(
     room: int,
     slots: Any,
     words: Any,
-    known: Bytes,
+    pool: Bytes,
     counters: Ints,
     node: int,
 ) -> Any:
@@ -191,17 +191,17 @@ def _add_word(
             words[word, 0] == low
             and words[word, 1] == high
             and words[word, 2] == size
-            and (size <= 16 or _equal_bytes(source, at, known, words[word, 3], size))
+            and (size <= 16 or _equal_bytes(source, at, pool, words[word, 3], size))
         ):
             return code
         slot = (slot + 1) & mask
     code, end = counters[node], counters[-1]
-    if code == room or end + size + SPARE > known.shape[0]:
+    if code == room or end + size + SPARE > pool.shape[0]:
         return np.int64(-1)
     slots[first + slot] = code + 1
     words[begin + code, 0], words[begin + code, 1] = low, high
     words[begin + code, 2], words[begin + code, 3] = size, end
-    copy_bytes(source, at, known, end, size)
+    copy_bytes(source, at, pool, end, size)
     counters[node] += 1
     counters[-1] += size
     return code
@@ -215,7 +215,7 @@ def code_rows(
     nodes: Any,
     slots: Any,
     words: Any,
-    known: Bytes,
+    pool: Bytes,
     counters: Ints,
     cursors: Ints,
     before: Ints,
@@ -239,11 +239,11 @@ def code_rows(
         The tree of pieces, each a row of `NODE_FIELDS` fields; the first is for texts without a form.
     slots, words : Ints
         For each piece with words, a table from hashes to codes; for each word its first and its next 8 bytes,
-        its size, and its position in `known`.
-    known : Bytes
+        its size, and its position in `pool`.
+    pool : Bytes
         Literals and words.
     counters : Ints
-        The number of words of each piece, and last the size of `known`.
+        The number of words of each piece, and last the size of `pool`.
     cursors : Ints
         The number of values in the column of each piece.
     before : Ints
@@ -271,7 +271,7 @@ def code_rows(
                 nodes[row, MASK]
             )
             if nodes[row, SIZE] > 8 and fits:
-                fits = _equal_bytes(source, at + 8, known, nodes[row, TEXT] + 8, nodes[row, SIZE] - 8)
+                fits = _equal_bytes(source, at + 8, pool, nodes[row, TEXT] + 8, nodes[row, SIZE] - 8)
             kind = nodes[row, KIND]
             stop = start
             if fits and kind != LITERAL:
@@ -331,7 +331,7 @@ def code_rows(
                                 nodes[row, ROOM],
                                 slots,
                                 words,
-                                known,
+                                pool,
                                 counters,
                                 node,
                             )

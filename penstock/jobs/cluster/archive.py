@@ -69,17 +69,17 @@ def pack_pipeline(
         below the current directory.
     """
     if not out.name.endswith(_TAR if prefix is not None else (".zip", *_TAR)):
-        wanted = ".tar.gz" if prefix is not None else ".zip or .tar.gz"
-        raise InvalidUsageError("an archive of another kind", out=out, hint=f"its name ends with {wanted}")
-    found = find_modules(list(modules))
+        suffixes = ".tar.gz" if prefix is not None else ".zip or .tar.gz"
+        raise InvalidUsageError("an archive of another kind", out=out, hint=f"its name ends with {suffixes}")
+    extra = find_modules(list(modules))
     files: dict[str, Path] = {RUN_SCRIPT: _SCRIPT}
     name = pipeline
     if pipeline is not None:
         loaded = load_pipeline(pipeline)
         own = pipeline_modules(loaded)
-        found.files |= own.files
-        found.packed |= own.packed
-        found.installed |= own.installed
+        extra.files |= own.files
+        extra.packed |= own.packed
+        extra.installed |= own.installed
         if Path(pipeline).is_file() or pipeline not in example_names():
             name = _below_here(pipeline, "pipeline")
             files[name] = Path(pipeline)
@@ -87,17 +87,17 @@ def pack_pipeline(
             files[_below_here(loaded.database.file, "database.file")] = Path(loaded.database.file)
     out.parent.mkdir(parents=True, exist_ok=True)
     if prefix is not None:
-        _write_environment(out, prefix, files, found.files)
-        return Packed(out, name, found)
-    _refuse_compiled(found)
-    files |= package_files() | found.files
+        _write_environment(out, prefix, files, extra.files)
+        return Packed(out, name, extra)
+    _refuse_compiled(extra)
+    files |= package_files() | extra.files
     if out.name.endswith(_TAR):
         with tarfile.open(out, "w:gz", dereference=True) as archive:
             for target, file in files.items():
                 archive.add(file, target)
     else:
         write_zip(out, files)
-    return Packed(out, name, found)
+    return Packed(out, name, extra)
 
 
 def write_modules(out: Path, modules: Modules) -> None:

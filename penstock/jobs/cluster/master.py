@@ -116,8 +116,8 @@ def cluster_pipeline(pipeline: Pipeline, settings: Mapping[str, str]) -> Iterato
         if modules.files:
             archive = Path(directory, "modules.zip")
             write_modules(archive, modules)
-            given = [spark[_PY_FILES]] if spark.get(_PY_FILES) else []
-            spark[_PY_FILES] = ",".join([*given, str(archive)])
+            py_files = [spark[_PY_FILES]] if spark.get(_PY_FILES) else []
+            spark[_PY_FILES] = ",".join([*py_files, str(archive)])
         yield _with_spark(pipeline, spark)
 
 

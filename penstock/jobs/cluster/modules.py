@@ -72,7 +72,7 @@ def find_modules(names: list[str], program: Path | None = None) -> Modules:
     InvalidUsageError
         If one of `names` does not exist, or a file is not Python.
     """
-    found = Modules()
+    result = Modules()
     beside = [] if program is None else [str(program.absolute().parent)]
     waiting = [name.partition(".")[0] for name in names]
     for name in waiting:
@@ -91,14 +91,14 @@ def find_modules(names: list[str], program: Path | None = None) -> Modules:
             continue
         files = _files(spec)
         if not files:
-            found.installed.add(name)
+            result.installed.add(name)
             continue
-        found.packed.add(name)
-        found.files |= files
+        result.packed.add(name)
+        result.files |= files
         for file in files.values():
             if file.suffix == ".py":
                 waiting += _imports(file)
-    return found
+    return result
 
 
 def _spec(name: str, beside: list[str]) -> importlib.machinery.ModuleSpec | None:

@@ -80,8 +80,8 @@ def hosts_without(spark: SparkSession, files: list[str]) -> dict[str, list[str]]
         return ((file, host) for file in files if not os.path.exists(file))  # noqa: PTH110
 
     tasks = default_parallelism(spark)
-    found = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(look).collect()
+    answers = spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(look).collect()
     hosts: dict[str, list[str]] = {}
-    for file, host in sorted(set(found)):
+    for file, host in sorted(set(answers)):
         hosts.setdefault(file, []).append(host)
     return hosts

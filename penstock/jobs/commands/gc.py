@@ -152,17 +152,17 @@ def _collect_state(
             from penstock.jobs.inspect.state import survey_buckets, tell_findings
             from penstock.state_store.survey import delete_garbage
 
-            for operator, number, found in survey_buckets(path, checkpoint, retain_versions):
+            for operator, number, survey in survey_buckets(path, checkpoint, retain_versions):
                 freed.looked_at += 1
                 before = (freed.files, freed.size_bytes)
-                freed.buckets += bool(found.garbage)
-                for facts in found.garbage if dry_run else delete_garbage(operator.buckets[number], found):
+                freed.buckets += bool(survey.garbage)
+                for facts in survey.garbage if dry_run else delete_garbage(operator.buckets[number], survey):
                     freed.files += 1
                     freed.size_bytes += facts.size_bytes
-                if found.garbage:
+                if survey.garbage:
                     files, size_bytes = freed.files - before[0], freed.size_bytes - before[1]
-                    typer.echo(f"{found.location}: {amount(files, size_bytes)}")
-                sound = tell_findings(operator, number, found) and sound
+                    typer.echo(f"{survey.location}: {amount(files, size_bytes)}")
+                sound = tell_findings(operator, number, survey) and sound
     finally:
         if freed.looked_at:
             where = f"in {freed.buckets:,} of {freed.looked_at:,} buckets"

@@ -48,7 +48,7 @@ def state(
         from penstock.jobs.inspect.state import describe_bucket, show_buckets, survey_buckets, tell_findings
 
         surveys = list(survey_buckets(path, checkpoint, retain_versions))
-    sound = not any(found.damage or operator.damage for operator, _, found in surveys)
+    sound = not any(survey.damage or operator.damage for operator, _, survey in surveys)
     if as_json:
         typer.echo(json.dumps({"buckets": [describe_bucket(*entry) for entry in surveys]}, indent=2))
     else:
@@ -76,15 +76,15 @@ def database(
         from penstock.jobs.inspect.database import describe_database, read_databases, show_databases
         from penstock.jobs.inspect.state import tell_findings
 
-        found = read_databases(path, checkpoint, retain_versions)
+        databases = read_databases(path, checkpoint, retain_versions)
         if as_json:
-            typer.echo(json.dumps({"databases": [describe_database(one) for one in found]}, indent=2))
+            typer.echo(json.dumps({"databases": [describe_database(one) for one in databases]}, indent=2))
         else:
-            show_databases(found)
-            for one in found:
+            show_databases(databases)
+            for one in databases:
                 for number, bucket in enumerate(one.buckets):
                     tell_findings(one.operator, number, bucket.survey)
-    if not all(one.is_sound for one in found):
+    if not all(one.is_sound for one in databases):
         raise typer.Exit(FAILED)
 
 
@@ -112,11 +112,11 @@ def block(
         if not as_json:
             show_blocks(console(), file, goal, why=why)
             return
-        found = [
+        columns = [
             describe_column(*entry) | (explain_choice(entry[2], goal) if why else {})
             for entry in read_blocks(file)
         ]
-        typer.echo(json.dumps({"columns": found}, indent=2))
+        typer.echo(json.dumps({"columns": columns}, indent=2))
 
 
 @inspect.command()
@@ -135,16 +135,16 @@ def pstream(
     with errors(debug=debug):
         from penstock.jobs.inspect import p_stream
 
-        stream, found = p_stream.open_and_survey(path)
+        stream, survey = p_stream.open_and_survey(path)
         columns = p_stream.newest_columns(stream)
         if as_json:
-            typer.echo(json.dumps(p_stream.describe_p_stream(found, columns), indent=2))
+            typer.echo(json.dumps(p_stream.describe_p_stream(survey, columns), indent=2))
         else:
-            p_stream.show_p_stream(console(), found, columns)
-        p_stream.tell_damage(found)
+            p_stream.show_p_stream(console(), survey, columns)
+        p_stream.tell_damage(survey)
         if check:
             p_stream.check_rows(stream)
-    if found.damage:
+    if survey.damage:
         raise typer.Exit(FAILED)
 
 

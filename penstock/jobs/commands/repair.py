@@ -35,10 +35,10 @@ def repair(
     with errors(debug=debug):
         from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint
 
-        found = repair_checkpoint(checkpoint, dry_run=dry_run)
-        for file in found.files:
+        report = repair_checkpoint(checkpoint, dry_run=dry_run)
+        for file in report.files:
             typer.echo(file)
-        if not found.files:
+        if not report.files:
             path = local_path(checkpoint)
             if path is not None and not path.is_dir():
                 raise InvalidUsageError("there is no such checkpoint", checkpoint=checkpoint)
@@ -47,7 +47,7 @@ def repair(
         verb = "would delete" if dry_run else "deleted"
         goes_on = (
             "starts from the beginning"
-            if found.batch is None
-            else f"continues with or after micro-batch {found.batch}"
+            if report.batch is None
+            else f"continues with or after micro-batch {report.batch}"
         )
-        typer.echo(f"{verb} {len(found.files)} torn files; the query {goes_on}")
+        typer.echo(f"{verb} {len(report.files)} torn files; the query {goes_on}")

@@ -55,8 +55,8 @@ def fork(
     with errors(debug=debug):
         from penstock.spark_ext.state_copy.fork import fork_state
 
-        made = fork_state(checkpoint, path, to, at=at, progress=_show)
-        typer.echo(f"{made.checkpoint}: query {made.query}, continues after micro-batch {made.batch}")
+        copy = fork_state(checkpoint, path, to, at=at, progress=_show)
+        typer.echo(f"{copy.checkpoint}: query {copy.query}, continues after micro-batch {copy.batch}")
 
 
 @state.command()
@@ -79,10 +79,10 @@ def rescale(
     with errors(debug=debug):
         from penstock.spark_ext.state_copy.rescale import rescale_state
 
-        made = rescale_state(checkpoint, path, to, buckets=buckets, at=at, progress=_show)
+        copy = rescale_state(checkpoint, path, to, buckets=buckets, at=at, progress=_show)
         typer.echo(
-            f"{made.checkpoint}: query {made.query}, {made.keys:,} keys in {made.buckets:,} buckets, "
-            f"continues after micro-batch {made.batch}"
+            f"{copy.checkpoint}: query {copy.query}, {copy.keys:,} keys in {copy.buckets:,} buckets, "
+            f"continues after micro-batch {copy.batch}"
         )
 
 
@@ -112,8 +112,8 @@ def migrate(
     with errors(debug=debug):
         from penstock.spark_ext.state_copy.migrate import migrate_state
 
-        made = migrate_state(checkpoint, path, to, schema=schema, at=at, progress=_show)
+        copy = migrate_state(checkpoint, path, to, schema=schema, at=at, progress=_show)
         typer.echo(
-            f"{made.checkpoint}: query {made.query}, added {', '.join(made.added) or 'no columns'}, "
-            f"widened {', '.join(made.widened) or 'none'}, continues after micro-batch {made.batch}"
+            f"{copy.checkpoint}: query {copy.query}, added {', '.join(copy.added) or 'no columns'}, "
+            f"widened {', '.join(copy.widened) or 'none'}, continues after micro-batch {copy.batch}"
         )

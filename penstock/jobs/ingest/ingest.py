@@ -220,13 +220,13 @@ class _Ingest:
         settings = self._settings
         schema = parse_schema(settings.schema) if settings.schema else None
         existing = _known_schema(settings.location)
-        known = schema or existing
-        dialect = settings.dialect(tuple(known.names) if known else ())
+        columns = schema or existing
+        dialect = settings.dialect(tuple(columns.names) if columns else ())
         self._open_new(dialect)
         try:
             if schema is not None and existing is None and settings.kind not in _PIPES:
                 self._try_schema(schema, dialect)
-            if known is None and (schema := self._infer(dialect)) is None:
+            if columns is None and (schema := self._infer(dialect)) is None:
                 return self._totals
             with PStreamWriter(
                 settings.location,
@@ -235,7 +235,7 @@ class _Ingest:
                 goal=settings.goal,
                 interval=settings.interval,
             ) as writer:
-                if known is None:
+                if columns is None:
                     self._report.created(writer.schema)
                 try:
                     self._read_all(writer, dialect)
@@ -256,22 +256,22 @@ class _Ingest:
         """Open new sources."""
         settings, new = self._settings, []
         if settings.kind == "stdin":
-            found: Iterator[tuple[str, Source]] = iter(
+            sources: Iterator[tuple[str, Source]] = iter(
                 [("stdin", TextSource(PipeBytes("stdin", sys.stdin.fileno()), dialect, sizes=settings.sizes))]
             )
         elif settings.kind in _MESSAGES:
-            found = iter([(settings.kind, self._messages(dialect))] if not self._sources else [])
+            sources = iter([(settings.kind, self._messages(dialect))] if not self._sources else [])
         elif settings.kind == "socket":
-            found = iter(
+            sources = iter(
                 [("socket", TextSource(connect(settings.sources[0]), dialect, sizes=settings.sizes))]
             )
         else:
-            found = (
+            sources = (
                 (path, self._file(path, dialect))
                 for path in _paths(settings.sources, follow=settings.follow)
                 if path not in self._sources
             )
-        for name, source in found:
+        for name, source in sources:
             self._sources[name] = source
             new.append(source)
         return new
@@ -317,12 +317,12 @@ class _Ingest:
             source = self._file(path, dialect)
             try:
                 source.begin(schema, {})
-                found = next(source.read(), None)
+                rows = next(source.read(), None)
             finally:
                 source.close()
-            if isinstance(found, BadRecord) and not self._settings.skip_bad:
-                raise found.error()
-            if found is not None:
+            if isinstance(rows, BadRecord) and not self._settings.skip_bad:
+                raise rows.error()
+            if rows is not None:
                 return
 
     def _read_all(self, writer: PStreamWriter, dialect: Dialect) -> None:
@@ -349,14 +349,14 @@ class _Ingest:
 
     def _read(self, source: Source, writer: PStreamWriter) -> None:
         first = True
-        for found in source.read():
-            if isinstance(found, BadRecord):
+        for item in source.read():
+            if isinstance(item, BadRecord):
                 if not self._settings.skip_bad:
-                    raise found.error()
+                    raise item.error()
                 self._totals.bad += 1
-                self._report.bad(found)
+                self._report.bad(item)
             else:
-                self._append(found, writer)
+                self._append(item, writer)
             if first and source.left_out and source.left_out not in self._left_out:
                 self._left_out.add(source.left_out)
                 self._report.left_out(source.name, source.left_out)
@@ -394,9 +394,9 @@ def _paths(patterns: tuple[str, ...], *, follow: bool) -> Iterator[str]:
     """Return the absolute paths of files, each once."""
     for pattern in patterns:
         # A pattern may be absolute, which `Path.glob` does not take.
-        found = sorted(glob.iglob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
-        if not found and not follow:
+        paths = sorted(glob.iglob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
+        if not paths and not follow:
             raise InvalidUsageError("there is no such file", pattern=pattern)
-        for path in found:
+        for path in paths:
             if not Path(path).is_dir():
                 yield str(Path(path).absolute())

@@ -122,14 +122,14 @@ class MessageSource(Source):
             self._compare(self._records.names_in(content), payload, sparse=True)
         record_ends, start = self._records.ends(content), 0
         message_of = np.searchsorted(ends, record_ends)
-        for stop, found in parse_records(self._records, content, payload):
+        for stop, item in parse_records(self._records, content, payload):
             of = message_of[
                 np.searchsorted(record_ends, start, "right") : np.searchsorted(record_ends, stop, "right")
             ]
-            if isinstance(found, Bad):
-                yield self._bad(int(of[0]), found.why)
+            if isinstance(item, Bad):
+                yield self._bad(int(of[0]), item.why)
             else:
-                yield Rows(self._with_topics(found, messages, of), stop - start)
+                yield Rows(self._with_topics(item, messages, of), stop - start)
             start = stop
         self._count += len(messages)
         self.done = self._messages.ended

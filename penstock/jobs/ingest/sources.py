@@ -185,8 +185,8 @@ class TextSource(Source):
         if opened is None:
             return None
         records, chunk = opened
-        found = self._infer_records(records, chunk)
-        return found if found.names else None
+        schema = self._infer_records(records, chunk)
+        return schema if schema.names else None
 
     def _infer_records(self, records: Records, chunk: bytes) -> pa.Schema:
         """Infer the columns from as many of the first records as parse together."""
@@ -224,12 +224,12 @@ class TextSource(Source):
                 ) from error
 
     def _rows(self, records: Records, chunk: bytes, schema: pa.Schema) -> Iterator[Rows | BadRecord]:
-        for end, found in parse_records(records, chunk, schema, self._at):
+        for end, item in parse_records(records, chunk, schema, self._at):
             begin, self._at = self._at, end
-            if isinstance(found, Bad):
-                yield BadRecord(self.name, self._line(found.at), found.at, found.why)
+            if isinstance(item, Bad):
+                yield BadRecord(self.name, self._line(item.at), item.at, item.why)
             else:
-                yield Rows(found, end - begin, self._clock())
+                yield Rows(item, end - begin, self._clock())
 
     def _line(self, at: int) -> int:
         return self._content.lines_before(at) + 1
@@ -320,13 +320,13 @@ class TableFile(Source):
     def read(self) -> Iterator[Rows | BadRecord]:
         """Return the rows that were not read yet; see `Source.read`."""
         with self._refusals():
-            known, batches = self._open()
-            self._compare(known.names, self._schema, sparse=False)
+            schema, batches = self._open()
+            self._compare(schema.names, self._schema, sparse=False)
             at = 0
             for batch in batches:
                 begin, at = at, at + batch.num_rows
                 if at > self._read:
-                    rows = self._fit(batch.slice(max(self._read - begin, 0)), known, begin)
+                    rows = self._fit(batch.slice(max(self._read - begin, 0)), schema, begin)
                     yield Rows(rows, rows.nbytes, {self._key: at})
         if at < self._read:
             raise InvalidUsageError(
@@ -338,17 +338,17 @@ class TableFile(Source):
             )
         self.done = True
 
-    def _fit(self, batch: pa.RecordBatch, known: pa.Schema, at: int) -> pa.Table:
+    def _fit(self, batch: pa.RecordBatch, schema: pa.Schema, at: int) -> pa.Table:
         try:
             return cast(pa.Table.from_batches([batch]).select(self._schema.names), self._schema)
         except ValueError:
-            raise self._wrong(known, at) from None
+            raise self._wrong(schema, at) from None
 
-    def _wrong(self, known: pa.Schema, row: int) -> InvalidUsageError:
+    def _wrong(self, schema: pa.Schema, row: int) -> InvalidUsageError:
         others = [
-            f"{column.name} is {known.field(column.name).type}, not {column.type}"
+            f"{column.name} is {schema.field(column.name).type}, not {column.type}"
             for column in self._schema
-            if not known.field(column.name).type.equals(column.type)
+            if not schema.field(column.name).type.equals(column.type)
         ]
         return InvalidUsageError(
             "the file has rows that do not fit the p-stream's columns",

@@ -52,12 +52,12 @@ def read_blocks(path: Path) -> Iterator[tuple[str, str, Block]]:
         if magic[:2] == b"PB":
             yield "0", "", Block(path.read_bytes(), file=path)
             return
-        found: Iterable[tuple[str, TableBlock]] = (
+        named_tables: Iterable[tuple[str, TableBlock]] = (
             tables(path.read_bytes(), path).items()
             if magic == MAGIC
             else ((str(number), block) for number, block in enumerate(blocks_in(path)))
         )
-        for where, block in found:
+        for where, block in named_tables:
             for name in block.names:
                 yield where, name, block.column(name)
     except OSError as error:

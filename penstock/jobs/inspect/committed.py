@@ -43,18 +43,18 @@ def read_committed(
     UnavailableError
         If the file system refuses, or Spark does not start.
     """
-    spark, made = open_session("penstock", {})
+    spark, is_own = open_session("penstock", {})
     try:
         query = query_of(spark, checkpoint)
-        chosen = [operator for operator in operators if operator.query == query]
-        if not chosen:
+        own = [operator for operator in operators if operator.query == query]
+        if not own:
             raise InvalidUsageError(
                 "the checkpoint belongs to another query",
                 checkpoint_of=query,
                 found=", ".join(sorted({operator.query_label for operator in operators})),
             )
         pointers = {}
-        for operator in chosen:
+        for operator in own:
             if operator.files is None:
                 raise InvalidUsageError(
                     "the path is the directory of one bucket",
@@ -64,6 +64,6 @@ def read_committed(
             for bucket, pointer in committed_pointers(spark, checkpoint, operator.files).items():
                 pointers[operator.files.child(f"{bucket:05d}").location] = pointer
     finally:
-        if made:
+        if is_own:
             spark.stop()
-    return chosen, pointers
+    return own, pointers

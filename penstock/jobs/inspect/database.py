@@ -78,22 +78,22 @@ def read_databases(path: str, checkpoint: str | None, retain_versions: int) -> l
     UnavailableError
         If the file system refuses.
     """
-    found: dict[int, tuple[Operator, list[BucketSurvey]]] = {}
+    surveys: dict[int, tuple[Operator, list[BucketSurvey]]] = {}
     for operator, _, survey in survey_buckets(path, checkpoint, retain_versions):
-        found.setdefault(id(operator), (operator, []))[1].append(survey)
-    made = list(_databases(found.values()))
-    if not made:
+        surveys.setdefault(id(operator), (operator, []))[1].append(survey)
+    databases = list(_databases(surveys.values()))
+    if not databases:
         raise InvalidUsageError(
             "there are no tables at this location",
             location=path,
-            found=", ".join(operator.name for operator, _ in found.values()),
+            found=", ".join(operator.name for operator, _ in surveys.values()),
             hint="penstock inspect state shows other operators; for a bucket, give its operator's directory",
         )
-    return made
+    return databases
 
 
-def _databases(found: Iterable[tuple[Operator, list[BucketSurvey]]]) -> Iterator[StoredDatabase]:
-    for operator, own in found:
+def _databases(surveys: Iterable[tuple[Operator, list[BucketSurvey]]]) -> Iterator[StoredDatabase]:
+    for operator, own in surveys:
         if operator.files is None:
             continue
         try:
@@ -132,10 +132,10 @@ def _bucket(store: BucketStore, survey: BucketSurvey, tables: Sequence[TableSpec
     )
 
 
-def show_databases(found: Sequence[StoredDatabase]) -> None:
+def show_databases(databases: Sequence[StoredDatabase]) -> None:
     """Write a table for each database, with a row for each of its tables."""
     out = console()
-    for database in found:
+    for database in databases:
         own = [bucket.survey for bucket in database.buckets]
         written = max((survey.written_us for survey in own if survey.written_us), default=None)
         title = (

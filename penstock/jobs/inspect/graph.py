@@ -76,10 +76,10 @@ def _batch(number: int) -> str:
 
 
 def _recovery(facts: GraphFacts) -> str:
-    found = facts.recovery
-    if found is None:
+    report = facts.recovery
+    if report is None:
         return "last recovery: none"
-    when = datetime.fromtimestamp(found["time_us"] / 1e6, UTC).isoformat(timespec="seconds")
-    phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in found["phases_s"].items())
-    state = f", {found['buckets']:,} buckets of state found" if found.get("buckets") else ""
-    return f"last recovery: {when}, {found['rows_replayed']:,} rows replayed{state}; {phases}"
+    when = datetime.fromtimestamp(report["time_us"] / 1e6, UTC).isoformat(timespec="seconds")
+    phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in report["phases_s"].items())
+    state = f", {report['buckets']:,} buckets of state found" if report.get("buckets") else ""
+    return f"last recovery: {when}, {report['rows_replayed']:,} rows replayed{state}; {phases}"

@@ -104,18 +104,18 @@ def _operators_in_checkpoint(checkpoint: Files, entries: Sequence[FileFacts]) ->
     InvalidUsageError
         If there is no such directory.
     """
-    found: list[Operator] = []
+    operators: list[Operator] = []
     for facts in entries:
         if facts.is_directory:
             with suppress(InvalidUsageError):
-                found += find_operators(checkpoint.child(facts.name))
-    if not found:
+                operators += find_operators(checkpoint.child(facts.name))
+    if not operators:
         raise InvalidUsageError(
             "there is no state at this location",
             location=checkpoint.location,
             hint="give the query's state_location, and its checkpoint with --checkpoint",
         )
-    return found
+    return operators
 
 
 def delete_orphans(report: Report) -> Iterator[FileFacts]:
@@ -143,13 +143,13 @@ def _refuse(gone: Collection[str], there: Collection[str], running: Collection[s
 
 
 def _search_p_stream(location: str, report: Report) -> None:
-    found = survey_p_stream(PStream(location))
-    garbage = [(file.files, FileFacts(file.name, file.size_bytes)) for file in found.garbage]
-    report.add(found.location, "no commit names them or ever will", garbage)
-    report.damage += found.damage
-    if found.pending_files:
-        pending = amount(found.pending_files, found.pending_bytes)
-        report.kept.append(f"{found.location}: {pending}: a writer may still commit them")
+    survey = survey_p_stream(PStream(location))
+    garbage = [(file.files, FileFacts(file.name, file.size_bytes)) for file in survey.garbage]
+    report.add(survey.location, "no commit names them or ever will", garbage)
+    report.damage += survey.damage
+    if survey.pending_files:
+        pending = amount(survey.pending_files, survey.pending_bytes)
+        report.kept.append(f"{survey.location}: {pending}: a writer may still commit them")
 
 
 def _search_graph(
@@ -212,15 +212,15 @@ def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions:
     """Add the files that neither a loadable version nor one that may be committed reaches."""
     report.damage += [f"{damage.file}: {damage.fact}" for damage in operator.damage]
     for bucket in operator.buckets:
-        found = survey_bucket(
+        survey = survey_bucket(
             bucket, committed=committed.get(bucket.location), retain_versions=retain_versions
         )
         report.add(
-            found.location, "no version that may be needed uses them", [(bucket, f) for f in found.garbage]
+            survey.location, "no version that may be needed uses them", [(bucket, f) for f in survey.garbage]
         )
-        report.damage += [f"{damage.file}: {damage.fact}" for damage in found.damage]
-        if found.withheld:
-            report.kept.append(f"{found.location}: {found.withheld}")
+        report.damage += [f"{damage.file}: {damage.fact}" for damage in survey.damage]
+        if survey.withheld:
+            report.kept.append(f"{survey.location}: {survey.withheld}")
 
 
 def _all_files(operator: Operator) -> Iterator[tuple[Files, FileFacts]]:

@@ -78,27 +78,27 @@ def check_rows(stream: PStream) -> None:
             progress.advance(bar)
 
 
-def describe_p_stream(found: Survey, columns: list[dict[str, Any]]) -> dict[str, Any]:
+def describe_p_stream(survey: Survey, columns: list[dict[str, Any]]) -> dict[str, Any]:
     """Return all facts, for JSON."""
     return {
-        "location": found.location,
-        "identity": found.identity,
-        "direct_io": found.direct_io,
+        "location": survey.location,
+        "identity": survey.identity,
+        "direct_io": survey.direct_io,
         "schema": [
             {"name": field.name, "type": str(field.type), "nullable": field.nullable}
-            for field in found.schema
+            for field in survey.schema
         ],
-        "start": found.start,
-        "end": found.end,
-        "entries": found.entries,
-        "commits": len(found.commits),
-        "segments": len(found.segments),
-        "p_units": sum(len(segment.units) for segment in found.segments),
-        "segment_bytes": found.segment_bytes,
-        "size_bytes": found.size_bytes,
-        "bytes_per_row": _bytes_per_row(found),
-        "first_commit_us": found.commits[0].time_us if found.commits else None,
-        "last_commit_us": found.commits[-1].time_us if found.commits else None,
+        "start": survey.start,
+        "end": survey.end,
+        "entries": survey.entries,
+        "commits": len(survey.commits),
+        "segments": len(survey.segments),
+        "p_units": sum(len(segment.units) for segment in survey.segments),
+        "segment_bytes": survey.segment_bytes,
+        "size_bytes": survey.size_bytes,
+        "bytes_per_row": _bytes_per_row(survey),
+        "first_commit_us": survey.commits[0].time_us if survey.commits else None,
+        "last_commit_us": survey.commits[-1].time_us if survey.commits else None,
         "columns": columns,
         "writers": [
             {
@@ -108,83 +108,82 @@ def describe_p_stream(found: Survey, columns: list[dict[str, Any]]) -> dict[str,
                 "clock": dict(writer.clock),
                 "time_us": writer.time_us,
             }
-            for writer in found.writers
+            for writer in survey.writers
         ],
         "readers": [
-            {"name": reader.name, "offset": reader.offset, "lag": reader.lag} for reader in found.readers
+            {"name": reader.name, "offset": reader.offset, "lag": reader.lag} for reader in survey.readers
         ],
-        "releasable_rows": _spare_rows(found),
-        "releasable_bytes": _spare_bytes(found),
-        "garbage_files": len(found.garbage),
-        "garbage_bytes": found.garbage_bytes,
-        "pending_files": found.pending_files,
-        "pending_bytes": found.pending_bytes,
-        "damage": list(found.damage),
+        "releasable_rows": _spare_rows(survey),
+        "releasable_bytes": _spare_bytes(survey),
+        "garbage_files": len(survey.garbage),
+        "garbage_bytes": survey.garbage_bytes,
+        "pending_files": survey.pending_files,
+        "pending_bytes": survey.pending_bytes,
+        "damage": list(survey.damage),
     }
 
 
-def _bytes_per_row(found: Survey) -> float | None:
-    return round(found.segment_bytes / found.committed_rows, 3) if found.committed_rows else None
+def _bytes_per_row(survey: Survey) -> float | None:
+    return round(survey.segment_bytes / survey.committed_rows, 3) if survey.committed_rows else None
 
 
-def _spare_rows(found: Survey) -> int:
-    return max((commit.end for commit in found.spare), default=found.start) - found.start
+def _spare_rows(survey: Survey) -> int:
+    return max((commit.end for commit in survey.spare), default=survey.start) - survey.start
 
 
-def _spare_bytes(found: Survey) -> int:
-    return sum(commit.size_bytes for commit in found.spare)
+def _spare_bytes(survey: Survey) -> int:
+    return sum(commit.size_bytes for commit in survey.spare)
 
 
-def show_p_stream(console: Console, found: Survey, columns: list[dict[str, Any]]) -> None:
+def show_p_stream(console: Console, survey: Survey, columns: list[dict[str, Any]]) -> None:
     """Write the facts, and tables of columns, writers and readers."""
-    console.print(Text(found.location, style="bold"))
-    console.print(_facts(found))
-    console.print(_columns_table(found, columns))
-    if found.writers:
-        console.print(_writers_table(found))
-    if found.readers:
-        console.print(_readers_table(found))
+    console.print(Text(survey.location, style="bold"))
+    console.print(_facts(survey))
+    console.print(_columns_table(survey, columns))
+    if survey.writers:
+        console.print(_writers_table(survey))
+    if survey.readers:
+        console.print(_readers_table(survey))
 
 
-def _facts(found: Survey) -> Table:
+def _facts(survey: Survey) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="cyan")
     grid.add_column()
-    per_row = _bytes_per_row(found)
-    units = sum(len(segment.units) for segment in found.segments)
-    kept = f"{found.start:,} to {found.end:,}: {found.end - found.start:,}"
-    if found.commits:
-        kept += (
-            f", committed from {utc_time(found.commits[0].time_us)} to {utc_time(found.commits[-1].time_us)}"
-        )
+    per_row = _bytes_per_row(survey)
+    units = sum(len(segment.units) for segment in survey.segments)
+    kept = f"{survey.start:,} to {survey.end:,}: {survey.end - survey.start:,}"
+    if survey.commits:
+        first, last = survey.commits[0], survey.commits[-1]
+        kept += f", committed from {utc_time(first.time_us)} to {utc_time(last.time_us)}"
     rows = {
-        "identity": found.identity,
+        "identity": survey.identity,
         "rows": kept,
-        "commits": f"{len(found.commits):,}; entry {found.entries:,} is the log's newest",
-        "segments": f"{len(found.segments):,} with {units:,} p-units, {size(found.segment_bytes)}",
+        "commits": f"{len(survey.commits):,}; entry {survey.entries:,} is the log's newest",
+        "segments": f"{len(survey.segments):,} with {units:,} p-units, {size(survey.segment_bytes)}",
         "bytes a row": "-" if per_row is None else f"{per_row:,.2f}",
-        "on disk": size(found.size_bytes),
-        "a trim frees": f"{_spare_rows(found):,} rows, {size(_spare_bytes(found))}",
-        "garbage": amount(len(found.garbage), found.garbage_bytes),
+        "on disk": size(survey.size_bytes),
+        "a trim frees": f"{_spare_rows(survey):,} rows, {size(_spare_bytes(survey))}",
+        "garbage": amount(len(survey.garbage), survey.garbage_bytes),
     }
-    for name, users in (("writers", found.writers), ("readers", found.readers)):
+    for name, users in (("writers", survey.writers), ("readers", survey.readers)):
         if not users:
             rows[name] = "none"
-    if found.direct_io:
+    if survey.direct_io:
         rows["direct I/O"] = "yes"
-    if found.pending_files:
-        rows["not committed"] = amount(found.pending_files, found.pending_bytes)
+    if survey.pending_files:
+        rows["not committed"] = amount(survey.pending_files, survey.pending_bytes)
     for name, text in rows.items():
         grid.add_row(name, Text(text))
     return grid
 
 
-def _columns_table(found: Survey, columns: list[dict[str, Any]]) -> Table:
+def _columns_table(survey: Survey, columns: list[dict[str, Any]]) -> Table:
     rows = f", in the newest p-unit ({columns[0]['rows']:,} rows)" if columns else ""
     table = _table(f"columns{rows}", ("column", "type", "nulls"), ("raw", "coded", "ratio", "bytes a row"))
     table.add_column("streams")
     coded = {column["column"]: column for column in columns}
-    for field in found.schema:
+    for field in survey.schema:
         cells = [field.name, str(field.type), "yes" if field.nullable else "no"]
         if column := coded.get(field.name):
             streams = "\n".join(
@@ -198,11 +197,11 @@ def _columns_table(found: Survey, columns: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _writers_table(found: Survey) -> Table:
+def _writers_table(survey: Survey) -> Table:
     table = _table("writers", ("writer",), ("batch",))
     table.add_column("last commit")
     table.add_column("clock")
-    for writer in found.writers:
+    for writer in survey.writers:
         # `penstock ingest` also stores checksums of files' heads, which are no positions.
         positions = {name: at for name, at in writer.clock.items() if not name.startswith("head:")}
         clock = "\n".join(f"{source} {position:,}" for source, position in positions.items())
@@ -213,9 +212,9 @@ def _writers_table(found: Survey) -> Table:
     return table
 
 
-def _readers_table(found: Survey) -> Table:
+def _readers_table(survey: Survey) -> Table:
     table = _table("readers", ("reader",), ("released up to", "lag in rows"))
-    for reader in found.readers:
+    for reader in survey.readers:
         table.add_row(Text(reader.name), f"{reader.offset:,}", f"{reader.lag:,}")
     return table
 
@@ -229,9 +228,9 @@ def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Tabl
     return table
 
 
-def tell_damage(found: Survey) -> None:
+def tell_damage(survey: Survey) -> None:
     """Print the damage."""
-    for damage in found.damage:
+    for damage in survey.damage:
         typer.secho(damage, err=True, fg=typer.colors.RED)
 
 
@@ -255,26 +254,26 @@ def collect_garbage(path: str, dropped: Collection[str], *, dry_run: bool) -> bo
         If its log is damaged, or the file system refuses.
     """
     stream = PStream(path)
-    known = stream.readers()
-    if unknown := [name for name in dropped if name not in known]:
+    names = stream.readers()
+    if unknown := [name for name in dropped if name not in names]:
         raise InvalidUsageError(
-            "the p-stream has no such reader", reader=", ".join(unknown), known=", ".join(known) or "none"
+            "the p-stream has no such reader", reader=", ".join(unknown), known=", ".join(names) or "none"
         )
     if not dry_run:
         for name in dropped:
             stream.unsubscribe(name)
-    found = survey_p_stream(stream, without=dropped)
-    segments = [segment for commit in found.spare for segment in commit.segments]
-    size_bytes = sum(segment.size_bytes for segment in segments) + found.garbage_bytes
+    survey = survey_p_stream(stream, without=dropped)
+    segments = [segment for commit in survey.spare for segment in commit.segments]
+    size_bytes = sum(segment.size_bytes for segment in segments) + survey.garbage_bytes
     if not dry_run:
         stream.trim(now=True)
-        for _ in delete_garbage(found):
+        for _ in delete_garbage(survey):
             pass
     for name in dropped:
-        typer.echo(f"reader {name}: {'would be ' if dry_run else ''}dropped at row {known[name]:,}")
+        typer.echo(f"reader {name}: {'would be ' if dry_run else ''}dropped at row {names[name]:,}")
     typer.echo(
-        f"{'would free' if dry_run else 'freed'} {_spare_rows(found):,} rows, "
-        f"{amount(len(segments) + len(found.garbage), size_bytes)}"
+        f"{'would free' if dry_run else 'freed'} {_spare_rows(survey):,} rows, "
+        f"{amount(len(segments) + len(survey.garbage), size_bytes)}"
     )
-    tell_damage(found)
-    return not found.damage
+    tell_damage(survey)
+    return not survey.damage

@@ -47,23 +47,23 @@ def survey_buckets(
                 progress.advance(bar)
 
 
-def tell_findings(operator: Operator, number: int, found: BucketSurvey) -> bool:
+def tell_findings(operator: Operator, number: int, survey: BucketSurvey) -> bool:
     """Print the damage of a bucket and of its operator's shared files; return True if it is sound."""
-    for damage in (*(operator.damage if number == 0 else ()), *found.damage):
+    for damage in (*(operator.damage if number == 0 else ()), *survey.damage):
         typer.secho(f"{damage.file}: {damage.fact}", err=True, fg=typer.colors.RED)
-    if found.withheld:
+    if survey.withheld:
         typer.secho(
-            f"{found.location}: no garbage is collected: {found.withheld}", err=True, fg=typer.colors.YELLOW
+            f"{survey.location}: no garbage is collected: {survey.withheld}", err=True, fg=typer.colors.YELLOW
         )
-    return not (operator.damage or found.damage or found.withheld)
+    return not (operator.damage or survey.damage or survey.withheld)
 
 
 def show_buckets(surveys: list[tuple[Operator, int, BucketSurvey]]) -> None:
     """Write one table for each operator."""
     out = console()
     for operator in dict.fromkeys(operator for operator, _, _ in surveys):
-        own = [found for other, _, found in surveys if other is operator]
-        written = max((found.written_us for found in own if found.written_us), default=None)
+        own = [survey for other, _, survey in surveys if other is operator]
+        written = max((survey.written_us for survey in own if survey.written_us), default=None)
         title = f"{operator.location}\n{operator.name} of query {operator.query_label}"
         title += f", last written {utc_time(written)}" if written else ""
         table = Table(title=Text(title), title_justify="left", title_style="bold")
@@ -71,49 +71,49 @@ def show_buckets(surveys: list[tuple[Operator, int, BucketSurvey]]) -> None:
             table.add_column(column)
         for column in ("chain", "chain size", "rows", "waiting", "files", "size", "garbage"):
             table.add_column(column, justify="right")
-        for found in own:
-            style = "red" if found.damage else "yellow" if found.withheld else None
-            table.add_row(*(Text(cell) for cell in _table_row(found)), style=style)
+        for survey in own:
+            style = "red" if survey.damage else "yellow" if survey.withheld else None
+            table.add_row(*(Text(cell) for cell in _table_row(survey)), style=style)
         out.print(table)
 
 
-def _table_row(found: BucketSurvey) -> list[str]:
-    chain = found.chain
-    newest = ", ".join(_short(pointer) for pointer in found.newest)
+def _table_row(survey: BucketSurvey) -> list[str]:
+    chain = survey.chain
+    newest = ", ".join(_short(pointer) for pointer in survey.newest)
     return [
-        found.name,
+        survey.name,
         newest or "-",
-        _short(found.proven) if found.proven else "-",
-        version_range(list(found.versions)),
+        _short(survey.proven) if survey.proven else "-",
+        version_range(list(survey.versions)),
         f"{chain.base_files} + {chain.deltas}" if chain else "-",
         size(chain.base_bytes + chain.delta_bytes) if chain else "-",
-        *("-" if number is None else f"{number:,}" for number in (found.rows, found.waiting)),
-        f"{found.files:,}",
-        size(found.size_bytes),
-        f"{len(found.garbage):,} ({size(found.garbage_bytes)})" if found.garbage else "-",
+        *("-" if number is None else f"{number:,}" for number in (survey.rows, survey.waiting)),
+        f"{survey.files:,}",
+        size(survey.size_bytes),
+        f"{len(survey.garbage):,} ({size(survey.garbage_bytes)})" if survey.garbage else "-",
     ]
 
 
-def describe_bucket(operator: Operator, _: int, found: BucketSurvey) -> dict[str, object]:
+def describe_bucket(operator: Operator, _: int, survey: BucketSurvey) -> dict[str, object]:
     """Return all facts of a bucket, for JSON."""
 
     def pointer(one: Pointer | None) -> dict[str, object] | None:
         return {"version": one.version, "file_id": one.file_id} if one else None
 
-    chain = found.chain
+    chain = survey.chain
     return {
-        "location": found.location,
+        "location": survey.location,
         "query": operator.query,
         "query_name": operator.query_name,
         "operator": operator.name,
-        "bucket": found.name,
-        "files": found.files,
-        "size_bytes": found.size_bytes,
-        "written_us": found.written_us,
-        "newest": [pointer(entry) for entry in found.newest],
-        "proven": pointer(found.proven),
-        "likely": pointer(found.likely),
-        "versions": list(found.versions),
+        "bucket": survey.name,
+        "files": survey.files,
+        "size_bytes": survey.size_bytes,
+        "written_us": survey.written_us,
+        "newest": [pointer(entry) for entry in survey.newest],
+        "proven": pointer(survey.proven),
+        "likely": pointer(survey.likely),
+        "versions": list(survey.versions),
         "chain": chain
         and {
             "base_files": chain.base_files,
@@ -121,13 +121,13 @@ def describe_bucket(operator: Operator, _: int, found: BucketSurvey) -> dict[str
             "deltas": chain.deltas,
             "delta_bytes": chain.delta_bytes,
         },
-        "rows": found.rows,
-        "waiting": found.waiting,
-        "garbage_files": len(found.garbage),
-        "garbage_bytes": found.garbage_bytes,
-        "withheld": found.withheld,
+        "rows": survey.rows,
+        "waiting": survey.waiting,
+        "garbage_files": len(survey.garbage),
+        "garbage_bytes": survey.garbage_bytes,
+        "withheld": survey.withheld,
         "damage": [
-            {"file": damage.file, "fact": damage.fact} for damage in (*operator.damage, *found.damage)
+            {"file": damage.file, "fact": damage.fact} for damage in (*operator.damage, *survey.damage)
         ],
     }
 

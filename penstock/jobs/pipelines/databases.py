@@ -59,12 +59,12 @@ def databases_in(path: str | Path) -> dict[str, Database]:
     finally:
         del sys.modules[spec.name]
         sys.path.remove(beside)
-    found = {one.name: one for one in vars(module).values() if isinstance(one, Database)}
-    if not found:
+    databases = {one.name: one for one in vars(module).values() if isinstance(one, Database)}
+    if not databases:
         raise InvalidUsageError(
             "the file makes no database", file=path, hint='write bank = penstock.database("bank") at its top'
         )
-    return found
+    return databases
 
 
 def procedure_of(section: DatabaseSection) -> Procedure | Workflow:
@@ -113,11 +113,11 @@ def check_rows(columns: pa.Schema, tables: Mapping[str, TableSpec], name: str) -
             if not field.nullable:
                 raise InvalidUsageError("a column is missing", column=field.name)
             continue
-        given = columns.field(field.name).type
+        kind = columns.field(field.name).type
         try:
-            pa.array([], given).cast(field.type)
+            pa.array([], kind).cast(field.type)
         except pa.ArrowNotImplementedError:  # only Arrow knows whether a cast exists
             raise InvalidUsageError(
                 "a column has another type than in its table",
-                column=field.name, type=str(given), declared=str(field.type),
+                column=field.name, type=str(kind), declared=str(field.type),
             ) from None  # fmt: skip

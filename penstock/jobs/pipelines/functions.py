@@ -21,14 +21,14 @@ def import_function(name: str, field: str) -> Callable[..., Any]:
     """
     module_name, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        value: Any = importlib.import_module(module_name)
         for part in path.split("."):
-            found = getattr(found, part)
+            value = getattr(value, part)
     except (ImportError, AttributeError) as error:
         raise InvalidUsageError(
             f"{field}: {error}",
             hint="the module must be installed, on PYTHONPATH, or passed to spark-submit with --py-files",
         ) from error
-    if not callable(found):
+    if not callable(value):
         raise InvalidUsageError(f"{field}: {name} is not a function")
-    return found
+    return value

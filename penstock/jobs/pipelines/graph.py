@@ -93,12 +93,12 @@ def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None
         If the sample cannot be read, or does not match the source.
     """
     pipeline, document = load_document(reference, overrides)
-    made = graph_of(pipeline, document)
+    flow = graph_of(pipeline, document)
     statistics = None
     if sample is not None:
-        statistics = made.measure(read_sample(sample))
+        statistics = flow.measure(read_sample(sample))
     with _field(document, "persist"):
-        return made.plan(statistics, pipeline.planned_persist)
+        return flow.plan(statistics, pipeline.planned_persist)
 
 
 def graph_of(pipeline: Pipeline, document: Document | None = None, binding: Binding | None = None) -> Graph:
@@ -134,36 +134,36 @@ class _Builder:
     def build(self) -> Graph:
         """Return the graph."""
         pipeline = self.pipeline
-        made = self._input(pipeline, SOURCE)
+        flow = self._input(pipeline, SOURCE)
         if pipeline.lookup is not None:
             with self._field("lookup"):
                 schema = self.binding.columns(TABLE, pipeline.lookup.table)
-                made = made.lookup(TABLE, schema, on=pipeline.lookup.key, name="lookup")
+                flow = flow.lookup(TABLE, schema, on=pipeline.lookup.key, name="lookup")
         if pipeline.queue is not None:
             with self._field("queue", goes_on=True):
                 options = self._queue_options(pipeline.queue)
-                made = made.update_queue(pipeline.queue.key, pipeline.queue.time, name="queue", **options)
+                flow = flow.update_queue(pipeline.queue.key, pipeline.queue.time, name="queue", **options)
         if pipeline.union is not None:
-            made = self._union(made, pipeline.union)
+            flow = self._union(flow, pipeline.union)
         if pipeline.join is not None:
-            made = self._join(made, pipeline.join)
+            flow = self._join(flow, pipeline.join)
         if pipeline.database is not None:
-            made = self._transactions(made, pipeline.database)
+            flow = self._transactions(flow, pipeline.database)
         if pipeline.results is not None:
             if pipeline.results.filter is not None:
                 with self._field("results", "filter", goes_on=True):
-                    made = made.where(pipeline.results.filter, name="results.filter")
+                    flow = flow.where(pipeline.results.filter, name="results.filter")
             if pipeline.results.projection is not None:
                 with self._field("results", "projection"):
-                    made = made.select(*pipeline.results.projection, name="results.projection")
+                    flow = flow.select(*pipeline.results.projection, name="results.projection")
         if pipeline.window is not None:
-            made = self._windows(made, pipeline.window)
+            flow = self._windows(flow, pipeline.window)
         if self.document.problems:
             raise PipelineError(self.document.problems)
         if isinstance(pipeline.sink, PStreamSink):
             place = {"path": self.binding.resolve(pipeline.sink.path)}
-            return made.sink("pstream", **pipeline.sink.options, **place)
-        return made.sink(pipeline.sink.type)
+            return flow.sink("pstream", **pipeline.sink.options, **place)
+        return flow.sink(pipeline.sink.type)
 
     def _field(self, *path: str, goes_on: bool = False) -> Any:
         return _field(self.document, *path, goes_on=goes_on)
@@ -173,15 +173,15 @@ class _Builder:
         with self._field(*path, "source"):
             kind, options = _kind_of(section.source)
             columns = self.binding.columns(name, section.source)
-            made = graph(self.pipeline.query.name).source(name, columns, kind=kind, options=options)
+            flow = graph(self.pipeline.query.name).source(name, columns, kind=kind, options=options)
         prefix = "" if name == SOURCE else f"{name}."
         if section.filter is not None:
             with self._field(*path, "filter", goes_on=True):
-                made = made.where(section.filter, name=f"{prefix}filter")
+                flow = flow.where(section.filter, name=f"{prefix}filter")
         if section.projection is not None:
             with self._field(*path, "projection"):
-                made = made.select(*section.projection, name=f"{prefix}projection")
-        return made
+                flow = flow.select(*section.projection, name=f"{prefix}projection")
+        return flow
 
     def _queue_options(self, queue: Queue) -> dict[str, Any]:
         apply = None if queue.apply is None else self.binding.function(queue.apply)
@@ -192,63 +192,63 @@ class _Builder:
         location = self.pipeline.query.state_location
         return {} if location is None else {"state_location": self.binding.resolve(location)}
 
-    def _union(self, made: Graph, union: UnionSection) -> Graph:
+    def _union(self, flow: Graph, union: UnionSection) -> Graph:
         others = [self._input(other, name, "union", "inputs", name) for name, other in union.inputs.items()]
         with self._field("union"):
             prefer = None if union.prefer is None else [SOURCE, *union.inputs].index(union.prefer)
-            return made.union(
+            return flow.union(
                 *others, key=union.key, time=union.time, prefer=prefer, name="union",
                 **self._queue_options(union),
             )  # fmt: skip
 
-    def _join(self, made: Graph, join: JoinSection) -> Graph:
+    def _join(self, flow: Graph, join: JoinSection) -> Graph:
         other = self._input(join.other, OTHER, "join", "with")
         with self._field("join"):
-            return made.join(
+            return flow.join(
                 other, on=join.key, time=join.time, within=join.within, condition=join.condition,
                 unit=join.unit, updates=True, name="join",
                 **_given_fields(join, JoinArguments.__annotations__), **self._location,
             )  # fmt: skip
 
-    def _transactions(self, made: Graph, database: DatabaseSection) -> Graph:
+    def _transactions(self, flow: Graph, database: DatabaseSection) -> Graph:
         with self._field("database"):
             procedure = procedure_of(database)
         for name, table in database.initial.items():
             with self._field("database", "initial", name):
                 check_rows(schema_of(table), procedure.tables, name)
         with self._field("database"):
-            return made.transactions(
+            return flow.transactions(
                 procedure, time=database.time, keep=database.keep,
                 initial=tuple(database.initial), name="database",
                 **_given_fields(database, TransactionArguments.__annotations__), **self._location,
             )  # fmt: skip
 
-    def _windows(self, made: Graph, window: WindowSection) -> Graph:
+    def _windows(self, flow: Graph, window: WindowSection) -> Graph:
         """Return windows and their aggregates, joined with others, and aggregated by window."""
-        before = made
+        before = flow
         # Leave out defaults: append mode refuses any policy, even the default one.
         serving = {name: getattr(window, name) for name in window.SERVING if name in window.model_fields_set}
         if window.late_to is not None:
             serving["late_to"] = self.binding.resolve(window.late_to)
         with self._field("window"):
-            made = made.window(
+            flow = flow.window(
                 window.time, size=window.size, slide=window.slide, session=window.session, unit=window.unit,
                 watermark_delay=window.watermark_delay, mode=window.mode, **serving,
             )  # fmt: skip
-        made = self._aggregates(made, self.pipeline)
+        flow = self._aggregates(flow, self.pipeline)
         join = self.pipeline.window_join
         if join is not None:
             if join.by_window is not None:
-                other = self._aggregates(made, join.by_window, "window_join", "by_window")
+                other = self._aggregates(flow, join.by_window, "window_join", "by_window")
             else:
                 other = self._other_windows(before, window, join)
             with self._field("window_join"):
-                made = made.join_windows(
+                flow = flow.join_windows(
                     other, on=join.key or (), condition=join.condition, name="window_join"
                 )
         if self.pipeline.by_window is not None:
-            made = self._aggregates(made, self.pipeline.by_window, "by_window")
-        return made
+            flow = self._aggregates(flow, self.pipeline.by_window, "by_window")
+        return flow
 
     def _other_windows(self, before: Graph, window: WindowSection, join: WindowJoinSection) -> Graph:
         """Return the windows of the same stream to join with the pipeline's."""
@@ -267,37 +267,37 @@ class _Builder:
         return self._aggregates(other, join, "window_join")
 
     def _aggregates(
-        self, made: Graph, section: Pipeline | WindowJoinSection | ByWindowSection, *path: str
+        self, flow: Graph, section: Pipeline | WindowJoinSection | ByWindowSection, *path: str
     ) -> Graph:
         """Return the aggregates of groups, and the columns to keep."""
         prefix = "".join(f"{part}." for part in path)
         with self._field(*path, "group_by"):
             groups = section.group_by or ()
-            made = _group(made, ("window", *groups) if isinstance(section, ByWindowSection) else groups)
+            flow = _group(flow, ("window", *groups) if isinstance(section, ByWindowSection) else groups)
         with self._field(*path, "aggregates"):
-            made = made.agg(section.aggregates or {}, name=f"{prefix}aggregates")
+            flow = flow.agg(section.aggregates or {}, name=f"{prefix}aggregates")
         if section.having is not None:
             with self._field(*path, "having", goes_on=True):
-                made = made.where(section.having, name=f"{prefix}having")
-        return made
+                flow = flow.where(section.having, name=f"{prefix}having")
+        return flow
 
 
 def queue_options(queue: Queue, apply: Apply | None) -> dict[str, Any]:
     """Return the options of an update queue, with its function if it names one."""
-    found = _given_fields(queue, QueueArguments.__annotations__)
-    return found | {"apply": apply} if queue.apply is not None else found
+    options = _given_fields(queue, QueueArguments.__annotations__)
+    return options | {"apply": apply} if queue.apply is not None else options
 
 
 def _given_fields(section: Section, names: Iterable[str]) -> dict[str, Any]:
     """Return the fields with these names that a section has, if not null."""
-    found = {name: getattr(section, name, None) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: getattr(section, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _group(made: Graph, texts: Sequence[str]) -> Graph:
+def _group(flow: Graph, texts: Sequence[str]) -> Graph:
     groups = [(text, *split_alias(text)) for text in texts]
     columns = [text for text, name, one in groups if one.is_column and name in one.columns]
-    return made.group_by(*columns, **{name: one.text for text, name, one in groups if text not in columns})
+    return flow.group_by(*columns, **{name: one.text for text, name, one in groups if text not in columns})
 
 
 @contextmanager

@@ -83,13 +83,13 @@ def _schema_in_files(source: FilesSource) -> pa.Schema:
     import pyarrow.dataset as ds
 
     try:
-        found: pa.Schema = ds.dataset(source.path, format=source.format).schema
+        schema: pa.Schema = ds.dataset(source.path, format=source.format).schema
     except (OSError, pa.ArrowException) as error:
         raise InvalidUsageError(
             f"its columns cannot be read: {str(error).partition('. ')[0]}",
             hint="write schema, as in CREATE TABLE",
         ) from None
-    return found
+    return schema
 
 
 def read_sample(path: Path) -> pa.Table:

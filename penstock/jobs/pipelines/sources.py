@@ -57,13 +57,13 @@ def read_sources(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame
     InvalidUsageError
         If Spark refuses one; its text names the section.
     """
-    given: dict[str, tuple[Source, str]] = {SOURCE: (pipeline.source, "source")}
+    inputs: dict[str, tuple[Source, str]] = {SOURCE: (pipeline.source, "source")}
     if pipeline.union is not None:
         for name, other in pipeline.union.inputs.items():
-            given[name] = other.source, f"union.inputs.{name}.source"
+            inputs[name] = other.source, f"union.inputs.{name}.source"
     if pipeline.join is not None:
-        given[OTHER] = pipeline.join.other.source, "join.with.source"
-    return {name: _read(spark, source, place) for name, (source, place) in given.items()}
+        inputs[OTHER] = pipeline.join.other.source, "join.with.source"
+    return {name: _read(spark, source, place) for name, (source, place) in inputs.items()}
 
 
 def read_tables(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame]:
@@ -74,11 +74,11 @@ def read_tables(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame]
     InvalidUsageError
         If Spark refuses one.
     """
-    found = {} if pipeline.lookup is None else {TABLE: _table(spark, pipeline.lookup.table, "lookup.table")}
+    tables = {} if pipeline.lookup is None else {TABLE: _table(spark, pipeline.lookup.table, "lookup.table")}
     if pipeline.database is not None:
         for name, table in pipeline.database.initial.items():
-            found[name] = _table(spark, table, f"database.initial.{name}")
-    return found
+            tables[name] = _table(spark, table, f"database.initial.{name}")
+    return tables
 
 
 class SectionError(InvalidUsageError):

@@ -56,12 +56,12 @@ class Assembly:
     @classmethod
     def of(cls, decomposition: Decomposition, *, wraps: bool = False) -> Assembly:
         """Return the assembly of a decomposition."""
-        found = _Divisions(decomposition)
+        divisions = _Divisions(decomposition)
         texts: dict[str, str] = {}
         for name, text in decomposition.assembly.items():
-            made = Expression.parse(text)
-            texts[name] = edit(made.text, found.find_replacements(made.text, made.tree))
-        return cls(texts, found.means, found.deviations, found.quantiles, wraps)
+            expression = Expression.parse(text)
+            texts[name] = edit(expression.text, divisions.find_replacements(expression.text, expression.tree))
+        return cls(texts, divisions.means, divisions.deviations, divisions.quantiles, wraps)
 
     @property
     def derived_names(self) -> tuple[str, ...]:
@@ -84,10 +84,10 @@ class Assembly:
         InvalidUsageError
             If a sum overflows.
         """
-        made = {name: self.as_spark(name, values.column(name)) for name in kept}
+        columns = {name: self.as_spark(name, values.column(name)) for name in kept}
         for name in self.derived_names:
-            made[name] = self.compute(name, [values.column(part) for part in self.parts(name)])
-        return pa.RecordBatch.from_arrays(list(made.values()), list(made))
+            columns[name] = self.compute(name, [values.column(part) for part in self.parts(name)])
+        return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
 
     def as_spark(self, name: str, column: pa.Array[Any]) -> pa.Array[Any]:
         """Return a partial as Spark represents it. Only integer sums are converted.
@@ -130,10 +130,10 @@ class _Divisions:
         self._places = {
             partial.name: (partial.kind, partial.expression) for partial in decomposition.partials
         }
-        known = deviation_sources(decomposition.partials)
+        sources = deviation_sources(decomposition.partials)
         self._known = {
             deviation(column(count).text, column(name).text): (count, name)
-            for name, (count, _) in known.items()
+            for name, (count, _) in sources.items()
         }
         self.means: dict[str, tuple[str, str]] = {}
         self.deviations: dict[str, tuple[str, str]] = {}
@@ -151,8 +151,8 @@ class _Divisions:
                 return [(node, self._name_column("mean", self.means, (total.value, count.value)))]
         if node.kind == "call" and node.value in ("percentile", "approx_percentile"):
             sketch, fraction = node.parts
-            found = (str(sketch.value), float(fraction.value), node.value == "percentile")
-            return [(node, self._name_column("quantile", self.quantiles, found))]
+            quantile = (str(sketch.value), float(fraction.value), node.value == "percentile")
+            return [(node, self._name_column("quantile", self.quantiles, quantile))]
         return [edit for part in node.children for edit in self.find_replacements(text, part)]
 
     @staticmethod
@@ -180,5 +180,5 @@ def _deviation(count: pa.Array[Any], m2: pa.Array[Any]) -> pa.Array[Any]:
     """Return the sample standard deviation, null below two values; see `decompose`."""
     n = count.fill_null(0).to_numpy(zero_copy_only=False)
     with np.errstate(divide="ignore", invalid="ignore"):
-        made = np.sqrt(m2.fill_null(0.0).to_numpy(zero_copy_only=False) / (n - 1.0))
-    return pa.array(made, mask=~(n > 1))
+        deviations = np.sqrt(m2.fill_null(0.0).to_numpy(zero_copy_only=False) / (n - 1.0))
+    return pa.array(deviations, mask=~(n > 1))

@@ -125,7 +125,7 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     by time; Spark's order by arrival.
     """
     group = tuple(group_by)
-    found = _Partials(time, group)
+    partials = _Partials(time, group)
     assembly: dict[str, str] = {}
     for name, text in aggregates.items():
         whole = Expression.parse(text)
@@ -141,8 +141,8 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
         for call in calls:
             if any(is_aggregate(node) for part in call.children for node in part.walk()):
                 raise InvalidUsageError("an aggregate contains another aggregate", name=name, expression=text)
-            made = found.split(whole, call)
-            if made is None:
+            expression = partials.split(whole, call)
+            if expression is None:
                 raise InvalidUsageError(
                     "windows do not support this aggregate",
                     hint="use count, count(DISTINCT x), approx_count_distinct(x), sum, avg, min, max, first, "
@@ -150,9 +150,9 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
                     name=name,
                     expression=text,
                 )
-            edits.append((call, made))
+            edits.append((call, expression))
         rest = Expression.parse(edit(whole.text, edits))
-        outside = sorted(set(rest.columns) - found.names - set(group))
+        outside = sorted(set(rest.columns) - partials.names - set(group))
         if outside:
             raise InvalidUsageError(
                 "a column is neither grouped nor aggregated",
@@ -162,7 +162,7 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
                 expression=text,
             )
         assembly[name] = rest.text
-    return Decomposition(tuple(found.made), MappingProxyType(assembly), MappingProxyType(found.times))
+    return Decomposition(tuple(partials.made), MappingProxyType(assembly), MappingProxyType(partials.times))
 
 
 def aggregates_of(tree: Tree) -> list[Tree]:
@@ -197,8 +197,8 @@ class _Partials:
                 return column(partial.name).text
         words = re.sub(r"\W+", "_", expression).strip("_").lower()[:40]
         plain = kind if expression == "*" else f"{kind}_{words or 'value'}"
-        name, taken, number = plain, self.names | self._taken, 2
-        while name in taken:
+        name, names, number = plain, self.names | self._taken, 2
+        while name in names:
             name, number = f"{plain}_{number}", number + 1
         self.made.append(Partial(kind, expression, name, log2_size))
         return column(name).text

@@ -103,8 +103,8 @@ def _finish(count: Any, distances: Any, squares: Any) -> Any:
     """Return M2; keep NaN, and return infinity if squares of finite distances overflow."""
     if count == 0.0 or (np.isinf(squares) and np.isfinite(distances)):
         return squares
-    found = squares - distances / count * distances
-    return 0.0 if found < 0.0 else found
+    m2 = squares - distances / count * distances
+    return 0.0 if m2 < 0.0 else m2
 
 
 @kernel

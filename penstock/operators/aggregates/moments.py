@@ -40,11 +40,11 @@ _Floats: TypeAlias = npt.NDArray[np.float64]
 
 def deviation_sources(partials: Iterable[Partial]) -> dict[str, tuple[str, str]]:
     """Map the name of each M2 to the names of its count and sum."""
-    known = list(partials)
-    names = {(partial.kind, partial.expression): partial.name for partial in known}
+    all_partials = list(partials)
+    names = {(partial.kind, partial.expression): partial.name for partial in all_partials}
     return {
         partial.name: (names["count", partial.expression], names["sum", partial.expression])
-        for partial in known
+        for partial in all_partials
         if partial.kind == _KIND
     }
 
@@ -82,9 +82,9 @@ def to_settings(partial: Partial) -> list[Any]:
 
 def spell_as_before(text: str, partials: Iterable[Partial]) -> str:
     """Rewrite a text with names of partials as checkpoints of earlier versions spell it."""
-    known = list(partials)
-    sources = deviation_sources(known)
-    for partial in known:
+    all_partials = list(partials)
+    sources = deviation_sources(all_partials)
+    for partial in all_partials:
         if partial.kind != _KIND:
             continue
         (count, total), squares = sources[partial.name], _earlier(partial.name)
@@ -119,8 +119,8 @@ def upgrade_entries(entries: pa.RecordBatch, partials: Iterable[Partial]) -> pa.
         counts, squares = entries.column(count).fill_null(0).to_numpy(), entries.column(earlier)
         totals, known = as_floats(entries.column(total)), squares.fill_null(0.0).to_numpy()
         with np.errstate(invalid="ignore", over="ignore"):
-            found = np.maximum(known - totals / np.maximum(counts, 1) * totals, 0.0)
+            m2 = np.maximum(known - totals / np.maximum(counts, 1) * totals, 0.0)
         mask = squares.is_null().to_numpy(zero_copy_only=False)
         at = entries.schema.get_field_index(earlier)
-        entries = entries.set_column(at, pa.field(name, pa.float64()), pa.array(found, mask=mask))
+        entries = entries.set_column(at, pa.field(name, pa.float64()), pa.array(m2, mask=mask))
     return entries

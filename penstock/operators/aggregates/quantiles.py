@@ -62,9 +62,9 @@ def log2_size_for(accuracy: int) -> int:
     """
     if accuracy < 1:
         raise InvalidUsageError("the accuracy is not positive", accuracy=accuracy)
-    for found in range(_MIN_LOG2_SIZE, _MAX_LOG2_SIZE + 1):
-        if rank_error(found) * accuracy <= 1:
-            return found
+    for log2_size in range(_MIN_LOG2_SIZE, _MAX_LOG2_SIZE + 1):
+        if rank_error(log2_size) * accuracy <= 1:
+            return log2_size
     raise InvalidUsageError(
         "the accuracy is too high for a sketch",
         accuracy=accuracy,
@@ -101,10 +101,10 @@ class QuantileSketches:
         self._rows = 0
 
     def _of(self, slot: int) -> Any:
-        known = self._sketches.get(slot)
-        if known is None:
-            known = self._sketches[slot] = self._kll(self._size)
-        return known
+        sketch = self._sketches.get(slot)
+        if sketch is None:
+            sketch = self._sketches[slot] = self._kll(self._size)
+        return sketch
 
     def add_values(self, slots: npt.NDArray[Any], values: npt.NDArray[np.float64]) -> None:
         """Add values to the sketches of their slots; NaN is skipped."""
@@ -139,11 +139,11 @@ class QuantileSketches:
         """Return the images of the sketches of slots from 1 to before `count`."""
         self._take_in()
         empty = self._kll(self._size).serialize()
-        found = [
-            empty if (known := self._sketches.get(slot)) is None else known.serialize()
+        images = [
+            empty if (sketch := self._sketches.get(slot)) is None else sketch.serialize()
             for slot in range(1, count)
         ]
-        return pa.array(found, pa.binary())
+        return pa.array(images, pa.binary())
 
 
 def unite_images(images: pa.Array[Any], low: Integers, high: Integers, log2_size: int) -> pa.Array[Any]:
@@ -182,12 +182,12 @@ def check_quantile_images(images: pa.Array[Any], log2_size: int) -> None:
     kll = _library()
     for image in images.to_pylist():
         try:
-            known = None if image is None else kll.deserialize(image).k
+            k = None if image is None else kll.deserialize(image).k
         except (RuntimeError, ValueError, IndexError) as error:
             raise CorruptDataError("a stored sketch of quantiles is damaged", rows=len(images)) from error
-        if known != 1 << log2_size:
+        if k != 1 << log2_size:
             raise CorruptDataError(
-                "a stored sketch of quantiles is null or has another size", found=known, size=1 << log2_size
+                "a stored sketch of quantiles is null or has another size", found=k, size=1 << log2_size
             )
 
 
@@ -232,5 +232,5 @@ def _quantile(sketch: Any, fraction: float, interpolates: bool) -> float | None:
 def _values_at(sketch: Any, ranks: Sequence[int]) -> list[float]:
     """Return the values at ranks, counted from 1."""
     # Half a rank less, so that rounding cannot reach the next one.
-    found: list[float] = sketch.get_quantiles([(rank - 0.5) / sketch.n for rank in ranks], True)
-    return list(found)
+    values: list[float] = sketch.get_quantiles([(rank - 0.5) / sketch.n for rank in ranks], True)
+    return list(values)

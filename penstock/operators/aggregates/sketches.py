@@ -63,15 +63,15 @@ def log2_size_of(deviation: float) -> int:
     """
     if not 0 < deviation < 1:
         raise InvalidUsageError("the relative standard deviation is not between 0 and 1", deviation=deviation)
-    found = max(math.ceil(math.log2(deviation**-2 + 2)), _MIN_LOG2_SIZE)
-    if found > _MAX_LOG2_SIZE:
+    log2_size = max(math.ceil(math.log2(deviation**-2 + 2)), _MIN_LOG2_SIZE)
+    if log2_size > _MAX_LOG2_SIZE:
         raise InvalidUsageError(
             "the relative standard deviation is too small for a sketch",
             deviation=deviation,
             least=f"{(2**_MAX_LOG2_SIZE - 2) ** -0.5:.2g}",
             hint="use a larger one, or count(DISTINCT x), which is exact",
         )
-    return found
+    return log2_size
 
 
 def hashes_of(values: npt.NDArray[np.int64]) -> _Words:
@@ -96,8 +96,8 @@ def least_hashes(owners: Integers, hashes: _Words, log2_size: int) -> tuple[Inte
     owners, hashes = owners[new], hashes[new]
     begins = np.flatnonzero(np.diff(owners, prepend=-1))
     rank = np.arange(len(owners)) - np.repeat(begins, np.diff(begins, append=len(owners)))
-    kept = rank <= 1 << log2_size
-    return owners[kept], hashes[kept]
+    is_least = rank <= 1 << log2_size
+    return owners[is_least], hashes[is_least]
 
 
 def images_of(owners: Integers, hashes: _Words, log2_size: int, count: int) -> pa.Array[Any]:
@@ -134,8 +134,8 @@ def check_images(images: pa.Array[Any]) -> None:
     preambles, retained = np.frombuffer(heads, np.uint64).reshape(-1, 2).T
     longs = preambles & np.uint64(0xFF)
     empty = np.where(retained == 0, np.uint64(_EMPTY << 40), np.uint64(0))
-    known = ((longs == 2) | (longs == 3)) & (preambles == (np.uint64(_PREAMBLE) + longs + empty))
-    if not (known & (retained + longs == (sizes // 8).astype(np.uint64))).all():
+    is_valid = ((longs == 2) | (longs == 3)) & (preambles == (np.uint64(_PREAMBLE) + longs + empty))
+    if not (is_valid & (retained + longs == (sizes // 8).astype(np.uint64))).all():
         raise CorruptDataError("a stored sketch is damaged", rows=len(images))
 
 
@@ -185,11 +185,11 @@ def unite_ranges(
     for i, (begin, until) in enumerate(zip(lows, high.tolist(), strict=True)):
         if begin >= middle:
             # A suffix is needed only where a range begins.
-            wanted = set(lows[i : int(np.searchsorted(low, until))])
+            starts = set(lows[i : int(np.searchsorted(low, until))])
             suffix, union = {until - 1: sketches[until - 1]}, new_union()
             for j in range(until - 1, begin - 1, -1) if until > begin + 1 else ():
                 union.add(sketches[j])
-                if j in wanted:
+                if j in starts:
                     suffix[j] = union.result()
             middle = end = until
             back = None
@@ -234,5 +234,5 @@ def estimates(images: pa.Array[Any], low: Integers, high: Integers, log2_size: i
             return self._union.get_result(ordered=False)
 
     sketches = [compact_theta_sketch.deserialize(image) for image in images.to_pylist()]
-    found = (whole.get_estimate() for whole in unite_ranges(sketches, low, high, Union))
-    return np.rint(np.fromiter(found, np.float64, len(low))).astype(np.int64)
+    counts = (whole.get_estimate() for whole in unite_ranges(sketches, low, high, Union))
+    return np.rint(np.fromiter(counts, np.float64, len(low))).astype(np.int64)

@@ -39,9 +39,9 @@ _Words: TypeAlias = npt.NDArray[np.int64]
 @kernel
 def add_words(low: Any, high: Any, value: Any, upper: Any) -> tuple[Any, Any]:
     """Add two two-word numbers; return the words of the sum."""
-    made = np.uint64(low) + np.uint64(value)
-    carry = np.int64(1) if made < np.uint64(low) else np.int64(0)
-    return np.int64(made), high + upper + carry
+    lower = np.uint64(low) + np.uint64(value)
+    carry = np.int64(1) if lower < np.uint64(low) else np.int64(0)
+    return np.int64(lower), high + upper + carry
 
 
 def to_words(column: _Column) -> tuple[_Words, _Words]:

@@ -101,9 +101,9 @@ class _Side:
         return self.memory.size_bytes + self.rows.size_bytes + sum(array.nbytes for array in arrays)
 
     def reserve(self, keys: int) -> None:
-        known = len(self.head)
+        size = len(self.head)
         self.head = grow(self.head, keys)
-        self.head[known:] = NOBODY
+        self.head[size:] = NOBODY
 
     def put(self, ids: Integers, times: Integers, payload: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """Add rows, in any order; return the mask of the added ones. Of equal times the first is kept."""
@@ -137,8 +137,8 @@ class _Side:
         for name in ("after", "times", "owner", "used", "fresh", "dirty"):
             array = getattr(self, name)
             larger = np.zeros(capacity, array.dtype)
-            kept = min(capacity, len(array))
-            larger[:kept] = array[:kept]
+            count = min(capacity, len(array))
+            larger[:count] = array[:count]
             setattr(self, name, larger)
 
 
@@ -232,13 +232,13 @@ class UpdateJoin:
         return ids[new]
 
     def _make_room(self) -> None:
-        known, needed = len(self._dirty), len(self._index)
-        if needed <= known:
+        size, needed = len(self._dirty), len(self._index)
+        if needed <= size:
             return
         self._dirty = grow(self._dirty, needed)
         for number, array in enumerate(self._matched):
             larger = grow(array, len(self._dirty))
-            larger[known:] = NEVER
+            larger[size:] = NEVER
             self._matched[number] = larger
         for side in self._sides:
             side.reserve(len(self._dirty))
@@ -248,7 +248,7 @@ class UpdateJoin:
         left, right = self._sides
         pairs = _Pairs.of(ids, left.head[ids], right.head[ids])
         limit = 1
-        made: list[pa.RecordBatch] = []
+        batches: list[pa.RecordBatch] = []
         while len(pairs.ids):
             bounds = np.zeros(len(pairs.ids) + 1, np.int64)
             out = [np.empty(limit * len(pairs.ids), np.int64) for _ in _SIDES]
@@ -263,15 +263,15 @@ class UpdateJoin:
             true = self.joined.holds(rows).to_numpy(zero_copy_only=False)
             # Pairs come newest first: take the first of each key for which the condition holds.
             which, first = np.unique(owners[true], return_index=True)
-            chosen = np.flatnonzero(true)[first]
+            best = np.flatnonzero(true)[first]
             for matched, side, places in zip(self._matched, self._sides, found, strict=True):
-                matched[pairs.ids[which]] = side.times[places[chosen]]
+                matched[pairs.ids[which]] = side.times[places[best]]
             self._dirty[pairs.ids[which]] = True
-            if len(chosen):
-                made.append(rows.take(pa.array(chosen)))
+            if len(best):
+                batches.append(rows.take(pa.array(best)))
             pairs = pairs.remove(which)
             limit = max(min(4 * limit, _MOST_PAIRS_PER_ROUND // max(len(pairs.ids), 1)), 1)
-        return concat(made) if made else pa.RecordBatch.from_pylist([], self.joined.schema)
+        return concat(batches) if batches else pa.RecordBatch.from_pylist([], self.joined.schema)
 
     def _rows_of(self, ids: Integers, left: Integers, right: Integers) -> pa.RecordBatch:
         keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))

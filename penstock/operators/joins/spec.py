@@ -113,11 +113,11 @@ class JoinedStream:
         """
         time = self.left.time
         here, there = left.column(time), right.column(time)
-        made = dict(zip(self.left.key, keys, strict=True))
-        made |= dict(zip(right.schema.names, right.columns, strict=True))
-        made |= dict(zip(left.schema.names, left.columns, strict=True))
-        made[time] = pc.if_else(pc.greater_equal(here, there), here, there)
-        return pa.RecordBatch.from_arrays([made[name] for name in self.schema.names], schema=self.schema)
+        columns = dict(zip(self.left.key, keys, strict=True))
+        columns |= dict(zip(right.schema.names, right.columns, strict=True))
+        columns |= dict(zip(left.schema.names, left.columns, strict=True))
+        columns[time] = pc.if_else(pc.greater_equal(here, there), here, there)
+        return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
 
     def holds(self, rows: pa.RecordBatch) -> pa.Array[Any]:
         """Return whether the condition is true for each pair, without nulls.
@@ -129,5 +129,5 @@ class JoinedStream:
         """
         if self.condition is None:
             return pa.repeat(pa.scalar(True), rows.num_rows)
-        found = evaluate(self.condition, pa.Table.from_batches([rows])).combine_chunks()
-        return pc.fill_null(found, False)
+        mask = evaluate(self.condition, pa.Table.from_batches([rows])).combine_chunks()
+        return pc.fill_null(mask, False)

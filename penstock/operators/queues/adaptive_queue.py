@@ -272,14 +272,14 @@ class AdaptiveQueue(KeyedQueue):
         newest = np.maximum(
             records["emitted"], np.where(records["location"] < 0, records["emitted"], records["waiting"])
         )
-        taken = _not_behind(ids, times, newest[ids])
+        mask = _not_behind(ids, times, newest[ids])
         if self.semantics is Semantics.APPEND:
-            taken[:] = True
-        np.maximum.at(records["emitted"], ids[taken], times[taken])
+            mask[:] = True
+        np.maximum.at(records["emitted"], ids[mask], times[mask])
         records.dirty[ids] = True
-        kept = int(np.count_nonzero(taken))
+        kept = int(np.count_nonzero(mask))
         if kept:
-            self._appended.append(TupleChunk(rows.filter(pa.array(taken)), ids[taken], arrived[taken]))
+            self._appended.append(TupleChunk(rows.filter(pa.array(mask)), ids[mask], arrived[mask]))
         return Enqueued(count, 0, count - kept)
 
     def _conflate(self, now_us: int) -> int:
@@ -304,9 +304,9 @@ def _not_behind(ids: Integers, times: Integers, newest: Integers) -> npt.NDArray
     known, own = rank[: len(key)], rank[len(key) :]
     lift = np.cumsum(first) * (len(rank) + 1)
     running = np.maximum.accumulate(np.maximum(known, own) + lift)
-    found = np.empty(len(key), np.bool_)
-    found[order] = own + lift >= running
-    return found
+    mask = np.empty(len(key), np.bool_)
+    mask[order] = own + lift >= running
+    return mask
 
 
 def _extend(unit: PUnit, meta: dict[str, Any], block: pa.RecordBatch) -> PUnit:

@@ -44,9 +44,9 @@ class ForgetRule:
     min_idle: int = 1024
     idle_per_kept: float = 1.0
 
-    def should_forget(self, idle: int, kept: int) -> bool:
+    def should_forget(self, idle: int, keep: int) -> bool:
         """Return whether to forget idle keys."""
-        return idle > max(self.idle_per_kept * kept, self.min_idle)
+        return idle > max(self.idle_per_kept * keep, self.min_idle)
 
 
 class KeyRecords:
@@ -193,14 +193,14 @@ class KeyRecords:
             self._arrays[name.removeprefix(RESERVED_PREFIX)][ids] = column.to_numpy()
 
     def _make_room(self) -> None:
-        known, needed = len(self.dirty), len(self)
-        if needed <= known:
+        size, needed = len(self.dirty), len(self)
+        if needed <= size:
             return
         self.dirty = grow(self.dirty, needed)
         for name, value in self._columns.items():
             self._arrays[name] = grow(self._arrays[name], len(self.dirty))
             if value:
-                self._arrays[name][known:] = value
+                self._arrays[name][size:] = value
 
 
 class TabledKeyRecords(KeyRecords):
@@ -246,15 +246,13 @@ class TabledKeyRecords(KeyRecords):
 
     def find_or_add(self, keys: Keys) -> Integers:
         """Return the number of each key; assign numbers to the others and fetch their records."""
-        known = len(self)
+        size = len(self)
         ids = super().find_or_add(keys)
-        added = np.arange(known, len(self))
+        added = np.arange(size, len(self))
         if len(added):
-            rows, found = self._table.get(
-                pa.RecordBatch.from_arrays(self.key_columns(added), list(self._key))
-            )
-            self._new += len(added) - int(np.count_nonzero(found))
-            self._set(added[found], rows.filter(pa.array(found)).columns)
+            rows, mask = self._table.get(pa.RecordBatch.from_arrays(self.key_columns(added), list(self._key)))
+            self._new += len(added) - int(np.count_nonzero(mask))
+            self._set(added[mask], rows.filter(pa.array(mask)).columns)
             # When the key became idle, its staleness was booked up to then.
             for booked, until in BOOKED:
                 self._arrays[booked][added] = self._arrays[until][added]

@@ -66,15 +66,15 @@ class QueueState:
 
     def select(self, bucket: int, buckets: int) -> QueueState:
         """Return the state of the keys of one bucket, if there are `buckets` buckets."""
-        chosen = buckets_of(self.hashes, buckets) == bucket
-        waits = chosen[self.places]
-        numbers = np.cumsum(chosen) - 1
+        mask = buckets_of(self.hashes, buckets) == bucket
+        waits = mask[self.places]
+        numbers = np.cumsum(mask) - 1
         return replace(
             self,
-            records=self.records.filter(pa.array(chosen)),
+            records=self.records.filter(pa.array(mask)),
             waiting=self.waiting.filter(pa.array(waits)),
             places=numbers[self.places[waits]],
-            hashes=self.hashes[chosen],
+            hashes=self.hashes[mask],
         )
 
     def units(self) -> Iterator[PUnit]:
@@ -124,17 +124,17 @@ def read_state(units: Iterable[PUnit], key: Sequence[str]) -> QueueState:
         places.append(own + count)
         count += len(numbers)
         meta = unit.meta
-    kept = np.zeros(count, np.bool_)
-    kept[last[: len(index)]] = True
+    mask = np.zeros(count, np.bool_)
+    mask[last[: len(index)]] = True
     hashes = np.zeros(count, np.uint64)
     hashes[last[: len(index)]] = index.keys.hashes
     all_places = np.concatenate(places) if places else np.zeros(0, np.int64)
-    waits = kept[all_places]
+    waits = mask[all_places]
     return QueueState(
-        _concat(records).filter(pa.array(kept)),
+        _concat(records).filter(pa.array(mask)),
         _concat(waiting).filter(pa.array(waits)),
-        (np.cumsum(kept) - 1)[all_places[waits]],
-        hashes[kept],
+        (np.cumsum(mask) - 1)[all_places[waits]],
+        hashes[mask],
         meta,
     )
 

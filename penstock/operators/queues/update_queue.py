@@ -147,16 +147,16 @@ class UpdateQueue(KeyedQueue):
 
         fresh = newest & ~resident
         self._place(ids[fresh], arrived[fresh])
-        chosen = np.flatnonzero(newest)
-        ids, resident = ids[chosen], resident[chosen]
-        records["waiting"][ids] = times[chosen]
+        indices = np.flatnonzero(newest)
+        ids, resident = ids[indices], resident[indices]
+        records["waiting"][ids] = times[indices]
         if self.stream.source:
-            records["source"][ids] = self.stream.sources(arrivals.rows)[chosen]
-        self._rows.put(records["location"][ids], self._payload_of(arrivals.rows, chosen))
+            records["source"][ids] = self.stream.sources(arrivals.rows)[indices]
+        self._rows.put(records["location"][ids], self._payload_of(arrivals.rows, indices))
         interval = interval[newest[accepted]]
         cost = np.inf if self.cost_us is None else self.cost_us
         shares = self._shares(arrivals.rows, keys)
-        shares = None if shares is None else shares[chosen]
+        shares = None if shares is None else shares[indices]
         self._queue.arrive(ids, resident, interval, cost, self._load(), shares)
         records.dirty[ids] = True
         return Enqueued(total, conflated, late, duplicates)
@@ -300,9 +300,9 @@ class UpdateQueue(KeyedQueue):
 
     def _forget(self) -> None:
         """Forget idle keys, if their records are in a table and there are many."""
-        kept = len(self) + (0 if self._holder is None else len(self._holder))
+        count = len(self) + (0 if self._holder is None else len(self._holder))
         # The numbers of keys in service are still in use.
-        if self.accounts.in_service or not self._records.may_forget(kept):
+        if self.accounts.in_service or not self._records.may_forget(count):
             return
         ids = self._held_keys()
         if self._holder is not None:
@@ -382,8 +382,8 @@ class UpdateQueue(KeyedQueue):
         return None if self.stream.weight is None else column_shares(self.stream, rows)
 
     def _load(self) -> int:
-        known = len(self._records)
-        return self._queue.load(self._records["in_service"][:known]) if self.accounts.in_service else 0
+        size = len(self._records)
+        return self._queue.load(self._records["in_service"][:size]) if self.accounts.in_service else 0
 
     def _payload_of(self, rows: pa.RecordBatch, chosen: Integers) -> pa.RecordBatch:
         payload = rows.select(self.stream.payload)

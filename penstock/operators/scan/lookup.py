@@ -51,14 +51,14 @@ class Lookup:
         self._codec = KeyCodec(self._fields)
         self.table = table.combine_chunks()
         (whole,) = self.table.to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
-        known = self._complete(whole)
-        self._others = known.select([name for name in known.schema.names if name not in self.on])
+        complete = self._complete(whole)
+        self._others = complete.select([name for name in complete.schema.names if name not in self.on])
         self._index = KeyIndex()
-        self._index.find_or_add(self._keys(known))
-        if len(self._index) < known.num_rows:
+        self._index.find_or_add(self._keys(complete))
+        if len(self._index) < complete.num_rows:
             raise InvalidUsageError(
                 "a lookup table has several rows for one key",
-                rows=known.num_rows,
+                rows=complete.num_rows,
                 different=len(self._index),
                 columns=", ".join(self.on),
             )
@@ -70,11 +70,11 @@ class Lookup:
     def join(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the matching rows in their order, with the table's columns."""
         rows = self._complete(rows)
-        found = self._index.find(self._keys(rows))
-        if (found < 0).any():
-            rows = rows.filter(pa.array(found >= 0))
-            found = found[found >= 0]
-        more = self._others.take(pa.array(found))
+        matches = self._index.find(self._keys(rows))
+        if (matches < 0).any():
+            rows = rows.filter(pa.array(matches >= 0))
+            matches = matches[matches >= 0]
+        more = self._others.take(pa.array(matches))
         return pa.RecordBatch.from_arrays([*rows.columns, *more.columns], schema=self.schema(rows.schema))
 
     def to_text(self) -> str:

@@ -49,10 +49,10 @@ class Latest:
 
     def finish(self) -> pa.RecordBatch:
         """Return the newest rows and reset."""
-        found, self._unusable = self._unusable, []
+        unusable, self._unusable = self._unusable, []
         if len(self._conflation):
             newest = self._conflation.finish()
             if self._by_last:
                 newest = newest.take(np.argsort(newest.last))
-            found = [newest.rows, *found]
-        return concat(found) if found else pa.RecordBatch.from_pylist([], self._schema)
+            unusable = [newest.rows, *unusable]
+        return concat(unusable) if unusable else pa.RecordBatch.from_pylist([], self._schema)

@@ -75,10 +75,10 @@ class Scanner:
             computed += [(value, read) for value in self._select.values()]
             used = {name for value in self._select.values() for name in value.columns}
             self._selected = [name for name in self._columns if name in used] or self._columns
-        made = self._select_schema(read)
-        self._latest = None if scan.latest_by is None else Latest(scan.latest_by, made)
+        schema_of_select = self._select_schema(read)
+        self._latest = None if scan.latest_by is None else Latest(scan.latest_by, schema_of_select)
         self._fragmenter = None
-        self.schema = made
+        self.schema = schema_of_select
         """The schema of the reader's output."""
         if scan.fragments is not None:
             self._fragments = scan.fragments
@@ -86,12 +86,12 @@ class Scanner:
                 partial.name: None if partial.expression == "*" else Expression.parse(partial.expression)
                 for partial in scan.fragments.partials
             }
-            types = {field.name: field.type for field in made}
-            computed += [(value, made) for value in self._values.values() if value is not None]
+            types = {field.name: field.type for field in schema_of_select}
+            computed += [(value, schema_of_select) for value in self._values.values() if value is not None]
             for name, value in self._values.items():
-                types[name] = pa.int64() if value is None else _known_type(value, made)
+                types[name] = pa.int64() if value is None else _known_type(value, schema_of_select)
             for name in (scan.fragments.time, *scan.fragments.group_by):
-                types[name] = made.field(name).type
+                types[name] = schema_of_select.field(name).type
             self._fragmenter = Fragmenter(scan.fragments, types)
             self.schema = self._fragmenter.schema
         self._max_share = (
@@ -155,9 +155,9 @@ class Scanner:
             If an integer overflows.
         """
         for rows in tables:
-            found = self._rows(rows)
-            if found is not None:
-                yield from found.to_batches()
+            result = self._rows(rows)
+            if result is not None:
+                yield from result.to_batches()
             elif self._fragmenter is not None and self._fragmenter.count >= (most_fragments or math.inf):
                 yield self._fragmenter.finish()
         if self._fragmenter is not None:
@@ -186,10 +186,10 @@ class Scanner:
         InvalidUsageError
             If the scan conflates or makes fragments, or an integer overflows.
         """
-        found = self._rows(rows.select(self._columns), dictionaries=True)
-        if found is None:
+        result = self._rows(rows.select(self._columns), dictionaries=True)
+        if result is None:
             raise InvalidUsageError("rows can only be selected and projected before they are persisted")
-        return found
+        return result
 
     def _rows(self, rows: pa.Table, *, dictionaries: bool = False) -> pa.Table | None:
         """Process rows; return None if they are kept for the end. Texts may be returned as `dictionaries`."""
@@ -247,12 +247,12 @@ class Scanner:
 
     def _values_of(self, rows: pa.Table) -> list[pa.Array[Any] | None]:
         """Return the values that each partial takes; None for a count of rows."""
-        made: dict[Expression, pa.Array[Any]] = {}
+        arrays: dict[Expression, pa.Array[Any]] = {}
         for value in self._values.values():
-            if value is not None and value not in made:
+            if value is not None and value not in arrays:
                 column = _whole(_evaluate(value, rows))
-                made[value] = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        return [None if value is None else made[value] for value in self._values.values()]
+                arrays[value] = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        return [None if value is None else arrays[value] for value in self._values.values()]
 
 
 def _evaluate(expression: Expression, rows: pa.Table) -> pa.ChunkedArray[Any]:
@@ -283,11 +283,11 @@ def _divide(
     evaluated: list[Expression] = []
     intervals: list[Interval] = []
     for part in parts:
-        found = None if failing.intersection(evaluated) else intervals_of(part, schema)
-        if found is None:
+        part_intervals = None if failing.intersection(evaluated) else intervals_of(part, schema)
+        if part_intervals is None:
             evaluated.append(part)
         else:
-            intervals += found
+            intervals += part_intervals
     return tuple(evaluated), union_intervals(intervals)
 
 

@@ -94,10 +94,10 @@ class BatchMetrics:
         merged = BatchMetrics(buckets=0)
         for name in _SUMMED:
             setattr(merged, name, sum(getattr(part, name) for part in parts))
-        known = [(part.cost_us, max(part.emitted, 1)) for part in parts if part.cost_us is not None]
-        if known:
-            tuples = sum(weight for _, weight in known)
-            merged.cost_us = sum(cost * weight for cost, weight in known) / tuples
+        costs = [(part.cost_us, max(part.emitted, 1)) for part in parts if part.cost_us is not None]
+        if costs:
+            tuples = sum(weight for _, weight in costs)
+            merged.cost_us = sum(cost * weight for cost, weight in costs) / tuples
         merged.queue_staleness = Staleness.merge(part.queue_staleness for part in parts)
         merged.application_staleness = Staleness.merge(part.application_staleness for part in parts)
         for part in parts:

@@ -27,13 +27,13 @@ def mean_interval(interval: npt.NDArray[np.float64], gap: Any, count: Integers) 
     return interval + weight * (gap - interval)
 
 
-def mean_cost(known: float | None, elapsed_us: float, tuples: int) -> float:
+def mean_cost(mean: float | None, elapsed_us: float, tuples: int) -> float:
     """Update the mean cost after serving `tuples` (at least 1) tuples took `elapsed_us`.
 
     One measurement is capped at `_COST_JUMP` times the mean so far, so that an outlier (a restart, a pause of
     the machine) fades quickly.
     """
     sample = max(elapsed_us, 1.0) / tuples
-    if known is None:
+    if mean is None:
         return sample
-    return _COST_WEIGHT * min(sample, _COST_JUMP * known) + (1.0 - _COST_WEIGHT) * known
+    return _COST_WEIGHT * min(sample, _COST_JUMP * mean) + (1.0 - _COST_WEIGHT) * mean

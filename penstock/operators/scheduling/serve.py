@@ -284,5 +284,5 @@ def _next_chunk(
     if measured is None:
         return 1
     share = min(left, budget.duration_us // _CHUNKS_PER_BUDGET)
-    wanted = max(int(share * buckets_per_task / measured), 1)
-    return min(wanted, most, previous * _MAX_CHUNK_GROWTH if previous else wanted)
+    chunk = max(int(share * buckets_per_task / measured), 1)
+    return min(chunk, most, previous * _MAX_CHUNK_GROWTH if previous else chunk)

@@ -178,11 +178,11 @@ class StalenessMeter:
 
     def take(self, key_time: float) -> Staleness:
         """Return the staleness added since the last call, over `key_time` (µs x keys)."""
-        taken, self._taken = self._taken, Staleness()
-        taken.key_time = key_time
+        staleness, self._taken = self._taken, Staleness()
+        staleness.key_time = key_time
         widths = np.append(np.diff(_EDGES), 0.0)
         mass = self._mass + np.cumsum(self._cover) * widths
-        taken.mass = {int(k): float(mass[k]) for k in np.flatnonzero(mass)}
+        staleness.mass = {int(k): float(mass[k]) for k in np.flatnonzero(mass)}
         self._mass[:] = 0.0
         self._cover[:] = 0.0
-        return taken
+        return staleness

@@ -30,8 +30,8 @@ def shares_of(weights: npt.NDArray[np.float64]) -> Integers:
 
     Weights are clipped to ``2**-40`` and ``2**40``.
     """
-    found: Integers = np.clip(np.rint(np.sqrt(weights) * ONE), 1, _MAX_SHARE).astype(np.int64)
-    return found
+    shares: Integers = np.clip(np.rint(np.sqrt(weights) * ONE), 1, _MAX_SHARE).astype(np.int64)
+    return shares
 
 
 class Keyed(Protocol):
@@ -119,10 +119,10 @@ class KeyWeights:
 
     def shares_by_value(self, column: pa.Array[Any]) -> Integers:
         """Return the shares of key values; a null has weight 1."""
-        found = np.full(len(column), ONE)
+        shares = np.full(len(column), ONE)
         there = column.is_valid().to_numpy(zero_copy_only=False)
-        found[there] = self.shares(self._codec.encode([column.drop_null()]))
-        return found
+        shares[there] = self.shares(self._codec.encode([column.drop_null()]))
+        return shares
 
 
 def column_shares(stream: UpdateStream, rows: pa.RecordBatch) -> Integers:

@@ -117,8 +117,8 @@ def simulate(
             arriving = until
             watch()
             continue
-        taken = queue.dequeue(1, free)
-        waits += int(taken.staleness_us[0])
+        served_tuples = queue.dequeue(1, free)
+        waits += int(served_tuples.staleness_us[0])
         count += 1
         watch()
         free += cost_us
@@ -127,7 +127,7 @@ def simulate(
             _enter(queue, stream, trace, arriving, until)
             arriving = until
             watch()
-        queue.deliver(taken, free)
+        queue.deliver(served_tuples, free)
         served(1)
         if free >= trace.end_us:
             break

@@ -96,14 +96,14 @@ class Arrivals:
         """Concatenate `parts` (at least one)."""
         if len(parts) == 1:
             return parts[0]
-        known = [part.first_arrival_us for part in parts if part.first_arrival_us is not None]
+        first_arrivals = [part.first_arrival_us for part in parts if part.first_arrival_us is not None]
         tied = [part.tied for part in parts if part.tied is not None]
         return Arrivals(
             concat([part.rows for part in parts]),
             np.concatenate([part.count for part in parts]),
             np.concatenate([part.first for part in parts]),
             np.concatenate([part.last for part in parts]),
-            np.concatenate(known) if known else None,
+            np.concatenate(first_arrivals) if first_arrivals else None,
             np.concatenate(tied) if tied else None,
         )
 
@@ -193,11 +193,11 @@ def conflate(stream: UpdateStream, arrivals: Arrivals, keys: Keys | None = None)
         return arrivals
     index = KeyIndex()
     ids = index.find_or_add(stream.keys(arrivals.rows) if keys is None else keys)
-    found = len(index)
-    winner = np.full(found, -1, np.int64)
-    total, earliest, earliest_arrival = (np.empty(found, np.int64) for _ in range(3))
+    count = len(index)
+    winner = np.full(count, -1, np.int64)
+    total, earliest, earliest_arrival = (np.empty(count, np.int64) for _ in range(3))
     known, tied = arrivals.first_arrival_us, arrivals.tied
-    ties = np.empty(0 if tied is None else found, np.int64)
+    ties = np.empty(0 if tied is None else count, np.int64)
     _conflate(
         ids, stream.times(arrivals.rows), arrivals.first if known is None else known,
         arrivals.count, arrivals.first, arrivals.last,

@@ -45,7 +45,7 @@ def cast_to_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else batch.select([])
 
 
-def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
+def fits(source: pa.DataType, target: pa.DataType) -> bool:
     """Return whether values of one type can be cast to the other without changing their meaning.
 
     Types may differ in integer or offset width, timestamp unit or zone, decimal precision, or nullability.
@@ -53,27 +53,27 @@ def fits(given: pa.DataType, wanted: pa.DataType) -> bool:
     cast checks that each value fits.
     """
     for same in (pa.types.is_integer, pa.types.is_decimal, _is_text, _is_bytes, pa.types.is_date):
-        if same(given) and same(wanted):
+        if same(source) and same(target):
             return True
-    if pa.types.is_floating(given) and pa.types.is_integer(wanted):
+    if pa.types.is_floating(source) and pa.types.is_integer(target):
         return True
-    if pa.types.is_floating(wanted):
-        shorter = pa.types.is_floating(given) and given.bit_width <= wanted.bit_width
-        return shorter or pa.types.is_integer(given)
-    if pa.types.is_timestamp(given) and pa.types.is_timestamp(wanted):
-        return (given.tz is None) == (wanted.tz is None)
-    if pa.types.is_dictionary(given):
-        return fits(given.value_type, wanted)
-    if _is_list(given) and _is_list(wanted):
-        return fits(given.value_type, wanted.value_type)
-    if pa.types.is_map(given) and pa.types.is_map(wanted):
-        return fits(given.key_type, wanted.key_type) and fits(given.item_type, wanted.item_type)
-    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
-        names = [given.field(i).name for i in range(given.num_fields)]
-        return names == [wanted.field(i).name for i in range(wanted.num_fields)] and all(
-            fits(given.field(i).type, wanted.field(i).type) for i in range(given.num_fields)
+    if pa.types.is_floating(target):
+        shorter = pa.types.is_floating(source) and source.bit_width <= target.bit_width
+        return shorter or pa.types.is_integer(source)
+    if pa.types.is_timestamp(source) and pa.types.is_timestamp(target):
+        return (source.tz is None) == (target.tz is None)
+    if pa.types.is_dictionary(source):
+        return fits(source.value_type, target)
+    if _is_list(source) and _is_list(target):
+        return fits(source.value_type, target.value_type)
+    if pa.types.is_map(source) and pa.types.is_map(target):
+        return fits(source.key_type, target.key_type) and fits(source.item_type, target.item_type)
+    if pa.types.is_struct(source) and pa.types.is_struct(target):
+        names = [source.field(i).name for i in range(source.num_fields)]
+        return names == [target.field(i).name for i in range(target.num_fields)] and all(
+            fits(source.field(i).type, target.field(i).type) for i in range(source.num_fields)
         )
-    return pa.types.is_null(given) or given.equals(wanted)
+    return pa.types.is_null(source) or source.equals(target)
 
 
 def _is_text(kind: pa.DataType) -> bool:

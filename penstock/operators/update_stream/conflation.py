@@ -29,7 +29,7 @@ _EMPTY: Integers = np.zeros(0, np.int64)
 @kernel
 def _keep_newest(
     ids: Integers,
-    known: int,
+    count: int,
     held: int,
     position: int,
     times: Integers,
@@ -45,14 +45,14 @@ def _keep_newest(
 ) -> None:
     """Add rows; `arrival` or `source` is empty if the stream has no such column.
 
-    Keys have ids in order of first appearance, so the first row of a new key has the next id, from `known`
+    Keys have ids in order of first appearance, so the first row of a new key has the next id, from `count`
     on.
     """
     has_arrival, united = arrival.shape[0] > 0, source.shape[0] > 0
     for i in range(ids.shape[0]):
         k = ids[i]
-        if k == known:
-            known += 1
+        if k == count:
+            count += 1
             newest[k] = times[i]
             newest_row[k] = held + i
             total[k] = 1
@@ -87,7 +87,7 @@ def _keep_newest_of_words(
     table: Any,
     known_words: Words,
     numbers: Integers,
-    known: int,
+    count: int,
     held: int,
     position: int,
     times: Integers,
@@ -107,16 +107,16 @@ def _keep_newest_of_words(
     """
     size = words.shape[0]
     has_arrival, united = arrival.shape[0] > 0, source.shape[0] > 0
-    while begin < size and known + BLOCK <= min(known_words.shape[0], newest.shape[0]):
+    while begin < size and count + BLOCK <= min(known_words.shape[0], newest.shape[0]):
         end = min(begin + BLOCK, size)
-        found = number_block(words, begin, end, table, known_words, known, numbers)
+        new_count = number_block(words, begin, end, table, known_words, count, numbers)
         _keep_newest(
-            numbers[: end - begin], known, held + begin, position + begin, times[begin:end],
+            numbers[: end - begin], count, held + begin, position + begin, times[begin:end],
             arrival[begin:end] if has_arrival else arrival, source[begin:end] if united else source,
             newest, newest_row, total, earliest, earliest_arrival, least_source, ties,
         )  # fmt: skip
-        begin, known = end, found
-    return begin, known
+        begin, count = end, new_count
+    return begin, count
 
 
 class Conflation:
@@ -171,10 +171,10 @@ class Conflation:
         if self._words is not None:
             self._add_words(self._words, self._stream.words(rows), position, what)
         else:
-            known = len(self)
+            count = len(self)
             ids = self._index.find_or_add(self._stream.keys(rows))
             self._grow(len(self))
-            _keep_newest(ids, known, held, position, *what, *self._kept_rows)
+            _keep_newest(ids, count, held, position, *what, *self._kept_rows)
         size = rows.nbytes
         self._rows.append(rows)
         self._held_rows += rows.num_rows
@@ -213,11 +213,11 @@ class Conflation:
     def _drop_older(self) -> None:
         """Keep only the newest row of each key, in the order of the keys' numbers."""
         newest = self._newest_row[: len(self)]
-        kept = len(self._last)
-        last = newest + (self._position - kept)
-        last[newest < kept] = self._last[newest[newest < kept]]
+        count = len(self._last)
+        last = newest + (self._position - count)
+        last[newest < count] = self._last[newest[newest < count]]
         rows = concat(self._rows).take(pa.array(newest))
-        self._position += self._held_rows - kept
+        self._position += self._held_rows - count
         self._rows, self._last = [rows], last
         self._held_rows = len(newest)
         self._size_bytes = self.newest_bytes = rows.nbytes
@@ -227,7 +227,7 @@ class Conflation:
         """Return the newest arrivals (at least one), ordered by the keys' first rows; reset."""
         self._drop_older()
         keys = slice(len(self))
-        made = Arrivals(
+        arrivals = Arrivals(
             self._rows[0],
             self._total[keys],
             self._earliest[keys] + self._first,
@@ -236,4 +236,4 @@ class Conflation:
             self._ties[keys] if self._stream.source else None,
         )
         self._start()
-        return made
+        return arrivals

@@ -56,9 +56,9 @@ def mark_deletes(
             delete_when=delete_when,
             hint=f"rename it, or use delete_when={there[0]!r} if it marks the deletes",
         )
-    kept = [(name, column(name)) for name in names if name not in there]
+    columns = [(name, column(name)) for name in names if name not in there]
     mark = Expression.parse(f"CASE WHEN {condition.text} THEN TRUE ELSE FALSE END")
-    return condition, (*kept, (DELETED_COLUMN, mark))
+    return condition, (*columns, (DELETED_COLUMN, mark))
 
 
 def check_delete_results(results: pa.Schema, unknown: pa.DataType | None = None) -> None:

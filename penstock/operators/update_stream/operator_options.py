@@ -364,7 +364,7 @@ OptionsT = TypeVar("OptionsT", bound=StateOptions)
 
 
 def make_options(
-    kind: type[OptionsT], given: Mapping[str, Any], known: Iterable[str] = (), **context: str
+    kind: type[OptionsT], arguments: Mapping[str, Any], allowed: Iterable[str] = (), **context: str
 ) -> OptionsT:
     """Create options from keyword arguments; errors name the context.
 
@@ -372,9 +372,9 @@ def make_options(
     ----------
     kind : type
         `QueueOptions`, `JoinOptions` or `WindowOptions`.
-    given : mapping
+    arguments : mapping
         The arguments.
-    known : iterable of str
+    allowed : iterable of str
         Names of the allowed arguments.
 
     Raises
@@ -382,9 +382,9 @@ def make_options(
     InvalidUsageError
         If an argument is unknown or invalid.
     """
-    check_options(given, tuple(known), **context)
+    check_options(arguments, tuple(allowed), **context)
     try:
-        return kind(**given)
+        return kind(**arguments)
     except InvalidUsageError as error:
         raise InvalidUsageError(error.fact, hint=error.hint, **error.context, **context) from error
 

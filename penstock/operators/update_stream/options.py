@@ -118,7 +118,7 @@ def weight_of(weight: object) -> tuple[str | None, Mapping[Any, Any] | None]:
     )
 
 
-def check_options(given: Iterable[str], known: Sequence[str], **context: str) -> None:
+def check_options(names: Iterable[str], allowed: Sequence[str], **context: str) -> None:
     """Check option names.
 
     Raises
@@ -126,9 +126,9 @@ def check_options(given: Iterable[str], known: Sequence[str], **context: str) ->
     InvalidUsageError
         If a name is unknown.
     """
-    for name in given:
-        if name not in known:
-            hint = did_you_mean(name, sorted(known), "options")
+    for name in names:
+        if name not in allowed:
+            hint = did_you_mean(name, sorted(allowed), "options")
             raise InvalidUsageError("there is no such option", hint=hint, option=name, **context)
 
 
@@ -206,14 +206,14 @@ def parse_choice(option: str, got: str, kind: type[E]) -> E:
         ) from None
 
 
-def parse_ms(option: str, given: str | timedelta, *, least: int = 1) -> int:
+def parse_ms(option: str, duration: str | timedelta, *, least: int = 1) -> int:
     """Convert a duration to whole milliseconds.
 
     Parameters
     ----------
     option : str
         The option's name, for errors.
-    given : str or timedelta
+    duration : str or timedelta
         Such as ``"10 s"``.
     least : int
         The shortest duration allowed.
@@ -223,12 +223,12 @@ def parse_ms(option: str, given: str | timedelta, *, least: int = 1) -> int:
     InvalidUsageError
         If the duration is too short or not a whole number of milliseconds.
     """
-    us = parse_duration_us(given)
+    us = parse_duration_us(duration)
     if us <= 0 < least:
-        raise InvalidUsageError("a duration is not positive", option=option, got=str(given))
+        raise InvalidUsageError("a duration is not positive", option=option, got=str(duration))
     if us % 1000 or us < 1000 * least:
         raise InvalidUsageError(
-            "a duration is not a whole number of milliseconds", option=option, got=str(given)
+            "a duration is not a whole number of milliseconds", option=option, got=str(duration)
         )
     return us // 1000
 

@@ -39,16 +39,16 @@ def steps_of(option: str, duration: str | timedelta, kind: pa.DataType, unit: st
     if pa.types.is_date32(kind):
         number, rest = divmod(microseconds, 86_400_000_000)
     else:
-        known = kind.unit if pa.types.is_timestamp(kind) else None
-        if known is None and not pa.types.is_integer(kind):
+        unit_of_type = kind.unit if pa.types.is_timestamp(kind) else None
+        if unit_of_type is None and not pa.types.is_integer(kind):
             raise InvalidUsageError(
                 "the time column of a join has an unsupported type",
                 type=kind,
                 hint="use a timestamp, a date or an integer; cast others first",
             )
-        if known is not None and unit not in (None, known):
+        if unit_of_type is not None and unit not in (None, unit_of_type):
             raise InvalidUsageError("the unit differs from that of the time column", unit=unit, type=kind)
-        step = known or unit
+        step = unit_of_type or unit
         if step not in _STEPS_A_SECOND:
             raise InvalidUsageError(
                 "an integer time column has an unknown unit",

@@ -130,11 +130,11 @@ def reject_bad_records(
         raise InvalidUsageError("only a stream can reject records", reject_to=os.fspath(reject_to))
     options = WriteOptions.parse({"path": absolute_location(reject_to)})
     to = TaskRows(options.path, SegmentRows(options, open_stream(options, REJECTED)))
-    known = {"source": sf.lit(place), **facts}
+    columns = {"source": sf.lit(place), **facts}
     # pandas would turn integers with nulls into floats.
     texts = {field.name: field.dataType if field.name == "value" else StringType() for field in REJECTED}
     record = sf.struct(
-        *(known.get(name, sf.lit(None)).cast(kind).alias(name) for name, kind in texts.items())
+        *(columns.get(name, sf.lit(None)).cast(kind).alias(name) for name, kind in texts.items())
     )
     # Its annotations do not know functions of iterators of frames.
     reject = cast("Any", pandas_udf)(_rejecter(to, place), BooleanType())

@@ -65,8 +65,8 @@ def spark_message(error: BaseException) -> str:
 
 def _python_error(text: str) -> str | None:
     """Return the line that ends the last Python traceback of a text, such as ``ValueError: no``."""
-    _, found, rest = text.rpartition(_TRACEBACK)
-    if not found:
+    _, separator, rest = text.rpartition(_TRACEBACK)
+    if not separator:
         return None
     for line in rest.splitlines():
         if line.startswith((" ", "\t")):
@@ -154,8 +154,8 @@ def kind_of(error: BaseException) -> type[PenstockError]:
     if isinstance(error, AnalysisException | IllegalArgumentException) or _NO_SOURCE.search(str(error)):
         return InvalidUsageError
     names = re.findall(r"penstock\.errors\.(\w+Error): ", str(error))
-    found = getattr(errors, names[-1], PenstockError) if names else PenstockError
-    return found if isinstance(found, type) and issubclass(found, PenstockError) else PenstockError
+    kind = getattr(errors, names[-1], PenstockError) if names else PenstockError
+    return kind if isinstance(kind, type) and issubclass(kind, PenstockError) else PenstockError
 
 
 def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **context: str) -> PenstockError:

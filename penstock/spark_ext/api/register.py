@@ -53,9 +53,9 @@ def register(
     check_starts(spark)
     spark.dataSource.register(MarketDataSource)
     spark.dataSource.register(p_stream_source(default_parallelism(spark)))
-    known = _files.setdefault(spark, {})
-    if metrics_file is not None and (metrics_file, metrics_query) not in known:
-        file = known[metrics_file, metrics_query] = MetricsFile(metrics_file, metrics_query)
+    files = _files.setdefault(spark, {})
+    if metrics_file is not None and (metrics_file, metrics_query) not in files:
+        file = files[metrics_file, metrics_query] = MetricsFile(metrics_file, metrics_query)
         spark.streams.addListener(file)
 
 

@@ -120,8 +120,8 @@ def transactions(
         state_location=state_location,
         retain_versions=retain_versions,
     )
-    kept = (keep,) if isinstance(keep, str) else tuple(keep)
-    return plan_transactions(df, procedure, time, kept, options, name, initial).results()
+    keep_names = (keep,) if isinstance(keep, str) else tuple(keep)
+    return plan_transactions(df, procedure, time, keep_names, options, name, initial).results()
 
 
 def write_transactions(
@@ -166,11 +166,11 @@ def write_transactions(
     ...     state_location="/var/lib/penstock")  # doctest: +SKIP
     >>> writer.option("checkpointLocation", "/data/checkpoint").start()  # doctest: +SKIP
     """
-    kept = (keep,) if isinstance(keep, str) else tuple(keep)
-    made = plan_transactions(df, procedure, time, kept, TransactionOptions(**options), name, initial)
-    given = {key: str(value) for key, value in (sink or {}).items()} | {"path": os.fspath(path)}
-    writer = made.descriptors(given).writeStream.format("pstream")
-    return writer.options(**given).options(descriptors="true", deterministic="true")
+    keep_names = (keep,) if isinstance(keep, str) else tuple(keep)
+    planned = plan_transactions(df, procedure, time, keep_names, TransactionOptions(**options), name, initial)
+    sink_options = {key: str(value) for key, value in (sink or {}).items()} | {"path": os.fspath(path)}
+    writer = planned.descriptors(sink_options).writeStream.format("pstream")
+    return writer.options(**sink_options).options(descriptors="true", deterministic="true")
 
 
 @dataclass(frozen=True)
@@ -249,10 +249,10 @@ def plan_transactions(
     """Plan transactions in a query; see `transactions`."""
     check_streaming(df)
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
-    given = arrow_schema(df.schema, large=large)
-    program = program_for(procedure, given)
-    made = transaction_schema(program, given, keep, time)
-    batch = batch_column(program, given, options.batch)
+    columns = arrow_schema(df.schema, large=large)
+    program = program_for(procedure, columns)
+    schema = transaction_schema(program, columns, keep, time)
+    batch = batch_column(program, columns, options.batch)
     route = routing_attribute(program) if options.batch is None else None
     options = replace(
         options,
@@ -267,7 +267,7 @@ def plan_transactions(
             )
         check_routing(program)
     rows = None
-    kind = None if route is None else given.field(route).type
+    kind = None if route is None else columns.field(route).type
     if initial:
         rows = InitialRows.read(df.sparkSession, initial, procedure.tables.values(), place.buckets, kind)
     needed = tuple(dict.fromkeys([*event_schema(program.event).names, *batch, *keep]))
@@ -281,9 +281,11 @@ def plan_transactions(
         initial=rows,
         batch=options.batch,
     )
-    own = spark_schema(pa.schema([field for field in made if field.name not in keep]))
-    output = StructType([df.schema[field.name] if field.name in keep else own[field.name] for field in made])
-    packer = TransactionPacker(given, needed, time, route, place.buckets, wakes=rows is not None)
+    own = spark_schema(pa.schema([field for field in schema if field.name not in keep]))
+    output = StructType(
+        [df.schema[field.name] if field.name in keep else own[field.name] for field in schema]
+    )
+    packer = TransactionPacker(columns, needed, time, route, place.buckets, wakes=rows is not None)
     rows_schema = arrow_schema(output, large=large)
     parcels, reader, way = _parcels_of(df, packer)
     operator = replace(operator, reader=reader)

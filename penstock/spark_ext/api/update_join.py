@@ -220,14 +220,14 @@ class JoinOperator:
         """Add tuples and match them; see `Operator.run`."""
         begin = clock()
         dropped = 0
-        found: dict[str, list[Arrivals]] = {_LEFT: [], _RIGHT: []}
+        arrivals: dict[str, list[Arrivals]] = {_LEFT: [], _RIGHT: []}
         streams = {_LEFT: self.joined.left, _RIGHT: self.joined.right}
         for parcel in parcels:
             dropped += parcel.dropped
             if parcel.batch is not None:
                 side = side_of(parcel.batch)
-                found[side].append(Arrivals.from_batch(parcel.batch, streams[side].schema))
-        left, right = (Arrivals.concat(parts) if parts else None for parts in found.values())
+                arrivals[side].append(Arrivals.from_batch(parcel.batch, streams[side].schema))
+        left, right = (Arrivals.concat(parts) if parts else None for parts in arrivals.values())
         matched = state.join(left, right)
         emitted = matched.rows.num_rows
         metrics = BatchMetrics(

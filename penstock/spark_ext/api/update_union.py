@@ -73,8 +73,8 @@ def update_union(
     ...     state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
-    known = (*UnionArguments.__annotations__, "key", "time", "prefer", "name")
-    return run_union(dfs, key, time, prefer, make_options(QueueOptions, options, known), name)
+    allowed = (*UnionArguments.__annotations__, "key", "time", "prefer", "name")
+    return run_union(dfs, key, time, prefer, make_options(QueueOptions, options, allowed), name)
 
 
 def run_union(

@@ -187,14 +187,14 @@ def update_window(
         raise InvalidUsageError(
             "aggs is not a mapping", got=type(aggs).__name__, hint="write aggs={'load': 'avg(value)'}"
         )
-    texts = {name: _text_of(df, name, given) for name, given in (aggs or {}).items()}
+    texts = {name: _text_of(df, name, aggregate) for name, aggregate in (aggs or {}).items()}
     if isinstance(weight, str) and texts:
         check_column("weight", weight, df.columns)
         texts[WEIGHT] = f"last({quote(weight)})"
-    made = plan_windows(
+    plan = plan_windows(
         df, key, time, size, slide, texts, options, session=session, unit=unit, buckets=place.buckets
     )
-    return replace(made, plan=made.plan.served(options)).results(place)
+    return replace(plan, plan=plan.plan.served(options)).results(place)
 
 
 def plan_windows(
@@ -281,13 +281,13 @@ def _users_expressions(split: Decomposition) -> Iterator[None]:
         raise InvalidUsageError(error.fact, hint=error.hint, **named) from None
 
 
-def _text_of(df: DataFrame, name: str, given: str | Column) -> str:
+def _text_of(df: DataFrame, name: str, aggregate: str | Column) -> str:
     """Return an aggregate as SQL; a Spark column as its text, if Spark parses it back to the same."""
-    if isinstance(given, str):
-        return given
-    if isinstance(given, Column):
+    if isinstance(aggregate, str):
+        return aggregate
+    if isinstance(aggregate, Column):
         try:
-            asked = df.groupBy().agg(given.alias("a"))
+            asked = df.groupBy().agg(aggregate.alias("a"))
         except AnalysisException as error:
             raise refusal_of(error, df.columns, name=name) from None
         if (text := aggregate_sql(df, asked)) is not None:
@@ -296,7 +296,7 @@ def _text_of(df: DataFrame, name: str, given: str | Column) -> str:
         "an aggregate is neither SQL text nor a Spark column that can be written as SQL text",
         hint="write Spark SQL, such as 'avg(price)'",
         name=name,
-        got=type(given).__name__,
+        got=type(aggregate).__name__,
     )
 
 
@@ -352,19 +352,19 @@ def _inputs(df: DataFrame) -> list[Column]:
 
 def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, str]) -> StructType:
     """Return the output columns, as Spark's own windows have them."""
-    taken = sorted({WINDOW, *keys} & aggs.keys())
-    if taken or WINDOW in keys:
-        raise InvalidUsageError("two columns have the same name", columns=taken or [WINDOW])
+    clashes = sorted({WINDOW, *keys} & aggs.keys())
+    if clashes or WINDOW in keys:
+        raise InvalidUsageError("two columns have the same name", columns=clashes or [WINDOW])
     local = isinstance(df.schema[time].dataType, TimestampNTZType)
     of_window = TimestampNTZType() if local else TimestampType()
     window = StructType([StructField("start", of_window), StructField("end", of_window)])
-    made = df.groupBy(*(sf.col(quote(name)) for name in keys)).agg(
+    result = df.groupBy(*(sf.col(quote(name)) for name in keys)).agg(
         *(sf.expr(text).alias(name) for name, text in aggs.items())
     )
-    fields = made.schema.fields
+    fields = result.schema.fields
     return StructType([*fields[: len(keys)], StructField(WINDOW, window), *fields[len(keys) :]])
 
 
-def _delay_ms(df: DataFrame, time: str, given: int | None) -> int:
+def _delay_ms(df: DataFrame, time: str, delay: int | None) -> int:
     """Return the allowed lateness: as given, or the delay of ``withWatermark`` on the column."""
-    return int(df.schema[time].metadata.get(_DELAY_KEY, 0)) if given is None else given
+    return int(df.schema[time].metadata.get(_DELAY_KEY, 0)) if delay is None else delay

@@ -86,8 +86,8 @@ def upsert(
     keys = (key,) if isinstance(key, str) else tuple(key)
     df = _split_window(df)
     flag = delete_when.lower() if isinstance(delete_when, str) else None
-    kept = [field for field in stored_schema(df.schema) if field.name.lower() != flag]
-    columns = Columns(pa.schema(kept), keys, time, deletes=delete_when is not None)
+    fields = [field for field in stored_schema(df.schema) if field.name.lower() != flag]
+    columns = Columns(pa.schema(fields), keys, time, deletes=delete_when is not None)
     patience_s = parse_duration_us(patience) / 1e6
     target = open_target(to, table, columns)
     _call_patiently(target, lambda: target.prepare(create=create), min(patience_s, 60.0))

@@ -65,11 +65,11 @@ def decode_kafka(
     InvalidUsageError
         If an argument is wrong, or two columns have the same name.
     """
-    given = {"format": (format, KafkaFormat), "on_error": (on_error, OnError)}
-    for argument, (word, words) in given.items():
+    choices = {"format": (format, KafkaFormat), "on_error": (on_error, OnError)}
+    for argument, (word, words) in choices.items():
         if word not in get_args(words):
-            known = ", ".join(get_args(words))
-            raise InvalidUsageError(f"the {argument} is unknown", given=word, hint=f"it is one of {known}")
+            allowed = ", ".join(get_args(words))
+            raise InvalidUsageError(f"the {argument} is unknown", given=word, hint=f"it is one of {allowed}")
     table = cast("StructType", StructType.fromDDL(columns))
     own = [f"kafka_{column}" for column in keep]
     changes = cast("StructType", StructType.fromDDL(CHANGE_COLUMNS)).names if format == "debezium" else []
@@ -82,15 +82,15 @@ def decode_kafka(
         value = decode_debezium(sf.col("value").cast("string"), table)
     else:
         value = _decode_json(sf.col("value").cast("string"), table)
-    kept = [sf.col(column).alias(to) for column, to in zip(keep, own, strict=True)]
+    columns_to_keep = [sf.col(column).alias(to) for column, to in zip(keep, own, strict=True)]
     if reject_to is None:
-        rows = records.select(value.alias(_VALUE), *kept).select(f"{_VALUE}.*", *own)
+        rows = records.select(value.alias(_VALUE), *columns_to_keep).select(f"{_VALUE}.*", *own)
         return count_bad_records(rows, name, on_error)
-    found = {"value", "topic", "partition", "offset"} & {*records.columns}
-    facts = {one: sf.col(one) for one in sorted(found)}
+    place_columns = {"value", "topic", "partition", "offset"} & {*records.columns}
+    facts = {one: sf.col(one) for one in sorted(place_columns)}
     facts["reason"] = json_reason(sf.col("value").cast("string"))
     record = sf.struct(*(column.alias(one) for one, column in facts.items())).alias(_RECORD)
-    rows = records.select(value.alias(_VALUE), record, *kept).select(f"{_VALUE}.*", _RECORD, *own)
+    rows = records.select(value.alias(_VALUE), record, *columns_to_keep).select(f"{_VALUE}.*", _RECORD, *own)
     rows = reject_bad_records(
         rows, name, on_error, reject_to, {one: sf.col(f"{_RECORD}.{one}") for one in facts}
     )

@@ -64,23 +64,23 @@ class _Options:
 
     @classmethod
     def parse(cls, options: MutableMapping[str, str]) -> _Options:
-        given = {name.lower(): text for name, text in dict(options).items()}
-        unknown = sorted(given.keys() - _NAMES.keys() - {"path"})
+        texts = {name.lower(): text for name, text in dict(options).items()}
+        unknown = sorted(texts.keys() - _NAMES.keys() - {"path"})
         if unknown:
             raise InvalidUsageError(
                 f"the market source has no option {', '.join(map(repr, unknown))}",
                 hint=f"the options are {', '.join(_NAMES.values())}",
             )
         parsed = cls(
-            rate=_whole(given, "rowsPerSecond", 10_000, least=1),
-            symbols=_whole(given, "symbols", NYSE_SYMBOLS, least=1),
-            skew=_number(given, "skew", NYSE_SKEW),
-            seed=_whole(given, "seed", 0, least=None),
-            partitions=_whole(given, "numPartitions", 2, least=1),
-            start_us=_optional(given, "startTime", least=None),
-            max_rows=_optional(given, "maxRowsPerTrigger", least=1),
-            rows=_optional(given, "rows", least=0),
-            real_time=_flag(given, "realTime", True),
+            rate=_whole(texts, "rowsPerSecond", 10_000, least=1),
+            symbols=_whole(texts, "symbols", NYSE_SYMBOLS, least=1),
+            skew=_number(texts, "skew", NYSE_SKEW),
+            seed=_whole(texts, "seed", 0, least=None),
+            partitions=_whole(texts, "numPartitions", 2, least=1),
+            start_us=_optional(texts, "startTime", least=None),
+            max_rows=_optional(texts, "maxRowsPerTrigger", least=1),
+            rows=_optional(texts, "rows", least=0),
+            real_time=_flag(texts, "realTime", True),
         )
         parsed.market(0)  # refuses values out of range here, on the driver
         return parsed
@@ -89,31 +89,31 @@ class _Options:
         return Market(symbols=self.symbols, rate=self.rate, skew=self.skew, seed=self.seed, start_us=start_us)
 
 
-def _bad(name: str, text: str, wanted: str) -> InvalidUsageError:
-    return InvalidUsageError(f"the market source's option {name} is not {wanted}", field=name, got=text)
+def _bad(name: str, text: str, expected: str) -> InvalidUsageError:
+    return InvalidUsageError(f"the market source's option {name} is not {expected}", field=name, got=text)
 
 
-def _whole(given: dict[str, str], name: str, default: int, *, least: int | None) -> int:
-    value = _optional(given, name, least=least)
+def _whole(texts: dict[str, str], name: str, default: int, *, least: int | None) -> int:
+    value = _optional(texts, name, least=least)
     return default if value is None else value
 
 
-def _optional(given: dict[str, str], name: str, *, least: int | None) -> int | None:
-    text = given.get(name.lower())
+def _optional(texts: dict[str, str], name: str, *, least: int | None) -> int | None:
+    text = texts.get(name.lower())
     if text is None:
         return None
-    wanted = "a whole number" if least is None else f"a whole number of at least {least}"
+    expected = "a whole number" if least is None else f"a whole number of at least {least}"
     try:
         value = int(text)
     except ValueError:
-        raise _bad(name, text, wanted) from None
+        raise _bad(name, text, expected) from None
     if least is not None and value < least:
-        raise _bad(name, text, wanted)
+        raise _bad(name, text, expected)
     return value
 
 
-def _number(given: dict[str, str], name: str, default: float) -> float:
-    text = given.get(name.lower())
+def _number(texts: dict[str, str], name: str, default: float) -> float:
+    text = texts.get(name.lower())
     if text is None:
         return default
     try:
@@ -122,8 +122,8 @@ def _number(given: dict[str, str], name: str, default: float) -> float:
         raise _bad(name, text, "a number") from None
 
 
-def _flag(given: dict[str, str], name: str, default: bool) -> bool:
-    text = given.get(name.lower())
+def _flag(texts: dict[str, str], name: str, default: bool) -> bool:
+    text = texts.get(name.lower())
     if text is None:
         return default
     if text.lower() not in ("true", "false"):

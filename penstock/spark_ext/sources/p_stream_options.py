@@ -34,15 +34,15 @@ _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
 def _known_options(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
     """Return the options other than Spark's own, with names in lower case."""
-    given = {name.lower(): text for name, text in options.items()}
-    unknown = sorted(given.keys() - {name.lower() for name in names} - _OF_SPARK)
+    texts = {name.lower(): text for name, text in options.items()}
+    unknown = sorted(texts.keys() - {name.lower() for name in names} - _OF_SPARK)
     if unknown:
         raise InvalidUsageError(
             "the data source pstream does not have these options",
             options=", ".join(unknown),
             hint=f"the options are {', '.join(names)}",
         )
-    return given
+    return texts
 
 
 def path_in(options: Mapping[str, str]) -> str:
@@ -61,8 +61,8 @@ def path_in(options: Mapping[str, str]) -> str:
     return path
 
 
-def _count(given: Mapping[str, str], name: str, *, least: int = 1) -> int | None:
-    text = given.get(name.lower())
+def _count(texts: Mapping[str, str], name: str, *, least: int = 1) -> int | None:
+    text = texts.get(name.lower())
     if text is None:
         return None
     try:
@@ -76,8 +76,8 @@ def _count(given: Mapping[str, str], name: str, *, least: int = 1) -> int | None
     return value
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool | None:
-    text = given.get(name.lower())
+def _flag(texts: Mapping[str, str], name: str) -> bool | None:
+    text = texts.get(name.lower())
     if text is None:
         return None
     if text.lower() not in ("true", "false"):
@@ -85,8 +85,8 @@ def _flag(given: Mapping[str, str], name: str) -> bool | None:
     return text.lower() == "true"
 
 
-def _name(given: Mapping[str, str], name: str) -> str | None:
-    text = given.get(name)
+def _name(texts: Mapping[str, str], name: str) -> str | None:
+    text = texts.get(name)
     return None if text is None else check_name(text)
 
 
@@ -153,26 +153,26 @@ class ReadOptions:
         InvalidUsageError
             If one is unknown or wrong.
         """
-        given = _known_options(options, _READ)
-        if "scan" in given and "columns" in given:
+        texts = _known_options(options, _READ)
+        if "scan" in texts and "columns" in texts:
             raise InvalidUsageError("a scan names its columns", hint="leave out the option columns")
-        scan = Scan.from_json(given["scan"]) if "scan" in given else None
-        if "buckets" in given and (scan is None or scan.fragments is None):
+        scan = Scan.from_json(texts["scan"]) if "scan" in texts else None
+        if "buckets" in texts and (scan is None or scan.fragments is None):
             raise InvalidUsageError("the option buckets is for a scan's fragments only")
-        if "lookup" in given and "buckets" not in given:
+        if "lookup" in texts and "buckets" not in texts:
             raise InvalidUsageError("the option lookup is for fragments that become parcels only")
         return cls(
             path=path_in(options),
-            reader=_name(given, "reader"),
-            start=_start(given.get("start", EARLIEST)),
-            columns=_columns(given.get("columns")),
-            max_rows=_count(given, "maxRows"),
-            max_bytes=_count(given, "maxBytes"),
-            partitions=_count(given, "partitions"),
+            reader=_name(texts, "reader"),
+            start=_start(texts.get("start", EARLIEST)),
+            columns=_columns(texts.get("columns")),
+            max_rows=_count(texts, "maxRows"),
+            max_bytes=_count(texts, "maxBytes"),
+            partitions=_count(texts, "partitions"),
             scan=scan,
-            buckets=_count(given, "buckets"),
-            lookup=given.get("lookup"),
-            transactions=given.get("transactions"),
+            buckets=_count(texts, "buckets"),
+            lookup=texts.get("lookup"),
+            transactions=texts.get("transactions"),
         )
 
     def start_in(self, stream: PStream) -> int | str:
@@ -244,17 +244,17 @@ class WriteOptions:
         InvalidUsageError
             If one is unknown or wrong.
         """
-        given = _known_options(options, _WRITE)
-        goal = given.get("goal", "balanced")
+        texts = _known_options(options, _WRITE)
+        goal = texts.get("goal", "balanced")
         goal_of(goal)  # refuses an invalid goal here
         return cls(
             path=path_in(options),
-            writer=_name(given, "writer"),
-            batch=_count(given, "batch", least=0),
+            writer=_name(texts, "writer"),
+            batch=_count(texts, "batch", least=0),
             goal=goal,
-            unit_rows=_count(given, "unitRows") or UNIT_ROWS,
-            descriptors=_flag(given, "descriptors") or False,
-            deterministic=_flag(given, "deterministic") or False,
-            direct_io=_flag(given, "directIo"),
-            checkpoint=given.get("checkpointlocation"),
+            unit_rows=_count(texts, "unitRows") or UNIT_ROWS,
+            descriptors=_flag(texts, "descriptors") or False,
+            deterministic=_flag(texts, "deterministic") or False,
+            direct_io=_flag(texts, "directIo"),
+            checkpoint=texts.get("checkpointlocation"),
         )

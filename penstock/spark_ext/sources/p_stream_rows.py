@@ -163,14 +163,14 @@ def segments_in(descriptors: Iterator[pa.RecordBatch], writer: str, batch: int) 
     InternalError
         If one belongs to another writer or batch, which would break garbage collection.
     """
-    found = tuple(
+    segments = tuple(
         Segment(row["segment"], tuple(Unit(u["at"], u["size_bytes"], u["rows"]) for u in row["units"]))
         for rows in descriptors
         for row in rows.to_pylist()
     )
-    for segment in found:
+    for segment in segments:
         if writer_of(segment.name) != (writer, batch):
             raise InternalError(
                 "a descriptor is of another writer or batch", segment=segment.name, writer=writer, batch=batch
             )
-    return found
+    return segments

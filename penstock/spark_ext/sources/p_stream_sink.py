@@ -118,15 +118,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         writer, query = written[0].writer, written[0].query
         stream = PStream(self._options.path)
-        known = stream.log.writers.get(writer)
-        if known is None or batchId > known.batch:
+        state = stream.log.writers.get(writer)
+        if state is None or batchId > state.batch:
             make_durable(self._options.checkpoint)
-        known = known or stream.log.begin(writer, query)
-        if known.session != query:
+        state = state or stream.log.begin(writer, query)
+        if state.session != query:
             raise InvalidUsageError(
                 "another query has written under this writer's name",
                 writer=writer,
-                was=known.session,
+                was=state.session,
                 now=query,
                 hint="give each checkpoint a writer of its own",
             )
@@ -177,24 +177,24 @@ def _check_same_rows(stream: PStream, writer: str, batch: int, segments: Sequenc
     CorruptDataError
         If rows differ.
     """
-    known = [commit for commit in stream.log.commits if commit.writer == writer and commit.rows]
-    if not known or known[-1].offset < stream.start:
+    commits = [commit for commit in stream.log.commits if commit.writer == writer and commit.rows]
+    if not commits or commits[-1].offset < stream.start:
         return  # they are no longer kept
-    ours = replace(known[-1], segments=tuple(segments))
+    ours = replace(commits[-1], segments=tuple(segments))
     written = list(pieces([ours], ours.offset, ours.end))
     blocks = read_blocks(stream.segments, written, stream.schema)
     names = stream.schema.names
-    made = pa.Table.from_batches(
+    rows = pa.Table.from_batches(
         [block.read(names, piece.first, piece.stop) for piece, block in blocks], stream.schema
     )
-    theirs = pa.Table.from_batches(stream.read(known[-1].offset, known[-1].end), stream.schema)
+    theirs = pa.Table.from_batches(stream.read(commits[-1].offset, commits[-1].end), stream.schema)
     # Arrow says that NaN differs from NaN.
-    if not (made.equals(theirs) or repr(made.to_pylist()) == repr(theirs.to_pylist())):
+    if not (rows.equals(theirs) or repr(rows.to_pylist()) == repr(theirs.to_pylist())):
         raise CorruptDataError(
             "the results of a micro-batch that runs again differ from those in the p-stream",
             p_stream=stream.files.location,
             batch=batch,
-            rows=made.num_rows,
+            rows=rows.num_rows,
             rows_in_p_stream=theirs.num_rows,
             hint="restore the procedures until one more micro-batch has run; or start with a new checkpoint "
             "and a new p-stream",

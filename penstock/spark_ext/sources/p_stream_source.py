@@ -379,8 +379,8 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         self._releases.add(self._options.reader, partial(stream.trim_from, self._options.reader, row))
         many = self._pending_batches >= self._rule.batches
         if not many:
-            done = (commit for commit in stream.log.find_commits(self._released) if commit.end <= row)
-            many = sum(commit.size_bytes for commit in done) >= self._rule.size_bytes
+            commits = (commit for commit in stream.log.find_commits(self._released) if commit.end <= row)
+            many = sum(commit.size_bytes for commit in commits) >= self._rule.size_bytes
         if many and self._releases.run(now=self._pending_batches >= self._rule.most_batches):
             self._released, self._pending_batches = row, 0
 

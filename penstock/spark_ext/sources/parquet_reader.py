@@ -132,11 +132,11 @@ def ranges_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[tup
     batches : iterable of RecordBatch
         Files, and the first rows of ranges.
     """
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for batch in batches:
         for file, first in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            found.setdefault(file, []).append(first)
-    for file, firsts in found.items():
+            numbers.setdefault(file, []).append(first)
+    for file, firsts in numbers.items():
         begins = sorted(firsts)
         breaks = [at for at, (one, other) in enumerate(pairwise(begins), 1) if other - one != RANGE]
         yield (
@@ -240,8 +240,8 @@ def _decode(
 
 def _batch_rows(opened: ParquetFile, group: int, batch_bytes: int) -> int:
     """Return the number of rows of a row group that fit `batch_bytes` over all columns."""
-    known = opened.metadata.row_group(group)
-    return max(1, min(_BATCH_ROWS, batch_bytes * known.num_rows // max(1, known.total_byte_size)))
+    facts = opened.metadata.row_group(group)
+    return max(1, min(_BATCH_ROWS, batch_bytes * facts.num_rows // max(1, facts.total_byte_size)))
 
 
 def _cast(batch: pa.RecordBatch, file: str, columns: pa.Schema, opened: ParquetFile) -> pa.Table:

@@ -52,16 +52,16 @@ class Columns:
         InvalidUsageError
             If there is no such column, it is named twice, or Spark lacks its type.
         """
-        chosen = stored.names if names is None else list(names)
-        unknown = [name for name in chosen if name not in stored.names]
-        if unknown or len(set(chosen)) < len(chosen):
+        selection = stored.names if names is None else list(names)
+        unknown = [name for name in selection if name not in stored.names]
+        if unknown or len(set(selection)) < len(selection):
             raise InvalidUsageError(
                 "the p-stream has no such columns, or one is named twice",
-                columns=", ".join(unknown or chosen),
+                columns=", ".join(unknown or selection),
                 known=", ".join(stored.names),
             )
-        fields = pa.schema([stored.field(name) for name in chosen], stored.metadata)
-        return cls(tuple(chosen), spark_schema(fields))
+        fields = pa.schema([stored.field(name) for name in selection], stored.metadata)
+        return cls(tuple(selection), spark_schema(fields))
 
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
         """Return the rows of p-units as they cross to the JVM.
@@ -73,9 +73,9 @@ class Columns:
         CorruptDataError
             If a p-unit is damaged.
         """
-        wanted = as_arrow_of_spark(self.spark)
+        schema = as_arrow_of_spark(self.spark)
         for piece, block in blocks:
-            yield convert(block.read(self.names, piece.first, piece.stop), wanted)
+            yield convert(block.read(self.names, piece.first, piece.stop), schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,8 @@ class Pushed:
         from penstock.operators.scan.scanner import Scanner
 
         refuse_collations(spark_schema(stored), _compared_columns(scan))
-        made = spark_schema(Scanner(scan, stored).schema)
-        return cls(scan, stored, made if buckets is None else PARCELS, buckets, lookup)
+        schema = spark_schema(Scanner(scan, stored).schema)
+        return cls(scan, stored, schema if buckets is None else PARCELS, buckets, lookup)
 
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
         """Return the scan's output for p-units, as it crosses to the JVM.
@@ -143,11 +143,11 @@ class Pushed:
         scanner = Scanner(self.scan, self.stored)
         return self._convert(scanner, scanner.scan_tables(tables, MOST_FRAGMENTS))
 
-    def _convert(self, scanner: Scanner, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _convert(self, scanner: Scanner, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         if self.buckets is not None:
-            return self._parcels(scanner, found, self.buckets)
-        wanted = as_arrow_of_spark(self.spark)
-        return (part for rows in found for part in split_large(convert(rows, wanted)))
+            return self._parcels(scanner, batches, self.buckets)
+        schema = as_arrow_of_spark(self.spark)
+        return (part for rows in batches for part in split_large(convert(rows, schema)))
 
     def _parcels(
         self, scanner: Scanner, fragments: Iterable[pa.RecordBatch], buckets: int

@@ -48,14 +48,14 @@ class TaskRows:
     location: str
     rows: SegmentRows
 
-    def commit(self, made: list[pa.RecordBatch], writer: str, batch: int, part: int) -> PStream | None:
+    def commit(self, batches: list[pa.RecordBatch], writer: str, batch: int, part: int) -> PStream | None:
         """Make rows of a micro-batch durable and visible, unless another attempt did.
 
         Steps: 1. write them, 2. sync the micro-batch's plan, 3. commit the rows.
 
         Parameters
         ----------
-        made : list of pyarrow.RecordBatch
+        batches : list of pyarrow.RecordBatch
             The rows.
         writer : str
             The writer, which no other bucket or partition has.
@@ -75,9 +75,9 @@ class TaskRows:
             If the file system refuses.
         """
         stream = PStream(self.location)
-        known = stream.log.writers.get(writer)
-        if known is None or known.batch < batch:
-            segments = self.rows.write(made, writer, batch, part)
+        state = stream.log.writers.get(writer)
+        if state is None or state.batch < batch:
+            segments = self.rows.write(batches, writer, batch, part)
             # Spark does not tell workers where its checkpoint is.
             make_durable(None)
             failpoint("task_rows.before_commit")
@@ -85,22 +85,22 @@ class TaskRows:
             failpoint("task_rows.after_commit")
             if committed:
                 stream.log.compact()
-                before = -1 if known is None else known.batch
+                before = -1 if state is None else state.batch
                 if batch // _SWEEP_BATCHES == before // _SWEEP_BATCHES:
                     return None
                 stream.cut_back(writer)
                 return stream
-        self._check_same(stream, made, writer, batch)
+        self._check_same(stream, batches, writer, batch)
         return None
 
-    def _check_same(self, stream: PStream, made: list[pa.RecordBatch], writer: str, batch: int) -> None:
+    def _check_same(self, stream: PStream, batches: list[pa.RecordBatch], writer: str, batch: int) -> None:
         newest = stream.log.writers[writer].batch
         commits = [commit for commit in stream.log.commits if commit.writer == writer and commit.rows]
         if newest == batch:
             if not commits or commits[-1].offset < stream.start:
                 return  # they are no longer kept
             theirs = pa.Table.from_batches(stream.read(commits[-1].offset, commits[-1].end), stream.schema)
-            if _same_rows(theirs, pa.Table.from_batches(made)):
+            if _same_rows(theirs, pa.Table.from_batches(batches)):
                 return
         raise CorruptDataError(
             "rows that tasks have written to a p-stream are ahead of the checkpoint, and differ",
@@ -197,10 +197,10 @@ def dropped_columns(columns: StructType, watermark: DataType | None) -> StructTy
     added = [StructField(REASON, StringType())]
     added += [] if watermark is None else [StructField(WATERMARK, watermark)]
     names = {name.lower() for name in columns.names}
-    if taken := [field.name for field in added if field.name in names]:
+    if clashes := [field.name for field in added if field.name in names]:
         raise InvalidUsageError(
             "an input column has the name of a column that late rows get",
-            columns=taken,
+            columns=clashes,
             hint="rename it before the operator",
         )
     return StructType([*columns.fields, *added])

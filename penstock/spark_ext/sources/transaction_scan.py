@@ -60,18 +60,18 @@ class TransactionScan:
     @classmethod
     def of(cls, stored: pa.Schema, text: str) -> TransactionScan:
         """Return the scan of the option ``transactions``."""
-        given: dict[str, Any] = json.loads(text)
-        read = StructType.fromJson(given["columns"])
+        fields: dict[str, Any] = json.loads(text)
+        read = StructType.fromJson(fields["columns"])
         columns = Columns(tuple(read.names), read)
-        if given["buckets"] == 1:
+        if fields["buckets"] == 1:
             return cls(columns, None)
         packer = TransactionPacker(
             as_arrow_of_spark(columns.spark),
-            tuple(given["needed"]),
-            given["time"],
-            given["route"],
-            given["buckets"],
-            wakes=given["wakes"],
+            tuple(fields["needed"]),
+            fields["time"],
+            fields["route"],
+            fields["buckets"],
+            wakes=fields["wakes"],
         )
         return cls(columns, packer)
 
@@ -118,11 +118,11 @@ class PieceReader:
         """
         places = [row for parcel in parcels for row in parcel.to_pylist()]
         places.sort(key=lambda row: int(row.pop(_POSITION)))
-        wanted = as_arrow_of_spark(self.columns.spark)
+        schema = as_arrow_of_spark(self.columns.spark)
 
-        def decode(found: tuple[Piece, TableBlock]) -> pa.RecordBatch:
-            piece, block = found
-            return convert(block.read(self.columns.names, piece.first, piece.stop), wanted)
+        def decode(pieces: tuple[Piece, TableBlock]) -> pa.RecordBatch:
+            piece, block = pieces
+            return convert(block.read(self.columns.names, piece.first, piece.stop), schema)
 
         blocks = read_blocks(self.segments, [Piece(**row) for row in places], self.stored)
         yield from map_ordered(decode, blocks, _THREADS)

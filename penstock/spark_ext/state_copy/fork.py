@@ -91,10 +91,10 @@ def fork_state(
     parts = len(copy.buckets) + 1
     for name, files in copy.operators.items():
         _copy(files, copy.target.child(name), SPECIFICATION_FILE)
-    for done, bucket in enumerate(copy.buckets, 1):
+    for count, bucket in enumerate(copy.buckets, 1):
         _copy_bucket(bucket, copy.target.child(bucket.operator).child(bucket.bucket))
         if progress is not None:
-            progress(done, parts)
+            progress(count, parts)
     copy.copy_spark()
     copy.finish()
     if progress is not None:

@@ -153,16 +153,16 @@ def _compare(
     }
     if SOURCE_COLUMN in stored:
         columns = StructType([*columns.fields, StructField(SOURCE_COLUMN, ByteType())])
-    gone = sorted(stored.keys() - set(columns.names))
-    if gone:
-        raise InvalidUsageError("columns are missing in the new schema", columns=gone, hint="keep them")
+    missing = sorted(stored.keys() - set(columns.names))
+    if missing:
+        raise InvalidUsageError("columns are missing in the new schema", columns=missing, hint="keep them")
     fixed = {*specification["key"], specification["time"], specification["arrival"]}
     fixed |= {specification.get("weight"), SOURCE_COLUMN}
-    known = set(specification["schema"])
+    stored_texts = set(specification["schema"])
     added, widened = [], []
     for column, text, kind in zip(columns, columns_of(columns), as_arrow_schema(columns).types, strict=True):
         name = column.name
-        if text in known:
+        if text in stored_texts:
             continue
         if name not in stored:
             if not column.nullable:

@@ -227,14 +227,14 @@ def plan_copy(
             hint="give the query's state_location itself",
         )
     unfinished = new.with_name(f"{new.name}.fork")
-    wanted = {"checkpoint": str(old), "state": states.location, "change": change and dict(change)}
-    plan = _read_plan(unfinished, wanted, at)
+    arguments = {"checkpoint": str(old), "state": states.location, "change": change and dict(change)}
+    plan = _read_plan(unfinished, arguments, at)
     batch = plan["batch"] if plan else _newest_batch(old) if at is None else at
     _check_committed(old, batch)
     held = _pointers_at(old, batch, operators)
     buckets = _buckets(held, operators, batch)
     continues = plan is not None
-    plan = plan or wanted | {"batch": batch, "query": str(uuid.UUID(new_id()))}
+    plan = plan or arguments | {"batch": batch, "query": str(uuid.UUID(new_id()))}
     target = states.child(str(plan["query"]))
     return QueryCopy(old, new, unfinished, query, plan, continues, operators, target, held, buckets)
 
@@ -266,14 +266,14 @@ def _query_in(checkpoint: Path) -> str:
         ) from error
 
 
-def _read_plan(unfinished: Path, wanted: Mapping[str, Any], at: int | None) -> dict[str, Any] | None:
+def _read_plan(unfinished: Path, arguments: Mapping[str, Any], at: int | None) -> dict[str, Any] | None:
     """Return the plan of an unfinished copy; None if there is none."""
     try:
         plan: dict[str, Any] = json.loads(bytes(LocalFiles(unfinished).read(_PLAN)))
     except FileNotFoundError:
         return None
     # Plans of version 0.1.0 have no change.
-    if any(plan.get(name) != value for name, value in wanted.items()) or at not in {None, plan["batch"]}:
+    if any(plan.get(name) != value for name, value in arguments.items()) or at not in {None, plan["batch"]}:
         raise InvalidUsageError(
             "an unfinished copy to this place has other arguments",
             directory=unfinished,
@@ -293,13 +293,13 @@ def _newest_batch(checkpoint: Path) -> int:
 
 
 def _check_committed(checkpoint: Path, batch: int) -> None:
-    known = _numbers(checkpoint / _COMMITS) & _numbers(checkpoint / _OFFSETS)
-    if batch not in known:
+    batches = _numbers(checkpoint / _COMMITS) & _numbers(checkpoint / _OFFSETS)
+    if batch not in batches:
         raise InvalidUsageError(
             "the checkpoint has no such committed micro-batch",
             at=batch,
-            oldest=min(known, default=None),
-            newest=max(known, default=None),
+            oldest=min(batches, default=None),
+            newest=max(batches, default=None),
         )
 
 
@@ -332,16 +332,16 @@ def _buckets(held: Held, operators: Mapping[str, Files], batch: int) -> list[Cop
     CorruptDataError
         If pointers belong to no operator.
     """
-    found = {}
+    buckets = {}
     for name, files in operators.items():
         pointers = pointers_of(held, files, int(specification_of(files)["buckets"]))
         if pointers:
-            found[name] = pointers
-    if len(found) != sum(map(bool, held.values())):
+            buckets[name] = pointers
+    if len(buckets) != sum(map(bool, held.values())):
         raise CorruptDataError("state of this micro-batch is gone", at=batch, hint=_RELEASED)
     return [
         CopiedBucket(name, f"{bucket:05d}", operators[name].child(f"{bucket:05d}"), pointer)
-        for name, pointers in found.items()
+        for name, pointers in buckets.items()
         for bucket, pointer in sorted(pointers.items())
     ]
 
@@ -379,5 +379,5 @@ def _copy_file(old: Path, new: Path) -> None:
 
 
 def _up_to(pattern: re.Pattern[str], name: str, last: int) -> bool:
-    found = pattern.fullmatch(name)
-    return found is None or int(found[1]) <= last
+    match = pattern.fullmatch(name)
+    return match is None or int(match[1]) <= last

@@ -96,9 +96,9 @@ def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> di
         If the file system refuses.
     """
     held = read_pointers(spark, checkpoint)
-    found = pointers_of(held, files, int(specification_of(files)["buckets"]))
-    if found is not None:
-        return found
+    pointers = pointers_of(held, files, int(specification_of(files)["buckets"]))
+    if pointers is not None:
+        return pointers
     if not any(held.values()):
         return {}
     raise CorruptDataError(

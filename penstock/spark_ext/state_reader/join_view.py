@@ -61,12 +61,12 @@ class JoinView:
         """Return the tuples that a side holds, with nulls in the other side's columns."""
         rows = block.num_rows
         of = block.column(f"{RESERVED_PREFIX}cell")
-        known = dict(zip(self.joined.left.key, (key.take(of) for key in keys), strict=True))
-        known |= {name: block.column(name) for name in block.schema.names}
+        key_columns = dict(zip(self.joined.left.key, (key.take(of) for key in keys), strict=True))
+        key_columns |= {name: block.column(name) for name in block.schema.names}
         columns = [pa.repeat(pa.scalar(side), rows)]
         fields = [pa.field("side", pa.string())]
         for field in self.joined.schema:
-            columns.append(known.get(field.name, pa.nulls(rows, field.type)))
+            columns.append(key_columns.get(field.name, pa.nulls(rows, field.type)))
             fields.append(field.with_nullable(True))
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 

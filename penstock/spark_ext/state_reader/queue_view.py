@@ -108,7 +108,7 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
     specification = stored.specification
     semantics = Semantics(specification.get("semantics") or Semantics.UPDATE)
     tables = (_KEYS,) if semantics is Semantics.UPDATE else (_KEYS, _APPENDED)
-    chosen = one_of_tables(tables, table, of=f"a queue of {semantics} semantics")
+    shown = one_of_tables(tables, table, of=f"a queue of {semantics} semantics")
     columns = stored.columns(specification["schema"], "cells", "rows")
     weight = specification.get("weight")
     stream = UpdateStream(
@@ -120,7 +120,7 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
         weight if isinstance(weight, str) else None,
     )
     policy = Policy(specification["policy"])
-    if chosen == _APPENDED:
+    if shown == _APPENDED:
         schema = displayed_schema([Ours("place", LongType()), *columns, Ours("arrived_us", LongType())])
     else:
         newest = "emitted" if semantics is Semantics.UPDATE else "newest"
@@ -131,7 +131,7 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
             *(columns[name] for name in stream.payload),
             *(Ours(name, _STORED[name]) for name in ("arrived_us", "rank", *_extra_columns(stream, policy))),
         ])  # fmt: skip
-    return QueueView(stream, policy, semantics, weight == 1, chosen == _APPENDED, schema)
+    return QueueView(stream, policy, semantics, weight == 1, shown == _APPENDED, schema)
 
 
 def _extra_columns(stream: UpdateStream, policy: Policy) -> list[str]:

@@ -130,12 +130,12 @@ def read_state(
         )
     specification = specification_of(place.files)
     if checkpoint is None:
-        chosen: list[tuple[Files, Pointer | None]] = [(bucket, None) for bucket in place.buckets]
+        places: list[tuple[Files, Pointer | None]] = [(bucket, None) for bucket in place.buckets]
     else:
-        found = committed_pointers(spark, os.fspath(checkpoint), place.files)
-        chosen = [(place.files.child(f"{bucket:05d}"), found[bucket]) for bucket in sorted(found)]
+        pointers = committed_pointers(spark, os.fspath(checkpoint), place.files)
+        places = [(place.files.child(f"{bucket:05d}"), pointers[bucket]) for bucket in sorted(pointers)]
     large = spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
-    stored = Stored(specification, functools.partial(_newest_unit, chosen), large)
+    stored = Stored(specification, functools.partial(_newest_unit, places), large)
     try:
         view = _view(stored, table, place.location)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -147,8 +147,8 @@ def read_state(
     numbered = _with_place(view.schema)
     arrow = as_arrow_schema(numbered, large=large)
     # Each number is a separate partition: one bucket a task.
-    numbers = spark.range(0, len(chosen), 1, max(len(chosen), 1))
-    return numbers.mapInArrow(_Reader(chosen, view, arrow), numbered).toDF(*view.schema.names)
+    numbers = spark.range(0, len(places), 1, max(len(places), 1))
+    return numbers.mapInArrow(_Reader(places, view, arrow), numbered).toDF(*view.schema.names)
 
 
 @dataclass(frozen=True)
@@ -214,8 +214,8 @@ class _Reader:
 
 
 def _view(stored: Stored, table: str | None, location: str) -> StateView:
-    for known, view in _VIEWS:
-        if known <= stored.specification.keys():
+    for field, view in _VIEWS:
+        if field <= stored.specification.keys():
             return view(stored, table)
     raise InvalidUsageError("the state belongs to an unknown kind of operator", location=location)
 
@@ -229,9 +229,11 @@ def _newest_unit(buckets: list[tuple[Files, Pointer | None]]) -> PUnit | None:
     return None
 
 
-def _choose_operator(found: list[Operator], query: str | None, name: str | None) -> Operator:
+def _choose_operator(operators: list[Operator], query: str | None, name: str | None) -> Operator:
     fitting = [
-        operator for operator in found if query in {None, operator.query} and name in {None, operator.name}
+        operator
+        for operator in operators
+        if query in {None, operator.query} and name in {None, operator.name}
     ]
     if len(fitting) == 1:
         return fitting[0]
@@ -239,7 +241,7 @@ def _choose_operator(found: list[Operator], query: str | None, name: str | None)
         "more than one operator matches" if fitting else "no operator matches",
         query=query,
         operator=name,
-        found=[f"{operator.query}/{operator.name}" for operator in (fitting or found)],
+        found=[f"{operator.query}/{operator.name}" for operator in (fitting or operators)],
         hint="choose one with query= and operator=",
     )
 

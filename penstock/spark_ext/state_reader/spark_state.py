@@ -100,7 +100,7 @@ def read_pointer_files(state: Files, batch: int, labels: Iterable[int], run: Run
     UnavailableError
         If the file system refuses.
     """
-    known = list(labels)
+    all_labels = list(labels)
     held: Held = {}
     try:
         for facts in state.list():
@@ -108,7 +108,7 @@ def read_pointer_files(state: Files, batch: int, labels: Iterable[int], run: Run
                 operator = state.child(facts.name)
                 partitions = partitions_of(operator)
                 if partitions:
-                    held[int(facts.name)] = _held_by(operator, partitions, batch + 1, known, run)
+                    held[int(facts.name)] = _held_by(operator, partitions, batch + 1, all_labels, run)
     except _UNKNOWN:
         return None
     return held
@@ -188,39 +188,39 @@ def _schemas(content: bytes) -> list[list[dict[str, Any]]]:
 
     if text() != b"v2":
         raise _UnknownError
-    found = []
+    schemas = []
     for _ in range(2):
         (pieces,) = struct.unpack_from(">i", content, at)
         at += 4
-        found.append(json.loads(b"".join(text() for _ in range(pieces)))["fields"])
-    return found
+        schemas.append(json.loads(b"".join(text() for _ in range(pieces)))["fields"])
+    return schemas
 
 
 def _held_by(
     operator: Files, partitions: int, version: int, labels: list[int], run: Run
 ) -> dict[int, Pointer]:
     placed = partition_labels(labels, partitions)
-    wanted = [(operator.child(str(number)), some) for number, some in enumerate(placed)]
+    parts = [(operator.child(str(number)), some) for number, some in enumerate(placed)]
     held: dict[int, Pointer] = {}
-    for found in run(partial(_newest, version), wanted):
-        held |= {label: pointer for label, pointer in found.items() if pointer is not None}
+    for pointers in run(partial(_newest, version), parts):
+        held |= {label: pointer for label, pointer in pointers.items() if pointer is not None}
     return held
 
 
 def partition_labels(labels: Iterable[int], partitions: int) -> list[set[int]]:
     """Return the labels in each of Spark's partitions."""
-    known = list(labels)
-    places = (spark_hash(np.array(known, np.int64)) % partitions).tolist()
-    found: list[set[int]] = [set() for _ in range(partitions)]
-    for label, place in zip(known, places, strict=True):
-        found[place].add(label)
-    return found
+    all_labels = list(labels)
+    places = (spark_hash(np.array(all_labels, np.int64)) % partitions).tolist()
+    result: list[set[int]] = [set() for _ in range(partitions)]
+    for label, place in zip(all_labels, places, strict=True):
+        result[place].add(label)
+    return result
 
 
 def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer | None]:
     """Return the content of a partition at a version; removed keys are None."""
     files, labels = wanted
-    found: dict[int, Pointer | None] = {}
+    pointers: dict[int, Pointer | None] = {}
     names: set[str] | None = None
     for number in range(version, 0, -1):
         whole = names is not None and f"{number}.snapshot" in names
@@ -231,13 +231,13 @@ def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer |
                 raise
             content, whole = files.read(f"{number}.snapshot"), True
         # Within a version the last entry counts; among versions the newest.
-        found = dict(_pairs(_decompress(content))) | found
+        pointers = dict(_pairs(_decompress(content))) | pointers
         # Nearly always each bucket has a new pointer in each version.
-        if whole or (labels and labels <= found.keys()):
+        if whole or (labels and labels <= pointers.keys()):
             break
         if names is None:
             names = {facts.name for facts in files.list()}
-    return found
+    return pointers
 
 
 def _decompress(content: Content) -> bytes:
@@ -247,8 +247,8 @@ def _decompress(content: Content) -> bytes:
         magic, token, size, plain_size, checksum = _BLOCK.unpack_from(view, at)
         at += _BLOCK.size
         kind = token & 0xF0
-        known = magic == _MAGIC and kind in {_RAW, _COMPRESSED} and 0 <= plain_size <= _MOST_BLOCK_BYTES
-        if not known or not 0 <= size <= len(view) - at:
+        is_valid = magic == _MAGIC and kind in {_RAW, _COMPRESSED} and 0 <= plain_size <= _MOST_BLOCK_BYTES
+        if not is_valid or not 0 <= size <= len(view) - at:
             raise _UnknownError
         block: Any = view[at : at + size]
         if kind == _COMPRESSED:

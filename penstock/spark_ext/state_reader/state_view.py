@@ -59,11 +59,11 @@ class Ours(NamedTuple):
 
 def displayed_schema(columns: Sequence[StructField | Ours]) -> StructType:
     """Return the columns of a view, after bucket and version."""
-    taken = {column.name.lower() for column in columns if isinstance(column, StructField)}
+    names = {column.name.lower() for column in columns if isinstance(column, StructField)}
     fields = []
     for column in (Ours("bucket", IntegerType()), Ours("version", LongType()), *columns):
         if isinstance(column, Ours):
-            name = f"{RESERVED_PREFIX}{column.name}" if column.name.lower() in taken else column.name
+            name = f"{RESERVED_PREFIX}{column.name}" if column.name.lower() in names else column.name
             fields.append(StructField(name, column.kind))
         else:
             fields.append(StructField(column.name, column.dataType))

@@ -150,7 +150,7 @@ class WindowView:
             return self.places.of(np.where(there, np.where(there, of[name], 0) * slide, NEVER))
 
         under = np.where(of["service"] == READY, "ready", "idle")
-        made = [
+        columns = [
             self.places.of(of["newest"]),
             pa.array(waits),
             starts("candidate", waits),
@@ -161,8 +161,8 @@ class WindowView:
             numbers(of["pending_us"]),
         ]
         if self.policy is Policy.LINECUTTING:
-            made += [numbers(of["seen_us"]), numbers(of["interval_us"], 0)]
-        return made
+            columns += [numbers(of["seen_us"]), numbers(of["interval_us"], 0)]
+        return columns
 
 
 @dataclass(frozen=True)
@@ -301,17 +301,19 @@ def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema |
     size, slide, _ = settings["window"]
     if arriving is None:
         pane = pane_ms(size, slide)
-        made = tuple(named[field.name] for field in values)
-        return WindowLayout(WindowSpec(size // pane, slide // pane), groups, made, types, {}, made[0].name)
+        partials = tuple(named[field.name] for field in values)
+        return WindowLayout(
+            WindowSpec(size // pane, slide // pane), groups, partials, types, {}, partials[0].name
+        )
     names = value_names(named.values())
-    made = tuple(
+    partials = tuple(
         _BOUNDS[field.name] if field.name in _BOUNDS else _rename(named[field.name], names)
         for field in values
     )
     size, slide = (int(text.split()[0]) for text in (size, slide))
     pane = gcd(size, slide)
     spec = WindowSpec(size // pane, slide // pane)
-    return RowLayout(spec, groups, made, types, {}, made[0].name, pane, arriving, LAST_TIME)
+    return RowLayout(spec, groups, partials, types, {}, partials[0].name, pane, arriving, LAST_TIME)
 
 
 def _is_session(settings: Mapping[str, Any]) -> bool:
@@ -323,13 +325,13 @@ def _session_layout(
 ) -> SessionLayout:
     """Return the layout of sessions; a restore combines their entries."""
     named = {partial.name: partial for partial in _partials(settings)} | _BOUNDS
-    made = tuple(named[name] for name in values.names)
-    rows = next(one.name for one in made if (one.kind, one.expression) == ("count", "*"))
+    partials = tuple(named[name] for name in values.names)
+    rows = next(one.name for one in partials if (one.kind, one.expression) == ("count", "*"))
     ends = {"first": FIRST_TIME, "last": LAST_TIME}
-    times = {one.name: ends[one.kind] for one in made if one.kind in ends}
+    times = {one.name: ends[one.kind] for one in partials if one.kind in ends}
     gap = settings["window"][3]
     return SessionLayout(
-        WindowSpec(1, 1), groups, made, types, times, rows, gap, bounds=(FIRST_TIME, LAST_TIME)
+        WindowSpec(1, 1), groups, partials, types, times, rows, gap, bounds=(FIRST_TIME, LAST_TIME)
     )
 
 

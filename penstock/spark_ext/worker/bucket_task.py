@@ -226,15 +226,15 @@ class BucketTask(Generic[S]):
         )
         place = {"location": store.files.location, "batch": batch_id}
         trace("arrived", **place, file=pointer and pointer.file_name)
-        found = _CACHE.take(store, pointer, self.operator.new_state)
+        held = _CACHE.take(store, pointer, self.operator.new_state)
         try:
             # The previous owner of the bucket may have died and left files.
             if (
-                found.loads
-                or found.handle.releasable_files(self.retain_versions)
+                held.loads
+                or held.handle.releasable_files(self.retain_versions)
                 or self._sweeps(bucket, batch_id)
             ):
-                _background().submit(_release, store, found.handle)
+                _background().submit(_release, store, held.handle)
             loaded = monotonic_s()
             task_share = TaskShare(
                 bucket,
@@ -245,23 +245,23 @@ class BucketTask(Generic[S]):
                 query_id,
             )
             if self.operator.follows_clock:
-                batches, metrics = self._run_recorded(store, found, parcels, task_share, clock)
+                batches, metrics = self._run_recorded(store, held, parcels, task_share, clock)
             else:
-                batches, metrics = self.operator.run(found.state, parcels, task_share, clock)
+                batches, metrics = self.operator.run(held.state, parcels, task_share, clock)
             served = monotonic_s()
-            handle = store.commit(found.state, found.handle)
+            handle = store.commit(held.state, held.handle)
             trace("checkpointed", **place, chain=[link.pointer.file_name for link in handle.links])
             failpoint("operator.after_commit")
-            metrics.state_bytes = found.state.size_bytes
+            metrics.state_bytes = held.state.size_bytes
         except BaseException:
             # A failed attempt may have changed it.
-            found.state.close()
+            held.state.close()
             raise
-        _CACHE.put(store, found.state, handle)
+        _CACHE.put(store, held.state, handle)
         metrics.duration_ms["load"] = 1000 * (loaded - begin)
         metrics.duration_ms["commit"] = 1000 * (monotonic_s() - served)
-        metrics.state_bytes_written = handle.bytes_since(found.handle)
-        metrics.hits, metrics.catch_ups, metrics.loads = found.hits, found.catch_ups, found.loads
+        metrics.state_bytes_written = handle.bytes_since(held.handle)
+        metrics.hits, metrics.catch_ups, metrics.loads = held.hits, held.catch_ups, held.loads
         return handle.pointer, batches, metrics
 
     def _sweeps(self, bucket: int, batch_id: int) -> bool:
@@ -276,26 +276,26 @@ class BucketTask(Generic[S]):
     def _run_recorded(
         self,
         store: BucketStore,
-        found: Found[S],
+        held: Found[S],
         parcels: Iterable[Parcel],
         task_share: TaskShare,
         clock: Clock,
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Run an operator that follows the clock, with the times of the recorded attempt, if there is one."""
-        record = ClockRecord(store.files, found.handle)
+        record = ClockRecord(store.files, held.handle)
         parcels = list(parcels)  # for a second run
         recorded = record.read()
         heard = RecordedClock(clock, recorded or [])
-        batches, metrics = self.operator.run(found.state, parcels, task_share, heard)
+        batches, metrics = self.operator.run(held.state, parcels, task_share, heard)
         if recorded is None:
             try:
                 record.publish(heard.readings)
             except ConflictError:
                 # Another attempt was faster, and its output may have been seen.
-                found.state.close()
-                found.become(_CACHE.take(store, found.handle.pointer, self.operator.new_state))
+                held.state.close()
+                held.become(_CACHE.take(store, held.handle.pointer, self.operator.new_state))
                 heard = RecordedClock(clock, record.read() or [])
-                batches, metrics = self.operator.run(found.state, parcels, task_share, heard)
+                batches, metrics = self.operator.run(held.state, parcels, task_share, heard)
         return batches, metrics
 
     def specification(self) -> dict[str, Any]:

@@ -47,16 +47,16 @@ def prepare_workers(spark: SparkSession) -> None:
     InvalidUsageError
         If workers on a cluster, or behind Spark Connect, cannot run Penstock, or have another version of it.
     """
-    known: Any = spark if is_connect(spark) else spark.sparkContext
-    if known in _prepared:
+    context: Any = spark if is_connect(spark) else spark.sparkContext
+    if context in _prepared:
         return
     if is_connect(spark):
         _prepare_server(spark)
-    elif not str(known.master).startswith("local"):
-        _prepare_cluster(known)
-    elif known.pythonExec != sys.executable:
-        _use_drivers_python(known)
-    _prepared.add(known)
+    elif not str(context.master).startswith("local"):
+        _prepare_cluster(context)
+    elif context.pythonExec != sys.executable:
+        _use_drivers_python(context)
+    _prepared.add(context)
 
 
 def _use_drivers_python(context: SparkContext) -> None:
@@ -129,8 +129,8 @@ def _no_module(names: str) -> str:
     return f"no module {names}"
 
 
-def _lack_in(found: list[str]) -> str | None:
-    missing, version = found
+def _lack_in(facts: list[str]) -> str | None:
+    missing, version = facts
     if missing:
         return _no_module(missing)
     return None if version == __version__ else f"penstock {version} where the driver has {__version__}"
@@ -139,10 +139,10 @@ def _lack_in(found: list[str]) -> str | None:
 def _lack_of_workers(context: SparkContext) -> str | None:
     """Return what workers lack, by a job of one task; None if they lack nothing."""
     try:
-        (found,) = context.parallelize([0], 1).map(_probe()).collect()
+        (facts,) = context.parallelize([0], 1).map(_probe()).collect()
     except (Py4JError, PySparkException) as error:
         return root_cause(error)
-    return _lack_in(found)
+    return _lack_in(facts)
 
 
 def _lack_of_server(spark: SparkSession) -> str | None:

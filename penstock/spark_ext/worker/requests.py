@@ -147,9 +147,9 @@ class RequestPacker:
                     yield parcel_row(labels[int(number)], 0, parcel)
 
     def _buckets(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        found = np.zeros(rows.num_rows, np.int64)
+        buckets = np.zeros(rows.num_rows, np.int64)
         if self.buckets == 1 or self.route is None:
-            return found
+            return buckets
         called = np.array(rows.column("procedure").to_pylist(), object)
         arguments = rows.column("arguments").to_pylist()
         for procedure in set(called):
@@ -161,8 +161,8 @@ class RequestPacker:
             events, misfits = decode_values([arguments[place] for place in places], schema)
             fitting = np.delete(places, misfits)
             values = events.column(attribute).cast(self.route, safe=False)
-            found[fitting] = bucket_of_values(values, self.buckets)
-        return found
+            buckets[fitting] = bucket_of_values(values, self.buckets)
+        return buckets
 
 
 def sort_requests(parcels: list[pa.RecordBatch]) -> pa.RecordBatch:

@@ -96,8 +96,8 @@ def was_available_now(query: StreamingQuery) -> bool:
 
 def _started_by(query: StreamingQuery) -> functools.partial[StreamingQuery] | None:
     # Users may wrap a query, by a class of their own.
-    found: functools.partial[StreamingQuery] | None = getattr(query, _START, None)
-    return found
+    call: functools.partial[StreamingQuery] | None = getattr(query, _START, None)
+    return call
 
 
 def _note_settings(setter: Callable[..., DataStreamWriter]) -> Callable[..., DataStreamWriter]:
@@ -105,8 +105,8 @@ def _note_settings(setter: Callable[..., DataStreamWriter]) -> Callable[..., Dat
 
     @functools.wraps(setter)
     def noted(writer: DataStreamWriter, /, *arguments: Any, **options: Any) -> DataStreamWriter:
-        known = vars(writer).setdefault(_SETTINGS, {})
-        known.update(_settings_in(setter, writer, arguments, options))
+        settings = vars(writer).setdefault(_SETTINGS, {})
+        settings.update(_settings_in(setter, writer, arguments, options))
         return setter(writer, *arguments, **options)
 
     return noted
@@ -117,13 +117,13 @@ def _settings_in(
 ) -> dict[str, str]:
     """Return the settings in a call of a writer's method; none if Spark will refuse the call."""
     try:
-        given = signature(method).bind(writer, *arguments, **options).arguments
+        bound = signature(method).bind(writer, *arguments, **options).arguments
     except TypeError:
         return {}
     if method.__name__ == "option":
-        given = {given["key"]: given["value"]}
-    found = {**given, **given.get("options", {})}
-    return {str(name).lower(): str(value) for name, value in found.items() if value is not None}
+        bound = {bound["key"]: bound["value"]}
+    settings = {**bound, **bound.get("options", {})}
+    return {str(name).lower(): str(value) for name, value in settings.items() if value is not None}
 
 
 def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
@@ -160,10 +160,10 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         spark = session_of_writer(writer)
         if is_connect(spark):
             # If the checkpoint is on the server's disk, only the started query knows its id.
-            known = _id_in(checkpoint) is not None
+            has_id = _id_in(checkpoint) is not None
         else:
-            known = checkpoint is None or local_path(checkpoint) is not None
-        if known:
+            has_id = checkpoint is None or local_path(checkpoint) is not None
+        if has_id:
             if is_local(spark):
                 for location in {task.state_location for task in tasks}:
                     _check_writable(location)
@@ -174,7 +174,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         except Py4JJavaError as error:  # an unknown sink, or a file system that refuses
             raise failure_of(error, "the query cannot start") from None
         try:
-            if not known:
+            if not has_id:
                 _log_notes(tasks, str(query.id), query.name or query.id)
         except BaseException:
             query.stop()

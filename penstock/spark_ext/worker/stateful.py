@@ -237,8 +237,8 @@ class _BucketFunction:
 def _query_name(context: TaskContext | None) -> str | None:
     """Return the name of the query whose task runs: Spark describes its jobs as ``NAME<br/>id = ...``."""
     described = context and context.getLocalProperty("spark.job.description")
-    name, found, _ = (described or "").partition("id = ")
-    return name.removesuffix("<br/>").strip() or None if found else None
+    name, separator, _ = (described or "").partition("id = ")
+    return name.removesuffix("<br/>").strip() or None if separator else None
 
 
 def result_frames(

@@ -128,10 +128,10 @@ class TransactionOperator:
             if not rows.num_rows:
                 continue
             first = state.transactions
-            made = state.run(self.program, cast_to_schema(rows.select(schema.names), schema), bounds)
-            batches.append(self._results(share, first, rows, made, bounds))
-            metrics.rows_out += made.num_rows
-            metrics.committed += made.column(made.schema.get_field_index(REJECTED)).null_count
+            results = state.run(self.program, cast_to_schema(rows.select(schema.names), schema), bounds)
+            batches.append(self._results(share, first, rows, results, bounds))
+            metrics.rows_out += results.num_rows
+            metrics.committed += results.column(results.schema.get_field_index(REJECTED)).null_count
         if held and self.batch is not None:
             hold_events(state, waiting)
         metrics.held = 0 if waiting is None else waiting.num_rows
@@ -175,7 +175,7 @@ class TransactionOperator:
         share: TaskShare,
         first: int,
         rows: pa.RecordBatch,
-        made: pa.RecordBatch,
+        results: pa.RecordBatch,
         bounds: npt.NDArray[np.int64] | None,
     ) -> pa.RecordBatch:
         count = rows.num_rows
@@ -184,7 +184,7 @@ class TransactionOperator:
             pa.array(np.full(count, share.bucket, np.int32)),
             pa.array(numbers if bounds is None else np.repeat(numbers, np.diff(bounds))),
             *(rows.column(name) for name in self.keep),
-            *made.columns,
+            *results.columns,
         ]
-        names = ["bucket", "transaction", *self.keep, *made.schema.names]
+        names = ["bucket", "transaction", *self.keep, *results.schema.names]
         return pa.RecordBatch.from_arrays(arrays, names)

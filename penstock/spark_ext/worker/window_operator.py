@@ -145,14 +145,14 @@ class WindowOperator:
         entering = WindowArrivals(gathered.arriving(0), gathered.watermark(0, self.delay))
         dropped = self._dropped_rows(gathered.whole, state.oldest, state.watermark)
         if isinstance(state, UpdateWindows):
-            made = self._serve(state, entering, gathered.dropped, task_share, clock)
+            output = self._serve(state, entering, gathered.dropped, task_share, clock)
         else:
-            made = self._close(state, entering, gathered.dropped, started, clock)
+            output = self._close(state, entering, gathered.dropped, started, clock)
         if self.late is not None and dropped:
             begin = monotonic_s()
             self.late.write(dropped, task_share.query_id, task_share.batch_id, task_share.bucket)
-            made[1].duration_ms["late"] = 1000 * (monotonic_s() - begin)
-        return made
+            output[1].duration_ms["late"] = 1000 * (monotonic_s() - begin)
+        return output
 
     def _dropped_rows(
         self, whole: list[pa.RecordBatch], oldest: int | None, watermark: int | None
@@ -174,17 +174,17 @@ class WindowOperator:
     def _close(
         self, state: Panes, entering: WindowArrivals, dropped: int, started: int, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        done = state.run(entering.entries, entering.watermark, self.closing)
+        result = state.run(entering.entries, entering.watermark, self.closing)
         metrics = BatchMetrics(
-            rows_in=done.rows_in + dropped,
-            late=done.late,
+            rows_in=result.rows_in + dropped,
+            late=result.late,
             dropped=dropped,
-            emitted=done.closed,
-            rows_out=sum(batch.num_rows for batch in done.windows),
-            keys=done.groups,
+            emitted=result.closed,
+            rows_out=sum(batch.num_rows for batch in result.windows),
+            keys=result.groups,
         )
         metrics.duration_ms = {"assemble": (clock() - started) / 1000}
-        return done.windows, metrics
+        return result.windows, metrics
 
     def _serve(
         self,

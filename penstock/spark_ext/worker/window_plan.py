@@ -148,11 +148,13 @@ class WindowPlan(ABC):
         columns : iterable of str
             Names and types of the fragments' inputs, which are fixed for the life of a checkpoint.
         """
-        made = spark_windows(self.layout)
+        schema = spark_windows(self.layout)
         waits = self.options.limits != Budget()
         operator = self._operator(columns, place)
         own = has_own_workers(self.layout)
-        windows = place.run(parcels, operator, made, as_arrow_of_spark(made), waits=waits, own_workers=own)
+        windows = place.run(
+            parcels, operator, schema, as_arrow_of_spark(schema), waits=waits, own_workers=own
+        )
         return windows.select(*self.compute_columns())
 
     def write_directly(
@@ -165,9 +167,9 @@ class WindowPlan(ABC):
     ) -> DataFrame:
         """Return descriptors of results that the operator writes itself; see `results`."""
         operator = replace(self._operator(columns, place), closing=finish)
-        made = as_arrow_of_spark(DESCRIPTORS)
+        schema = as_arrow_of_spark(DESCRIPTORS)
         own = has_own_workers(self.layout)
-        return place.run(parcels, operator, DESCRIPTORS, made, waits=False, own_workers=own, into=into)
+        return place.run(parcels, operator, DESCRIPTORS, schema, waits=False, own_workers=own, into=into)
 
     def fold_windows(
         self, place: Stateful, parcels: DataFrame, columns: Iterable[str], fold: WindowAccumulator
@@ -175,8 +177,8 @@ class WindowPlan(ABC):
         """Return the windows folded by the operator; see `results`."""
         operator = replace(self._operator(columns, place), closing=fold)
         own = has_own_workers(self.layout)
-        made = spark_schema(fold.made)
-        return place.run(parcels, operator, made, fold.made, waits=False, own_workers=own)
+        schema = spark_schema(fold.made)
+        return place.run(parcels, operator, schema, fold.made, waits=False, own_workers=own)
 
     @abstractmethod
     def finish(self, steps: Sequence[Step]) -> Finish | None:
@@ -242,12 +244,12 @@ class WindowPlan(ABC):
 
     def compute_columns(self) -> list[Column]:
         """Return groups, window and aggregates, computed by Spark from windows' partials."""
-        made: dict[str, Column] = {name: sf.col(quote(name)) for name in self.fragments.group_by}
+        columns: dict[str, Column] = {name: sf.col(quote(name)) for name in self.fragments.group_by}
         start, end = self._bounds()
-        made[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
+        columns[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
         for name, text in self.assembly.aggregates.items():
-            made[name] = sf.expr(text)
-        return [cast_to_field(made[field.name], field) for field in self.output]
+            columns[name] = sf.expr(text)
+        return [cast_to_field(columns[field.name], field) for field in self.output]
 
     @abstractmethod
     def _bounds(self) -> tuple[Column, Column]:
@@ -296,9 +298,9 @@ def wraps_around(spark: SparkSession) -> bool:
     return spark.conf.get("spark.sql.ansi.enabled") != "true"
 
 
-def cast_to_field(made: Column, field: StructField) -> Column:
+def cast_to_field(column: Column, field: StructField) -> Column:
     """Return a column with a field's name and type, by default Spark's own type."""
-    return (made if isinstance(field.dataType, NullType) else made.cast(field.dataType)).alias(field.name)
+    return (column if isinstance(field.dataType, NullType) else column.cast(field.dataType)).alias(field.name)
 
 
 def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ...]]:
@@ -327,6 +329,6 @@ def has_own_workers(layout: WindowLayout) -> bool:
 def spark_windows(layout: WindowLayout) -> StructType:
     """Return the schema of the windows' partials as Spark has it."""
     names = pa.schema([*layout.groups, *layout.results])
-    known = {field.name: field for field in spark_schema(names)}
-    known[START] = StructField(START, LongType())
-    return StructType([known[name] for name in layout.window.names])
+    fields = {field.name: field for field in spark_schema(names)}
+    fields[START] = StructField(START, LongType())
+    return StructType([fields[name] for name in layout.window.names])

@@ -23,11 +23,13 @@ _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 @kernel
-def number_block(words: Words, begin: int, end: int, table: Any, known: Words, count: int, out: Any) -> int:
+def number_block(
+    words: Words, begin: int, end: int, table: Any, numbered_words: Words, count: int, out: Any
+) -> int:
     """Write the number of each of ``words[begin:end]`` to `out`; return the count of known words.
 
-    `table` and `known` must have room for all of the words. All words are hashed first, so that the processor
-    fetches the slots of several words in parallel.
+    `table` and `numbered_words` must have room for all words. All words are hashed first, so that the
+    processor fetches the slots of several words in parallel.
     """
     mask = np.uint64(table.shape[0] - 1)
     for i in range(begin, end):
@@ -38,13 +40,13 @@ def number_block(words: Words, begin: int, end: int, table: Any, known: Words, c
     for i in range(begin, end):
         word, probe = words[i], out[i - begin]
         number = np.int64(table[probe])
-        while number >= 0 and known[number] != word:
+        while number >= 0 and numbered_words[number] != word:
             probe = (probe + 1) & np.int64(mask)
             number = np.int64(table[probe])
         if number < 0:
             number = np.int64(count)
             table[probe] = number
-            known[number] = word
+            numbered_words[number] = word
             count += 1
         out[i - begin] = number
     return count

@@ -234,23 +234,23 @@ class RocksdbTable:
     def size_bytes(self) -> int:
         """Memory of the table, without the block cache of the process."""
         database = 0 if self._database is None else self._database.size_bytes
-        known = 0 if self._known is None else self._known.size_bytes
-        return database + known
+        key_set_bytes = 0 if self._known is None else self._known.size_bytes
+        return database + key_set_bytes
 
     def get(self, keys: pa.RecordBatch) -> tuple[pa.RecordBatch, Found]:
         """Return the values of `keys`, null for absent keys, and the mask of the keys found."""
         order, sorted_keys = self._sort_keys(self._layout.keys_of(keys))
         entries = self._open.get(sorted_keys)
         there = _not_none(entries)
-        found = np.zeros(len(order), np.bool_)
-        found[order] = there
+        mask = np.zeros(len(order), np.bool_)
+        mask[order] = there
         rank = np.zeros(len(order), np.int64)
         rank[order] = np.cumsum(there) - 1
         present = [entry for entry in entries if entry is not None]
-        rows = self._decode(present, rank[found])
-        if not found.all():
-            rows = rows.take(pa.array(np.cumsum(found) - 1, mask=~found))
-        return rows, found
+        rows = self._decode(present, rank[mask])
+        if not mask.all():
+            rows = rows.take(pa.array(np.cumsum(mask) - 1, mask=~mask))
+        return rows, mask
 
     def put(self, rows: pa.RecordBatch) -> None:
         """Insert or replace rows. The last row of a repeated key wins."""

@@ -433,6 +433,6 @@ def _fit(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
     if capacity == len(array):
         return array
     fitted = np.zeros((capacity, *array.shape[1:]), array.dtype)
-    kept = min(capacity, len(array))
-    fitted[:kept] = array[:kept]
+    count = min(capacity, len(array))
+    fitted[:count] = array[:count]
     return fitted

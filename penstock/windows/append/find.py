@@ -38,13 +38,13 @@ def find_windows(
         piece = slice(begin, end)
         if (begin, end, low, high) != (0, len(ids), first, last):
             count = _max_windows(spec, ids[piece], panes[piece], low, high)
-        known, *found = (np.empty(room, np.int64) for room in (min(count, end - begin), *[count] * 4))
+        group_ids, *arrays = (np.empty(room, np.int64) for room in (min(count, end - begin), *[count] * 4))
         groups, count = sliding_kernels.find_windows(
-            ids[piece], panes[piece], spec.size, spec.slide, low, high, known, *found
+            ids[piece], panes[piece], spec.size, spec.slide, low, high, group_ids, *arrays
         )
         if count:
             yield WindowRanges(
-                partials.piece(begin, end), known[:groups], *(column[:count] for column in found)
+                partials.piece(begin, end), group_ids[:groups], *(column[:count] for column in arrays)
             )
 
 

@@ -52,9 +52,9 @@ class PanePartials:
         values = pc.take(self.values, pa.array(rows), boundscheck=False)
         return PanePartials(self.ids[rows], self.panes[rows], values)
 
-    def where(self, chosen: npt.NDArray[np.bool_]) -> PanePartials:
+    def where(self, mask: npt.NDArray[np.bool_]) -> PanePartials:
         """Return the partials that a mask selects."""
-        return self if chosen.all() else self.take(np.flatnonzero(chosen))
+        return self if mask.all() else self.take(np.flatnonzero(mask))
 
     def piece(self, low: int, high: int) -> PanePartials:
         """Return the partials in ``[low, high)``, without copying."""
@@ -77,8 +77,8 @@ class PanePartials:
     @classmethod
     def concat(cls, parts: Iterable[PanePartials]) -> PanePartials:
         """Concatenate all parts (at least one) in order."""
-        known = list(parts)
-        there = [part for part in known if len(part)] or known[:1]
+        all_parts = list(parts)
+        there = [part for part in all_parts if len(part)] or all_parts[:1]
         if len(there) == 1:
             return there[0]
         return cls(

@@ -102,16 +102,16 @@ class Panes(ABC):
 
         partials = emitter.partials
 
-        def emit(found: WindowRanges) -> tuple[int, Any]:
-            closed = self._collect_closed(found, partials)
+        def emit(ranges: WindowRanges) -> tuple[int, Any]:
+            closed = self._collect_closed(ranges, partials)
             return len(closed.of), emitter(closed)
 
-        found = self._close()
-        done = [] if found is None else list(map_ordered(emit, found, _THREADS))
-        if found is not None:
+        batches = self._close()
+        results = [] if batches is None else list(map_ordered(emit, batches, _THREADS))
+        if batches is not None:
             self._discard()
-        windows = emitter.collect([part for _, part in done])
-        return PanesResult(windows, rows_in, late, self._live(), sum(count for count, _ in done))
+        windows = emitter.collect([part for _, part in results])
+        return PanesResult(windows, rows_in, late, self._live(), sum(count for count, _ in results))
 
     def finalize_panes(
         self, arriving: Iterable[pa.RecordBatch], watermark: int | None
@@ -130,9 +130,9 @@ class Panes(ABC):
             none = PanePartials.none(self._layout)
             return FinalPanes(none.ids, none.panes, none.values), rows_in, late
         held = self._held.whole()
-        done = self._is_final(held)
-        self._held.replace(held.where(~done))
-        final = self._order_final(combine_duplicates(self._layout, held.where(done), always=True))
+        is_final = self._is_final(held)
+        self._held.replace(held.where(~is_final))
+        final = self._order_final(combine_duplicates(self._layout, held.where(is_final), always=True))
         return FinalPanes(final.ids, final.panes, final.values), rows_in, late
 
     # ------------------------------------------------------------------- time and count panes differ
@@ -210,10 +210,10 @@ class Panes(ABC):
         return int(np.count_nonzero(self._has_partials()))
 
     def _has_partials(self) -> npt.NDArray[np.bool_]:
-        known = np.zeros(len(self._index), np.bool_)
+        mask = np.zeros(len(self._index), np.bool_)
         for part in self._held.parts:
-            known[part.ids] = True
-        return known
+            mask[part.ids] = True
+        return mask
 
     def _many_silent(self) -> bool:
         """Return whether many groups have no partials."""
@@ -226,15 +226,16 @@ class Panes(ABC):
         if not self._many_silent():
             return
         held = self._held.whole()
-        known, again = np.unique(held.ids, return_inverse=True)
-        groups = self._codec.decode(self._index.words, self._index.starts(known))
+        live_ids, again = np.unique(held.ids, return_inverse=True)
+        groups = self._codec.decode(self._index.words, self._index.starts(live_ids))
         self._index = KeyIndex()
-        numbers = self._index.find_or_add(self._codec.encode(groups, len(known)))
+        numbers = self._index.find_or_add(self._codec.encode(groups, len(live_ids)))
         self._held.replace(PanePartials(numbers[again], held.panes, held.values))
         # Groups with needed partials keep a number.
         fresh = [part.where(self._needed(part)) for part in self._arrived]
         self._arrived = [
-            PanePartials(numbers[np.searchsorted(known, part.ids)], part.panes, part.values) for part in fresh
+            PanePartials(numbers[np.searchsorted(live_ids, part.ids)], part.panes, part.values)
+            for part in fresh
         ]
 
     # -------------------------------------------------------------------------------- shared by both
@@ -274,22 +275,22 @@ class Panes(ABC):
         """Return the windows from `first` to `last` that contain sorted partials; see `find_windows`."""
         return find_windows(self._layout.spec, partials, panes, first, last, self._limits.chunk_windows)
 
-    def _collect_closed(self, found: WindowRanges, reads: Container[str] | None) -> ClosedWindows:
-        layout, entries = self._layout, found.entries
+    def _collect_closed(self, ranges: WindowRanges, reads: Container[str] | None) -> ClosedWindows:
+        layout, entries = self._layout, ranges.entries
         values = slide(
             layout.partials,
             layout.times,
             entries.panes,
             entries.values,
-            found.low,
-            found.high,
+            ranges.low,
+            ranges.high,
             closing=True,
             reads=reads,
         )
-        known = self.groups_of(found.known)
+        groups = self.groups_of(ranges.known)
         slide_by = layout.spec.slide
-        starts = found.windows if slide_by == 1 else found.windows * slide_by
-        return ClosedWindows(known, pa.array(found.of), pa.array(starts), values)
+        starts = ranges.windows if slide_by == 1 else ranges.windows * slide_by
+        return ClosedWindows(groups, pa.array(ranges.of), pa.array(starts), values)
 
     # ----------------------------------------------------------------------------------------- state
 

@@ -69,10 +69,10 @@ def slide(
     pyarrow.RecordBatch
         m rows: entries, or partials of windows (`type_of_windows`).
     """
-    wanted = [partial for partial in partials if reads is None or partial.name in reads]
+    needed_partials = [partial for partial in partials if reads is None or partial.name in reads]
     deviations = deviation_sources(partials)
     columns = []
-    for partial in wanted:
+    for partial in needed_partials:
         column = entries.column(partial.name)
         match partial.kind:
             case "distinct" if closing:
@@ -101,7 +101,7 @@ def slide(
                 pick = sliding_kernels.slide_first if partial.kind == "first" else sliding_kernels.slide_last
                 pick(panes, when, low, high, at)
                 columns.append(column.take(pa.array(at)))
-    return pa.RecordBatch.from_arrays(columns, [partial.name for partial in wanted])
+    return pa.RecordBatch.from_arrays(columns, [partial.name for partial in needed_partials])
 
 
 def partials_of_windows(partials: Sequence[Partial], entries: pa.RecordBatch) -> pa.RecordBatch:
@@ -139,8 +139,8 @@ def _have_values(column: _Column, low: Integers, high: Integers) -> npt.NDArray[
         return None
     valid = column.is_valid().to_numpy(zero_copy_only=False)
     running = _running_sum(valid.astype(np.int64))
-    seen = running[high] > running[low]
-    return None if seen.all() else seen
+    mask = running[high] > running[low]
+    return None if mask.all() else mask
 
 
 def _running_sum(values: Integers) -> Integers:
@@ -157,27 +157,27 @@ def _numbers(column: _Column, null: Any) -> npt.NDArray[Any]:
 
 
 def _sum(column: _Column, low: Integers, high: Integers) -> _Column:
-    seen = _have_values(column, low, high)
+    mask = _have_values(column, low, high)
     if column.type == WIDE or (column.type == pa.int64() and _may_overflow(column)):
         filled = pc.fill_null(column, 0) if column.null_count else column
         running = np.empty((len(column) + 1, 2), np.int64)
         lows, highs = np.empty(len(low), np.int64), np.empty(len(low), np.int64)
         sliding_kernels.add_wide_ranges(*to_words(filled), low, high, running, lows, highs)
-        return from_words(lows, highs, None if seen is None else ~seen)
+        return from_words(lows, highs, None if mask is None else ~mask)
     values = _numbers(column, 0)
     sums = np.empty(len(low), values.dtype)
     if values.dtype == np.int64:
         sliding_kernels.add_ranges(values, low, high, np.empty(len(values) + 1, np.int64), sums)
     else:
         sliding_kernels.slide_sum(values, low, high, np.empty(len(values), values.dtype), sums)
-    return pa.array(sums, mask=None if seen is None else ~seen)
+    return pa.array(sums, mask=None if mask is None else ~mask)
 
 
 def _deviations(count: _Column, total: _Column, m2: _Column, low: Integers, high: Integers) -> _Column:
-    seen = _have_values(m2, low, high)
-    counts, suffix, found = bare_values(count), np.empty((len(m2), 3)), np.empty(len(low))
-    moment_kernels.slide(counts, *divide_sums(counts, total), bare_values(m2), low, high, suffix, found)
-    return pa.array(found, mask=None if seen is None else ~seen)
+    mask = _have_values(m2, low, high)
+    counts, suffix, result = bare_values(count), np.empty((len(m2), 3)), np.empty(len(low))
+    moment_kernels.slide(counts, *divide_sums(counts, total), bare_values(m2), low, high, suffix, result)
+    return pa.array(result, mask=None if mask is None else ~mask)
 
 
 def _may_overflow(column: _Column) -> bool:
@@ -186,7 +186,7 @@ def _may_overflow(column: _Column) -> bool:
 
 
 def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> _Column:
-    seen = _have_values(column, low, high)
+    mask = _have_values(column, low, high)
     kind = integer_type(column.type)
     if kind is None:
         null: Any = -np.inf if greatest else np.nan
@@ -197,15 +197,15 @@ def _extreme(column: _Column, greatest: bool, low: Integers, high: Integers) -> 
     at = np.empty(len(low), np.int64)
     sliding_kernels.slide_extreme(values, greatest, low, high, np.empty(len(values), np.int64), at)
     best = values[at]
-    found = pa.array(best, mask=None if seen is None else ~seen)
-    return found if found.type == column.type else found.view(column.type)
+    rows = pa.array(best, mask=None if mask is None else ~mask)
+    return rows if rows.type == column.type else rows.view(column.type)
 
 
 def _count_distinct(column: _Column, low: Integers, high: Integers) -> _Column:
     bounds = column.offsets.to_numpy().astype(np.int64)
     values = column.values.slice(bounds[0], bounds[-1] - bounds[0])
-    known, bounds = KeyIndex(), bounds - bounds[0]
-    numbers = known.find_or_add(KeyCodec([pa.field("value", values.type)]).encode([values]))
+    index, bounds = KeyIndex(), bounds - bounds[0]
+    numbers = index.find_or_add(KeyCodec([pa.field("value", values.type)]).encode([values]))
     counts = np.empty(len(low), np.int64)
-    sliding_kernels.slide_distinct(numbers, bounds[low], bounds[high], np.zeros(len(known), np.int64), counts)
+    sliding_kernels.slide_distinct(numbers, bounds[low], bounds[high], np.zeros(len(index), np.int64), counts)
     return pa.array(counts)

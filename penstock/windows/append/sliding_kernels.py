@@ -58,13 +58,13 @@ def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
 
 
 @kernel
-def merge(ids: Any, panes: Any, known: int, order: Any, out: Any) -> None:
-    """Merge the first `known` entries and the other entries, both sorted.
+def merge(ids: Any, panes: Any, count: int, order: Any, out: Any) -> None:
+    """Merge the first `count` entries and the other entries, both sorted.
 
     The others come last among equals.
     """
     i, j, at = 0, 0, 0
-    while i < known and j < order.shape[0]:
+    while i < count and j < order.shape[0]:
         new = order[j]
         if ids[new] < ids[i] or (ids[new] == ids[i] and panes[new] < panes[i]):
             out[at] = new
@@ -73,7 +73,7 @@ def merge(ids: Any, panes: Any, known: int, order: Any, out: Any) -> None:
             out[at] = i
             i += 1
         at += 1
-    while i < known:
+    while i < count:
         out[at] = i
         i += 1
         at += 1
@@ -156,7 +156,7 @@ def find_windows(
     slide: int,
     first: int,
     last: int,
-    known: Any,
+    group_ids: Any,
     of: Any,
     windows: Any,
     low: Any,
@@ -172,10 +172,10 @@ def find_windows(
         In panes.
     first, last : int
         Numbers of windows.
-    known : int64 array
+    group_ids : int64 array
         Output: the groups that have a window.
     of, windows, low, high : int64 arrays
-        Output per window: the index of its group in `known`, its number, and its range of entries.
+        Output per window: the index of its group in `group_ids`, its number, and its range of entries.
 
     Returns
     -------
@@ -208,7 +208,7 @@ def find_windows(
                 a += 1
                 k = a
         if count > begin:
-            known[groups] = ids[i]
+            group_ids[groups] = ids[i]
             groups += 1
         i = end
     return groups, count
@@ -385,18 +385,18 @@ def slide_distinct(values: Any, low: Any, high: Any, counts: Any, out: Any) -> N
         Scratch memory: counts by value number, all zero before and after.
     out : int64 array of m
     """
-    lo, hi, found = 0, 0, 0
+    lo, hi, count = 0, 0, 0
     for i in range(low.shape[0]):
         if low[i] >= hi:
             for j in range(lo, hi):
                 if values[j] >= 0:
                     counts[values[j]] = 0
-            lo, hi, found = low[i], low[i], 0
+            lo, hi, count = low[i], low[i], 0
         while hi < high[i]:
             v = values[hi]
             if v >= 0:
                 if counts[v] == 0:
-                    found += 1
+                    count += 1
                 counts[v] += 1
             hi += 1
         while lo < low[i]:
@@ -404,16 +404,16 @@ def slide_distinct(values: Any, low: Any, high: Any, counts: Any, out: Any) -> N
             if v >= 0:
                 counts[v] -= 1
                 if counts[v] == 0:
-                    found -= 1
+                    count -= 1
             lo += 1
-        out[i] = found
+        out[i] = count
     for j in range(lo, hi):
         if values[j] >= 0:
             counts[values[j]] = 0
 
 
 @kernel
-def find_equal(window_groups: Any, values: Any, wanted: Any, out: Any) -> int:
+def find_equal(window_groups: Any, values: Any, targets: Any, out: Any) -> int:
     """Find the rows whose value equals their window group's value (NaN equals NaN); return their number.
 
     Rows of window group 0 are not found.
@@ -422,7 +422,7 @@ def find_equal(window_groups: Any, values: Any, wanted: Any, out: Any) -> int:
     ----------
     window_groups : int32 array of n
     values : array of n
-    wanted : array
+    targets : array
         Value of each window group.
     out : int64 array of n
         Output: the rows.
@@ -430,7 +430,7 @@ def find_equal(window_groups: Any, values: Any, wanted: Any, out: Any) -> int:
     count = 0
     for i in range(window_groups.shape[0]):
         window_group, value = window_groups[i], values[i]
-        best = wanted[window_group]
+        best = targets[window_group]
         if window_group > 0 and (value == best or (value != value and best != best)):  # noqa: PLR0124 - NaN
             out[count] = i
             count += 1

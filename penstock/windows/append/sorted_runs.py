@@ -128,8 +128,8 @@ def merge_sorted(parts: Iterable[PanePartials], *, free_span: int = FREE_SPAN) -
 
     If there are few groups (`is_narrow`), parts that follow each other are concatenated by group.
     """
-    known = list(parts)
-    there = [part for part in known if len(part)] or known[:1]
+    all_parts = list(parts)
+    there = [part for part in all_parts if len(part)] or all_parts[:1]
     if len(there) == 1:
         return there[0]
     rows = sum(map(len, there))
@@ -149,10 +149,10 @@ def merge_sorted(parts: Iterable[PanePartials], *, free_span: int = FREE_SPAN) -
 
 def merge_unsorted(parts: Iterable[PanePartials]) -> PanePartials:
     """Sort unsorted parts into one; equal entries keep the order of parts."""
-    known = list(parts)
-    if all(sliding_kernels.are_sorted(part.ids, part.panes) for part in known):
-        return merge_sorted(known)
-    return PanePartials.concat(known).sort()
+    all_parts = list(parts)
+    if all(sliding_kernels.are_sorted(part.ids, part.panes) for part in all_parts):
+        return merge_sorted(all_parts)
+    return PanePartials.concat(all_parts).sort()
 
 
 def combine_duplicates(layout: WindowLayout, entries: PanePartials, *, always: bool = False) -> PanePartials:
@@ -246,9 +246,9 @@ class SortedRuns:
         ):
             self.replace(combine_duplicates(self._layout, self.whole()))
 
-    def restrict(self, kept: Callable[[PanePartials], npt.NDArray[np.bool_]]) -> None:
+    def restrict(self, select: Callable[[PanePartials], npt.NDArray[np.bool_]]) -> None:
         """Keep the entries of each part that a function selects."""
-        self.parts = [part.where(kept(part)) for part in self.parts]
+        self.parts = [part.where(select(part)) for part in self.parts]
         self._count, self.nbytes = sum(map(len, self.parts)), sum(part.nbytes for part in self.parts)
         self._again = min(self._again, self._count)
 

@@ -126,9 +126,9 @@ class Stacks:
         # Within a group, the panes of each part precede the panes of the next part.
         needed = concat_by_group([leaving, GroupRanges.of(shared), new])
         before, after_border = inner.split(self.border)
-        taken = concat_by_group([replace(after_border, high=new.high)])
-        self._back.add(taken)
-        self._total = combine_by_group(self._layout, [self._total, taken], self.border)
+        moved = concat_by_group([replace(after_border, high=new.high)])
+        self._back.add(moved)
+        self._total = combine_by_group(self._layout, [self._total, moved], self.border)
         self._let_go(following)
         return needed, concat_by_group([before, later])
 

@@ -133,10 +133,10 @@ class TimePanes(Panes):
             self._stacks = Stacks(self._layout, merged, border, len(self._index), limits)
 
     def _has_partials(self) -> npt.NDArray[np.bool_]:
-        known = super()._has_partials()
+        mask = super()._has_partials()
         if self._stacks is not None:
-            known[self._stacks.live()] = True
-        return known
+            mask[self._stacks.live()] = True
+        return mask
 
     def _forget_silent(self) -> None:
         """Do nothing with stacks, which hold group numbers; see `Panes._forget_silent`."""

@@ -135,8 +135,8 @@ class CountPanes(Panes):
         # The numbers of runs increase, so the fragmenter needs no hash table.
         self._fragmenter.add(pa.array(np.cumsum(starts)), [], columns)
         values = self._fragmenter.finish()
-        made = PanePartials(ids[starts], panes[starts], values.select(self._rows.values.names))
-        self._add([made])
+        partials = PanePartials(ids[starts], panes[starts], values.select(self._rows.values.names))
+        self._add([partials])
 
     def _make_room(self) -> None:
         self._numbered = grow(self._numbered, len(self._index))
@@ -162,17 +162,17 @@ class CountPanes(Panes):
         held = self._held.whole()
         spec, full, begun = self._rows.spec, self._full(), self._next_windows
         panes = held.panes - begun[held.ids] * spec.slide
-        for found in self._find(held, panes, 0, int(panes.max()) // spec.slide):
-            groups = found.known[found.of]
-            windows = found.windows + begun[groups]
+        for ranges in self._find(held, panes, 0, int(panes.max()) // spec.slide):
+            groups = ranges.known[ranges.of]
+            windows = ranges.windows + begun[groups]
             whole = windows * spec.slide + spec.size <= full[groups]
             if whole.any():
                 yield replace(
-                    found,
-                    of=found.of[whole],
+                    ranges,
+                    of=ranges.of[whole],
                     windows=windows[whole],
-                    low=found.low[whole],
-                    high=found.high[whole],
+                    low=ranges.low[whole],
+                    high=ranges.high[whole],
                 )
 
     def _discard(self) -> None:

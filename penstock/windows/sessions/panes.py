@@ -146,9 +146,9 @@ class SessionPanes(Panes):
 
     @staticmethod
     def _ranges(entries: PanePartials) -> WindowRanges:
-        known, of = np.unique(entries.ids, return_inverse=True)
+        group_ids, of = np.unique(entries.ids, return_inverse=True)
         each = np.arange(len(entries))
-        return WindowRanges(entries, known, of, entries.panes, each, each + 1)
+        return WindowRanges(entries, group_ids, of, entries.panes, each, each + 1)
 
     def _discard(self) -> None:
         self._forget_silent()

@@ -94,17 +94,17 @@ class WindowBuffers:
 
     def make_key_rows(self, keys: int) -> bool:
         """Grow the arrays for key numbers below `keys`; return whether they grew."""
-        known = len(self.key_rows)
-        if keys <= known:
+        size = len(self.key_rows)
+        if keys <= size:
             return False
         self.key_rows = grow(self.key_rows, keys)
-        fresh = self.key_rows[known:]
+        fresh = self.key_rows[size:]
         fresh[:, [zones.HEAD, zones.ET, zones.DF]] = zones.NONE
         fresh[:, [zones.CANDIDATE, zones.COMMITTED, zones.NEWEST]] = zones.NEVER
         fresh[:, zones.CLOSED] = self._before_first
         fresh[:, [zones.SINCE, zones.PENDING, zones.NEXT_PENDING]] = zones.NEVER
         self.due = grow(self.due, keys)
-        self.due[known:] = zones.FOREVER
+        self.due[size:] = zones.FOREVER
         return True
 
     @contextmanager
@@ -134,9 +134,9 @@ class WindowBuffers:
             return
         entries = np.flatnonzero(locations >= 0)
         entries = entries[self._slots[locations[entries], zones.ENTRY] == entries]
-        kept = rows if len(entries) == rows.num_rows else rows.take(pa.array(entries))
-        self._widen(schema_like(self.payload, kept.schema), locations[entries])
-        self._rows.put(locations[entries], cast_sums(kept, self.payload))
+        payload = rows if len(entries) == rows.num_rows else rows.take(pa.array(entries))
+        self._widen(schema_like(self.payload, payload.schema), locations[entries])
+        self._rows.put(locations[entries], cast_sums(payload, self.payload))
 
     def _widen(self, payload: pa.Schema, new: Integers) -> None:
         """Widen a sum column to two words if wide sums arrive for it at the `new` locations."""
@@ -244,9 +244,9 @@ class WindowBuffers:
 
     def _resize(self) -> None:
         blocks = self.memory.capacity
-        kept = min(blocks, len(self._blocks))
+        count = min(blocks, len(self._blocks))
         for name, rows in (("_blocks", 1), ("_slots", self._block_rows)):
             fitted = np.zeros((blocks * rows, 4), np.int64)
-            fitted[: kept * rows] = getattr(self, name)[: kept * rows]
+            fitted[: count * rows] = getattr(self, name)[: count * rows]
             setattr(self, name, fitted)
         self._rows.resize(blocks * self._block_rows)

@@ -187,12 +187,12 @@ class WindowQueue:
         if key >= len(self._buffers.key_rows):
             return {KeyState.DONE}
         key_row = self._buffers.key_rows[key]
-        found = set()
+        states = set()
         if key_row[zones.CANDIDATE] != zones.NEVER:
-            found.add(KeyState.WAIT)
+            states.add(KeyState.WAIT)
         if key_row[zones.SERVICE] != transitions.FREE:
-            found.add(KeyState.READY if key_row[zones.SERVICE] == transitions.READY else KeyState.IDLE)
-        return found or {KeyState.ENQ if key_row[zones.ROWS] else KeyState.DONE}
+            states.add(KeyState.READY if key_row[zones.SERVICE] == transitions.READY else KeyState.IDLE)
+        return states or {KeyState.ENQ if key_row[zones.ROWS] else KeyState.DONE}
 
     def enqueue(
         self,
@@ -222,7 +222,7 @@ class WindowQueue:
             For a queue with weights, the shares of the entries' keys
             (`penstock.operators.scheduling.weights`). The share of a key's last entry applies from now on.
         """
-        known = self._totals()
+        totals = self._totals()
         if len(ids):
             self._make_key_rows(int(ids.max()) + 1)
             if shares is not None:
@@ -243,7 +243,7 @@ class WindowQueue:
                 events = np.empty((len(due), 2), np.int64)
                 transitions.sweep(due, watermark, now_us, events, state)
                 self._arrive(events, now_us)
-        late, completed, disregarded = np.subtract(self._totals(), known).tolist()
+        late, completed, disregarded = np.subtract(self._totals(), totals).tolist()
         return EnqueuedPanes(len(ids), late, completed, disregarded)
 
     def dequeue(self, limit: int, now_us: int) -> ServedWindows:

@@ -51,10 +51,10 @@ class WindowScheduler:
 
     def reserve(self, keys: int) -> None:
         """Grow the arrays for key numbers below `keys`."""
-        known = len(self._seen_us)
+        size = len(self._seen_us)
         self._shares = grow(self._shares, keys)
         self._seen_us = grow(self._seen_us, keys)
-        self._seen_us[known:] = NEVER
+        self._seen_us[size:] = NEVER
         self._interval_us = grow(self._interval_us, keys)
         self._queue.reserve(keys)
 
@@ -90,8 +90,8 @@ class WindowScheduler:
             _, first, count = np.unique(ids, return_index=True, return_counts=True)
             order = np.argsort(first)
             ids, resident, count = ids[first[order]], resident[first[order]], count[order]
-            seen = self._seen_us[ids]
-            gap = np.maximum(now_us - np.where(seen == NEVER, birth_us, seen), 0) / count
+            seen_us = self._seen_us[ids]
+            gap = np.maximum(now_us - np.where(seen_us == NEVER, birth_us, seen_us), 0) / count
             interval = self._interval_us[ids] = mean_interval(self._interval_us[ids], gap, count)
             self._seen_us[ids] = now_us
         ids, waits, cost = np.ascontiguousarray(ids), resident != 0, np.inf if cost_us is None else cost_us

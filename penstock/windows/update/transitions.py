@@ -94,9 +94,9 @@ def _mru_e(newest: int, slide: int) -> int:
 
 
 @kernel
-def _is_update(window: int, known: int) -> bool:
+def _is_update(window: int, last: int) -> bool:
     """Return whether the most recent window is newer than the known one."""
-    return window > known
+    return window > last
 
 
 @kernel
@@ -202,13 +202,13 @@ def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> 
     """Complete the key's windows that end at pane `closed` or before."""
     key_rows, _, registers, _, _, _ = state
     size, slide = registers[SIZE], registers[SLIDE]
-    known = key_rows[k, CLOSED]
+    last_closed = key_rows[k, CLOSED]
     top = _mru_l(key_rows[k, NEWEST], closed, size, slide)
-    key_rows[k, CLOSED] = max(known, (closed - size) // slide)
+    key_rows[k, CLOSED] = max(last_closed, (closed - size) // slide)
     # All windows in (known, top] have the key's newest tuple. Windows above top have no tuple.
-    if _is_update(top, known):
+    if _is_update(top, last_closed):
         key_rows[k, DIRTY] = 1
-        count = top - known
+        count = top - last_closed
         registers[COMPLETED] += count
         if key_rows[k, PENDING] == NEVER:
             key_rows[k, PENDING] = now_us
@@ -217,9 +217,9 @@ def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> 
         if committed != NEVER and top > committed and key_rows[k, NEXT_PENDING] == NEVER:
             key_rows[k, NEXT_PENDING] = now_us
         if registers[EAGER]:
-            if known < candidate <= top:
+            if last_closed < candidate <= top:
                 count -= 1
-            if known < committed <= top:
+            if last_closed < committed <= top:
                 count -= 1
                 if _do_promote(k, state):
                     _push_ready(k, state)
@@ -236,10 +236,10 @@ def _start(k: int, pane: int, now_us: int, events: Integers, state: State) -> No
     key_rows, _, registers, _, _, _ = state
     window = _mru_e(pane, registers[SLIDE])
     newest = key_rows[k, NEWEST]
-    known = (
+    last = (
         key_rows[k, CLOSED] if newest == NEVER else max(key_rows[k, CLOSED], _mru_e(newest, registers[SLIDE]))
     )
-    if not _is_update(window, known):
+    if not _is_update(window, last):
         return
     candidate, committed = key_rows[k, CANDIDATE], key_rows[k, COMMITTED]
     if candidate != NEVER and candidate <= key_rows[k, CLOSED]:

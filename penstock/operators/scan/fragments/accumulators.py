@@ -263,10 +263,10 @@ class _Deviations:
 
     def result(self, count: int) -> Column:
         moments = _grow(self._moments, count)[1:count]
-        made = np.empty(len(moments))
-        moment_kernels.finish(moments, made)
+        m2 = np.empty(len(moments))
+        moment_kernels.finish(moments, m2)
         none = moments[:, 1] == 0.0
-        return pa.array(made, mask=none if none.any() else None)
+        return pa.array(m2, mask=none if none.any() else None)
 
 
 class _AddedDeviations(_Deviations):
@@ -323,18 +323,18 @@ class Row:
     def add(self, slots: Slots, times: npt.NDArray[Any], values: Column | None, count: int) -> None:
         """Add rows to their slots; see `Accumulator.add`."""
         values = _require(values)
-        known = len(self._rows)
+        size = len(self._rows)
         self.times, self._rows = _grow(self.times, count), _grow(self._rows, count)
-        self._rows[known:] = -1
+        self._rows[size:] = -1
         fragment_kernels.keep_row(slots, times, self._last, self._count, self.times, self._rows)
         used = slots[slots > 0]
         if not used.size:
             return
         low = int(used.min())
-        found = low + np.flatnonzero(self._rows[low:count] >= self._count)
-        self._kept.append(values.take(pa.array(self._rows[found] - self._count)))
-        self._rows[found] = self._count + np.arange(len(found))
-        self._count += len(found)
+        slots_with_rows = low + np.flatnonzero(self._rows[low:count] >= self._count)
+        self._kept.append(values.take(pa.array(self._rows[slots_with_rows] - self._count)))
+        self._rows[slots_with_rows] = self._count + np.arange(len(slots_with_rows))
+        self._count += len(slots_with_rows)
 
     def add_runs(self, runs: SlotRuns, values: Column | None, count: int) -> bool:
         """Return False, so that `add` adds the rows; see `Accumulator.add_runs`."""
@@ -398,9 +398,9 @@ class _Sketch:
         else:
             hashes = hashes_of(bare_values(values))
             slots = skip_nulls(slots, values) if values.null_count else slots
-        known = len(self._thetas)
+        size = len(self._thetas)
         self._thetas = _grow(self._thetas, count)
-        self._thetas[known:] = _NO_THETA
+        self._thetas[size:] = _NO_THETA
         there = (slots > 0) & (hashes < self._thetas[slots])
         self._added.append((slots[there].astype(np.int64), hashes[there]))
         if sum(len(owners) for owners, _ in self._added) > self._room:

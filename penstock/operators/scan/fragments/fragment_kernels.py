@@ -350,8 +350,8 @@ def keep_less(slots: Any, values: Any, seen: Any, out: Any) -> None:
     """Keep the least value of each slot. NaN is greater than all numbers."""
     for i in range(slots.shape[0]):
         slot, value = slots[i], values[i]
-        known = out[slot]
-        if not seen[slot] or value < known or (known != known and value == value):  # noqa: PLR0124 - NaN
+        least = out[slot]
+        if not seen[slot] or value < least or (least != least and value == value):  # noqa: PLR0124 - NaN
             out[slot] = value
             seen[slot] = True
 
@@ -361,8 +361,8 @@ def keep_greater(slots: Any, values: Any, seen: Any, out: Any) -> None:
     """Keep the greatest value of each slot. NaN is greater than all numbers."""
     for i in range(slots.shape[0]):
         slot, value = slots[i], values[i]
-        known = out[slot]
-        if not seen[slot] or value > known or (known == known and value != value):  # noqa: PLR0124 - NaN
+        greatest = out[slot]
+        if not seen[slot] or value > greatest or (greatest == greatest and value != value):  # noqa: PLR0124 - NaN
             out[slot] = value
             seen[slot] = True
 

@@ -150,15 +150,15 @@ class Fragmenter:
     def _runs(self, times: npt.NDArray[Any]) -> SlotRuns:
         """Return the slots of rows without group columns, as runs."""
         found: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]] = []
-        done = 0
-        while done < len(times):
-            room = min(len(times) - done, len(self._panes) + 1)
+        begin = 0
+        while begin < len(times):
+            room = min(len(times) - begin, len(self._panes) + 1)
             starts, slots = np.empty(room, np.int64), np.empty(room, np.int32)
-            runs, done = fragment_kernels.find_runs(
-                times, self._fragments.pane_steps, self._state, self._panes, done, starts, slots
+            runs, begin = fragment_kernels.find_runs(
+                times, self._fragments.pane_steps, self._state, self._panes, begin, starts, slots
             )
             found.append((starts[:runs], slots[:runs]))
-            if done < len(times):
+            if begin < len(times):
                 self._grow()
         if not found:
             return SlotRuns(np.empty(0, np.int64), np.empty(0, np.int32), 0)
@@ -172,16 +172,16 @@ class Fragmenter:
         masked = mask is not None
         if mask is None:
             mask = np.empty(0, np.bool_)
-        steps, done = self._fragments.pane_steps, 0
+        steps, begin = self._fragments.pane_steps, 0
         while True:
-            known = steps, self._state, self._table, self._panes, self._groups, self._counts, done, slots
+            arguments = steps, self._state, self._table, self._panes, self._groups, self._counts, begin, slots
             if keys.shape[0] == 1:
-                done = fragment_kernels.find_slots_of_one(
-                    times, mask, masked, keys[0], self._numbered, *known
+                begin = fragment_kernels.find_slots_of_one(
+                    times, mask, masked, keys[0], self._numbered, *arguments
                 )
             else:
-                done = fragment_kernels.find_slots(times, mask, masked, keys, *known)
-            if done == len(times):
+                begin = fragment_kernels.find_slots(times, mask, masked, keys, *arguments)
+            if begin == len(times):
                 return slots
             self._grow()
 
@@ -200,12 +200,12 @@ class Fragmenter:
     def _grow(self) -> None:
         count, first = int(self._state[0]), int(self._state[2])
         if count >= len(self._panes):
-            known = len(self._panes)
+            size = len(self._panes)
             panes, groups = self._panes, self._groups
-            self._counts = np.concatenate([self._counts, np.zeros(known, np.int64)])
-            self._panes = np.empty(2 * known, np.int64)
-            self._groups = np.empty((len(groups), 2 * known), np.int64)
-            self._panes[:known], self._groups[:, :known] = panes, groups
+            self._counts = np.concatenate([self._counts, np.zeros(size, np.int64)])
+            self._panes = np.empty(2 * size, np.int64)
+            self._groups = np.empty((len(groups), 2 * size), np.int64)
+            self._panes[:size], self._groups[:, :size] = panes, groups
         if count - first >= len(self._table) // 2:
             self._enter(4 * len(self._table))
 
@@ -331,5 +331,5 @@ def merge_fragments(
         [values[partial.name] for partial in fragments.partials],
         row_times={name: whole[column] for name, column in (times or {}).items()},
     )
-    found = fragmenter.finish()
-    return pa.RecordBatch.from_arrays(found.columns, found.schema.names)
+    fragment = fragmenter.finish()
+    return pa.RecordBatch.from_arrays(fragment.columns, fragment.schema.names)

@@ -36,8 +36,8 @@ def bare_values(array: pa.Array[Any]) -> npt.NDArray[Any]:
     The type is a float, or `integer_type` has an integer for it. Values of nulls are undefined.
     """
     kind = integer_type(array.type) or array.type
-    seen = array.view(kind)
-    bare = pa.Array.from_buffers(kind, len(seen), [None, seen.buffers()[1]], offset=seen.offset)
+    values = array.view(kind)
+    bare = pa.Array.from_buffers(kind, len(values), [None, values.buffers()[1]], offset=values.offset)
     return bare.to_numpy()
 
 
@@ -74,10 +74,10 @@ class Codes:
         numbers = np.fromiter(map(self._number, _distinct(array.dictionary)), np.int64, len(array.dictionary))
         indices = array.indices
         codes = indices.fill_null(0).to_numpy(zero_copy_only=False)
-        found = look_up(codes, numbers) if len(numbers) else np.zeros(len(array), np.int64)
+        result = look_up(codes, numbers) if len(numbers) else np.zeros(len(array), np.int64)
         if indices.null_count:
-            found[indices.is_null().to_numpy(zero_copy_only=False)] = _NULL
-        return found
+            result[indices.is_null().to_numpy(zero_copy_only=False)] = _NULL
+        return result
 
     def _leave_direct(self) -> None:
         self.direct = False
@@ -90,8 +90,8 @@ class Codes:
         if self.direct:
             whole = integer_type(self._kind)
             return pa.array(codes, pa.int64()).cast(whole).view(self._kind)
-        known = pa.array(list(map(_original, self._known)), integer_type(self._kind) or self._kind)
-        return known.view(self._kind).take(pa.array(codes, mask=codes == _NULL))
+        dictionary = pa.array(list(map(_original, self._known)), integer_type(self._kind) or self._kind)
+        return dictionary.view(self._kind).take(pa.array(codes, mask=codes == _NULL))
 
 
 def _distinct(values: pa.Array[Any]) -> Any:
