@@ -5,22 +5,23 @@
     python -m benchmarks.compression --fig6 docs/figures/scabbard-6.svg
     python -m benchmarks.compression --fig12 docs/figures/scabbard-12.svg
 
-All in memory and on one core; times are the process's CPU times, so that neighbours do not count. Every
-column of every stream (`benchmarks.streams`) is coded by every contender that knows its type, one stream
-in one process, contenders in turn for several rounds; a speed is the median of the rounds. MB are 10**6
-bytes of the Arrow arrays, and speeds are all bytes of a stream's columns by all time.
+Everything runs in memory and on one core. Times are CPU times of the process, so other processes do not
+count. Every contender codes every column whose type it knows, of every stream (`benchmarks.streams`). Each
+stream has its own process, in which contenders take turns for several rounds; a speed is the median of the
+rounds. MB are 10**6 bytes of the Arrow arrays. A speed is all bytes of a stream's columns divided by all
+time.
 
-- ``ratio``: of all bytes, the real files as they are and what generators make, each column in one piece.
-- ``geo``: geometric mean of the columns' ratios; ``geo var``: without columns of one value, whose ratios
-  tell how small a header is.
-- ``encode``, ``decode``: of replicas of 2 M rows, in blocks of 262,144 rows.
-- ``as is``: encode and decode of the real files themselves, again and again, each column in one piece.
-  Codecs that look for repeats are quick on replicas, which have more of them than the files; what is
-  coded here is as small as the ratio says, but so short that calls count.
+- ``ratio``: over all bytes of the real files or generated rows, with each column in one piece.
+- ``geo``: geometric mean of the columns' ratios. ``geo var``: without columns of one value, whose ratios only
+  show the size of a header.
+- ``encode``, ``decode``: for replicas of 2 M rows, in blocks of 262,144 rows.
+- ``as is``: repeated encoding and decoding of the real files themselves, with each column in one piece.
+  Codecs that look for repeats are faster on replicas, which have more repeats than the files. The files are
+  short, so the fixed cost of a call counts.
 
-Penstock's choosers decide on the file as it is, and keep to it. Encode speeds include what deciding again
-every 4 s of encoding costs (or every 40 times what it takes, if that is longer); ``once`` is with a
-decision for every block.
+Penstock's choosers decide once, on the real file. Encode speeds include the cost of a new decision every 4 s
+of encoding (or every 40 times the duration of a decision, if that is longer). ``once`` decides for every
+block.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ RESULTS = Path(__file__).parent / "results"
 GOALS = ("fast", "balanced", "small")
 BANDWIDTHS_MB_S = (20.0, 200.0, 2000.0)
 _REPEATS = 4
-_ENOUGH_S = 40.0  # a contender that has used so much time on a stream gets no further round
+_ENOUGH_S = 40.0  # a contender that has used this much time on a stream gets no further round
 
 Record = dict[str, Any]
-"""What was measured of one contender and one column of a stream."""
+"""The measurements of one contender and one column of a stream."""
 
 
 def columns_of(table: pa.Table) -> Iterator[tuple[str, pa.Array[Any]]]:
@@ -69,7 +70,7 @@ def blocks_of(array: pa.Array[Any]) -> list[pa.Array[Any]]:
 
 
 def check_same(decoded: pa.Array[Any], array: pa.Array[Any]) -> None:
-    """Refuse a contender that does not return what it was given."""
+    """Refuse a contender that does not return its input."""
     if isinstance(decoded, pa.ChunkedArray):
         decoded = decoded.combine_chunks()
     assert decoded.cast(array.type).equals(array)
@@ -187,7 +188,7 @@ def child(arguments: argparse.Namespace) -> None:
 
 
 class Figures:
-    """What a contender's records of some columns come to."""
+    """The sums of a contender's records of some columns."""
 
     def __init__(self, records: list[Record]) -> None:
         whole = sum(record["whole_bytes"] for record in records)
@@ -232,7 +233,7 @@ def by_contender(records: list[Record]) -> dict[str, list[Record]]:
 
 
 def beats(peer: list[Record], ours: list[Record]) -> str:
-    """Say where a peer is better on ratio, encode and decode at once, on the columns that it can code."""
+    """Name the peers that beat a goal on ratio, encode and decode at once, on columns that they support."""
     common = set(map(key_of, peer))
     one, other = Figures(peer), Figures([record for record in ours if key_of(record) in common])
     if one.ratio <= other.ratio:
@@ -407,7 +408,7 @@ def describe(arguments: argparse.Namespace, *, streams: bool) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run what was asked for and print it."""
+    """Run the chosen mode and print its results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=ROWS, help="of replicas and generated streams")

@@ -72,7 +72,7 @@ def _kinds(count: int) -> dict[str, tuple[pa.Array[Any], dict[str, str]]]:
 def figure_6(file: Path, *, quick: bool = False) -> Iterator[str]:
     """Draw ratio against throughput for each kind of data and codec; return the lines of the table.
 
-    What a chooser takes is lossless, floats too.
+    A chooser's cascades are lossless, also for floats.
     """
     from penstock.compression import Chooser, decode, encode
 
@@ -161,7 +161,7 @@ class Change:
 
 @dataclass
 class Trace:
-    """When each batch was done, how quickly, and how many columns did not fit their plan in it."""
+    """The end and speed of each batch, and the number of columns that did not fit their plan."""
 
     times: list[float] = field(default_factory=list)
     speeds: list[float] = field(default_factory=list)
@@ -169,13 +169,13 @@ class Trace:
     decided: list[int] = field(default_factory=list)
 
     def mean(self, begin: float, end: float) -> float:
-        """Return the bytes by the time between two moments, in MB/s."""
+        """Return the throughput between two moments, in MB/s."""
         pairs = [(t, s) for t, s in zip(self.times, self.speeds, strict=True) if begin <= t < end]
         return len(pairs) / sum(1 / speed for _, speed in pairs) if pairs else float("nan")
 
 
 def replay(change: Change, how: str) -> Trace:
-    """Code and write the stream, one batch after the other; return what happened when.
+    """Encode and write the stream, one batch after the other; return the trace.
 
     The clock, also the chooser's, is that of a writer on one core: the CPU time of coding, and the time
     to write so many bytes at the bandwidth, one after the other.

@@ -87,7 +87,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
 
 
 def _line(rows: list[tuple[int, float]]) -> tuple[float, float]:
-    """Return the nanoseconds for a value, and for a byte of it, that come nearest to what was measured."""
+    """Fit nanoseconds per value and per byte to the measurements."""
     sizes, times = (np.array(numbers, float) for numbers in zip(*rows, strict=True))
     weights = 1.0 / np.maximum(times, 0.02)
     columns = np.stack([np.ones_like(sizes), sizes]).T
@@ -99,9 +99,9 @@ def _line(rows: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def codec_costs(*, quick: bool = False) -> Iterator[str]:
-    """Measure what the chooser's constants say, and return the lines of that table.
+    """Measure the constants of the chooser; return the lines of their table.
 
-    A transform's time is its own: its child is left as it is.
+    The time of a transform excludes its child, which is not encoded.
     """
     from penstock.compression.abc import UnfitError
     from penstock.compression.choice.costs import COSTS, kind_of

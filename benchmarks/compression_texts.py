@@ -1,4 +1,4 @@
-"""Compression of texts such as services write, and of columns that are coded once without a chooser.
+"""Compression of service logs and similar texts, and of columns that are encoded once, without a chooser.
 
     python -m benchmarks.compression_texts [--rows N] [--rounds N] [--quick] [--save]
 
@@ -31,11 +31,11 @@ _CASCADES = (
     *("tokens>base_delta>ns", "fsst>base_delta>ns", "fsst>lz4", "fsst>zstd"),
     *("lz4", "zstd"),
 )
-"""That code texts whatever the goal."""
+"""The contenders that encode texts with every goal."""
 
 
 class _Always:
-    """A cascade that nothing has chosen."""
+    """A fixed cascade."""
 
     def __init__(self, cascade: str) -> None:
         self.name = cascade

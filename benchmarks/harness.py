@@ -1,4 +1,4 @@
-"""What the benchmarks share: workloads as files, contenders in processes of their own, memory, tables."""
+"""Shared parts of the benchmarks: workloads as files, contenders in separate processes, memory, tables."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def session(master: str = "local[2]", **settings: str) -> Any:
 
 
 class Probe:
-    """Looks at processes again and again, while it is entered."""
+    """Polls processes within the context."""
 
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look
@@ -178,7 +178,7 @@ def descendants(root: int) -> list[int]:
 
 
 def daemons(root: int) -> list[int]:
-    """Return the processes below `root` of which Java's are the parents: those that fork Python's workers."""
+    """Return the processes below `root` that Java started, which fork Python's workers."""
     children = _children()
     found = []
     for pid in descendants(root):
@@ -203,7 +203,7 @@ def _children() -> dict[int, list[int]]:
 def processor_seconds() -> dict[str, float]:
     """Return the processor time so far of this process, of Java, of its own compilers, and of all others.
 
-    That of processes that have ended is not in it, and that of compiling threads that have is Java's.
+    It excludes processes that have ended. The time of compiler threads that have ended counts as Java's.
     """
     ticks = os.sysconf("SC_CLK_TCK")
     found = dict.fromkeys(("this", "java", "compilers", "workers"), 0.0)

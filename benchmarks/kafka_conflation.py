@@ -4,10 +4,10 @@
 
 A real broker on this machine holds records of about 250 bytes (twelve fields) of 1,000 keys, in two
 partitions. A pipeline reads them in micro-batches of a quarter, keeps the newest of each key by Kafka's key
-and offset, and sends it to a sink that takes all. ``decode first`` differs by a filter that is always true,
-by which the values are decoded before the queue; ``undecoded`` has no format: the values stay as they are,
-and no decoding can beat that. A figure is records a second over the micro-batches after the first, the
-median of all rounds. Each run has a process of its own; the contenders take turns.
+and offset, and sends it to a sink that takes all. ``decode first`` has a filter that is always true, so that
+values are decoded before the queue. ``undecoded`` has no format, so that values are never decoded: an upper
+bound. A figure is records a second over the micro-batches after the first, the median of all rounds. Each run
+has its own process; the contenders take turns.
 """
 
 from __future__ import annotations

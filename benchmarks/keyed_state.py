@@ -1,4 +1,4 @@
-"""The newest row of each key as the state of a bucket: what `state_in_spark` stores."""
+"""The newest row of each key as the state of a bucket, for `state_in_spark`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class KeyedState:
         self._changed[:] = False
 
     def close(self) -> None:
-        """Let go of nothing: memory goes with the state."""
+        """Do nothing: there is only memory."""
 
     def _unit(self, kind: str, numbers: npt.NDArray[np.int64], rows: RowStore) -> PUnit:
         keys = self._layout.codec.decode(self._index.words, self._index.starts(numbers))

@@ -1,7 +1,7 @@
 """Write docs/benchmarks.md from the files in benchmarks/results: ``python -m benchmarks.page``.
 
-A test says whether the page is current. A table of the page is a table of a file, with its figures as they
-are. Files that have no table here are only linked.
+A test says whether the page is current. Each table of the page is a table of a file, with unchanged figures.
+The page only links the other files.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def s_store() -> str:
 
 
 def peers() -> str:
-    """Return what transactions a second the peers of transactions make, a column for each program."""
+    """Return the transactions a second of the peers, with a column for each program."""
     sections: dict[str, dict[str, dict[str, str]]] = {}
     keys = ""
     for line in lines("transactions_peers"):

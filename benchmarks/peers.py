@@ -1,4 +1,4 @@
-"""What columns are compressed with: Penstock's own compression, and other people's formats and libraries.
+"""The contenders of the compression benchmark: Penstock, and other formats and libraries.
 
 Everything runs in memory and on one core: `one_core` is called before any library is imported.
 """
@@ -25,7 +25,7 @@ __all__ = ["Contender", "Ours", "contenders", "is_number", "missing", "numbers_o
 
 
 def one_core() -> None:
-    """Keep this process and the threads that libraries start in it on one core."""
+    """Pin this process, with the threads of its libraries, to one core."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "BLOSC_NTHREADS"):
         os.environ[name] = "1"
@@ -73,7 +73,7 @@ class Contender(ABC):
 
 
 class _TimedChooser(Chooser):
-    """Knows how long it took to decide."""
+    """A chooser that measures the time of its decisions."""
 
     spent_s = 0.0
 
@@ -87,8 +87,8 @@ class _TimedChooser(Chooser):
 class Ours(Contender):
     """Penstock, with one chooser for all columns of a stream.
 
-    The chooser's clock does not move: it decides about a column once, unless values do not fit. What
-    deciding costs is in `spent_s`.
+    The chooser's clock does not move, so it decides about a column only once, unless values do not fit.
+    `spent_s` has the time of decisions.
     """
 
     def __init__(self, name: str, goal: str | Goal) -> None:

@@ -1,10 +1,10 @@
-"""What reading a stream again costs, by where it is: the constants of `penstock.dataflow.cost`.
+"""The cost of reading a stream again, by format: the constants of `penstock.dataflow.cost`.
 
     python -m benchmarks.persist_costs
 
-The best of five passes over the cluster's replica for each: blocks compressed, written and synced; blocks
-read and decoded; and what Spark reads of the same rows as Parquet, CSV and JSON. In MB of uncompressed values
-a second of one core, so that widths do not matter; what is synced is in MB of stored bytes.
+Each figure is the best of five passes over a replica of the cluster's stream: blocks compressed, written and
+synced; blocks read and decoded; and the same rows read by Spark from Parquet, CSV and JSON. Figures are MB of
+uncompressed values a second of one core, so that widths do not matter. Syncing is in MB of stored bytes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The queries of (Scabbard Table 3) as graphs.
 
-Each is written as its benchmark states it, over all columns of its stream: what of it reaches a p-stream is
-for the rules to find. Times of the real files are whole seconds, but for those of the sensors.
+Each query is written as its benchmark states it, over all columns of its stream. The rules decide which part
+reaches a p-stream. Times of the real files are whole seconds, except those of the sensors.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def work(place: Path) -> None:
 
 
 class Job:
-    """The graph's process, and what it has told."""
+    """The graph's process, and its output."""
 
     def __init__(self, place: Path) -> None:
         self.told: list[dict[str, Any]] = []
@@ -201,7 +201,7 @@ def measure(place: Path, gigabytes: float, keys: int, seconds: float) -> dict[st
 
 
 def report(found: dict[str, Any]) -> None:
-    """Print where the time between the kill and the first results went."""
+    """Print how the time from the kill to the first results divides."""
     events, first = found["events"], found["first"]
     load = first["metrics"]["duration_ms"]["load"] / 1000
     phases = {name: took for name, took in (found["recovery"] or {}).items() if name.endswith("_s")}

@@ -1,4 +1,4 @@
-"""What predicates and projections cost in the scan of a p-stream with all columns, and what intervals save.
+"""The cost of predicates and projections in the scan of a p-stream, and the savings by intervals.
 
     python -m benchmarks.scan_parts [--million 16] [--density sample] [--data FOLDER]
 

@@ -17,14 +17,14 @@ __all__ = ["scan_p_stream"]
 def scan_p_stream(
     stream: PStream, scan: Scan, start: int | None = None, stop: int | None = None, *, threads: int = 2
 ) -> pa.Table:
-    """Return what a scan makes of the rows of a p-stream, in this process.
+    """Run a scan over the rows of a p-stream in this process.
 
     Parameters
     ----------
     stream : PStream
         The p-stream.
     scan : Scan
-        What to do.
+        The scan.
     start, stop : int, optional
         Offsets; all rows that are there unless told.
     threads : int

@@ -8,9 +8,9 @@ need for that between batches; both run on 2 cores from the same Parquet files, 
 in turn. ``penstock`` is ``update_queue(budget=None)``, ``rocksdb`` is ``groupBy(key).agg(max_by(struct))`` in
 update mode on the RocksDB state store with changelog checkpointing.
 
-They do not keep the same: Spark the newest row of each key, Penstock its key and time, for what was emitted
-is not needed any more. ``penstock-rows`` is a stateful function by bucket that keeps whole rows in Penstock's
-store (`benchmarks.keyed_state`), so that the stores are compared with equal contents.
+They keep different state: Spark keeps the newest row of each key, Penstock only its key and time, because it
+does not need emitted rows again. ``penstock-rows`` is a stateful function by bucket that keeps whole rows in
+Penstock's store (`benchmarks.keyed_state`), so that the stores are compared with equal contents.
 
 Columns: whole batch (``triggerExecution``), the commit of state (both partitions one after the other on
 their cores: the slower one), bytes written for state per batch, bytes on disk after the last batch, memory at

@@ -1,4 +1,4 @@
-"""What Python's workers of a running query do, step by step: samples of them, told apart by function."""
+"""The time that Python workers of a running query spend in each step, from stack samples."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ STEPS: dict[str, str] = {
     "windows": r"windows/",
     "unpack": r"spark_ext/(border/(parcels|window|packing)|worker/(window|stateful:)|graph/window)",
 }
-"""Of each step of a micro-batch what its functions are known by, as ``module:function``.
+"""The functions of each step of a micro-batch, as ``module:function``.
 
-A sample is of the first step of which any of its frames is. Entries are packed on the map side, and unpacked
-by the operator; results are what it writes into a p-stream.
+A sample belongs to the first step that has one of its frames. The map side packs entries, the operator
+unpacks them; results are its writes into a p-stream.
 """
 OTHER = "border"
 """What is of no step: Spark's own worker, Arrow's streams, the protocol."""

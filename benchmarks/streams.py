@@ -23,7 +23,7 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 """Where the real files are, unless told otherwise."""
 
 ROWS = 2_000_000
-"""What a generator makes, and a replica has, unless told otherwise."""
+"""The default number of rows of a generator or a replica."""
 
 _START_US = 1_700_000_000_000_000
 _INT, _LONG, _FLOAT = pa.int32(), pa.int64(), pa.float32()
@@ -240,12 +240,11 @@ class Stream:
     Parameters
     ----------
     name : str
-        What it is called.
+        Its name.
     whole : pyarrow.Table
-        What ratios are measured on: a real file as it is, since a replica hands a dictionary coder
-        repeats that the data do not have.
+        The rows for ratios: the real file, because a replica has repeats that the data do not have.
     long : pyarrow.Table
-        What speeds are measured on: a replica of it; what a generator made is long enough.
+        The rows for speeds: a replica of a file, or the generated rows.
     """
 
     name: str

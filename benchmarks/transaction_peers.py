@@ -46,7 +46,7 @@ class Peer(ABC):
 
     @abstractmethod
     def outcomes(self) -> list[Outcome]:
-        """Return what each transaction returned, and why it was rejected."""
+        """Return the result of each transaction, and the reason of its rejection."""
 
     @abstractmethod
     def tables(self) -> Rows:

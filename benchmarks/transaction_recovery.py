@@ -1,11 +1,11 @@
-"""What weak and strong recovery cost a workflow while it runs, and after a crash (S-Store §4.4, Fig. 9).
+"""The cost of weak and strong recovery, for a running workflow and after a crash (S-Store §4.4, Fig. 9).
 
     python -m benchmarks.transaction_recovery [--repeats 3] [--seconds 2] [--workflows 300]
 
 The workflow is that of Figure 6: procedures that follow each other, each of which counts. A call runs one
 workflow; it is logged and synced before it returns. Weak recovery logs the event, strong recovery each
-transaction. What is recovered is a log without a version of the tables, in memory (/dev/shm) where there is
-such a place, so that neither writing nor reading it waits for a disk. Both take turns; figures are medians.
+transaction. The recovered log has no version of the tables. It is in memory (/dev/shm) if possible, so that
+it waits for no disk. Both kinds take turns; figures are medians.
 """
 
 from __future__ import annotations

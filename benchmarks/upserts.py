@@ -1,4 +1,4 @@
-"""Upserts to each store, beside what users write by hand: ``python -m benchmarks.upserts``.
+"""Upserts to each store, compared with hand-written code: ``python -m benchmarks.upserts``.
 
 A batch has five updates of each key. `penstock` is the writer of `penstock.upsert`, with conflation.
 `executemany` sends an upsert with a guard by time for each update, as programs for foreachBatch do; `merge`

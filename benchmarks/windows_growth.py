@@ -2,11 +2,11 @@
 
     python -m benchmarks.windows_growth [--million 4] [--plot FILE.svg]
 
-What a task of the map side and a bucket's task do, in one process without Spark: rows to fragments,
-fragments to parcels, parcels to windows, and the delta that is stored. Keys are drawn evenly. Open windows
-are full before the first micro-batch; that one is not measured, and then as many are as it takes until none
-of its panes is in a window (at least 3). Figures are million tuples a second of processor time in all of
-these, and the processor time of the slowest one; memory, the delta and windows are those of the last one.
+One process, without Spark, does the work of a map task and a bucket's task: rows to fragments, fragments to
+parcels, parcels to windows, and the stored delta. Keys are drawn evenly. Open windows are full before the
+first micro-batch, which is not measured. Then micro-batches run until none of its panes is in a window (at
+least 3). Figures are million tuples a second of processor time in all of these, and the processor time of the
+slowest one; memory, the delta and windows are those of the last one.
 """
 
 from __future__ import annotations

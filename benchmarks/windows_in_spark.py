@@ -61,7 +61,7 @@ _SPARK_ROWS = {
     "SG3": 20_000,
 }
 _FEW_ROWS = 50_000
-"""Of a micro-batch of Spark's own windows: as many as take it ten seconds or so."""
+"""The tuples in a micro-batch of Spark's own windows: enough for about ten seconds."""
 _FEWER = {
     ("LRB1", "sample"): 2,
     ("SG2", "sample"): 4,
@@ -72,7 +72,7 @@ _FEWER = {
 _FEW_WINDOWS = {"CM1", "SG1", "YSB"}
 """Queries of which micro-batches from Parquet may be as large as those from a p-stream."""
 _MANY_WINDOWS = 1000
-"""Of as many for a tuple Spark's ``window()``, which has a projection for each, comes to no end."""
+"""With this many windows for a tuple, Spark's ``window()``, which has a projection for each, never ends."""
 _NS = "ns a tuple of workers, Java, its compilers"
 _WARM, _COUNTED = 8, 5
 """Each worker gets the memory that it keeps before micro-batches count."""
@@ -151,7 +151,7 @@ def _ends(node: nodes.Window) -> Any:
 
 @dataclass(frozen=True)
 class Load:
-    """What a query gets: tuples of a stream, so many in each of its micro-batches, and where to put them."""
+    """The input of a query: tuples of a stream, their number in each micro-batch, and their directory."""
 
     query: str
     stream: Input

@@ -1,4 +1,4 @@
-"""Streams that are hard to code, and what the tests of codecs share."""
+"""Streams that are hard to encode, and helpers of the tests of codecs."""
 
 from __future__ import annotations
 

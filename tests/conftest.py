@@ -43,13 +43,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let syncs be forgotten: for tests of many files that do not ask what is durable."""
+    """Skip syncs, for tests with many files that do not check durability."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="session")
 def sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
-    """Give what makes the Spark sessions of all modules of tests."""
+    """Return the factory of Spark sessions for all test modules."""
     from tests.spark.conftest import Sessions
 
     made = Sessions(tmp_path_factory.mktemp("spark"))

@@ -5,7 +5,7 @@ JSON for each. All Python shares one Spark session, and the blocks of a page sha
 are run by ``sh -eu``, YAML blocks are read as pipelines. A block that begins with a comment that is a file's
 name is saved as that file. A Python block with such a name is not run itself: a shell block does that.
 
-A comment in the line before a block says what else is to be known:
+A comment in the line before a block may say more about the block:
 
 - ``<!-- not run: REASON -->``: the block cannot be run here;
 - ``<!-- stop after: TEXT -->``: it goes on for ever, so Ctrl-C is sent once TEXT was printed.
@@ -151,7 +151,7 @@ def _run_shell(block: Block) -> str:
 
 
 def run(block: Block, scope: dict[str, Any]) -> None:
-    """Run a block; `scope` has the names of its page. What fails is raised."""
+    """Run a block; `scope` has the names of its page. Failures are raised."""
     if block.file:
         Path(block.file).write_text(block.text)
     if block.language == "yaml":

@@ -20,7 +20,7 @@ SCHEMA = pa.schema({"n": pa.int64()})
 
 
 def write_logs(place: Path, query: str, *, planned: Sequence[Sequence[object]], committed: int) -> None:
-    """Write what Spark writes of micro-batches: for each planned one the sources' offsets, and commits."""
+    """Write Spark's logs of micro-batches: the sources' offsets of each planned one, and commits."""
     home = place / "queries" / query
     for log in ("offsets", "commits"):
         (home / log).mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def write_pointers(
     fields: Sequence[tuple[str, str]] = (("version", "long"), ("file_id", "string")),
     waits: bool = False,
 ) -> Path:
-    """Write Spark's state: of each version what it put under labels, or removed; return its directory."""
+    """Write Spark's state: for each version, the labels that it put or removed. Return its directory."""
     home = place / "queries" / query / "state" / str(operator)
     (home / "_metadata").mkdir(parents=True, exist_ok=True)
     facts = {
@@ -114,7 +114,7 @@ def write_pointers(
 def write_delta(
     path: Path, pairs: Sequence[tuple[int, Pointer | None]], *, waits: bool = False, checksums: bool = False
 ) -> None:
-    """Write what a micro-batch put or removed, one after the other; with checksums of rows if told to."""
+    """Write the puts and removals of a micro-batch, optionally with checksums of rows."""
     rows = b"".join(_row(label, pointer, waits=waits, checksums=checksums) for label, pointer in pairs)
     path.write_bytes(_blocks(rows + struct.pack(">i", -1)))
 

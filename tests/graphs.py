@@ -1,4 +1,4 @@
-"""What a graph means, by DuckDB: every operator as SQL, so that graphs can be compared."""
+"""The meaning of a graph in DuckDB: every operator as SQL, so that results can be compared."""
 
 from __future__ import annotations
 

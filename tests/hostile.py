@@ -1,4 +1,4 @@
-"""What may stand in a file that somebody else made, with checksums that are right."""
+"""Possible content of forged files with correct checksums."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRANGE: tuple[Any, ...] = (
 """Values that take a field's place."""
 
 GONE = object()
-"""Stands for a field that is taken away."""
+"""Stands for a removed field."""
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -45,7 +45,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def every_change(value: Any) -> Iterator[tuple[str, Any]]:
-    """Return `value` with each strange value in each place, and without it; and what was done."""
+    """Return `value` with each strange value in each place, and without it, each with a description."""
     for path in places(value):
         for new in (GONE, *STRANGE):
             yield f"{path} {'gone' if new is GONE else repr(new)[:20]}", changed(value, path, new)

@@ -1,4 +1,4 @@
-"""Plain Python references: slow, short, and independent of what they check."""
+"""Plain Python references: slow, short, and independent of the code that they check."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class _Group:
 
 
 def conflated(updates: Iterable[Update]) -> dict[int, _Group]:
-    """Return per key its newest update (ties: the later) and what it stands for."""
+    """Return the newest update of each key, for equal times the later one, and what it stands for."""
     groups: dict[int, _Group] = {}
     for position, update in enumerate(updates):
         group = groups.get(update.key)

@@ -1,4 +1,4 @@
-"""A union of update streams with dictionaries: slow, short, and independent of what it checks."""
+"""A union of update streams with dictionaries: slow, short, and independent of the code that it checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Tuple(NamedTuple):
 
 @dataclass
 class NaiveUnion:
-    """What is waiting and what was delivered last, of each key."""
+    """The waiting and the last delivered update of each key."""
 
     emitted: dict[int, int] = field(default_factory=dict)
     waiting: dict[int, Tuple] = field(default_factory=dict)

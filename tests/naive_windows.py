@@ -26,7 +26,7 @@ class _Key:
 
 @dataclass
 class NaiveWindows:
-    """What `WindowQueue` does with whole windows; linecutting without a cost is in place."""
+    """A model of `WindowQueue` on whole windows; linecutting without a cost equals in place."""
 
     mode: str
     size: int

@@ -1,4 +1,4 @@
-"""Random procedures, and what runs them beside the compiled ones."""
+"""Random procedures, and other ways to run them than compiled."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def kill(ids: Iterable[int]) -> None:
 
 
 def until(condition: Callable[[], bool], patience_s: float) -> bool:
-    """Wait until `condition` holds, which is a matter of other processes; say whether it did."""
+    """Wait until `condition`, which depends on other processes, holds; return whether it did."""
     end = time.monotonic() + patience_s
     while not condition():
         if time.monotonic() > end:

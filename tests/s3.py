@@ -1,4 +1,4 @@
-"""A real S3 server on the loopback address, which counts what it is asked and fails when told to."""
+"""A real S3 server on the loopback address, which counts requests and fails when told to."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class S3Server:
 
     @property
     def operations(self) -> list[str]:
-        """What was asked, in order."""
+        """The operations of all requests, in order."""
         return [request.operation for request in self.requests]
 
     def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -1,12 +1,12 @@
 """The append queue that update queues are compared with: every tuple waits its turn (UpStream §5.2).
 
 It has the methods of `penstock.operators.queues.update_queue.UpdateQueue` that a server calls, and the same
-meters. It keeps no tuple from being served but those that random load shedding drops at the door.
+meters. It serves every tuple except those that random load shedding drops on arrival.
 
-What is pending for a key follows the same definition as everywhere (UpStream §3.3): an update is pending
-until a result that is at least as new has been delivered. For the plain append queue those are the queued
-tuples of the key. A shed tuple is never served; it becomes pending when it arrives, as the application does
-not know it, and stops being pending with the delivery of the next accepted tuple of its key.
+Pending updates are defined as everywhere (UpStream §3.3): an update is pending until a result that is at
+least as new has been delivered. In the plain append queue, these are the queued tuples of the key. A shed
+tuple is never served; it becomes pending when it arrives, as the application does not know it, and stops
+being pending with the delivery of the next accepted tuple of its key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Accepted", "AppendQueue"]
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What became of the tuples of one `AppendQueue.enqueue`: how many came and how many were shed."""
+    """The result of one `AppendQueue.enqueue`: the numbers of arrived and of shed tuples."""
 
     rows_in: int = 0
     shed: int = 0
@@ -40,7 +40,7 @@ class Accepted:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Tuples that wait, in order, and since when what each of them settles is pending."""
+    """Waiting tuples in order, each with the arrival of the oldest update that its delivery settles."""
 
     rows: pa.RecordBatch
     ids: Integers

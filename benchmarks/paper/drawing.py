@@ -1,4 +1,4 @@
-"""Helpers that all figures are drawn and tabled with."""
+"""Helpers for the drawings and tables of all figures."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The experiments of UpStream §5, §6.3 and §7.3: each returns one table, a row for each point of the figure.
 
-Staleness is in numbers of updates: a stream of load experiments has one arrival in a unit of time, and a
-load factor L means that serving one tuple takes L units. A run is cut off at a fixed time, so what grows
-without bound, as an append queue's staleness above load factor 1 does, is an average over that run.
+Staleness is in numbers of updates: a stream of load experiments has one arrival in a unit of time, and a load
+factor L means that serving one tuple takes L units. A run ends at a fixed time. So a staleness that grows
+without bound (an append queue's above load factor 1) is an average over that run.
 """
 
 from __future__ import annotations

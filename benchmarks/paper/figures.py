@@ -101,7 +101,7 @@ def _numbers(figures: Sequence[str]) -> list[str]:
 
 @contextmanager
 def _runner(workers: int) -> Iterator[Runner]:
-    """Yield what runs cases, each only once: figures 5 and 7, 16 and 17 share some."""
+    """Yield a function that runs each case only once: figures 5 and 7, and 16 and 17, share some."""
     if workers <= 1:
         yield _remembering(lambda function, cases: [function(case) for case in cases])
         return

@@ -1,4 +1,4 @@
-"""How much is simulated, and who runs it."""
+"""The size of the simulations, and the function that runs them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _free_served(k: int, state: State) -> None:
 
 @kernel
 def hand_over(out: Integers, state: State) -> bool:
-    """Hand over the next tuple of the key at the head of upq; say whether there was one.
+    """Hand over the next tuple of the key at the head of upq; return whether there was one.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Every codec keeps what `penstock.testing` asks of codecs."""
+"""Every codec passes the tests of `penstock.testing`."""
 
 from __future__ import annotations
 

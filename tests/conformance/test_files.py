@@ -1,4 +1,4 @@
-"""Every implementation of `Files` keeps the same promises; and what each promises beyond them."""
+"""The common promises of all implementations of `Files`, and the additional ones of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full at any one write, and then freed: nothing is lost, served twice or left behind."""
+"""A disk that is full at any one write and freed later: no row is lost or served twice, no file is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is really full: what was there stays, the error is clear, and it goes on once there is room."""
+"""A disk that is really full: files stay, the error is clear, and work continues once there is space."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def mounted_disk(mounted: Path, size: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def filled(disk: Path) -> Iterator[None]:
-    """Let there be no room on a file system, until the context ends."""
+    """Fill a file system until the context ends."""
     filler = disk / "filler"
     descriptor = os.open(filler, os.O_WRONLY | os.O_CREAT)
     with contextlib.suppress(OSError):

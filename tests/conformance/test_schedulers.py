@@ -1,4 +1,4 @@
-"""Every scheduler keeps what `penstock.testing` asks of schedulers."""
+"""Every scheduler passes the tests of `penstock.testing`."""
 
 from __future__ import annotations
 

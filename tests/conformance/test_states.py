@@ -1,4 +1,4 @@
-"""Every working copy keeps what `penstock.testing` asks of states."""
+"""Every working copy passes the tests of `penstock.testing`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TestUpdateQueue(StateTests):
         served_of(state, 3, 10 * step + 5)
 
     def content(self, state: UpdateQueue) -> object:
-        """Return what is stored, whatever the order of keys and the greatness of ranks."""
+        """Return the stored content, independent of the order of keys and the size of ranks."""
         keys: dict[Any, Any] = {}
         for unit in state.snapshot():
             stored = unit.blocks["cells"].to_pylist()

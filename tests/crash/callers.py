@@ -1,4 +1,4 @@
-"""Clients of a stream of transactions that call it while it is killed, and ask again."""
+"""Clients that call a stream of transactions while it is killed, and repeat requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Callers"]
 
 _FEWEST_CALLS = 3
 _LOOK_S = 1.0
-"""How long a caller waits before it looks whether it shall give up."""
+"""How long a caller waits between checks whether to give up."""
 
 
 class Callers:
@@ -36,7 +36,7 @@ class Callers:
     draw_call : callable
         Draws a procedure and its arguments.
     seed : int
-        Tells what is called.
+        The seed of the drawn calls.
     count : int
         The number of callers.
     """

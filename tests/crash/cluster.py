@@ -1,4 +1,4 @@
-"""A standalone cluster of two workers on this machine, parts of which are killed or stalled at random."""
+"""A standalone cluster of two workers on this machine. Parts of it are killed or stalled at random."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Cluster:
-    """A master and its workers, each in a session of its own; all are gone when the context ends."""
+    """A master and its workers, each in its own process session; all end with the context."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -60,7 +60,7 @@ class Cluster:
         self._stack.close()
 
     def kill(self, kind: str, draw: random.Random) -> int:
-        """Kill, or stall, something of `kind`; return how many processes that was."""
+        """Kill or stall processes of a `kind`; return their number."""
         number = draw.randrange(_WORKERS)
         worker = self._workers[number]
         if kind in ("worker", "machine"):
@@ -177,7 +177,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
 
 
 def _kinds(draw: random.Random, kills: int) -> Iterator[str]:
-    """Give kinds at random, each as often as the others."""
+    """Yield kinds at random, each equally often."""
     kinds: list[str] = []
     for _ in range(kills):
         kinds = kinds or draw.sample(KINDS, len(KINDS))

@@ -49,7 +49,7 @@ class Commands:
 
     @contextmanager
     def running(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """Run a command until the end of the block; then none of it is left."""
+        """Run a command until the end of the block, then kill all its processes."""
         command = self.start(*arguments)
         try:
             yield command
@@ -62,7 +62,7 @@ class Commands:
             assert command.wait(RUN_S) == 0, self.log()
 
     def log(self) -> str:
-        """Return the last of what the commands said."""
+        """Return the end of the commands' output."""
         lines = (self.directory / "log").read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if not line.startswith('{"ts"'))[-3000:]
 

@@ -1,8 +1,8 @@
 """A process that is killed: runs rounds of a random workflow in a database that a directory keeps.
 
 Usage: ``python -m tests.crash.database_job DIRECTORY SEED``. This is a server that forks a process for each
-line of its input, so that a start takes milliseconds, and kills it. Each process appends to the file
-``acknowledged`` in the directory what it was told is done, a line for each call.
+line of its input, so that a start takes milliseconds, and kills it. Each process appends a line to the file
+``acknowledged`` in the directory for each call that returned.
 """
 
 from __future__ import annotations
@@ -83,24 +83,24 @@ def events_of(seed: int, number: int, program: Program) -> pa.RecordBatch:
 
 
 def loads(seed: int, number: int) -> dict[str, list[Any]] | None:
-    """Return what is loaded before a round, if anything is."""
+    """Return the rows to load before a round, if any."""
     if random.Random(f"load {seed} {number}").random() < 0.7:
         return None
     return {"round": [number], "text": [f"text {number % 5}"]}
 
 
 def digest(value: object) -> str:
-    """Return a short text that tells values apart."""
+    """Return a short digest of values."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def state_digest(state: TableSet, database: Database) -> str:
-    """Return a short text that tells states apart, without the table that is loaded."""
+    """Return a short digest of a state, without the loaded table."""
     return digest([item for item in sorted(state_bytes(state, database).items()) if item[0] != "loaded"])
 
 
 def run(place: str, seed: int, attempt: int, rounds: int, armed: Armed) -> None:
-    """Run rounds from where the last process came to, then close. Armed phases: see `Armed`."""
+    """Run rounds from where the last process stopped, then close. For armed phases see `Armed`."""
     database, program = workload(seed)
     directory, draw = Path(place), random.Random(f"{seed} {attempt}")
     command_log._CALLS_FOR_CHECKPOINT = draw.choice([3, 10, 1 << 14])

@@ -1,4 +1,4 @@
-"""Kill the process of a database at random, and see that nothing is lost and nothing comes twice.
+"""Kill the process of a database at random, and check that no call is lost or happens twice.
 
 python -m tests.crash.database_kills [KILLS [SEED]]
 """
@@ -27,7 +27,7 @@ _MOST_ROUNDS = 1 << 20
 
 
 class Expected:
-    """What an uninterrupted run of a workload leaves after each round."""
+    """The results of an uninterrupted run of a workload after each round."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -55,12 +55,12 @@ class Expected:
 
 
 class Jobs:
-    """Processes that go on, one after the other, where the last one was killed.
+    """Processes that run one after the other; each continues after the last one was killed.
 
     Parameters
     ----------
     directory : Path
-        Where the database is, and what they acknowledge.
+        The directory of the database and of the acknowledgements.
     seed : int
         Tells the workload.
     """
@@ -96,7 +96,7 @@ class Jobs:
         return said
 
     def why(self) -> str:
-        """Return what the processes have said."""
+        """Return the output of the processes."""
         return (self.directory / "job.log").read_text()[-3000:]
 
     def run(
@@ -172,7 +172,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
 
 
 def main() -> None:
-    """Run for so many kills, with new workloads, and say how to do that again."""
+    """Run a number of kills with new workloads; print the command that repeats them."""
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns() % 10**6
     while kills > 0:

@@ -1,4 +1,4 @@
-"""A disk whose power can be cut: ext4 or XFS on a loop device, which forgets what was not synced."""
+"""A disk whose power can be cut: ext4 or XFS on a loop device, which loses unsynced data."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Disk:
             os.close(descriptor)
 
     def restart(self) -> None:
-        """Mount it again, with what it has."""
+        """Mount it again."""
         if not until(self._is_unmounted, _PATIENCE_S):
             # A JVM that stays may have lost a file that it had open: go on with a copy of the disk.
             _run("umount", "--lazy", str(self.place))

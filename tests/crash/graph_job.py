@@ -1,4 +1,4 @@
-"""What the drivers that are killed do with their graph: run it until they may end."""
+"""Runs a graph in a driver that is killed and restarted."""
 
 from __future__ import annotations
 

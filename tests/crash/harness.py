@@ -1,4 +1,4 @@
-"""Kill a whole job - driver, JVM and Python workers - again and again, and see that nothing is lost."""
+"""Kill a whole job (driver, JVM and Python workers) repeatedly, and check that nothing is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def processes_of(session: int) -> list[int]:
 
 
 def kill_all(job: subprocess.Popen[str]) -> list[int]:
-    """Kill everything that `job` started, at once; return what was killed."""
+    """Kill all processes that `job` started, at once; return them."""
     killed: set[int] = set()
     while alive := processes_of(job.pid):
         processes.kill(alive)
@@ -39,7 +39,7 @@ def kill_all(job: subprocess.Popen[str]) -> list[int]:
 
 @contextlib.contextmanager
 def started(directory: Path, program: str = "job.py", **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a program, in a session of its own, until it runs; afterwards none of it is left.
+    """Start a program in its own process session and wait until it runs; kill all its processes afterwards.
 
     All that it does with the protocol goes into the trace `TRACE` in the directory.
     """
@@ -61,7 +61,7 @@ def started(directory: Path, program: str = "job.py", **environment: str) -> Ite
 
 
 def random_moment(draw: random.Random) -> None:
-    """Let up to a second pass: that what is killed is killed at any moment is what is tested."""
+    """Let up to a second pass, so that the kill comes at any moment."""
     time.sleep(draw.uniform(0.0, 1.0))  # nothing is waited for
 
 
@@ -113,7 +113,7 @@ def _run_to(job: subprocess.Popen[str], place: Place, goal: int) -> None:
 
 
 def why(job: subprocess.Popen[str], directory: Path) -> str:
-    """Kill what is left of a program, and return what it and its children said."""
+    """Kill the rest of a program; return its output and that of its children."""
     kill_all(job)
     assert job.stdout is not None
     tail = (directory / "job.log").read_text()[-2000:]

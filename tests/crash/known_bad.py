@@ -1,4 +1,4 @@
-"""Broken protocols, which the crash tests have to find: a daemon of Python workers that have one.
+"""A daemon of Python workers with a broken protocol, which the crash tests have to find.
 
 Spark starts this module in place of its own daemon (setting ``spark.python.daemon.module``); the
 variable ``PENSTOCK_KNOWN_BAD`` names what is broken; without it nothing is.

@@ -51,16 +51,16 @@ class Chain:
         return self._running[program][0].poll() is None
 
     def check(self) -> None:
-        """See that nobody ended by itself."""
+        """Check that no process ended by itself."""
         for program, (job, _) in self._running.items():
             assert self.is_alive(program), f"{program}: {why(job, self.directory)}"
 
     def stuck(self) -> str:
-        """Return what a driver that makes no progress has said."""
+        """Return the output of a driver that makes no progress."""
         return f"no progress: {why(self._running[_DRIVER][0], self.directory)}"
 
     def kill(self, kind: str, draw: random.Random) -> int:
-        """Kill one, or for a driver all that it started; return how many processes that was."""
+        """Kill one process, or all that a driver started; return their number."""
         program = _WRITER if kind == "writer" else _DRIVER
         job, stack = self._running[program]
         if kind == "worker":
@@ -147,11 +147,11 @@ def verify(directory: Path, say: Callable[[str], None] = print) -> None:
 
 
 def verify_trace(directory: Path, say: Callable[[str], None] = print) -> None:
-    """Replay what all processes did, through the model of the protocol."""
+    """Replay the traces of all processes through the model of the protocol."""
     made = replay(trace_in(directory / TRACE))
     say(f"the model allows all {sum(made.counts.values())} steps: {dict(made.counts)}")
 
 
 def expected(count: int) -> list[tuple[Any, ...]]:
-    """Return what the query makes of the first `count` numbers."""
+    """Return the query's results for the first `count` numbers."""
     return [(n, n * n, f"TEXT {n}" if n % 5 else None) for n in range(count) if n % 3]

@@ -1,4 +1,4 @@
-"""A process that is killed: appends numbers to a p-stream, from where its name's last one came to.
+"""A process that is killed: appends numbers to a p-stream, and continues after the last commit of its name.
 
 Usage: ``python p_stream_writer.py DIRECTORY``. Ends with 0 once there is a file ``finish``.
 """

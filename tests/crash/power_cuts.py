@@ -1,4 +1,4 @@
-"""Cut the power of the disks under five kinds of queries again and again, and see that nothing is lost.
+"""Cut the power of the disks under five kinds of queries repeatedly, and check that nothing is lost.
 
 The disks are real: ext4 on a loop device, shut down without a flush and mounted again, so that what was not
 synced is gone, or an empty file. What runs is either a driver, of which all processes are killed, or the
@@ -36,7 +36,7 @@ _START_S, _CUT_S = 600.0, 120.0
 
 
 class Running(Protocol):
-    """What runs the queries."""
+    """The runner of the queries."""
 
     def check(self) -> None:
         """Fail if a query has."""
@@ -80,7 +80,7 @@ Start = Callable[[Place], AbstractContextManager[Running]]
 
 
 def a_driver(seed: int, broken: str = "") -> Start:
-    """Return what starts a driver in a process of its own."""
+    """Return a function that starts a driver in its own process."""
 
     @contextlib.contextmanager
     def start(place: Place) -> Iterator[Running]:
@@ -106,7 +106,7 @@ def a_driver(seed: int, broken: str = "") -> Start:
 
 
 def a_session(spark: SparkSession, broken: str = "") -> Start:
-    """Return what starts the queries in a session."""
+    """Return a function that starts the queries in a session."""
 
     @contextlib.contextmanager
     def start(place: Place) -> Iterator[Running]:
@@ -208,6 +208,6 @@ def _comes_to(goal: int, place: Place, source: Source, running: Running) -> bool
 
 
 def _has_moved(missing: dict[str, int], source: Source, running: Running) -> bool:
-    """Say whether something else is missing than before."""
+    """Return whether the missing results have changed."""
     running.check()
     return source.missing() != missing

@@ -1,4 +1,4 @@
-"""What loses power: a plain query, a queue, windows, a join and a graph over p-streams; and a driver of them.
+"""The queries that lose power (a plain query, a queue, windows, a join, a graph), and their driver.
 
 Usage: ``python power_job.py DIRECTORY``; where checkpoints and p-streams lie is in the environment. Runs
 until it is killed, or until there is a file ``finished``.

@@ -1,4 +1,4 @@
-"""What the power cuts' queries run with: workers whose chains are short, and protocols that are broken.
+"""Workers with short chains of state and with broken protocols, for the queries of the power cuts.
 
 Spark starts this module in place of its own daemon of Python workers (setting
 ``spark.python.daemon.module``); the variable ``PENSTOCK_KNOWN_BAD`` names what is broken; without it nothing
@@ -29,7 +29,7 @@ _KNOWN_BAD = "PENSTOCK_KNOWN_BAD"
 
 
 def syncs_nothing() -> None:
-    """Release and commit without a look at what Spark has on its disk, and drop numbers that are known."""
+    """Release and commit without syncing Spark's files, and drop micro-batches whose number is in the log."""
 
     def forget(path: Path | None = None) -> None:
         """Sync nothing."""

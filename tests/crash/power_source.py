@@ -1,4 +1,4 @@
-"""What the queries read that lose power, and what has to come out of them."""
+"""The input of the queries that lose power, and their expected results."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Source:
         self.rows = stop
 
     def keep_ahead(self) -> None:
-        """Append some more, unless the plain query has much to read."""
+        """Append some rows, unless the plain query still has many to read."""
         with contextlib.suppress(InvalidUsageError):
             if self.rows - PStream(self.streams / "out-plain").end < _AHEAD_ROWS:
                 self.add(2)
 
     def close_windows(self) -> None:
-        """Append a row of each key to what windows read, whose time is beyond all others."""
+        """Append to the windows' input a row of each key with a time beyond all others."""
         with PStreamWriter(self.streams / "left", SCHEMA, writer="end", threads=1) as writer:
             rows = {"k": range(_KEYS), "t": [_LAST_T] * _KEYS, "v": [0] * _KEYS}
             writer.append(pa.table(rows, SCHEMA))

@@ -1,4 +1,4 @@
-"""Whether the disk use of a chain of p-streams stays within a bound: a table, and an exit code.
+"""Check that the disk use of a chain of p-streams stays bounded: a table and an exit code.
 
 Usage: ``python -m tests.crash.soak [MINUTES]``. A process appends, a query passes rows on to a second
 p-stream, and a reader follows that one; each releases what it has done.

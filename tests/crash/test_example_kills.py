@@ -1,4 +1,4 @@
-"""Packaged examples from a source to a store: what runs is killed, and the store is exact in the end."""
+"""Packaged examples from a source to a store: after random kills the store is exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph whose disk is full at random moments, and freed again, ends as if it had not been."""
+"""A graph whose disk is sometimes full has the results of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 1)
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Give a file system that holds what the graph writes, and little more."""
+    """Mount a file system with little more space than the graph needs."""
     with mounted_disk(tmp_path / "disk", "64m") as mounted:
         yield mounted
 

@@ -1,4 +1,4 @@
-"""A job that is killed whole, at random moments, and started again, ends as if it had not been."""
+"""A job that is killed whole at random moments and restarted has the results of an undisturbed run."""
 
 from __future__ import annotations
 

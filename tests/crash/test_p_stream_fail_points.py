@@ -1,4 +1,4 @@
-"""Whoever writes to a p-stream and dies at any step of the protocol loses and repeats nothing."""
+"""A writer of a p-stream that dies at any step of the protocol loses and repeats no row."""
 
 from __future__ import annotations
 

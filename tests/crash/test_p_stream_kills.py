@@ -1,4 +1,4 @@
-"""A chain of p-streams whose processes are killed at random moments ends as if they had not been."""
+"""A chain of p-streams whose processes are killed at random moments has the results of an undisturbed run."""
 
 from __future__ import annotations
 

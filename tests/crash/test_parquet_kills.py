@@ -1,4 +1,4 @@
-"""Windows over Parquet files whose job is killed at random moments end as if it had not been."""
+"""Windows over Parquet files, whose job is killed at random moments, equal those of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries whose disks lose power at random moments end as if they had not."""
+"""Queries whose disks lose power at random moments have the results of an undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions whose job is killed at random moments end as if it had not been."""
+"""Transactions whose job is killed at random moments have the results of an undisturbed run."""
 
 from __future__ import annotations
 

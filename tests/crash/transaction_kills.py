@@ -34,14 +34,14 @@ POINTS = tuple(point for point in (*STATE_POINTS, *SINK_POINTS, *TASK_ROWS_POINT
 
 @dataclass(frozen=True)
 class Start:
-    """A start of the job: who comes to one of some fail points is killed, then a process at any moment."""
+    """A start of the job: a process that reaches a fail point is killed, then one at a random moment."""
 
     points: tuple[str, ...]
     kind: str
 
 
 def starts_of(draw: random.Random, kills: int) -> Iterator[Start]:
-    """Draw starts with so many kills in all, each fail point and each kind of process as often."""
+    """Draw starts with this many kills in all; fail points and kinds of processes are equally frequent."""
     points: list[str] = []
     kinds: list[str] = []
     while kills:
@@ -55,7 +55,7 @@ def starts_of(draw: random.Random, kills: int) -> Iterator[Start]:
 
 
 def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> None:
-    """Kill `kills` times what `seed` draws, when it draws; compare results and tables.
+    """Kill `kills` times, at moments and processes drawn from `seed`; compare results and tables.
 
     Events come while the job runs and while it does not. A job whose worker is killed goes on for a while;
     then, as after every kill, all that is left of it is killed, too.

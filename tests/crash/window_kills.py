@@ -49,7 +49,7 @@ def readings(seed: int, seconds: int) -> pa.Table:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is killed.
+    """A job that is killed.
 
     Parameters
     ----------

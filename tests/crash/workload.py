@@ -1,4 +1,4 @@
-"""The stream of the crash tests, the query over it, and what has to hold however it is interrupted."""
+"""The stream of the crash tests, the query over it, and the conditions that hold after any interruption."""
 
 from __future__ import annotations
 

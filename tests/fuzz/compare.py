@@ -17,7 +17,7 @@ def assert_same_rows(found: pa.Table, expected: pa.Table, told: str, *, toleranc
     Parameters
     ----------
     told : str
-        What a difference is shown with.
+        A text to show with a difference.
     tolerance : float
         Relative, of floats.
     """
@@ -36,7 +36,7 @@ def _sorted(table: pa.Table) -> list[tuple[Any, ...]]:
 
 
 def _rank(value: Any) -> tuple[int, Any]:
-    """Return what rows are ordered by: floats, which may differ a little, only coarsely."""
+    """Return a sort key of rows; floats, which may differ a little, are rounded."""
     if value is None:
         return 0, 0
     if isinstance(value, float):

@@ -59,7 +59,7 @@ class Fuzzer:
         self._progress = progress
 
     def run_case(self, subject: str, seed: int) -> Difference | None:
-        """Run one case; return what was different."""
+        """Run one case; return the difference, if any."""
         directory = self._directory / f"{subject}-{seed}"
         directory.mkdir(parents=True)
         began = time.perf_counter()

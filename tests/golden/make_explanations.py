@@ -1,4 +1,4 @@
-"""Writes what the benchmark's queries are explained as, and the drawing of one for the documents.
+"""Writes the explanations of the benchmark's queries, and a drawing of one for the documents.
 
 python -m tests.golden.make_explanations
 """

@@ -1,4 +1,4 @@
-"""Windows whose stored states are fixtures: what is let in before each version, and what comes after them."""
+"""Windows whose stored states are fixtures: the input before each version, and the input after the last."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ VERSIONS = 2
 
 
 def layout_of(kind: str) -> WindowLayout:
-    """Return what a fixture's windows are made of."""
+    """Return the layout of a fixture's windows."""
     return test_row_windows.layout_of(6, 2) if KINDS[kind][1] else test_panes.layout_of(6, 2)
 
 
@@ -49,7 +49,7 @@ def new_state(kind: str) -> Panes | UpdateWindows:
 
 
 def step(state: Panes | UpdateWindows, kind: str, number: int) -> list[dict[str, Any]]:
-    """Let in what comes after so many versions; return the windows that come out, at the end all of them."""
+    """Add the input after a number of versions; return the windows that close, at the end all of them."""
     layout = layout_of(kind)
     arriving = _arriving(kind, layout, _ROWS[number])
     if isinstance(state, Panes):

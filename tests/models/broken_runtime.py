@@ -1,4 +1,4 @@
-"""Ways to break the runtime, each of which the replay of a trace has to find."""
+"""Ways to break the runtime. The replay of a trace has to find each."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def reads_what_is_not_committed(patch: Patch) -> None:
 
 
 def plans_other_rows_again(patch: Patch) -> None:
-    """Plan a micro-batch that runs again by what is there now."""
+    """Plan a repeated micro-batch from the rows that exist now."""
     partitions = _StreamReader.partitions
 
     def afresh(self: Any, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Any]:

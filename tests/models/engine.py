@@ -1,7 +1,7 @@
-"""A query of a graph in micro-batches over the runtime's own classes, without Spark, killed anywhere.
+"""A query of a graph in micro-batches, with the runtime's own classes but without Spark, killed anywhere.
 
-It does what Spark does: logs offsets, plans, runs the tasks of each bucket, commits the sink, keeps the
-pointers, logs the commit, and tells the source. A kill drops all objects; what is on disk stays.
+It takes Spark's steps: it logs offsets, plans, runs the tasks of each bucket, commits the sink, keeps the
+pointers, logs the commit, and tells the source. A kill drops all objects; files on disk stay.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Engine:
         (self.logs / name / str(batch)).write_text("\n".join(["v1", *map(json.dumps, lines)]))
 
     def pointers(self, batch: int) -> dict[int, Pointer]:
-        """Return what Spark's state of the operator holds before a micro-batch."""
+        """Return the pointers in Spark's state of the operator before a micro-batch."""
         file = self.logs / "pointers" / str(batch - 1)
         found = json.loads(file.read_text().splitlines()[1]) if batch else {}
         return {int(bucket): Pointer(Version(one[0]), FileId(one[1])) for bucket, one in found.items()}

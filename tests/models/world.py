@@ -123,7 +123,7 @@ def _frozen(window: tuple[Any, dict[int, int]]) -> tuple[Any, tuple[tuple[int, i
 
 
 def uninterrupted(topology: Topology, sources: Mapping[str, Sequence[Row]]) -> dict[str, list[Row]]:
-    """Return what comes out of each sink if nothing ever fails."""
+    """Return the output of each sink if nothing ever fails."""
     streams: dict[str, list[Row]] = {name: list(rows) for name, rows in sources.items()}
     for name, spec in topology.operators.items():
         at, state, results = dict.fromkeys(spec.inputs, 0), spec.function.initial, list[Row]()
@@ -231,7 +231,7 @@ CAN_BE_SLOW = ["send", "deliver", "tell", "insert", "PersistTask", "QueryTask", 
 
 
 class World:
-    """A graph that runs, or is down, or recovers; what it was given, and what is durable."""
+    """A graph that runs, is down, or recovers, with its input and its durable data."""
 
     def __init__(
         self,
@@ -384,7 +384,7 @@ class World:
                 self.insert(operator)
 
     def check_output(self, *, complete: bool = False) -> None:
-        """Assert that what came out is what comes out of a run without crashes, or a beginning of it."""
+        """Assert that the output is that of a run without crashes, or a prefix of it."""
         for sink, expected in uninterrupted(self.topology, self.rows).items():
             got = self.storage.output.get(sink, [])
             assert got == (expected if complete else expected[: len(got)]), f"{sink} is not exactly once"
@@ -396,7 +396,7 @@ class World:
         other.check_output(complete=True)
 
     def finish(self) -> None:
-        """Let everything end, and assert that all came out and nothing is kept that is not needed."""
+        """Run to the end, and assert that all results are out and no unneeded data is kept."""
         self.settle()
         self.begin_checkpoint()
         self.settle()

@@ -1,4 +1,4 @@
-"""Blocks give back columns and tables of every type, and refuse what is not what was written."""
+"""Blocks return columns and tables of every type, and refuse changed bytes."""
 
 from __future__ import annotations
 

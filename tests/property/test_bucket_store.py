@@ -1,4 +1,4 @@
-"""Whatever is committed, tried twice, released or dropped: a pointer gives its version, or an error."""
+"""After any commits, repeated attempts, releases and drops, a pointer gives its version or an error."""
 
 from __future__ import annotations
 

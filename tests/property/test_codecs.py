@@ -1,4 +1,4 @@
-"""Every codec and cascade gives back what it was given; kernels do what plain Python does."""
+"""Every codec and cascade returns its input; kernels equal plain Python."""
 
 from __future__ import annotations
 

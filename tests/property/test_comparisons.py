@@ -1,4 +1,4 @@
-"""Intervals let pass what comparisons with literals do, as they are evaluated and as Spark defines them."""
+"""Intervals accept the same values as comparisons with literals, as evaluated and as Spark defines them."""
 
 from __future__ import annotations
 

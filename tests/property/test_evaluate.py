@@ -1,4 +1,4 @@
-"""Expressions on Arrow tables give what DuckDB gives, where the two dialects mean the same."""
+"""Expressions on Arrow tables equal DuckDB's results if both dialects mean the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels of fragments do what plain Python does, compiled or not."""
+"""The kernels of fragments equal plain Python, compiled or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trees of indexes hold what a sorted list holds."""
+"""The trees of indexes equal a sorted list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of text against what they were made of: wherever the file is cut, its rows are the same."""
+"""Records of text equal their source rows, wherever the file is cut into chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled code that asks the processor says what plain Python says."""
+"""Compiled code with processor instructions equals plain Python."""
 
 from __future__ import annotations
 

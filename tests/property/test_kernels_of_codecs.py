@@ -1,4 +1,4 @@
-"""The kernels of compression do what plain Python does, compiled or not."""
+"""The kernels of compression equal plain Python, compiled or not."""
 
 from __future__ import annotations
 

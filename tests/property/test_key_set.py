@@ -1,4 +1,4 @@
-"""A set of keys equals a plain set, whatever collides in it."""
+"""A set of keys equals a plain set, even with collisions."""
 
 from __future__ import annotations
 

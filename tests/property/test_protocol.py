@@ -1,4 +1,4 @@
-"""Whatever crashes when, what comes out is what came without; just what is needed is kept (0006)."""
+"""After crashes at any moment the output is the same, and only needed data is kept (0006)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workflow is recovered as it was, whatever its log has of it and wherever it broke off (S-Store §2.4)."""
+"""A workflow is recovered from any log, wherever it broke off (S-Store §2.4)."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def fork(*, plain: bool = False) -> Database:
 
 
 def logged(db: OpenDatabase, monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """Return what goes into the log from now on."""
+    """Return the calls that go into the log from now on."""
     calls: list[Call] = []
     real = CommandLog.append
 

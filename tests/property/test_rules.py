@@ -1,4 +1,4 @@
-"""Rules, p-streams and readers do not change what a graph means: DuckDB runs it before and after."""
+"""Rules, p-streams and readers keep the meaning of a graph: DuckDB runs it before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader makes of p-units equals the same after the read, as DuckDB computes it."""
+"""A scan in a reader equals the same operators after the read, as DuckDB computes them."""
 
 from __future__ import annotations
 

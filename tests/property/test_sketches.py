@@ -1,4 +1,4 @@
-"""Sketches estimate what the least hashes of the whole say, however the whole was cut."""
+"""Sketches estimate the same as the least hashes of all values, however the values are divided."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def folded(kind: Any, parts: list[tuple[list[int], Any]], count: int) -> Any:
 
 
 def estimate(values: set[int]) -> float:
-    """Return what the K least hashes say; the one behind them says how much of all hashes they are of."""
+    """Return the estimate from the K least hashes and the next one."""
     hashes = sorted({min(max((value % 2**64) >> 1, 1), 2**63 - 2) for value in values})
     return len(hashes) if len(hashes) <= K else K / (hashes[K] / (2**63 - 1))
 

@@ -39,7 +39,7 @@ class Step:
 
 @dataclass
 class Run:
-    """A queue and what a bystander notes while steps are taken."""
+    """A queue, and an independent record of its steps."""
 
     queue: Queue
     settles: bool

@@ -1,4 +1,4 @@
-"""Texts that are cut into tokens come back, from what the format says alone, and damage is found."""
+"""Texts that are cut into tokens come back by the format's definition, and damage is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runtime does what the model of the protocol allows, whatever is killed; broken, it does not (0006)."""
+"""The model allows every step of the runtime, with any kills, and refuses broken runtimes (0006)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows combined in their buckets come to what brute force makes of all of them."""
+"""Windows combined in their buckets equal brute force over all of them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def parts_of(rows: list[Row], cuts: list[int]) -> list[list[Row]]:
 
 
 def fold(groups: tuple[str, ...], *steps: Any, read: dict[str, str] | None = None) -> WindowAccumulator:
-    """Return what folds windows by groups of them, which `steps` may have made."""
+    """Return an accumulator of windows by groups, which `steps` may compute."""
     output = pa.schema([*GROUPS, ("window", WINDOW), *((f.name, f.type) for f in LAYOUT.values)])
     names = {one.name: one.name for one in PARTIALS}
     assembly = Assembly.of(Decomposition(PARTIALS, names, {}))
@@ -107,7 +107,7 @@ def fold(groups: tuple[str, ...], *steps: Any, read: dict[str, str] | None = Non
 
 
 def same(value: float | None) -> Any:
-    """Return what equals itself: NaN does not, and zeros do."""
+    """Return a value in which NaN equals NaN, and all zeros are equal."""
     if value is None:
         return None
     return "nan" if math.isnan(value) else value + 0.0
@@ -124,7 +124,7 @@ def least(values: list[float]) -> float:
 
 
 def aggregated(rows: list[Row], groups: tuple[str, ...]) -> dict[Any, Any]:
-    """Return what `FOLD` is, by brute force."""
+    """Return the aggregates of `FOLD` by brute force."""
     apart = defaultdict(list)
     for row in rows:
         apart[row.start, *(getattr(row, name) for name in groups)].append(row)
@@ -145,7 +145,7 @@ def aggregated(rows: list[Row], groups: tuple[str, ...]) -> dict[Any, Any]:
 
 
 def read_back(batches: list[pa.RecordBatch], groups: tuple[str, ...]) -> dict[Any, Any]:
-    """Return what was folded, each window and group once."""
+    """Return the folded values, each window and group once."""
     found = {}
     for batch in batches:
         for row in batch.to_pylist():

@@ -1,4 +1,4 @@
-"""A queue whose idle keys are in a table does what one in memory does; each opens what the other wrote."""
+"""A queue with idle keys in a table equals a queue in memory; each opens the other's files."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def made(stream: UpdateStream, policy: Policy, semantics: Semantics, table: Tabl
 
 
 def content(units: Iterable[PUnit]) -> tuple[dict[str, Any], dict[int, Any], list[Any]]:
-    """Return what units hold: what they say of the whole, each key's cell and tuple, and what was appended.
+    """Return the content of units: the metadata, the record and tuple of each key, and appended tuples.
 
-    In which order keys are, and how great their ranks are, differs.
+    The order of keys and the size of ranks are left out.
     """
     meta: dict[str, Any] = {}
     keys: dict[int, Any] = {}

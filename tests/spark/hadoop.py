@@ -1,4 +1,4 @@
-"""Hadoop without what it does for every job and every file, and no test asks for."""
+"""Hadoop without the work that it does for every job and file and that no test needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a whole query with an update queue should emit: one naive queue per bucket, on one thread."""
+"""The expected output of a query with an update queue: one naive queue per bucket, on one thread."""
 
 from __future__ import annotations
 

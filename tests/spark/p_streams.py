@@ -1,4 +1,4 @@
-"""What the tests of the data source ``pstream`` share: streams of numbers, and queries over them."""
+"""Helpers of the tests of the data source ``pstream``: streams of numbers, and queries over them."""
 
 from __future__ import annotations
 

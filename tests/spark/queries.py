@@ -1,4 +1,4 @@
-"""What the tests of streaming queries share: input files, restartable runs, and what a sink holds."""
+"""Helpers of the tests of streaming queries: input files, restartable runs, and the content of a sink."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Input:
 
 
 class Place:
-    """Where one query lives: input, state, checkpoint and a Parquet sink below one directory."""
+    """The places of one query: input, state, checkpoint and a Parquet sink below one directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""Windows that are combined in their buckets before they cross to Spark come to what DuckDB has."""
+"""Windows that are combined in their buckets before they cross to Spark equal DuckDB's."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ FEWEST = f"""SELECT {LAST}, auction, half, bids, min(bids) OVER (PARTITION BY ma
 
 
 def plan_of(frame: DataFrame) -> str:
-    """Return what Spark is asked to do."""
+    """Return Spark's plan."""
     return str(frame._jdf.queryExecution().logical().toString())
 
 

@@ -1,4 +1,4 @@
-"""What `read_state` shows of windows, joins and queues of other semantics is what their input implies."""
+"""The rows of `read_state` for windows, joins and queues of other semantics follow from their input."""
 
 from __future__ import annotations
 

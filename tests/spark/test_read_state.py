@@ -1,4 +1,4 @@
-"""What `read_state` shows is what the queue emitted and holds, with and without the checkpoint."""
+"""The rows of `read_state` equal what the queue emitted and holds, with and without the checkpoint."""
 
 from __future__ import annotations
 

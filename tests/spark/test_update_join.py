@@ -1,4 +1,4 @@
-"""What joins of update streams emit on real Spark."""
+"""Joins of update streams on real Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What update queues emit on real Spark."""
+"""Update queues on real Spark."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def queue(place: Place, df: DataFrame, **options: Any) -> DataFrame:
 
 
 def max_by(batches: list[list[Update]]) -> list[tuple[int, ...]]:
-    """Return what is emitted without a budget, as DuckDB sees it."""
+    """Return the output without a budget, computed by DuckDB."""
     rows = [
         (batch, place, u.key, u.time, u.value)
         for batch, updates in enumerate(batches)

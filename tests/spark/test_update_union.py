@@ -1,4 +1,4 @@
-"""What unions of update streams emit on real Spark."""
+"""Unions of update streams on real Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def table(tuples: Sequence[Tuple], schema: str = LONGS) -> pa.Table:
 
 
 def batches_of(seed: int, count: int) -> list[tuple[list[Tuple], list[Tuple]]]:
-    """Return what comes from two inputs in each micro-batch: out of order, with ties."""
+    """Return the rows of two inputs in each micro-batch: out of order, with ties."""
     draw = random.Random(seed)
     return [
         (

@@ -1,4 +1,4 @@
-"""How a writer of p-streams codes and commits: what goes on at once, and what an error ends."""
+"""A writer of p-streams encodes and commits in parallel, and ends with an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A p-unit is read back whole or refused; what past versions wrote is read for ever."""
+"""A p-unit is read back whole or refused; units of all past versions are still read."""
 
 from __future__ import annotations
 

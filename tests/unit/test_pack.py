@@ -1,4 +1,4 @@
-"""Archives for workers: what is in them, and that a Python elsewhere runs from them."""
+"""Archives for workers: their content, and a Python elsewhere that runs from them."""
 
 from __future__ import annotations
 

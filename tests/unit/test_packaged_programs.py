@@ -1,4 +1,4 @@
-"""Packaged programs do what plain Python does, whatever way their events are cut."""
+"""Packaged programs equal plain Python, however their events are divided."""
 
 from __future__ import annotations
 

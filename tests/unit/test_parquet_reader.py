@@ -1,4 +1,4 @@
-"""What tasks read of Parquet files: each row once, in the types of the source."""
+"""Tasks read each row of Parquet files once, in the types of the source."""
 
 from __future__ import annotations
 

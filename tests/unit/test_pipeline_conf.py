@@ -1,4 +1,4 @@
-"""Pipelines from YAML: what is read, and what is said of what is wrong."""
+"""Pipelines from YAML, and the messages about mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: which sources are persisted, what is left for Spark, what samples say, and how it is shown."""
+"""Plans: persisted sources, Spark's part, statistics from samples, and their display."""
 
 from __future__ import annotations
 

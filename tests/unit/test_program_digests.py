@@ -1,4 +1,4 @@
-"""Digests of programs stay the same as long as what the programs do."""
+"""Digests of programs change only with the meaning of the programs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def put(e, values, timed, late):
 
 
 def found(database: Database, program: Program, batches: Iterable[pa.RecordBatch]) -> dict[str, str]:
-    """Return the digest of a program, and one of what it does."""
+    """Return the digest of a program, and a digest of its results."""
     program.__dict__["kernel"] = interpreted(program)
     state = TableSet(database.catalog.all_tables.values())
     results = [state.run(program, batch).to_pylist() for batch in batches]

@@ -1,4 +1,4 @@
-"""The benchmark's queries: what of them reaches a p-stream, and what its reader does."""
+"""The benchmark's queries: the part that reaches a p-stream, and the work of its reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each push-up rule by itself: what it moves, and what it leaves where it is."""
+"""Each push-up rule alone: the operators that it moves, and those that it does not."""
 
 from __future__ import annotations
 

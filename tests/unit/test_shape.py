@@ -1,4 +1,4 @@
-"""What of a graph may change while its checkpoint lives."""
+"""The parts of a graph that may change while its checkpoint lives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a survey says of a bucket is what the files prove, and garbage collection deletes nothing else."""
+"""A survey of a bucket says only what its files prove, and garbage collection deletes nothing else."""
 
 from __future__ import annotations
 

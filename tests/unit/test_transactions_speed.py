@@ -1,4 +1,4 @@
-"""The benchmarks of transactions measure programs that do what their peers in plain Python do."""
+"""The benchmarked programs of transactions equal their peers in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures: what is on their axes, what the paper shows, and how they are told and drawn."""
+"""The figures: their axes, the paper's results, and their tables and drawings."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Figure:
     Attributes
     ----------
     title : str
-        What it shows.
+        Its title.
     paper : str
-        What the paper's has.
+        The result in the paper.
     run : callable
         Measures all of its points once.
     at : tuple of str
@@ -38,7 +38,7 @@ class Figure:
     unit : str
         The unit of the others.
     ratio : tuple of str, optional
-        The contender whose rate is divided, and the one by whose it is.
+        The two contenders of the ratio: numerator and denominator.
     log : bool
         Whether the vertical axis is logarithmic.
     drawn : tuple of str

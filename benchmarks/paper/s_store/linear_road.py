@@ -2,8 +2,8 @@
 
 Traffic of one expressway grows for half an hour to the rate that Linear Road has by then, and is the same on
 all. Reports come in batches of `BATCH_S`, and the time that each batch takes is measured, without waiting for
-the next one. From arrivals and these times follows when each result is there: a batch begins when it has come
-and the one before is done.
+the next one. Arrivals and these times give the moment of each result: a batch begins when it has arrived and
+the previous batch has ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A database in a process of its own, and its clients: those that wait for answers, and those that do not.
+"""A database in a separate process, and its clients, which may or may not wait for answers.
 
-Requests and answers are records of fixed size over a socket of this machine. The server runs what has come
-since it last looked: requests for one procedure that follow each other are one `OpenDatabase.run`, which in
-a directory is durable before they are answered.
+Requests and answers are records of fixed size over a socket of this machine. The server takes all requests
+that have arrived since its last look. Consecutive requests for one procedure are one `OpenDatabase.run`,
+which is durable before the answers if the database is in a directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that somebody else made, with right checksums: refused by an error of ours, or read as something."""
+"""Forged files with correct checksums: Penstock refuses them with its own errors, or reads some values."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _check_tables(draw: random.Random) -> None:
 
 @dataclass
 class _Stored:
-    """What an operator stored, what makes an empty one, and what uses it."""
+    """The stored units of an operator, a factory of empty states, and a function that uses a state."""
 
     units: list[PUnit]
     new: Callable[[], Any]
@@ -269,7 +269,7 @@ def _hostile_unit(draw: random.Random, unit: PUnit) -> PUnit:
 
 
 STATES: Sequence[Callable[[random.Random], _Stored]] = (_queue, _panes, _join)
-"""What makes the state of each kind of operator."""
+"""The factory of the state of each kind of operator."""
 
 
 def check_states(draw: random.Random, make: Callable[[random.Random], _Stored]) -> None:
@@ -286,7 +286,7 @@ def check_states(draw: random.Random, make: Callable[[random.Random], _Stored]) 
             state.restore(map(through_bytes, units))
         except (CorruptDataError, InvalidUsageError):
             continue
-        # What is not refused makes no sense maybe, but does no harm.
+        # A state that is not refused may make no sense, but does no harm.
         try:
             stored.use(state)
             list(state.snapshot())

@@ -1,8 +1,8 @@
-"""Power cuts at any step, on a disk that forgets what was not synced, under a model of Spark's micro-batches.
+"""Power cuts at any step, on a disk that loses unsynced data, under a model of Spark's micro-batches.
 
 The reader, the operator's task and the sink are the real ones. The model does what Spark does on the driver,
-in its order: it writes its files and does not sync them. A cut leaves of the files since the last sync some
-whole, some empty or cut, and of the newest no name.
+in its order: it writes its files and does not sync them. A cut leaves some of the files since the last sync
+whole, and others empty, truncated or missing.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PowerCutError(BaseException):
 
 
 class _Disk:
-    """What has been written since the last sync, and when the power goes."""
+    """The files written since the last sync, and the moment of the next power cut."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
@@ -90,7 +90,7 @@ class _Disk:
         self.tick()
 
     def forget(self) -> None:
-        """Lose what a power cut takes."""
+        """Lose the data that a power cut takes."""
         named = self._draw.randint(0, len(self._unsynced))
         for number, path in enumerate(self._unsynced):
             if number >= named:
@@ -203,7 +203,7 @@ class _Spark:
 
 @contextlib.contextmanager
 def _patched(disk: _Disk, *, broken: bool) -> Iterator[None]:
-    """Let the disk hear of everything."""
+    """Route all writes and syncs to the disk."""
     publish, delete = _durable.publish, _durable.delete
 
     def ticking_publish(path: Path, *content: Any, direct_io: bool = False) -> None:

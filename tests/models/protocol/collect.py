@@ -1,4 +1,4 @@
-"""What a recovery would ask for, and hence what nobody needs.
+"""The requests of a recovery, and hence the data that nobody needs.
 
 The same function answers both questions. `requests` goes through the graph against the topological order:
 each operator is asked for its stream from some offset on, finds where it would have to start again for
@@ -72,7 +72,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What a recovery asks of whom.
+    """The requests of a recovery.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def run_from(extents: Iterable[Extent], offset: int) -> list[Extent]:
 
 
 def requests(topology: Topology, facts: Facts) -> Requests:
-    """Return what a recovery would ask for that knows these facts.
+    """Return the requests of a recovery that knows these facts.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""P-units of streams as the protocol sees them, and what they depend on.
+"""P-units of streams in the protocol, and their dependencies.
 
 The clock of a p-unit of stream ``o`` says from where everything can start again that is needed to make the
 tuples of ``o`` *after* this p-unit:

@@ -1,4 +1,4 @@
-"""What the protocol wants done outside of itself, and the interface through which that is done.
+"""The tasks that the protocol gives to its driver, and their interface to storage.
 
 Handlers of events return tasks. Whoever schedules them calls `Task.run`, at any time and in any order, and
 tells the graph by `PersistentOperatorGraph.completed` when the effect is durable. A crash may come between
