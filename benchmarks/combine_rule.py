@@ -21,7 +21,8 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
-from penstock.spark_ext.border.packing import Packer, from_parcel
+from penstock.spark_ext.border.packing import Packer
+from penstock.spark_ext.border.parcels import from_parcel
 
 ROWS = 2_000_000
 SHARES = (0.05, 0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -82,15 +83,15 @@ def figure_6(file: Path, *, quick: bool = False) -> Iterator[str]:
         repeats = 1 if quick else 5
         for mark, cascade in cascades.items():
             coded = encode(array, cascade)
-            encoding = array.nbytes / seconds(lambda a=array, c=cascade: encode(a, c), repeats) / 1e6
-            decoding = array.nbytes / seconds(lambda coded=coded: decode(coded), repeats) / 1e6
+            encoding = array.nbytes / seconds(partial(encode, array, cascade), repeats) / 1e6
+            decoding = array.nbytes / seconds(partial(decode, coded), repeats) / 1e6
             ratio = array.nbytes / len(coded)
             points.setdefault(kind, []).append((mark, ratio, encoding))
             yield f"{kind:14} {mark:28} {ratio:8.2f} {encoding:8.0f} {decoding:8.0f}  {cascade}"
         for goal in ("fast", "balanced"):
             chooser = Chooser(goal, now_s=lambda: 0.0)
             ratio = array.nbytes / len(encode(array, chooser=chooser, column="c"))
-            took = seconds(lambda a=array, c=chooser: encode(a, chooser=c, column="c"), repeats)
+            took = seconds(partial(encode, array, chooser=chooser, column="c"), repeats)
             points[kind].append((f"chosen: {goal}", ratio, array.nbytes / took / 1e6))
             chosen = ", ".join(">".join(cascade) for cascade in chooser.columns["c"].plan.cascades)
             speed = array.nbytes / took / 1e6

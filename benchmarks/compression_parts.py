@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -116,14 +117,17 @@ def codec_costs(*, quick: bool = False) -> Iterator[str]:
         repeats = 1 if quick or name in ("zstd_19", "pcodec") else 7
         for kind in kinds:
             for values in streams[kind]:
-                transform = isinstance(codec, Transform)
                 try:
-                    node = encode_stream(values, (name, "plain")) if transform else codec.encode(values)
+                    node = (
+                        encode_stream(values, (name, "plain"))
+                        if isinstance(codec, Transform)
+                        else codec.encode(values)
+                    )
                 except UnfitError:
                     continue  # an optional library is not there
-                work = codec.split if transform else codec.encode
-                encode = seconds(lambda work=work, values=values: work(values), repeats) / values.size * 1e9
-                decode = seconds(lambda node=node: decode_stream(node), repeats) / values.size * 1e9
+                work = codec.split if isinstance(codec, Transform) else codec.encode
+                encode = seconds(partial(work, values), repeats) / values.size * 1e9
+                decode = seconds(partial(decode_stream, node), repeats) / values.size * 1e9
                 found.setdefault(kind_of(name), []).append((values.dtype.itemsize, encode, decode))
                 details.append(f"{name:24} {kind:10} {values.dtype!s:6} {encode:9.2f} {decode:9.2f}")
     yield "\nnanoseconds to encode a value, and a byte of it; to decode them: nearest to the streams below"
@@ -178,7 +182,7 @@ def first_use(rows: int = 20_000) -> list[tuple[str, float, int]]:
 
     from benchmarks.streams import GENERATED
 
-    class Count(events.Listener):
+    class Count(events.Listener):  # type: ignore[misc]  # numba ships no types
         kernels = 0
 
         def on_start(self, event: Any) -> None:
@@ -210,11 +214,11 @@ def first_use(rows: int = 20_000) -> list[tuple[str, float, int]]:
             coded: list[bytes] = []
             step(
                 f"encode {name}, {goal}",
-                lambda table=table, chooser=chooser, coded=coded: coded.append(
+                lambda table=table, chooser=chooser, coded=coded: coded.append(  # type: ignore[misc]  # bound per turn
                     encode_table(table, chooser=chooser)
                 ),
             )
-            step(f"decode {name}, {goal}", lambda coded=coded: BlockReader(coded[0]).read())
+            step(f"decode {name}, {goal}", lambda coded=coded: BlockReader(coded[0]).read())  # type: ignore[misc]  # bound per turn
     return steps
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -83,8 +84,8 @@ def compare(array: pa.Array[Any], size: int, rounds: int, only: list[str] | None
     for _ in range(rounds):
         for one in every:
             encoding, decoding = took[one.name]
-            encoding.append(_seconds(lambda one=one: one.encode("c", array)))
-            decoding.append(_seconds(lambda one=one: one.decode(coded[one.name])))
+            encoding.append(_seconds(partial(one.encode, "c", array)))
+            decoding.append(_seconds(partial(one.decode, coded[one.name])))
     for one in every:
         encode_s, decode_s = map(median, took[one.name])
         line = f"{one.name:20} {size / one.size(coded[one.name]):7.2f}"
@@ -115,8 +116,8 @@ def numbers_once(rows: int, rounds: int) -> Iterator[str]:
         array = pa.array(values)
         block = encode(array)
         assert decode(block).equals(array)
-        encode_s = median([_seconds(lambda array=array: encode(array)) for _ in range(rounds)])
-        decode_s = median([_seconds(lambda block=block: decode(block)) for _ in range(rounds)])
+        encode_s = median([_seconds(partial(encode, array)) for _ in range(rounds)])
+        decode_s = median([_seconds(partial(decode, block)) for _ in range(rounds)])
         speeds = f"{array.nbytes / 1e6 / encode_s:8.0f} {array.nbytes / 1e6 / decode_s:8.0f}"
         yield f"{name:20} {array.nbytes / len(block):7.2f} {speeds}"
 

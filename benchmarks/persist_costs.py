@@ -53,14 +53,13 @@ def _spark_seconds(folder: Path, schema: pa.Schema) -> dict[str, float]:
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     columns = from_arrow_schema(schema)
     spark.read.schema(columns).parquet(str(folder / "parquet")).write.json(str(folder / "json"))
-    found = {}
+    took = {}
     for kind in ("parquet", "csv", "json"):
         rows = spark.read.format(kind).schema(columns).load(str(folder / kind))
-        found[kind] = _seconds(
-            lambda rows=rows: rows.write.format("noop").mode("overwrite").save(), _core_seconds
-        )
+        writer = rows.write.format("noop").mode("overwrite")
+        took[kind] = _seconds(writer.save, _core_seconds)
     spark.stop()
-    return found
+    return took
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

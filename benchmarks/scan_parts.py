@@ -17,7 +17,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ from penstock.checkpointing.p_stream import PStream
 from penstock.compression import TableBlock
 from penstock.operators.scan import scanner
 from penstock.operators.scan.scanner import Scanner
+from penstock.operators.scan.selection import select_rows
 from penstock.operators.scan.spec import Fragments, Partial, Scan
+from penstock.sql.comparisons import intervals_of
 from penstock.sql.expression import Expression
 
 _TIMES = 5
@@ -61,7 +63,7 @@ class Parts:
     """Where the time of a scan goes."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call`, whose time is counted."""
@@ -86,12 +88,12 @@ def measured(stream: PStream, scan: Scan) -> dict[str, dict[str, float]]:
     for turn in range(2 * _TIMES):
         parts = Parts()
         how = list(best)[turn % 2]
-        known = scanner.intervals_of if how == "intervals" else _unknown
+        known = intervals_of if how == "intervals" else _unknown
         with (
             mock.patch.object(scanner, "intervals_of", known),
             mock.patch.object(TableBlock, "read", parts.timed("decode", TableBlock.read)),
             mock.patch.object(Scanner, "_mask", parts.timed("predicate", Scanner._mask)),
-            mock.patch.object(scanner, "select_rows", parts.timed("select", scanner.select_rows)),
+            mock.patch.object(scanner, "select_rows", parts.timed("select", select_rows)),
             mock.patch.object(Scanner, "_values_of", parts.timed("project", Scanner._values_of)),
         ):
             begin = time.perf_counter()

@@ -105,6 +105,7 @@ class KeepsRows:
         found.state.put(newest)
         before_commit = time.perf_counter()
         handle = store.commit(found.state, found.handle)
+        assert handle.pointer
         _cache().put(store, found.state, handle)
         state.update((handle.pointer.version, handle.pointer.file_id))
         facts = {
