@@ -41,6 +41,11 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
         The default location of the state of its queries. A path is relative to the present working
         directory.
 
+    Raises
+    ------
+    InvalidUsageError
+        If the name is unusable, or the location is no path.
+
     Examples
     --------
     >>> bank = penstock.database("bank")
@@ -49,6 +54,10 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     {'accounts': ...}
     """
     return Database(name, location)
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != "" and all(c.isalnum() or c in "_-" for c in name)
 
 
 class Database:
@@ -68,7 +77,7 @@ class Database:
     """
 
     def __init__(self, name: str, location: str | os.PathLike[str] | None = None) -> None:
-        if not name or not all(c.isalnum() or c in "_-" for c in name):
+        if not _is_name(name):
             raise InvalidUsageError(
                 "the name is not usable", name=repr(name), hint="use letters, digits, _ and -"
             )

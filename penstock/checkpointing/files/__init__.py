@@ -43,7 +43,15 @@ _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "wasb": "abfs", "wasbs": "abfss"}
 
 
 def absolute_location(location: str | os.PathLike[str]) -> str:
-    """Return an absolute path or a URI: workers, and the next start, may have other working directories."""
+    """Return an absolute path or a URI: workers, and the next start, may have other working directories.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is no path.
+    """
+    if not isinstance(location, str | os.PathLike):
+        raise InvalidUsageError("a location is no path", got=type(location).__name__)
     text = os.fspath(location)
     return text if _URI.match(text) else os.fspath(Path(text).absolute())
 
