@@ -27,7 +27,7 @@ KINDS = ("stall", "executor", "python", "worker", "machine")
 """An executor is stopped for a while, or killed, or one of its Python workers is. The daemon of a worker is
 killed, which its executors may outlive for a while, or all that the worker started is killed at once."""
 
-_PATIENCE_S = 300.0
+PATIENCE_S = 300.0
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 _WORKERS = 2
 _STEPS = 2
@@ -155,17 +155,17 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         cluster = stack.enter_context(Cluster(directory))
         environment = {"PENSTOCK_MASTER": cluster.url, DOUBLE_COMMITS: str(doubles)}
         job = stack.enter_context(started(directory, "cluster_job.py", **environment))
-        for kill, kind in enumerate(_kinds(draw, kills), 1):
+        for kill, kind in enumerate(kinds_of(draw, kills), 1):
             add_steps(place, batches[_STEPS * (kill - 1) : _STEPS * kill])
             goal = commits(place) + 1
-            assert until(partial(reaches, goal), _PATIENCE_S), f"no progress: {why(job, directory)}"
+            assert until(partial(reaches, goal), PATIENCE_S), f"no progress: {why(job, directory)}"
             random_moment(draw)
             killed = cluster.kill(kind, draw)
             assert job.poll() is None, why(job, directory)
             say(f"kill {kill} of {kills}: {kind}, {killed} processes after batch {commits(place) - 1}")
         add_steps(place, batches[_STEPS * kills :])
         (directory / "finished").touch()
-        assert until(partial(reaches, sys.maxsize), _PATIENCE_S), f"no end: {why(job, directory)}"
+        assert until(partial(reaches, sys.maxsize), PATIENCE_S), f"no end: {why(job, directory)}"
         assert job.returncode == 0, why(job, directory)
         if kills > 1:  # two more drivers take too long for the run of all tests
             kill_executor = partial(cluster.kill, "executor", draw)
@@ -176,7 +176,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
     return double_commits
 
 
-def _kinds(draw: random.Random, kills: int) -> Iterator[str]:
+def kinds_of(draw: random.Random, kills: int) -> Iterator[str]:
     """Yield kinds at random, each equally often."""
     kinds: list[str] = []
     for _ in range(kills):

@@ -20,7 +20,7 @@ from tests.spark.queries import Place, wait_until_drained
 
 FAILED = 3
 
-_SETTINGS = {
+SETTINGS = {
     # A second attempt is started as soon as a task takes longer than others.
     "spark__speculation": "true",
     "spark__speculation__interval": "20ms",
@@ -51,7 +51,7 @@ def main() -> int:
     place = Place(Path(sys.argv[1]))
     doubles = {f"spark__executorEnv__{DOUBLE_COMMITS}": os.environ[DOUBLE_COMMITS]}
     spark = lean_session(
-        place.directory / "spark", master=os.environ["PENSTOCK_MASTER"], as_users=True, **_SETTINGS, **doubles
+        place.directory / "spark", master=os.environ["PENSTOCK_MASTER"], as_users=True, **SETTINGS, **doubles
     )
     running = place.start(query(spark, place))
     print("started", flush=True)

@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[2]
 
 TRACE = "trace.jsonl"
 
+FILE_MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing.File{}BasedCheckpointFileManager"
+"""Spark's ways to write checkpoints: by Hadoop's ``FileContext``, which is the default, or ``FileSystem``."""
+
 _RUN_S = 300.0
 
 
@@ -68,6 +71,18 @@ def random_moment(draw: random.Random) -> None:
 def commits(place: Place) -> int:
     """Return how many micro-batches the checkpoint has committed."""
     return len(list((place.checkpoint / "commits").glob("[0-9]*")))
+
+
+def count_batches(checkpoints: Path) -> int:
+    """Return how many micro-batches the queries below a directory have committed, by the newest of each.
+
+    Spark deletes old entries of its logs, so they cannot be counted.
+    """
+    newest: dict[Path, int] = {}
+    for path in checkpoints.glob("**/commits/[0-9]*"):
+        if path.name.isdecimal():
+            newest[path.parent] = max(newest.get(path.parent, 0), 1 + int(path.name))
+    return sum(newest.values())
 
 
 def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> None:

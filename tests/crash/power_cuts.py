@@ -1,4 +1,4 @@
-"""Cut the power of the disks under five kinds of queries repeatedly, and check that nothing is lost.
+"""Cut the power of the disks under six kinds of queries repeatedly, and check that nothing is lost.
 
 The disks are real: ext4 on a loop device, shut down without a flush and mounted again, so that what was not
 synced is gone, or an empty file. What runs is either a driver, of which all processes are killed, or the
@@ -19,7 +19,7 @@ from typing import Protocol
 from pyspark.sql import SparkSession
 
 from tests.crash.disk import Disk, disks, file_systems
-from tests.crash.harness import kill_all, random_moment, started, why
+from tests.crash.harness import FILE_MANAGERS, count_batches, kill_all, random_moment, started, why
 from tests.crash.power_job import BROKEN, CHECKPOINTS, FILE_MANAGER, STREAMS, Queries
 from tests.crash.power_source import Source
 from tests.processes import until
@@ -27,7 +27,6 @@ from tests.spark.queries import fresh_workers
 
 __all__ = ["Place", "a_driver", "a_session", "run_with_cuts"]
 
-_FILE_MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing.File{}BasedCheckpointFileManager"
 _MOST_COMMITS = 30
 _PATIENCE_S = 180.0
 """The wait for progress."""
@@ -65,15 +64,8 @@ class Place:
             disk.restart()
 
     def commits(self) -> int:
-        """Return how many micro-batches all queries have committed, by the newest in each log.
-
-        Spark deletes old entries, so they cannot be counted.
-        """
-        newest: dict[Path, int] = {}
-        for path in self.checkpoints.glob("**/commits/[0-9]*"):
-            if path.name.isdecimal():
-                newest[path.parent] = max(newest.get(path.parent, 0), 1 + int(path.name))
-        return sum(newest.values())
+        """Return how many micro-batches all queries have committed."""
+        return count_batches(self.checkpoints)
 
 
 Start = Callable[[Place], AbstractContextManager[Running]]
@@ -87,7 +79,7 @@ def a_driver(seed: int, broken: str = "") -> Start:
         environment = {
             CHECKPOINTS: str(place.checkpoints),
             STREAMS: str(place.streams),
-            FILE_MANAGER: _FILE_MANAGERS.format("System" if seed % 2 else "Context"),
+            FILE_MANAGER: FILE_MANAGERS.format("System" if seed % 2 else "Context"),
             BROKEN: broken,
         }
         with started(place.directory, "power_job.py", **environment) as job:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from penstock.procedures.databases import Database
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.programs import PROGRAMS
 from penstock.procedures.workflows.workflow import Workflow
+from tests.crash.harness import FILE_MANAGERS
 from tests.spark.conftest import lean_session
 
 START = "PENSTOCK_CRASH_START"
@@ -204,31 +205,27 @@ def start(spark: SparkSession, directory: Path, name: str, draw: random.Random) 
     return writer.option("checkpointLocation", str(place / "checkpoint")).start()
 
 
-def write_tables(spark: SparkSession, directory: Path) -> None:
+def write_tables(spark: SparkSession, directory: Path, names: Iterable[str] = FLOWS) -> None:
     """Write the tables of the last micro-batch."""
-    for flow_name, flow in FLOWS.items():
-        place = directory / flow_name
+    for flow_name in names:
+        flow, place = FLOWS[flow_name], directory / flow_name
         for name in flow.target.tables:
             read = penstock.read_state(spark, place / "state", checkpoint=place / "checkpoint", table=name)
             pq.write_table(read.toArrow(), place / f"{name}.parquet")
 
 
-def main() -> int:
-    """Run the job and return its exit code."""
-    directory, draw = Path(sys.argv[1]), random.Random(os.environ[START])
-    spark = lean_session(directory / "spark", master="local[2,2]", as_users=True)
-    spark.sparkContext.environment["PENSTOCK_FAILPOINTS"] = os.environ[POINTS]
-    penstock.register(spark)
-    running = {name: start(spark, directory, name, draw) for name in FLOWS}
+def run_flows(spark: SparkSession, directory: Path, names: Iterable[str], draw: random.Random) -> None:
+    """Run queries until there is a file ``finished`` and all is read; start again those that fail."""
+    running = {name: start(spark, directory, name, draw) for name in names}
     print("started", flush=True)
-    ended: set[str] = set()
-    while len(ended) < len(FLOWS):
+    going = set(running)
+    while going:
         finished = (directory / "finished").exists()
-        for name in FLOWS.keys() - ended:
+        for name in sorted(going):
             try:
                 if finished:
                     running[name].processAllAvailable()
-                    ended.add(name)
+                    going.remove(name)
                 # The file is made by another process, which tells nobody: it is looked for as often.
                 running[name].awaitTermination(0.02)  # type: ignore[arg-type]
             except StreamingQueryException as error:
@@ -237,6 +234,24 @@ def main() -> int:
                 running[name] = start(spark, directory, name, draw)
     for query in running.values():
         query.stop()
+
+
+def main() -> int:
+    """Run the job and return its exit code."""
+    directory, draw = Path(sys.argv[1]), random.Random(os.environ[START])
+    # The manager that Spark takes by default starts some ten processes for each file.
+    managers = {"spark__sql__streaming__checkpointFileManagerClass": FILE_MANAGERS.format("System")}
+    spark = lean_session(
+        directory / "spark",
+        master="local[2,2]",
+        as_users=True,
+        spark__sql__codegen__wholeStage="false",
+        spark__sql__codegen__factoryMode="NO_CODEGEN",
+        **(managers if draw.random() < 0.7 else {}),
+    )
+    spark.sparkContext.environment["PENSTOCK_FAILPOINTS"] = os.environ[POINTS]
+    penstock.register(spark)
+    run_flows(spark, directory, FLOWS, draw)
     write_tables(spark, directory)
     return 0
 

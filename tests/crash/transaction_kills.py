@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.procedures.requests.client import ANSWERS_PLACE
 from tests.crash import transaction_job
 from tests.crash.callers import Callers
-from tests.crash.harness import kill_all, random_moment, started, why
+from tests.crash.harness import count_batches, kill_all, random_moment, started, why
 from tests.crash.transaction_job import CALLS, FLOWS, NUMBER, Flow
-from tests.crash.window_kills import KINDS, PATIENCE_S, kill_one
+from tests.crash.window_kills import KINDS, kill_one
 from tests.merged_log import check_merged_log
 from tests.processes import until
 from tests.workflows import state_bytes, table_bytes
@@ -28,7 +28,10 @@ _JOB = "transaction_job.py"
 _ROWS = 800
 _NOT_HERE = ("operator.after_enqueue", "operator.after_apply", "operator.before_release")
 """Points of queues, and the one of a release, which comes after more versions than a start makes."""
-_POINTS_A_START = 3
+_POINTS_A_START = 6
+"""A kill at a fail point costs a worker; a start costs a driver, a JVM and all workers."""
+_PATIENCE_S = 900.0
+"""The longest wait for what a start has to do, on a machine with other load, too."""
 POINTS = tuple(point for point in (*STATE_POINTS, *SINK_POINTS, *TASK_ROWS_POINTS) if point not in _NOT_HERE)
 
 
@@ -54,6 +57,59 @@ def starts_of(draw: random.Random, kills: int) -> Iterator[Start]:
         del points[:count]
 
 
+class Events:
+    """The events of queries, which come in steps.
+
+    Parameters
+    ----------
+    directory : Path
+        The directory of the job.
+    flows : mapping
+        The queries, by name.
+    seed : int
+        Draws the events.
+    count : int
+        The number of events of each query in a step.
+
+    Attributes
+    ----------
+    rows : dict
+        The events of each query so far.
+    """
+
+    def __init__(self, directory: Path, flows: Mapping[str, Flow], seed: int, count: int) -> None:
+        self._directory, self._flows, self._seed, self._count = directory, flows, seed, count
+        self.rows: dict[str, list[pa.RecordBatch]] = {name: [] for name in flows}
+
+    def add(self) -> None:
+        """Append a step to the source of each query."""
+        for name, flow in self._flows.items():
+            first = sum(one.num_rows for one in self.rows[name])
+            drawn = flow.workload(self._count, self._seed + first)
+            if not first and flow.opening is not None:
+                drawn = pa.Table.from_batches([flow.opening, drawn]).combine_chunks().to_batches()[0]
+            numbers = pa.array(range(first, first + drawn.num_rows), pa.int64())
+            self.rows[name].append(drawn.append_column(NUMBER, numbers))
+            to = self._directory / name / "source"
+            with PStreamWriter(to, self.rows[name][0].schema, threads=1, unit_rows=500) as writer:
+                writer.append(pa.Table.from_batches(self.rows[name][-1:]))
+
+    def committed(self, *names: str) -> int:
+        """Return how many micro-batches queries have committed, by default all of them."""
+        return sum(count_batches(self._directory / name / "checkpoint") for name in names or self._flows)
+
+
+def callers_of(
+    directory: Path, flows: Mapping[str, Flow], seed: int, stack: contextlib.ExitStack
+) -> dict[str, Callers]:
+    """Start the callers of the queries that take requests; `stack` ends them."""
+    return {
+        name: stack.enter_context(Callers(flow.database, directory / name / CALLS, flow.calls, seed))
+        for name, flow in flows.items()
+        if flow.calls is not None
+    }
+
+
 def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> None:
     """Kill `kills` times, at moments and processes drawn from `seed`; compare results and tables.
 
@@ -66,45 +122,26 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         If a result or a row of a table is not that of the serial run, or the job ended by itself.
     """
     draw = random.Random(seed)
-    events: dict[str, list[pa.RecordBatch]] = {name: [] for name in FLOWS}
-
-    def committed() -> int:
-        return sum(len(list(directory.glob(f"{name}/checkpoint/commits/[0-9]*"))) for name in FLOWS)
-
-    def add() -> None:
-        for name, flow in FLOWS.items():
-            first = sum(one.num_rows for one in events[name])
-            drawn = flow.workload(_ROWS, seed + first)
-            if not first and flow.opening is not None:
-                drawn = pa.Table.from_batches([flow.opening, drawn]).combine_chunks().to_batches()[0]
-            numbers = pa.array(range(first, first + drawn.num_rows), pa.int64())
-            events[name].append(drawn.append_column(NUMBER, numbers))
-            to = directory / name / "source"
-            with PStreamWriter(to, events[name][0].schema, threads=1, unit_rows=500) as writer:
-                writer.append(pa.Table.from_batches(events[name][-1:]))
+    events = Events(directory, FLOWS, seed, _ROWS)
 
     def environment(armed: str = "") -> dict[str, str]:
         return {transaction_job.START: str(draw.randrange(10**6)), transaction_job.POINTS: armed}
 
     with contextlib.ExitStack() as stack:
-        callers = {
-            name: stack.enter_context(Callers(flow.database, directory / name / CALLS, flow.calls, seed))
-            for name, flow in FLOWS.items()
-            if flow.calls is not None
-        }
-        add()
+        callers = callers_of(directory, FLOWS, seed, stack)
+        events.add()
         done = 0
         for number, start in enumerate(starts_of(draw, kills)):
             markers = {point: directory / f"died-{number}-{point}" for point in start.points}
             armed = ";".join(f"{point}=kill@{marker}" for point, marker in markers.items())
             with started(directory, _JOB, **environment(armed)) as job:
-                goal = committed() + draw.choice([0, 1, 2, 3])
-                add()
+                goal = events.committed() + draw.choice([0, 1, 2, 3])
+                events.add()
 
                 def reached(markers: dict[str, Path] = markers, goal: int = goal) -> bool:
-                    return committed() >= goal and all(marker.exists() for marker in markers.values())
+                    return events.committed() >= goal and all(marker.exists() for marker in markers.values())
 
-                until(lambda job=job, reached=reached: reached() or job.poll() is not None, PATIENCE_S)  # type: ignore[misc]
+                until(lambda job=job, reached=reached: reached() or job.poll() is not None, _PATIENCE_S)  # type: ignore[misc]
                 assert reached(), f"no progress to {start}: {why(job, directory)}"
                 random_moment(draw)
                 assert job.poll() is None, why(job, directory)
@@ -115,18 +152,19 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
                 killed = kill_all(job)
                 # A driver whose JVM is gone may have ended with an error.
                 assert start.kind == "jvm" or job.returncode == -signal.SIGKILL
-            add()
+            events.add()
             done += 1 + len(start.points)
             what = ", ".join((*start.points, start.kind))
-            say(f"kill {done} of {kills}: {what}, {len(killed)} processes after {committed()} micro-batches")
+            batches = events.committed()
+            say(f"kill {done} of {kills}: {what}, {len(killed)} processes after {batches} micro-batches")
         with started(directory, _JOB, **environment()) as job:
             for one in callers.values():
-                one.finish(PATIENCE_S)
+                one.finish(_PATIENCE_S)
             (directory / "finished").touch()
-            assert until(lambda: job.poll() is not None, PATIENCE_S), f"no end: {why(job, directory)}"
+            assert until(lambda: job.poll() is not None, _PATIENCE_S), f"no end: {why(job, directory)}"
             assert job.returncode == 0, why(job, directory)
     for name, flow in FLOWS.items():
-        verify(directory / name, flow, events[name], callers.get(name), say)
+        verify(directory / name, flow, events.rows[name], callers.get(name), say)
 
 
 def verify(
