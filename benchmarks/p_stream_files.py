@@ -22,7 +22,7 @@ from benchmarks.harness import REPOSITORY, machine, scratch
 from benchmarks.streams import DATA, GENERATED, REAL, load
 from penstock import _durable
 from penstock.checkpointing.p_stream import Commit, Segment, Unit
-from penstock.checkpointing.p_stream.log_record import to_bytes
+from penstock.checkpointing.p_stream.log_codec import to_bytes
 from penstock.compression import Chooser, encode_table
 
 SIZES = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)

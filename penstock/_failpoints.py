@@ -13,6 +13,7 @@ import signal
 from pathlib import Path
 
 __all__ = [
+    "COMPACTION_POINTS",
     "FAILPOINTS",
     "P_STREAM_POINTS",
     "SINK_POINTS",
@@ -37,13 +38,16 @@ STATE_POINTS = (
 P_STREAM_POINTS = ("p_stream.after_segments", "p_stream.after_commit")
 """Fail points in a process that appends to a p-stream."""
 
+COMPACTION_POINTS = ("compaction.after_segments", "compaction.after_commit", "compaction.after_shortening")
+"""Fail points in a process that compacts an update log."""
+
 SINK_POINTS = ("sink.after_segments", "sink.before_commit", "sink.after_commit")
 """Fail points of Spark's writes to a p-stream: in a worker, then on the driver."""
 
 TASK_ROWS_POINTS = ("task_rows.before_commit", "task_rows.after_commit")
 """Fail points in workers that commit rows to a p-stream themselves: dropped rows, and answers to requests."""
 
-FAILPOINTS = (*STATE_POINTS, *P_STREAM_POINTS, *SINK_POINTS, *TASK_ROWS_POINTS)
+FAILPOINTS = (*STATE_POINTS, *P_STREAM_POINTS, *COMPACTION_POINTS, *SINK_POINTS, *TASK_ROWS_POINTS)
 """All fail points. `failpoint` refuses other names, so tests can iterate over all of them."""
 
 _VARIABLE = "PENSTOCK_FAILPOINTS"

@@ -97,7 +97,7 @@ class PStreamMachine(RuleBasedStateMachine):
         assert all(known is not None and known[1] > self.batches[known[0]] for known in left)
         for _ in range(5):
             view.log.begin("c", "any")
-        view.log.compact()
+        view.log.shorten()
         assert len(list((self.place / "log").iterdir())) <= 6
 
     def _written(self, process: int, writer: str, batch: int, count: int) -> tuple[Segment, ...]:
@@ -196,7 +196,7 @@ class PStreamMachine(RuleBasedStateMachine):
                 other.log.begin("c", "any")
             if self.done:
                 other.trim(now=True)
-            other.log.compact()
+            other.log.shorten()
 
         view.log._files = _Interrupted(files, interrupt)
         try:

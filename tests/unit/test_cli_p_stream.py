@@ -182,7 +182,7 @@ def test_unfinished_entries_that_a_start_stands_for_are_garbage(place: Path) -> 
     old = unfinished(place / "log" / f"{1:020}.entry")
     for _ in range(70):
         stream.log.begin("b", "any")
-    stream.log.compact()
+    stream.log.shorten()
     assert inspected(place)["garbage_files"] == 1
     assert penstock("gc", str(place)).exit_code == 0
     assert not old.exists()

@@ -54,7 +54,7 @@ def place(tmp_path: Path) -> Path:
     for reader in ("r", "q"):
         stream.subscribe(reader)
     stream.trim_from("r", 2)
-    stream.log.compact()
+    stream.log.shorten()
     stream = PStream(place)
     stream.subscribe("s")
     stream.unsubscribe("q")

@@ -269,7 +269,7 @@ def test_a_micro_batch_is_committed_after_a_sync_and_another_of_its_number_is_re
             commit(number)
     log = PStream(stream).log
     log._started_at = -1000
-    log.compact()
+    log.shorten()
     assert PStream(stream).log.writers["q"] == log.writers["q"], "a start has the plan, too"
 
 

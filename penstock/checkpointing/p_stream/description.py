@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import base64
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from penstock import _clock
-from penstock.checkpointing.p_unit import PUnit, encode
-from penstock.errors import InvalidUsageError
+from penstock.checkpointing.fields import Fields
+from penstock.checkpointing.p_stream.update_log import UpdateLog
+from penstock.checkpointing.p_unit import PUnit, decode, encode
+from penstock.ddl import schema_text
+from penstock.errors import CorruptDataError, InvalidUsageError
 
-__all__ = ["DESCRIPTION_FILE", "Description", "check_name", "check_schema", "describe"]
+__all__ = [
+    "COMPACTOR",
+    "DESCRIPTION_FILE",
+    "Description",
+    "as_arrow",
+    "check_name",
+    "check_schema",
+    "describe",
+    "parse_description",
+]
 
 DESCRIPTION_FILE = "p-stream"
+COMPACTOR = "penstock.compactor"
+"""The name in the log of whoever compacts an update log; no writer can have it."""
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -24,13 +39,52 @@ class Description(NamedTuple):
     identity: str
     schema: pa.Schema
     direct_io: bool
+    update_log: UpdateLog | None
 
 
-def describe(schema: pa.Schema, direct_io: bool) -> memoryview:
-    """Return the file that describes a new p-stream."""
+def describe(schema: pa.Schema, direct_io: bool, update_log: UpdateLog | None) -> memoryview:
+    """Return the file that describes a new p-stream.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the columns are not those of the update log.
+    """
+    if update_log is not None:
+        update_log.check_schema(schema)
     text = base64.b64encode(schema.serialize().to_pybytes()).decode()
     meta = {"identity": _clock.new_id(), "schema": text, **({"direct_io": True} if direct_io else {})}
+    if update_log is not None:
+        meta["update_log"] = update_log.to_meta()
     return encode(PUnit("p-stream", meta))
+
+
+def parse_description(content: bytes | memoryview, file: str) -> Description:
+    """Return what the file of a p-stream describes.
+
+    Raises
+    ------
+    CorruptDataError
+        If the file is damaged, or describes something else.
+    """
+    unit = decode(content, file)
+    if unit.kind != "p-stream":
+        raise CorruptDataError("the file describes no p-stream", file=file, kind=unit.kind)
+    fields = Fields(unit.meta, file)
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fields.text("schema"))))
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise fields.damage_error("schema", "an Arrow IPC schema in Base64") from error
+    if len(set(schema.names)) < len(schema):
+        raise fields.damage_error("schema", "a schema whose names differ")
+    direct_io = fields.flag("direct_io") if fields.has("direct_io") else False
+    log = UpdateLog.from_fields(fields.fields("update_log")) if fields.has("update_log") else None
+    if log is not None:
+        try:
+            log.check_schema(schema)
+        except InvalidUsageError as error:
+            raise fields.damage_error("update_log", "a key and a time of the schema") from error
+    return Description(fields.text("identity"), schema, direct_io, log)
 
 
 def check_name(name: str) -> str:
@@ -47,6 +101,8 @@ def check_name(name: str) -> str:
             name=repr(name),
             hint="use at most 100 ASCII letters, digits, _, . and -; do not begin with . or -",
         )
+    if name == COMPACTOR:
+        raise InvalidUsageError("the name is that of compactions", name=name, hint="use another name")
     return name
 
 
@@ -76,3 +132,43 @@ def check_schema(schema: pa.Schema, expected: pa.Schema, location: str) -> None:
             unknown=", ".join(unknown) or "none",
             types="; ".join(others) or "same",
         )
+
+
+def as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
+    """Return rows as Arrow.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the type is not supported, a column is missing or unknown, or a value has the wrong type.
+    """
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        return rows
+    if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+        named = {name for row in rows for name in row}
+    elif isinstance(rows, dict):
+        named = set(rows)
+    elif hasattr(rows, "__dataframe__") and hasattr(rows, "columns"):
+        named = set(rows.columns)
+    else:
+        raise InvalidUsageError(
+            "rows of this type cannot be appended",
+            hint="append a pyarrow.Table, a pandas.DataFrame, a dict of columns, or a list of dicts",
+            got=type(rows).__name__,
+        )
+    unknown = sorted(str(name) for name in named - set(schema.names))
+    if unknown:
+        raise InvalidUsageError(
+            "the p-stream has no such columns", columns=", ".join(unknown), known=", ".join(schema.names)
+        )
+    try:
+        if isinstance(rows, list):
+            return pa.Table.from_pylist(rows, schema)
+        if isinstance(rows, dict):
+            return pa.Table.from_pydict(rows, schema)
+        return pa.Table.from_pandas(rows, schema, preserve_index=False)
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        # Arrow's message may contain values.
+        raise InvalidUsageError(
+            "rows do not fit the p-stream's columns", kind=type(error).__name__, schema=schema_text(schema)
+        ) from None

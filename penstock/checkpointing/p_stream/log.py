@@ -24,8 +24,11 @@ from typing import TYPE_CHECKING
 
 from penstock import _clock
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
+from penstock.checkpointing.p_stream.log_codec import check_follows, from_bytes, to_bytes
 from penstock.checkpointing.p_stream.log_record import (
+    Claim,
     Commit,
+    Compaction,
     Entry,
     Release,
     Segment,
@@ -34,9 +37,8 @@ from penstock.checkpointing.p_stream.log_record import (
     Subscription,
     Unsubscribe,
     WriterState,
-    from_bytes,
-    to_bytes,
 )
+from penstock.checkpointing.p_stream.update_log import claims
 from penstock.checkpointing.trace import trace
 from penstock.errors import ConflictError, CorruptDataError, FencedError
 
@@ -90,6 +92,12 @@ class CommitLog:
         """The newest commit of each writer."""
         self.readers = dict(start.readers)
         """The subscribed readers, and the first row of each."""
+        self.compaction = start.compaction
+        """The newest compaction of an update log."""
+        self.claims = dict(start.claims)
+        """The rows of an update log that readers may read again."""
+        self.retired = start.retired
+        """The segments that the newest compaction replaced, for readers without a claim."""
         self._started_at = start.number
 
     # ------------------------------------------------------------------------------------- reading
@@ -169,23 +177,8 @@ class CommitLog:
         entry = from_bytes(content, file)
         if isinstance(entry, Start):
             raise CorruptDataError("the file is not an entry of a commit log", file=file, kind="start")
-        self._check_follows(entry, file)
+        check_follows(entry, self.end, self.commits, file)
         return entry
-
-    def _check_follows(self, entry: Entry, file: str) -> None:
-        """Check that an entry can be the next one."""
-        match entry:
-            case Commit(offset=offset) if offset != self.end:
-                raise CorruptDataError(
-                    "a commit does not follow the one before it", file=file, offset=offset, expected=self.end
-                )
-            case Subscribe(offset=row) | Release(start=row) if row > self.end:
-                raise CorruptDataError(
-                    "an entry of the commit log names rows that are not there",
-                    file=file,
-                    row=row,
-                    end=self.end,
-                )
 
     def _apply(self, entry: Entry) -> None:
         self.number += 1
@@ -199,9 +192,30 @@ class CommitLog:
                 self.readers[reader] = Subscription(self.number, offset)
             case Unsubscribe(reader):
                 self.readers.pop(reader, None)
+                self.claims.pop(reader, None)
+            case Claim(reader, start, stop):
+                self.claims[reader] = claims.renew(self.claims.get(reader), start, stop)
+            case Compaction():
+                self._replace(entry)
             case Release(start):
                 self.start = start
                 self.commits = [commit for commit in self.commits if commit.end > start]
+
+    def _replace(self, entry: Compaction) -> None:
+        """Replace the commits before the end of a compaction; keep those that claims cover."""
+        commit = entry.commit
+        old = [one for one in self.commits if one.offset < entry.end]
+        self.claims = {
+            name: claims.keep_view(claimed, old, entry.end) for name, claimed in self.claims.items()
+        }
+        self.commits = [*([commit] if commit.rows else []), *self.commits[len(old) :]]
+        self.compaction = entry
+        self.writers[commit.writer] = WriterState(commit.batch, commit.session, {})
+        self.retired = tuple(claims.segment_names(old))
+
+    def segments(self) -> set[str]:
+        """Return the names of the segments that readers may need."""
+        return {*claims.needed_segments(self.commits, self.claims.values()), *self.retired}
 
     def find_commits(self, offset: int) -> Iterator[Commit]:
         """Return the commits that have rows at or after `offset`, in their order."""
@@ -383,7 +397,35 @@ class CommitLog:
             lambda: self.start >= start_of(),
         )
 
-    def compact(self) -> None:
+    def claim(self, reader: str, start: int, stop: int) -> None:
+        """Keep the rows from `start` to before `stop` as they are, whatever is compacted from now on.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `refresh`.
+        """
+        self._append(
+            lambda: None if claims.covers(self.claims, reader, start, stop) else Claim(reader, start, stop),
+            lambda: claims.covers(self.claims, reader, start, stop),
+        )
+
+    def replace(self, compaction: Compaction) -> bool:
+        """Replace rows by the newest of each key; return False if another compaction came first.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `refresh`.
+        """
+
+        def decide() -> Compaction | None:
+            is_next = claims.next_compaction(self.compaction) == compaction.commit.batch
+            return compaction if is_next else None
+
+        return self._append(decide, lambda: self.compaction == compaction)
+
+    def shorten(self) -> None:
         """If there are many entries, write a start and delete the entries that it replaces.
 
         Raises
@@ -391,18 +433,17 @@ class CommitLog:
         CorruptDataError, UnavailableError
             As `refresh`.
         """
-        if not self._cleanup.allows_compaction(self.number - self._started_at, len(self.commits)):
+        if not self._cleanup.allows_shortening(self.number - self._started_at, len(self.commits)):
             return
         start = Start(
-            self.number, self.start, self.end, tuple(self.commits), dict(self.writers), dict(self.readers)
-        )
+            self.number, self.start, self.end, tuple(self.commits), dict(self.writers), dict(self.readers),
+            self.compaction, dict(self.claims), self.retired,
+        )  # fmt: skip
         # The state after an entry is the same, whichever process writes it.
         with contextlib.suppress(ConflictError):
             self._files.publish(_name(start.number, "start"), to_bytes(start))
         self._started_at = start.number
-        for number in self._numbers("entry"):
-            if number < start.number:
-                self._files.delete(_name(number, "entry"))
-        for number in self._numbers("start"):
-            if number < start.number:
-                self._files.delete(_name(number, "start"))
+        for kind in ("entry", "start"):
+            for number in self._numbers(kind):
+                if number < start.number:
+                    self._files.delete(_name(number, kind))

@@ -1,35 +1,15 @@
-"""Records of a p-stream's commit log: entries, and starts, which replace all entries up to a number.
-
-All are p-units without blocks (`penstock.checkpointing.p_unit`), so that each has a format version and a
-checksum. The kinds of entries and their meta::
-
-    commit       {"writer": text, "batch": int, "session": text, "offset": int, "time_us": int,
-                  "clock": {text: int}, "segments": [[name, [[at, size, rows], ...]], ...],
-                  "plan": int}  of a query's micro-batch only
-    subscribe    {"reader": text, "offset": int}
-    unsubscribe  {"reader": text}
-    release      {"start": int}
-
-and the meta of a start::
-
-    start        {"number": int, "start": int, "end": int, "commits": [meta of a commit, ...],
-                  "writers": {text: {"batch": int, "session": text, "clock": {text: int}, "plan": int}, ...},
-                  "readers": {text: [number, offset], ...}}
-"""
+"""Records of a p-stream's commit log: entries, and starts, which replace all entries up to a number."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, assert_never
-
-from penstock.checkpointing.fields import Fields
-from penstock.checkpointing.files.abc import is_name
-from penstock.checkpointing.p_unit import PUnit, decode, encode
-from penstock.errors import CorruptDataError
 
 __all__ = [
+    "Claim",
+    "Claimed",
     "Commit",
+    "Compaction",
     "Entry",
     "Release",
     "Segment",
@@ -38,19 +18,27 @@ __all__ = [
     "Subscription",
     "Unit",
     "Unsubscribe",
+    "View",
     "WriterState",
-    "from_bytes",
-    "to_bytes",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One p-unit of a segment: where its block begins, its bytes, and its rows."""
+    """One p-unit of a segment: where its block begins, its bytes, and its rows.
+
+    A p-unit of a compacted segment stands for the rows of `span` offsets, of which it has the newest ones.
+    """
 
     at: int
     size_bytes: int
     rows: int
+    span: int | None = None
+
+    @property
+    def offsets(self) -> int:
+        """The number of offsets that the rows cover."""
+        return self.rows if self.span is None else self.span
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +52,11 @@ class Segment:
     def rows(self) -> int:
         """The number of rows of all units."""
         return sum(unit.rows for unit in self.units)
+
+    @property
+    def offsets(self) -> int:
+        """The number of offsets that they cover."""
+        return sum(unit.offsets for unit in self.units)
 
     @property
     def size_bytes(self) -> int:
@@ -112,7 +105,7 @@ class Commit:
     @property
     def end(self) -> int:
         """The number of rows in the stream after this commit."""
-        return self.offset + self.rows
+        return self.offset + sum(segment.offsets for segment in self.segments)
 
     @property
     def size_bytes(self) -> int:
@@ -152,8 +145,60 @@ class Release:
     start: int
 
 
-Entry = Commit | Subscribe | Unsubscribe | Release
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A reader of an update log reads the rows from `start` to before `stop`, and perhaps again."""
+
+    reader: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """The rows before `end` of an update log are now those of one commit: the newest of each key.
+
+    Parameters
+    ----------
+    commit : Commit
+        The rows, in p-units with spans.
+    end : int
+        The end of what is compacted.
+    deletes : int
+        The rows that delete their key.
+    marks : tuple of (offset, time_us)
+        All rows before the offset were committed by the time. Ascending.
+    """
+
+    commit: Commit
+    end: int
+    deletes: int
+    marks: tuple[tuple[int, int], ...]
+
+    def offset_at(self, time_us: int) -> int:
+        """Return an offset before which all rows are older than a time."""
+        return max((offset for offset, time in self.marks if time < time_us), default=0)
+
+
+Entry = Commit | Subscribe | Unsubscribe | Release | Claim | Compaction
 """One entry of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Commits as they were before a compaction, kept for the rows of a claim before `stop`."""
+
+    stop: int
+    commits: tuple[Commit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The rows that a reader may read again, and the views that keep them, in the order of the rows."""
+
+    start: int
+    stop: int
+    views: tuple[View, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,141 +219,6 @@ class Start:
     commits: tuple[Commit, ...] = ()
     writers: Mapping[str, WriterState] = field(default_factory=dict)
     readers: Mapping[str, Subscription] = field(default_factory=dict)
-
-
-def to_bytes(entry: Entry | Start) -> memoryview:
-    """Return the bytes of the file of an entry or a start."""
-    match entry:
-        case Commit():
-            unit = PUnit("commit", _meta(entry))
-        case Subscribe(reader, offset):
-            unit = PUnit("subscribe", {"reader": reader, "offset": offset})
-        case Unsubscribe(reader):
-            unit = PUnit("unsubscribe", {"reader": reader})
-        case Release(start):
-            unit = PUnit("release", {"start": start})
-        case Start():
-            unit = PUnit("start", _meta_of_start(entry))
-        case _:
-            assert_never(entry)
-    return encode(unit)
-
-
-def _meta(commit: Commit) -> dict[str, Any]:
-    return {
-        "writer": commit.writer,
-        "batch": commit.batch,
-        "session": commit.session,
-        "offset": commit.offset,
-        "time_us": commit.time_us,
-        "clock": dict(commit.clock),
-        "segments": [
-            [segment.name, [[unit.at, unit.size_bytes, unit.rows] for unit in segment.units]]
-            for segment in commit.segments
-        ],
-        **_plan(commit),
-    }
-
-
-def _plan(of: Commit | WriterState) -> dict[str, int]:
-    return {} if of.plan is None else {"plan": of.plan}
-
-
-def _meta_of_start(start: Start) -> dict[str, Any]:
-    return {
-        "number": start.number,
-        "start": start.start,
-        "end": start.end,
-        "commits": [_meta(commit) for commit in start.commits],
-        "writers": {
-            name: {
-                "batch": state.batch,
-                "session": state.session,
-                "clock": dict(state.clock),
-                **_plan(state),
-            }
-            for name, state in start.writers.items()
-        },
-        "readers": {
-            name: [subscription.number, subscription.offset] for name, subscription in start.readers.items()
-        },
-    }
-
-
-def from_bytes(content: bytes | memoryview, file: object) -> Entry | Start:
-    """Return the entry or start that a file holds; `file` names it in errors.
-
-    Raises
-    ------
-    CorruptDataError
-        If it is cut, changed, of a newer format, or neither.
-    """
-    unit = decode(content, file)
-    fields = Fields(unit.meta, file)
-    match unit.kind:
-        case "commit":
-            return _commit(fields)
-        case "subscribe":
-            return Subscribe(fields.name("reader"), fields.count("offset"))
-        case "unsubscribe":
-            return Unsubscribe(fields.name("reader"))
-        case "release":
-            return Release(fields.count("start"))
-        case "start":
-            return _start(fields)
-    raise CorruptDataError("the file is not an entry of a commit log", file=file, kind=unit.kind)
-
-
-def _commit(fields: Fields) -> Commit:
-    return Commit(
-        fields.text("writer"),
-        fields.number("batch", least=-1),
-        fields.text("session"),
-        fields.count("offset"),
-        fields.number("time_us"),
-        tuple(_segment(one) for one in fields.rows("segments", 2)),
-        fields.numbers("clock"),
-        _plan_in(fields),
-    )
-
-
-def _plan_in(fields: Fields) -> int | None:
-    return fields.number("plan") if fields.has("plan") else None
-
-
-def _segment(fields: Fields) -> Segment:
-    return Segment(fields.name(0), tuple(Unit(*unit) for unit in fields.count_rows(1, 3)))
-
-
-def _start(fields: Fields) -> Start:
-    writers, readers = fields.fields("writers"), fields.fields("readers")
-    start = Start(
-        fields.count("number"),
-        fields.count("start"),
-        fields.count("end"),
-        tuple(_commit(one) for one in fields.objects("commits")),
-        {name: _writer_state(writers.fields(name)) for name in writers},
-        {name: _subscription(readers.row(name, 2)) for name in readers},
-    )
-    for name in start.readers:
-        if not is_name(name):
-            raise fields.damage_error("readers", "names")
-    end = start.start
-    for number, commit in enumerate(start.commits):
-        # The first may hold released rows.
-        if commit.end <= end or (number and commit.offset != end):
-            raise fields.damage_error("commits", "commits that follow one another")
-        end = commit.end
-    if end != start.end:
-        raise fields.damage_error("end", "the end of the last commit")
-    return start
-
-
-def _writer_state(fields: Fields) -> WriterState:
-    return WriterState(
-        fields.number("batch", least=-1), fields.text("session"), fields.numbers("clock"), _plan_in(fields)
-    )
-
-
-def _subscription(fields: Fields) -> Subscription:
-    return Subscription(fields.count(0), fields.count(1))
+    compaction: Compaction | None = None
+    claims: Mapping[str, Claimed] = field(default_factory=dict)
+    retired: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock._clock import pause
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.stream import EARLIEST, PStream, Trimmed
-from penstock.errors import InvalidUsageError
+from penstock.errors import CorruptDataError, InvalidUsageError
 
 __all__ = ["PStreamReader"]
 
@@ -99,11 +99,23 @@ class PStreamReader:
         """
         self._stream.refresh()
         stop = self._stream.end
-        if max_rows is not None:
-            stop = min(stop, self.offset + max_rows)
-        batches = list(self._stream.read(self.offset, stop, self._columns)) if stop > self.offset else []
+        batches: list[pa.RecordBatch] = []
+        if stop > self.offset:
+            stop, batches = self._read(stop, max_rows)
         self.offset = max(stop, self.offset)
         return pa.Table.from_batches(batches, self.schema)
+
+    def _read(self, stop: int, max_rows: int | None) -> tuple[int, list[pa.RecordBatch]]:
+        """Return the end of rows, and the rows; begin again if compactions delete their segments."""
+        while True:
+            before = self._stream.log.compaction
+            try:
+                until = stop if max_rows is None else self._stream.stop_within(self.offset, stop, max_rows)
+                return until, list(self._stream.read(self.offset, until, self._columns))
+            except CorruptDataError:
+                self._stream.refresh()
+                if self._stream.log.compaction == before:
+                    raise
 
     def follow(self, *, max_rows: int | None = None, poll_s: float = _POLL_S) -> Iterator[pa.Table]:
         """Yield rows as they are committed, for ever; wait while there are none.

@@ -12,8 +12,8 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -21,17 +21,31 @@ from penstock._clock import new_id
 from penstock.checkpointing.p_stream.log_record import Commit, Segment, Unit
 from penstock.checkpointing.p_stream.threads import Threads, usable_cores
 from penstock.checkpointing.trace import trace
-from penstock.compression.kinds import is_coded_text
+from penstock.compression.kinds import check_codes, is_coded_text
 from penstock.errors import CorruptDataError
 
 if TYPE_CHECKING:
     from penstock.checkpointing.files import Files
     from penstock.compression import Chooser, Goal, TableBlock
 
-__all__ = ["UNIT_ROWS", "Coder", "Piece", "SegmentWriter", "pieces", "read_blocks", "writer_of"]
+__all__ = [
+    "OFFSET",
+    "UNIT_ROWS",
+    "Coder",
+    "Piece",
+    "SegmentWriter",
+    "cast_coded",
+    "pieces",
+    "read_blocks",
+    "stop_after",
+    "writer_of",
+]
 
 UNIT_ROWS = 65_536
 """Rows of a p-unit: a column of 8 bytes fits a core's second cache, and its fixed cost is below 1 %."""
+
+OFFSET: Final = "penstock_offset"
+"""The column of compacted p-units that holds the offsets of rows; readers do not see it."""
 
 _SEGMENT_BYTES = 32 << 20
 _AHEAD = 4
@@ -241,6 +255,19 @@ def _alike(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table
 
 
+def cast_coded(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
+    """Return a column of the field's type, or as dictionary-encoded texts without nulls."""
+    # pyarrow cannot cast a null struct that has a non-nullable field, not even to its own type.
+    if column.type.equals(field.type, check_metadata=True):
+        return column
+    if not is_coded_text(column.type, field.type):
+        return column.cast(field.type)
+    check_codes(column)
+    if any(chunk.dictionary.null_count for chunk in column.chunks):
+        return column.cast(field.type)
+    return column
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Rows `first` to `stop` of one p-unit; the unit of work of a reader's task.
@@ -252,7 +279,12 @@ class Piece:
     at, size_bytes, rows : int
         The p-unit's position and size in the file, and its number of rows.
     first, stop : int
-        The rows of the p-unit to read.
+        The rows of the p-unit to read; of a compacted p-unit the offsets, until `read_blocks` has found their
+        rows.
+    begin : int
+        The offset of the p-unit's first row.
+    compacted : bool
+        Whether the p-unit has only the newest rows of its offsets.
     """
 
     segment: str
@@ -261,6 +293,13 @@ class Piece:
     rows: int
     first: int
     stop: int
+    begin: int = 0
+    compacted: bool = False
+
+    @property
+    def most_rows(self) -> int:
+        """The limit of its rows, for dividing work."""
+        return min(self.rows, self.stop - self.first)
 
 
 def pieces(commits: Iterable[Commit], start: int, stop: int) -> Iterator[Piece]:
@@ -269,10 +308,16 @@ def pieces(commits: Iterable[Commit], start: int, stop: int) -> Iterator[Piece]:
         offset = commit.offset
         for segment in commit.segments:
             for unit in segment.units:
-                first, last = max(start - offset, 0), min(stop - offset, unit.rows)
+                end = offset + unit.offsets
+                first, last = max(start, offset), min(stop, end)
                 if first < last:
-                    yield Piece(segment.name, unit.at, unit.size_bytes, unit.rows, first, last)
-                offset += unit.rows
+                    compacted = unit.span is not None
+                    base = 0 if compacted else offset
+                    yield Piece(
+                        segment.name, unit.at, unit.size_bytes, unit.rows,
+                        first - base, last - base, offset, compacted,
+                    )  # fmt: skip
+                offset = end
 
 
 def read_blocks(
@@ -325,8 +370,43 @@ def read_blocks(
                     file=files.path_of(piece.segment),
                     offset=piece.at,
                 )
-            yield piece, block
+            found = _find_rows(piece, block) if piece.compacted else piece
+            if found.first < found.stop:
+                yield found, block
         at = end
+
+
+def _find_rows(piece: Piece, block: TableBlock) -> Piece:
+    """Return a piece of a compacted p-unit with the rows in place of their offsets."""
+    import numpy as np
+
+    offsets = block.read([OFFSET])[0].to_numpy()
+    first, stop = np.searchsorted(offsets, [piece.first, piece.stop]).tolist()
+    return replace(piece, first=first, stop=stop)
+
+
+def stop_after(files: Files, schema: pa.Schema, wanted: Iterable[Piece], rows: int) -> int | None:
+    """Return the offset after the first `rows` rows of pieces; None if they have fewer.
+
+    Raises
+    ------
+    CorruptDataError, UnavailableError
+        As `read_blocks`.
+    """
+    for piece in wanted:
+        if not piece.compacted:
+            found = piece.stop - piece.first
+            if found >= rows:
+                return piece.begin + piece.first + rows
+            rows -= found
+            continue
+        for one, block in read_blocks(files, [piece], schema):
+            found = one.stop - one.first
+            if found >= rows:
+                last = one.first + rows - 1
+                return int(block.read([OFFSET], last, last + 1)[0][0].as_py()) + 1
+            rows -= found
+    return None
 
 
 def _read(files: Files, begin: Piece, size: int) -> memoryview[Any]:

@@ -12,31 +12,32 @@ Rows have logical positions, the **offsets**: the first row ever written has 0 (
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
 from penstock import _clock
-from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import FileFacts, Files, LocalFiles, open_files
-from penstock.checkpointing.p_stream.cleanup import CleanupRule
+from penstock.checkpointing.p_stream.cleanup import CleanupRule, Trimmed
 from penstock.checkpointing.p_stream.description import (
     DESCRIPTION_FILE,
     Description,
     check_name,
     check_schema,
     describe,
+    parse_description,
 )
 from penstock.checkpointing.p_stream.log import CommitLog
 from penstock.checkpointing.p_stream.log_record import WriterState
-from penstock.checkpointing.p_stream.segments import Piece, pieces, read_blocks, writer_of
-from penstock.checkpointing.p_unit import PUnit, decode, encode
+from penstock.checkpointing.p_stream.segments import Piece, read_blocks, stop_after, writer_of
+from penstock.checkpointing.p_stream.update_log import UpdateLog
+from penstock.checkpointing.p_stream.update_log.claims import claimed_pieces
+from penstock.checkpointing.p_unit import PUnit, encode
 from penstock.checkpointing.trace import trace
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 
@@ -47,25 +48,6 @@ EARLIEST, LATEST = "earliest", "latest"
 _LOGGER = logging.getLogger(__name__)
 
 _PROGRESS = re.compile(r"(\d{20})\.progress")
-
-
-@dataclass(frozen=True, slots=True)
-class Trimmed:
-    """The result of `PStream.trim`.
-
-    Parameters
-    ----------
-    start : int
-        The first row that is kept.
-    segments : int
-        The number of files deleted.
-    size_bytes : int
-        Their bytes, as far as known.
-    """
-
-    start: int
-    segments: int = 0
-    size_bytes: int = 0
 
 
 class PStream:
@@ -80,16 +62,17 @@ class PStream:
     schema : pyarrow.Schema, optional
         Creates the stream if it does not exist; an existing stream must have these columns.
     direct_io : bool, optional
-        Whether rows bypass the page cache on write and read. By default the stream's own setting, or false
-        for a new stream.
+        Whether rows bypass the page cache. By default the stream's own setting, or false for a new stream.
+    update_log : UpdateLog, optional
+        Makes a new stream an update log; an existing one must be this update log.
     cleanup : CleanupRule, optional
-        When released rows and log entries are deleted.
+        When released rows and log entries are deleted, and an update log is compacted.
 
     Raises
     ------
     InvalidUsageError
-        If there is no stream and no schema, or the schema differs. If `direct_io` contradicts the stream, or
-        is true and the location is not a local disk.
+        If there is no stream and no schema, or the schema or the update log differs. If `direct_io`
+        contradicts the stream, or is true and the location is not a local disk.
     CorruptDataError
         If the stream's files are damaged.
     UnavailableError
@@ -102,22 +85,20 @@ class PStream:
         schema: pa.Schema | None = None,
         *,
         direct_io: bool | None = None,
+        update_log: UpdateLog | None = None,
         cleanup: CleanupRule | None = None,
     ) -> None:
-        self._cleanup = cleanup or CleanupRule()
+        self.cleanup = cleanup or CleanupRule()
         self.files: Files = open_files(location)
         if direct_io and not isinstance(self.files, LocalFiles):
             raise InvalidUsageError(
                 "direct I/O works only on local disks", location=self.files.location, hint="leave it out"
             )
-        description = self._open(schema, direct_io)
-        self.identity, self.schema, self.direct_io = (
-            description.identity,
-            description.schema,
-            description.direct_io,
-        )
-        self.log = CommitLog(self.files.child("log"), self._cleanup)
-        self.segments = self._files(description.direct_io).child("segments")
+        found = self._open(schema, direct_io, update_log)
+        self.identity, self.schema, self.direct_io = found.identity, found.schema, found.direct_io
+        self.update_log = found.update_log
+        self.log = CommitLog(self.files.child("log"), self.cleanup)
+        self.segments = self._files(found.direct_io).child("segments")
 
     # ------------------------------------------------------------------------------------ identity
 
@@ -127,7 +108,9 @@ class PStream:
             return replace(self.files, direct_io=True)
         return self.files
 
-    def _open(self, schema: pa.Schema | None, direct_io: bool | None) -> Description:
+    def _open(
+        self, schema: pa.Schema | None, direct_io: bool | None, update_log: UpdateLog | None
+    ) -> Description:
         try:
             description = self._read()
         except FileNotFoundError:
@@ -137,9 +120,10 @@ class PStream:
                     location=self.files.location,
                     hint="write to it first, as penstock ingest does; in Python, a schema creates it",
                 ) from None
+            described = describe(schema, bool(direct_io), update_log)
             # Create nothing if direct I/O is not possible.
             with contextlib.suppress(ConflictError):
-                self._files(bool(direct_io)).publish(DESCRIPTION_FILE, describe(schema, bool(direct_io)))
+                self._files(bool(direct_io)).publish(DESCRIPTION_FILE, described)
             description = self._read()
         if schema is not None:
             check_schema(schema, description.schema, self.files.location)
@@ -151,22 +135,17 @@ class PStream:
                 asked=direct_io,
                 hint="leave it out",
             )
+        if update_log is not None and update_log != description.update_log:
+            raise InvalidUsageError(
+                "the p-stream was created with another key, time, delete_when or keep_deletes",
+                location=self.files.location,
+                has=description.update_log,
+                hint="leave them out, or give them as they were",
+            )
         return description
 
     def _read(self) -> Description:
-        file = self.files.path_of(DESCRIPTION_FILE)
-        unit = decode(self.files.read(DESCRIPTION_FILE), file)
-        if unit.kind != "p-stream":
-            raise CorruptDataError("the file describes no p-stream", file=file, kind=unit.kind)
-        fields = Fields(unit.meta, file)
-        try:
-            schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fields.text("schema"))))
-        except (ValueError, OSError, pa.ArrowException) as error:
-            raise fields.damage_error("schema", "an Arrow IPC schema in Base64") from error
-        if len(set(schema.names)) < len(schema):
-            raise fields.damage_error("schema", "a schema whose names differ")
-        direct_io = fields.flag("direct_io") if fields.has("direct_io") else False
-        return Description(fields.text("identity"), schema, direct_io)
+        return parse_description(self.files.read(DESCRIPTION_FILE), self.files.path_of(DESCRIPTION_FILE))
 
     # ------------------------------------------------------------------------------------- readers
 
@@ -186,8 +165,11 @@ class PStream:
 
     def offset_at(self, time_us: int) -> int:
         """Return the offset of the first commit at or after a time; the end if there is none."""
+        compaction = self.log.compaction
         for commit in self.log.commits:
             if commit.time_us >= time_us:
+                if compaction is not None and commit.offset < compaction.end:
+                    return compaction.offset_at(time_us)
                 return max(commit.offset, self.start)
         return self.end
 
@@ -224,8 +206,8 @@ class PStream:
                 hint="start at the earliest offset, or subscribe before others release",
             )
 
-    def pieces(self, start: int, stop: int) -> list[Piece]:
-        """Return the pieces that hold the rows from `start` to before `stop`.
+    def pieces(self, start: int, stop: int, reader: str | None = None) -> list[Piece]:
+        """Return the pieces that hold the rows from `start` to before `stop`; of a reader as it claimed them.
 
         Raises
         ------
@@ -237,7 +219,29 @@ class PStream:
         self._check_kept(start)
         if stop > self.end:
             raise InvalidUsageError("the p-stream has no such rows", stop=stop, end=self.end)
-        return list(pieces(self.log.find_commits(start), start, stop))
+        return list(claimed_pieces(self.log.claims.get(reader or ""), self.log.commits, start, stop))
+
+    def stop_within(self, start: int, stop: int, max_rows: int) -> int:
+        """Return the end of the first `max_rows` rows from `start` on, but at most `stop`.
+
+        Raises
+        ------
+        InvalidUsageError, CorruptDataError, UnavailableError
+            As `read`.
+        """
+        if self.log.compaction is None or start >= self.log.compaction.end:
+            return min(stop, start + max_rows)
+        return stop_after(self.segments, self.schema, self.pieces(start, stop), max_rows) or stop
+
+    def claim(self, reader: str, stop: int) -> None:
+        """Keep the rows before `stop` that a reader has not released as they are, whatever is compacted.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `subscribe`.
+        """
+        self.log.claim(reader, self._progress(reader), stop)
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Return the rows from `start` to before `stop`, a p-unit at a time.
@@ -351,15 +355,15 @@ class PStream:
             As `subscribe`.
         """
         self.refresh()
-        spare = [commit for commit in self.log.commits if commit.end <= self._needed()]
-        enough = self._cleanup.allows_trim(sum(commit.size_bytes for commit in spare), len(spare))
+        if now and self.update_log is not None:
+            return Trimmed(self.start, len(self.sweep()))
+        spare = [commit for commit in self.log.commits if commit.end <= self.needed()]
+        enough = self.cleanup.allows_trim(sum(commit.size_bytes for commit in spare), len(spare))
         if not spare or not (enough or now):
             return Trimmed(self.start)
-        self.log.release(self._needed)
-        orphans = self._orphans()
-        for fact in orphans:
-            self.segments.delete(fact.name)
-        self.log.compact()
+        self.log.release(self.needed)
+        orphans = self.sweep()
+        self.log.shorten()
         size = sum(fact.size_bytes for fact in orphans)
         _LOGGER.info(
             "trimmed [p_stream=%s start=%d segments=%d bytes=%d]",
@@ -367,15 +371,29 @@ class PStream:
         )  # fmt: skip
         return Trimmed(self.start, len(orphans), size)
 
-    def _needed(self) -> int:
-        return min(self.readers().values(), default=self.start)
+    def needed(self) -> int:
+        """Return the first row that is kept: that of a reader, or in an update log the first of all."""
+        return self.start if self.update_log is not None else min(self.readers().values(), default=self.start)
+
+    def sweep(self) -> list[FileFacts]:
+        """Delete the segments that no commit names, now or ever; return them.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `subscribe`.
+        """
+        orphans = self._orphans()
+        for fact in orphans:
+            self.segments.delete(fact.name)
+        return orphans
 
     def _orphans(self) -> list[FileFacts]:
         """Return the segments that no commit names, now or ever."""
         listed = self.segments.list()
         # List first, so that segments committed afterwards are kept.
         self.refresh()
-        names = {segment.name for commit in self.log.commits for segment in commit.segments}
+        names = self.log.segments()
         return [
             fact for fact in listed if fact.name not in names and _is_settled(fact.name, self.log.writers)
         ]
@@ -401,7 +419,7 @@ class PStream:
         self.refresh()
         state = self.log.writers.get(writer)
         alone = bool(session) and state is not None and state.session == session
-        names = {segment.name for commit in self.log.commits for segment in commit.segments}
+        names = self.log.segments()
         orphans = [
             fact.name
             for fact in listed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from types import TracebackType
@@ -16,12 +16,13 @@ import pyarrow as pa
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
-from penstock.checkpointing.p_stream.description import check_name, check_schema
-from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWriter
+from penstock.checkpointing.p_stream.description import as_arrow, check_name, check_schema
+from penstock.checkpointing.p_stream.segments import UNIT_ROWS, Coder, SegmentWriter, cast_coded
 from penstock.checkpointing.p_stream.stream import PStream
 from penstock.checkpointing.p_stream.threads import Threads
-from penstock.compression.kinds import adopt_coding, check_codes, is_coded_text
-from penstock.ddl import schema_text
+from penstock.checkpointing.p_stream.update_log import UpdateLog
+from penstock.checkpointing.p_stream.update_log.background import BackgroundCompactor
+from penstock.compression.kinds import adopt_coding
 from penstock.errors import InvalidUsageError
 from penstock.units import parse_duration_us
 
@@ -74,8 +75,15 @@ class PStreamWriter:
     direct_io : bool, optional
         Whether rows of a stream that this call creates bypass the page cache on write and read. This takes
         less CPU time, but readers wait for the disk. An existing stream keeps its setting.
+    key, time : str or sequence of str, str, optional
+        Make a new stream an update log: it keeps the newest row of each key, that with the greatest time. An
+        existing stream keeps its own.
+    delete_when : str, optional
+        The SQL condition of rows that delete their key in an update log, such as ``"op = 'd'"``.
+    keep_deletes : str or timedelta, optional
+        How long an update log keeps such rows at least; "1 day" by default.
     cleanup : CleanupRule, optional
-        When released rows and log entries are deleted.
+        When released rows and log entries are deleted, and an update log is compacted.
 
     Raises
     ------
@@ -112,6 +120,10 @@ class PStreamWriter:
         unit_rows: int = UNIT_ROWS,
         max_pending_bytes: int = _PENDING_BYTES,
         direct_io: bool | None = None,
+        key: str | Sequence[str] | None = None,
+        time: str | None = None,
+        delete_when: str | None = None,
+        keep_deletes: str | timedelta | None = None,
         cleanup: CleanupRule | None = None,
     ) -> None:
         if unit_rows < 1 or max_pending_bytes < 1:
@@ -122,7 +134,9 @@ class PStreamWriter:
         self._interval_s = parse_duration_us(interval) / 1e6
         self._coder = Coder(goal, error_bounds=error_bounds, codecs=codecs, threads=threads)
         self._unit_rows, self._max_pending_bytes = unit_rows, max_pending_bytes
-        self._stream = PStream(location, schema, direct_io=direct_io, cleanup=cleanup)
+        log = UpdateLog.of(key, time, delete_when, keep_deletes)
+        self._stream = PStream(location, schema, direct_io=direct_io, update_log=log, cleanup=cleanup)
+        self._compactor = BackgroundCompactor(self._stream, location, goal, cleanup)
         self.schema = self._stream.schema
         self._session = new_id()
         self._process = os.getpid()
@@ -182,7 +196,7 @@ class PStreamWriter:
             If earlier rows could not be committed; see `flush`.
         """
         self._check_process()
-        table = self._check_table(_as_arrow(rows, self.schema))
+        table = self._check_table(as_arrow(rows, self.schema))
         with self._changed:
             self._changed.wait_for(self._has_room)
             self._check_open()
@@ -230,6 +244,7 @@ class PStreamWriter:
             self.flush()
         finally:
             self.abort()
+        self._check_error()
 
     def abort(self) -> None:
         """End without committing pending rows; a commit that is under way finishes.
@@ -260,12 +275,15 @@ class PStreamWriter:
     def _check_table(self, table: pa.Table | pa.RecordBatch) -> pa.Table:
         rows = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
         check_schema(rows.schema, adopt_coding(self.schema, rows.schema), self._stream.files.location)
-        columns = [_cast_coded(rows.column(field.name), field) for field in self.schema]
+        columns = [cast_coded(rows.column(field.name), field) for field in self.schema]
         for field, column in zip(self.schema, columns, strict=True):
             if not field.nullable and column.null_count:
                 raise InvalidUsageError("a column that is not nullable has nulls", column=field.name)
         fields = [field.with_type(column.type) for field, column in zip(self.schema, columns, strict=True)]
-        return pa.Table.from_arrays(columns, schema=pa.schema(fields, self.schema.metadata))
+        table = pa.Table.from_arrays(columns, schema=pa.schema(fields, self.schema.metadata))
+        if self._stream.update_log is not None:
+            self._stream.update_log.check_rows(table)
+        return table
 
     def _has_room(self) -> bool:
         return self._pending_bytes < self._max_pending_bytes or self._error is not None or self._closed
@@ -306,6 +324,7 @@ class PStreamWriter:
             self._fail(error)
         finally:
             self._committer.close()
+            self._end_compaction()
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
@@ -354,7 +373,8 @@ class PStreamWriter:
             failpoint("p_stream.after_segments")
             self._stream.log.commit(self.name, group.batch, written, clock=group.clock, session=self._session)
             failpoint("p_stream.after_commit")
-            self._stream.log.compact()
+            self._stream.log.shorten()
+            self._compactor.start_if_due(sum(segment.rows for segment in written))
         except BaseException as error:
             self._fail(error)
             raise
@@ -364,6 +384,12 @@ class PStreamWriter:
             self._written_bytes += sum(segment.size_bytes for segment in written)
             self._committed, self._durable = group.clock, group.appended
             self._changed.notify_all()
+
+    def _end_compaction(self) -> None:
+        try:
+            self._compactor.close()
+        except BaseException as error:
+            self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -392,56 +418,3 @@ class PStreamWriter:
                 "blocks": blocks,
                 "deoptimised": deoptimised,
             }
-
-
-def _cast_coded(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
-    """Return a column of the field's type, or as dictionary-encoded texts without nulls."""
-    # pyarrow cannot cast a null struct that has a non-nullable field, not even to its own type.
-    if column.type.equals(field.type, check_metadata=True):
-        return column
-    if not is_coded_text(column.type, field.type):
-        return column.cast(field.type)
-    check_codes(column)
-    if any(chunk.dictionary.null_count for chunk in column.chunks):
-        return column.cast(field.type)
-    return column
-
-
-def _as_arrow(rows: Any, schema: pa.Schema) -> pa.Table | pa.RecordBatch:
-    """Return rows as Arrow.
-
-    Raises
-    ------
-    InvalidUsageError
-        If the type is not supported, a column is missing or unknown, or a value has the wrong type.
-    """
-    if isinstance(rows, pa.Table | pa.RecordBatch):
-        return rows
-    if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
-        named = {name for row in rows for name in row}
-    elif isinstance(rows, dict):
-        named = set(rows)
-    elif hasattr(rows, "__dataframe__") and hasattr(rows, "columns"):
-        named = set(rows.columns)
-    else:
-        raise InvalidUsageError(
-            "rows of this type cannot be appended",
-            hint="append a pyarrow.Table, a pandas.DataFrame, a dict of columns, or a list of dicts",
-            got=type(rows).__name__,
-        )
-    unknown = sorted(str(name) for name in named - set(schema.names))
-    if unknown:
-        raise InvalidUsageError(
-            "the p-stream has no such columns", columns=", ".join(unknown), known=", ".join(schema.names)
-        )
-    try:
-        if isinstance(rows, list):
-            return pa.Table.from_pylist(rows, schema)
-        if isinstance(rows, dict):
-            return pa.Table.from_pydict(rows, schema)
-        return pa.Table.from_pandas(rows, schema, preserve_index=False)
-    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        # Arrow's message may contain values.
-        raise InvalidUsageError(
-            "rows do not fit the p-stream's columns", kind=type(error).__name__, schema=schema_text(schema)
-        ) from None

@@ -139,7 +139,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 _check_same_rows(stream, writer, batchId, segments)
             _LOGGER.info("the batch is there already [writer=%s batch=%d]", writer, batchId)
         failpoint("sink.after_commit")
-        stream.log.compact()
+        stream.log.shorten()
         if batchId % _SWEEP_BATCHES == 0:
             stream.cut_back(writer)
 
@@ -248,5 +248,5 @@ class BatchWriter(DataSourceArrowWriter):
             # The rows may come from a micro-batch whose plan is not durable yet.
             make_durable(None)
         stream.log.commit(self._writer, self._batch, list(segments))
-        stream.log.compact()
+        stream.log.shorten()
         stream.cut_back(self._writer)

@@ -84,7 +84,7 @@ class TaskRows:
             committed = stream.log.commit(writer, batch, segments)
             failpoint("task_rows.after_commit")
             if committed:
-                stream.log.compact()
+                stream.log.shorten()
                 before = -1 if state is None else state.batch
                 if batch // _SWEEP_BATCHES == before // _SWEEP_BATCHES:
                     return None

@@ -1,0 +1,94 @@
+"""Claims: the rows of an update log that a reader may read again, and must find as they were.
+
+A reader claims the rows of a micro-batch before it plans it, in the log. A later compaction keeps for the
+claim the commits that it replaces there. So a micro-batch that runs again reads the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from penstock.checkpointing.p_stream.log_record import Claimed, Commit, Compaction, View
+from penstock.checkpointing.p_stream.segments import Piece, pieces
+
+__all__ = [
+    "claimed_pieces",
+    "covers",
+    "keep_view",
+    "needed_segments",
+    "next_compaction",
+    "renew",
+    "segment_names",
+]
+
+
+def covers(claims: Mapping[str, Claimed], reader: str, start: int, stop: int) -> bool:
+    """Return whether a reader has claimed the rows from `start` to before `stop`, and none before."""
+    known = claims.get(reader)
+    return known is not None and known.start == start and known.stop >= stop
+
+
+def renew(known: Claimed | None, start: int, stop: int) -> Claimed:
+    """Return the claim of a reader that has released the rows before `start`, and reads on to `stop`."""
+    if known is None or known.stop <= start:
+        return Claimed(start, stop)
+    start = max(start, known.start)
+    views = tuple(
+        View(view.stop, tuple(commit for commit in view.commits if commit.end > start))
+        for view in known.views
+        if view.stop > start
+    )
+    return Claimed(start, max(stop, known.stop), views)
+
+
+def keep_view(claimed: Claimed, commits: Sequence[Commit], end: int) -> Claimed:
+    """Return a claim that keeps its rows before `end` as these commits have them.
+
+    Rows that it keeps already stay as they are.
+    """
+    first = claimed.views[-1].stop if claimed.views else claimed.start
+    stop = min(claimed.stop, end)
+    if first >= stop:
+        return claimed
+    kept = tuple(commit for commit in commits if commit.end > first and commit.offset < stop)
+    return replace(claimed, views=(*claimed.views, View(stop, kept)))
+
+
+def claimed_pieces(
+    claimed: Claimed | None, commits: Sequence[Commit], start: int, stop: int
+) -> Iterator[Piece]:
+    """Return the pieces that hold rows `start` to before `stop`, as a reader with this claim reads them.
+
+    Parameters
+    ----------
+    claimed : Claimed, optional
+        The reader's claim.
+    commits : sequence of Commit
+        The current commits, which have the rows that the claim does not keep.
+    start, stop : int
+        The offsets.
+    """
+    for view in claimed.views if claimed is not None else ():
+        until = min(stop, view.stop)
+        if start < until:
+            yield from pieces(view.commits, start, until)
+            start = until
+    yield from pieces((commit for commit in commits if commit.end > start), start, stop)
+
+
+def needed_segments(commits: Iterable[Commit], claims: Iterable[Claimed]) -> Iterator[str]:
+    """Return the names of the segments of commits, and of those that claims keep."""
+    kept = (commit for claimed in claims for view in claimed.views for commit in view.commits)
+    return segment_names(chain(commits, kept))
+
+
+def segment_names(commits: Iterable[Commit]) -> Iterator[str]:
+    """Return the names of the segments of commits."""
+    return (segment.name for commit in commits for segment in commit.segments)
+
+
+def next_compaction(newest: Compaction | None) -> int:
+    """Return the number of the compaction after the newest one."""
+    return 0 if newest is None else newest.commit.batch + 1
