@@ -49,6 +49,12 @@ class DictTable:
     def put(self, rows: pa.RecordBatch) -> None:
         self.content |= zip(self.keys_of(rows), rows.to_pylist(), strict=True)
 
+    def remove(self, keys: pa.RecordBatch) -> int:
+        there = set(self.keys_of(keys)) & self.content.keys()
+        for key in there:
+            del self.content[key]
+        return len(there)
+
     def rows(self) -> Iterator[pa.RecordBatch]:
         schema = pa.schema([*(self.schema.field(name) for name in self.key), *self.values])
         return iter([pa.RecordBatch.from_pylist(list(self.content.values()), schema)])

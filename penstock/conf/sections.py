@@ -25,6 +25,7 @@ from penstock.conf.values import (
     sql,
     texts,
     trigger_of,
+    ttl_of,
     window_duration,
     window_length,
 )
@@ -273,6 +274,9 @@ class Queue(Section):
     combine: Literal["auto", True, False] = "auto"
     staleness_column: bool = False
     delete_when: Annotated[Text | None, BeforeValidator(sql)] = None
+    ttl: Annotated[int | str | None, BeforeValidator(ttl_of)] = None
+    delete_ttl: Annotated[int | str | None, BeforeValidator(ttl_of)] = None
+    on_silent: Literal["row"] | None = None
     semantics: SemanticsName | None = None
     working_copy: WorkingCopyName = "memory"
 

@@ -181,6 +181,17 @@ def budget_of(value: Any) -> int | str | None:
     )
 
 
+def ttl_of(value: Any) -> int | str | None:
+    """Check how long keys live: a duration, a number of steps of an integer time, or null."""
+    if value is None:
+        return None
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            raise wrong(f"{value} is too small", "it must be at least 1; without it keys live for ever")
+        return value
+    return duration_of(value, least_us=1)
+
+
 def cost_of(value: Any) -> str | None:
     """Check the cost of a tuple, if there is one."""
     return None if value is None else duration_of(value, least_us=1)

@@ -25,6 +25,7 @@ from penstock.dataflow.nodes import (
 from penstock.dataflow.plan import PhysicalPlan
 from penstock.operators.aggregates.moments import spell_as_before, to_settings
 from penstock.operators.scan.spec import Partial
+from penstock.operators.update_stream.operator_options import QueueOptions
 
 __all__ = ["shape"]
 
@@ -93,12 +94,15 @@ def _stored_schema(node: Node) -> pa.Schema:
 def _lasting_node(node: Node) -> Node:
     """Return a node without the settings that may change at every start.
 
-    These are its budget, the windows that its buckets prune, and the watermark that readers report.
+    These are its budget, the time to live of its keys, the windows that its buckets prune, and the watermark
+    that readers report.
     """
     if isinstance(node, PushedScan) and node.scan.fragments is not None:
         return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.without_watermark))
     if isinstance(node, UpdateQueue):
-        return replace(node, options=replace(node.options, budget=None))
+        return replace(node, options=_without_lives(replace(node.options, budget=None)))
+    if isinstance(node, UpdateUnion):
+        return replace(node, options=_without_lives(node.options))
     if isinstance(node, Window):
         return replace(node, options=replace(node.options, budget=None))
     if isinstance(node, Aggregate):
@@ -107,3 +111,8 @@ def _lasting_node(node: Node) -> Node:
         aggregate = replace(node.aggregate, inputs=(_lasting_node(node.window),), extreme=None)
         return replace(node, aggregate=aggregate)
     return node
+
+
+def _without_lives(options: QueueOptions) -> QueueOptions:
+    """Return options without the lengths of times to live."""
+    return replace(options, ttl="1 s" if options.on_silent else None, delete_ttl=None)

@@ -89,11 +89,12 @@ class BucketSurvey:
         None if there is none.
     likely : Pointer or None
         The most likely current version: the committed pointer if it was given, else the file of the highest
-        version if there is only one, else `proven`. `chain`, `rows` and `waiting` describe it.
+        version if there is only one, else `proven`. `chain`, `rows`, `waiting` and `expired` describe it.
     chain : Chain or None
         The files that a load of `likely` reads.
-    rows, waiting : int or None
-        The number of keys and of waiting keys, if the operator stores these numbers.
+    rows, waiting, expired : int or None
+        The number of keys, of waiting keys, and of keys that left after their time to live, if the
+        operator stores these numbers.
     versions : tuple of Version
         The versions up to `proven` that can be loaded and that garbage collection keeps, oldest first.
     garbage : tuple of FileFacts
@@ -114,6 +115,7 @@ class BucketSurvey:
     chain: Chain | None = None
     rows: int | None = None
     waiting: int | None = None
+    expired: int | None = None
     versions: tuple[Version, ...] = ()
     garbage: tuple[FileFacts, ...] = ()
     withheld: str | None = None
@@ -306,6 +308,7 @@ def _survey(store: BucketStore, sight: _Sight, committed: Pointer | None) -> Buc
         chain=_chain(there) if there else None,
         rows=_count(meta, "rows"),
         waiting=_count(meta, "waiting"),
+        expired=_count(meta, "expired"),
         versions=tuple(
             sorted(
                 {

@@ -14,7 +14,7 @@ from tests.naive import hash_of, second_hash_of
 
 _64 = (1 << 64) - 1
 _STEPS = st.lists(
-    st.tuples(st.sampled_from(["add", "contains"]), st.lists(st.integers(0, 40), max_size=30)),
+    st.tuples(st.sampled_from(["add", "remove", "contains"]), st.lists(st.integers(0, 40), max_size=30)),
     max_size=8,
 )
 
@@ -31,6 +31,9 @@ def test_slots_equal_a_set_where_many_fingerprints_have_one_home(
         if step == "add":
             assert key_set._add(prints, table) == len(set(numbers) - model)
             model |= set(numbers)
+        elif step == "remove":
+            assert key_set._remove(prints, table) == len(model & set(numbers))
+            model -= set(numbers)
         else:
             out = np.empty(len(numbers), np.bool_)
             key_set._contains(prints, table, out)
@@ -49,6 +52,9 @@ def test_a_set_of_keys_equals_a_plain_set(steps: list[tuple[str, list[int]]], ki
         if step == "add":
             assert known.add(keys) == len(set(numbers) - model)
             model |= set(numbers)
+        elif step == "remove":
+            assert known.remove(keys) == len(model & set(numbers))
+            model -= set(numbers)
         else:
             assert known.contains(keys).tolist() == [number in model for number in numbers]
         assert len(known) == len(model)

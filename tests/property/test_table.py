@@ -122,6 +122,11 @@ class Tables(RuleBasedStateMachine):
         assert rows.num_rows == keys.num_rows
         assert rows.to_pylist() == wanted.to_pylist()
 
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        keys = self.rows(data, list(self.key))
+        assert self.opened.remove(keys) == self.model.remove(keys)
+
     @rule()
     def scan(self) -> None:
         assert self.content(self.opened.rows()) == self._model()

@@ -217,6 +217,7 @@ def test_inspect_writes_json(tmp_path: Path) -> None:
                 },
                 "rows": 5,
                 "waiting": 3,
+                "expired": None,
                 "garbage_files": 0,
                 "garbage_bytes": 0,
                 "withheld": None,

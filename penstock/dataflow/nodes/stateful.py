@@ -17,6 +17,8 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import TimeUnit
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.choices import Semantics
+from penstock.operators.update_stream.deletes import DELETED_COLUMN
+from penstock.operators.update_stream.lives import describe_lives, silent_field
 from penstock.operators.update_stream.operator_options import STALENESS_COLUMN, JoinOptions, QueueOptions
 from penstock.sql.expression import Expression, column
 
@@ -25,6 +27,14 @@ __all__ = ["Join", "UpdateQueue", "UpdateUnion", "update_time"]
 
 def _results(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
     """Return the output columns of a queue."""
+    found = _served(schema, options)
+    if options.delete_ttl is not None and options.delete_when is None and DELETED_COLUMN not in schema.names:
+        raise InvalidUsageError("delete_ttl is for streams with deletes", hint="pass delete_when, too")
+    return found if options.on_silent is None else found.append(silent_field(found.names))
+
+
+def _served(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
+    """Return the columns of rows that a queue serves."""
     if options.apply is None:
         staleness = [pa.field(STALENESS_COLUMN, pa.float64())] if options.staleness_column else []
         return pa.schema([*schema, *staleness])
@@ -109,6 +119,7 @@ class UpdateQueue(Node):
         options = self.options
         budget = "" if options.budget is None else f", budget {options.budget}"
         suffix = "" if options.semantics == Semantics.UPDATE else f", {options.semantics}"
+        suffix += describe_lives(options, options.delete_ttl)
         return f"({', '.join(self.update_key)}) newest by {self.time}, {options.policy}{budget}{suffix}"
 
 
@@ -162,7 +173,8 @@ class UpdateUnion(Union):
     def describe(self) -> str:
         """Return key, time and the preferred input."""
         prefer = "" if self.prefer is None else f", ties to {self.inputs[self.prefer].name}"
-        return f"({', '.join(self.key)}) newest by {self.time}{prefer}"
+        lives = describe_lives(self.options, self.options.delete_ttl)
+        return f"({', '.join(self.key)}) newest by {self.time}{prefer}{lives}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,16 +69,19 @@ def show_buckets(surveys: list[tuple[Operator, int, BucketSurvey]]) -> None:
         table = Table(title=Text(title), title_justify="left", title_style="bold")
         for column in ("bucket", "newest", "proven", "versions"):
             table.add_column(column)
-        for column in ("chain", "chain size", "rows", "waiting", "files", "size", "garbage"):
+        expires = any(survey.expired is not None for survey in own)
+        counts = ("rows", "waiting", *(("expired",) if expires else ()))
+        for column in ("chain", "chain size", *counts, "files", "size", "garbage"):
             table.add_column(column, justify="right")
         for survey in own:
             style = "red" if survey.damage else "yellow" if survey.withheld else None
-            table.add_row(*(Text(cell) for cell in _table_row(survey)), style=style)
+            table.add_row(*(Text(cell) for cell in _table_row(survey, expires=expires)), style=style)
         out.print(table)
 
 
-def _table_row(survey: BucketSurvey) -> list[str]:
+def _table_row(survey: BucketSurvey, *, expires: bool) -> list[str]:
     chain = survey.chain
+    counts = (survey.rows, survey.waiting, *((survey.expired,) if expires else ()))
     newest = ", ".join(_short(pointer) for pointer in survey.newest)
     return [
         survey.name,
@@ -87,7 +90,7 @@ def _table_row(survey: BucketSurvey) -> list[str]:
         version_range(list(survey.versions)),
         f"{chain.base_files} + {chain.deltas}" if chain else "-",
         size(chain.base_bytes + chain.delta_bytes) if chain else "-",
-        *("-" if number is None else f"{number:,}" for number in (survey.rows, survey.waiting)),
+        *("-" if number is None else f"{number:,}" for number in counts),
         f"{survey.files:,}",
         size(survey.size_bytes),
         f"{len(survey.garbage):,} ({size(survey.garbage_bytes)})" if survey.garbage else "-",
@@ -123,6 +126,7 @@ def describe_bucket(operator: Operator, _: int, survey: BucketSurvey) -> dict[st
         },
         "rows": survey.rows,
         "waiting": survey.waiting,
+        "expired": survey.expired,
         "garbage_files": len(survey.garbage),
         "garbage_bytes": survey.garbage_bytes,
         "withheld": survey.withheld,

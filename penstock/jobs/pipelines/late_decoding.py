@@ -31,7 +31,8 @@ def decodes_late(pipeline: Pipeline) -> bool:
     steps = (pipeline.filter, pipeline.projection, pipeline.lookup, pipeline.window, queue.apply)
     if any(step is not None for step in steps) or queue.staleness_column or isinstance(queue.weight, str):
         return False
-    if queue.delete_when is not None:  # It may read what is decoded.
+    # The condition may read what is decoded, and silent rows have nothing to decode.
+    if queue.delete_when is not None or queue.on_silent is not None:
         return False
     if source.reject_to is not None or source.on_error != "keep" or pipeline.planned_persist != "never":
         return False

@@ -54,14 +54,20 @@ class KeyAccounts:
             "queue_booked_us": 0,
             "application_booked_us": 0,
             "in_service": 0,
+            # 1 if the key has left (`penstock.operators.queues.expiry`), and has not returned.
+            "gone": 0,
         }
         if stream.source:
             columns["source"] = 0
+        if stream.deleted:
+            columns["deleted"] = 0
         stored = ["emitted"]
         if policy is Policy.LINECUTTING:
             stored += ["seen_us", "interval_us"]
         if stream.arrival:
             stored += ["dequeued_us", "delivered_us"]
+        if stream.deleted:
+            stored.append("deleted")
         self.records = new_key_records(stream, columns, stored, table, forgetting)
         self.queue_meter = StalenessMeter()
         self.application_meter = StalenessMeter()

@@ -19,11 +19,11 @@ import pyarrow as pa
 from penstock.errors import CorruptDataError
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream
 from penstock.state_store.keys.key_index import KeyIndex, grow
-from penstock.state_store.keys.key_words import Keys
+from penstock.state_store.keys.key_words import Keys, Words
 from penstock.state_store.tables.table import Table
 from penstock.state_store.tables.working_copy import TableMaker
 
-__all__ = ["BOOKED", "ForgetRule", "KeyRecords", "TabledKeyRecords", "new_key_records"]
+__all__ = ["BOOKED", "ForgetRule", "KeyRecords", "TabledKeyRecords", "is_before_horizon", "new_key_records"]
 
 BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
 """For each column with a time up to which staleness is booked: the column that equals it for idle keys."""
@@ -60,15 +60,26 @@ class KeyRecords:
         The columns of a record, with their values for new keys; a float value makes a float column.
     stored : sequence of str
         The columns that are stored for every key.
+    forgetting : ForgetRule
+        When the numbers of keys that left are forgotten.
     """
 
-    def __init__(self, stream: UpdateStream, columns: Mapping[str, float], stored: Sequence[str]) -> None:
+    def __init__(
+        self,
+        stream: UpdateStream,
+        columns: Mapping[str, float],
+        stored: Sequence[str],
+        forgetting: ForgetRule,
+    ) -> None:
+        self._forgetting = forgetting
         self.stored = [f"{RESERVED_PREFIX}{name}" for name in stored]
         self.dirty = np.zeros(0, np.bool_)
         """Flags by key number: true if the key changed since it was stored."""
         self._key = stream.key
         self._codec = stream.codec
         self._index = KeyIndex()
+        self._gone = 0
+        """Number of keys that have left and not returned; their numbers stay until `keep`."""
         self._columns = dict(columns)
         self._arrays: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(0, type(value)) for name, value in columns.items()
@@ -96,8 +107,12 @@ class KeyRecords:
 
     @property
     def keys(self) -> int:
-        """Number of keys ever seen."""
-        return len(self)
+        """Number of keys ever seen that have not left."""
+        return len(self) - self._gone
+
+    def has(self, name: str) -> bool:
+        """Return whether records have a column."""
+        return name in self._columns
 
     @property
     def size_bytes(self) -> int:
@@ -113,7 +128,12 @@ class KeyRecords:
         """Return the number of each key; assign numbers to new keys."""
         ids = self._index.find_or_add(keys)
         self._make_room()
+        self._bring_back(ids)
         return ids
+
+    def hashes(self, ids: Integers) -> Words:
+        """Return the hashes of the keys with these numbers."""
+        return self._index.keys.hashes[ids]
 
     def key_columns(self, ids: Integers) -> list[pa.Array[Any]]:
         """Return the keys with these numbers."""
@@ -152,6 +172,7 @@ class KeyRecords:
         """
         ids = self._index.find_or_add(self._codec.encode(block.columns[: len(self._key)]))
         self._make_room()
+        self._bring_back(ids)
         seen = np.zeros(len(self), np.bool_)
         seen[ids] = True
         if np.count_nonzero(seen) < len(ids):
@@ -159,8 +180,31 @@ class KeyRecords:
         self._set(ids, block.columns[len(self._key) :])
         return ids, ids[waiting]
 
-    def update_table(self, block: pa.RecordBatch) -> None:
-        """Put changed keys into the table; without a table, do nothing."""
+    def update_table(self, block: pa.RecordBatch, ids: Integers) -> None:
+        """Put changed keys, whose numbers are `ids`, into the table; without a table, do nothing."""
+
+    def fetch_older(self, time: int, deleted_time: int) -> None:
+        """Give a number to each key whose newest emitted tuple is at most so new; in memory all have one.
+
+        The second time is for keys that this tuple deleted.
+        """
+
+    def remove(self, ids: Integers) -> None:
+        """Let keys leave. Their numbers stay until `keep`, and their records until they return as new keys.
+
+        If a key changed since it was stored, its record is stored once more: it may have waited before.
+        """
+        self._arrays["gone"][ids] = 1
+        self._gone += len(ids)
+
+    def find_present(self) -> Integers:
+        """Return the numbers of the keys that have not left."""
+        return np.flatnonzero(self._arrays["gone"][: len(self)] == 0)
+
+    @property
+    def has_many_gone(self) -> bool:
+        """True if it pays to `keep` only the keys that have not left."""
+        return self._forgetting.should_forget(self._gone, len(self) - self._gone)
 
     def may_forget(self, kept: int) -> bool:
         """Return whether it pays to forget all but at most this many keys in memory."""
@@ -171,6 +215,7 @@ class KeyRecords:
         self._index = self._index.subset(ids)
         self._arrays = {name: array[ids] for name, array in self._arrays.items()}
         self.dirty = self.dirty[ids]
+        self._gone = int(np.count_nonzero(self._arrays["gone"]))
 
     def split_records(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
         """Return all records in two parts; the first has the keys with these numbers.
@@ -183,10 +228,18 @@ class KeyRecords:
             The stored form of the other keys as of this call, in bounded parts. Another thread may consume
             it.
         """
-        return np.arange(len(self)), iter(())
+        return self.find_present(), iter(())
 
     def close(self) -> None:
         """Do nothing: there is only memory."""
+
+    def _bring_back(self, ids: Integers) -> None:
+        """Give keys that had left the record of a new key."""
+        if self._gone:
+            back = np.unique(ids[self._arrays["gone"][ids] != 0])
+            for name, value in self._columns.items():
+                self._arrays[name][back] = value
+            self._gone -= len(back)
 
     def _set(self, ids: Integers, columns: Sequence[pa.Array[Any]]) -> None:
         for name, column in zip(self.stored, columns, strict=True):
@@ -212,10 +265,10 @@ class TabledKeyRecords(KeyRecords):
     ----------
     stream, columns, stored
         As in `KeyRecords`.
-    table : TableMaker
-        Creates the table.
     forgetting : ForgetRule
         When idle keys are forgotten.
+    table : TableMaker
+        Creates the table.
     """
 
     def __init__(
@@ -223,11 +276,10 @@ class TabledKeyRecords(KeyRecords):
         stream: UpdateStream,
         columns: Mapping[str, float],
         stored: Sequence[str],
-        table: TableMaker,
         forgetting: ForgetRule,
+        table: TableMaker,
     ) -> None:
-        super().__init__(stream, columns, stored)
-        self._forgetting = forgetting
+        super().__init__(stream, columns, stored, forgetting)
         fields = [stream.schema.field(name) for name in stream.key]
         fields += [self.schema.field(name).with_nullable(True) for name in self.stored]
         self._table: Table = table(pa.schema(fields), stream.key)
@@ -236,7 +288,7 @@ class TabledKeyRecords(KeyRecords):
 
     @property
     def keys(self) -> int:
-        """Number of keys ever seen."""
+        """Number of keys ever seen that have not left."""
         return len(self._table) + self._new
 
     @property
@@ -246,8 +298,9 @@ class TabledKeyRecords(KeyRecords):
 
     def find_or_add(self, keys: Keys) -> Integers:
         """Return the number of each key; assign numbers to the others and fetch their records."""
-        size = len(self)
+        size, gone = len(self), self._gone
         ids = super().find_or_add(keys)
+        self._new += gone - self._gone
         added = np.arange(size, len(self))
         if len(added):
             rows, mask = self._table.get(pa.RecordBatch.from_arrays(self.key_columns(added), list(self._key)))
@@ -267,10 +320,25 @@ class TabledKeyRecords(KeyRecords):
         rows = np.cumsum(held) - 1
         return super().take_up(block.filter(pa.array(held)), rows[waiting])
 
-    def update_table(self, block: pa.RecordBatch) -> None:
-        """Put all keys that changed since the last call into the table."""
-        self._table.put(block)
+    def update_table(self, block: pa.RecordBatch, ids: Integers) -> None:
+        """Put all keys that changed since the last call, and have not left, into the table."""
+        here = self._arrays["gone"][ids] == 0
+        self._table.put(block if here.all() else block.filter(pa.array(here)))
         self._new = 0
+
+    def fetch_older(self, time: int, deleted_time: int) -> None:
+        """Give a number to each key whose newest emitted tuple is at most so new, in one scan."""
+        for block in self._table.rows():
+            older = is_before_horizon(block, time, deleted_time)
+            if older.any():
+                keys = block.filter(pa.array(older)).columns[: len(self._key)]
+                self.find_or_add(self._codec.encode(keys))
+
+    def remove(self, ids: Integers) -> None:
+        """Remove the records of keys that leave, also from the table."""
+        super().remove(ids)
+        keys = pa.RecordBatch.from_arrays(self.key_columns(ids), list(self._key))
+        self._new -= len(ids) - self._table.remove(keys)
 
     def may_forget(self, kept: int) -> bool:
         """Return whether forgetting pays."""
@@ -278,7 +346,8 @@ class TabledKeyRecords(KeyRecords):
 
     def split_records(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
         """Return the records of keys in memory, then the others from the table."""
-        self.update_table(self.block(np.flatnonzero(self.dirty[: len(self)])))
+        changed = np.flatnonzero(self.dirty[: len(self)])
+        self.update_table(self.block(changed), changed)
         # Copy now, because the index changes while the other records are written.
         return ids, self._others(self._index.subset(ids), self._table.rows())
 
@@ -292,6 +361,17 @@ class TabledKeyRecords(KeyRecords):
             yield block.filter(pa.array(~here)) if here.any() else block
 
 
+def is_before_horizon(
+    records: pa.RecordBatch | pa.Table, horizon: int, deleted_horizon: int
+) -> npt.NDArray[np.bool_]:
+    """Mark the stored records of keys that have left if they do not wait."""
+    limit: Any = horizon
+    if (name := f"{RESERVED_PREFIX}deleted") in records.schema.names:
+        limit = np.where(records.column(name).to_numpy() != 0, deleted_horizon, horizon)
+    found: npt.NDArray[np.bool_] = records.column(f"{RESERVED_PREFIX}emitted").to_numpy() <= limit
+    return found
+
+
 def new_key_records(
     stream: UpdateStream,
     columns: Mapping[str, float],
@@ -300,8 +380,7 @@ def new_key_records(
     forgetting: ForgetRule | None = None,
 ) -> KeyRecords:
     """Create key records in memory or, given `table`, in a table."""
-    return (
-        KeyRecords(stream, columns, stored)
-        if table is None
-        else TabledKeyRecords(stream, columns, stored, table, forgetting or ForgetRule())
-    )
+    rule = forgetting or ForgetRule()
+    if table is None:
+        return KeyRecords(stream, columns, stored, rule)
+    return TabledKeyRecords(stream, columns, stored, rule, table)

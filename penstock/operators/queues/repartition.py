@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError
+from penstock.operators.queues.key_records import is_before_horizon
 from penstock.operators.scheduling.abc import FIRST_CUT_RANK
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers
 from penstock.state_store.keys.key_index import KeyIndex, grow
@@ -129,6 +130,10 @@ def read_state(units: Iterable[PUnit], key: Sequence[str]) -> QueueState:
     hashes = np.zeros(count, np.uint64)
     hashes[last[: len(index)]] = index.keys.hashes
     all_places = np.concatenate(places) if places else np.zeros(0, np.int64)
+    if "horizon" in meta:
+        left = is_before_horizon(_concat(records), meta["horizon"], meta["deleted_horizon"])
+        left[all_places] = False
+        mask &= ~left
     waits = mask[all_places]
     return QueueState(
         _concat(records).filter(pa.array(mask)),
@@ -174,6 +179,10 @@ def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState
         "served_at_us": max(known("served_at_us"), default=None),
         "cost_us": sum(costs) / len(costs) * cost_factor if costs else None,
     }
+    if "horizon" in meta:
+        # All buckets hear the same clock, so only a bucket without a micro-batch can be behind.
+        meta |= {name: max(known(name)) for name in ("horizon", "deleted_horizon")}
+        meta["expired"] = sum(known("expired"))
     if clock is not None:
         meta["virtual_time"] = clock if waiting.num_rows else 0.0
     hashes = np.concatenate([state.hashes for state in states])

@@ -19,6 +19,7 @@ from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.accounts import NOWHERE, KeyAccounts
+from penstock.operators.queues.expiry import Expired, KeyExpiry, Lives
 from penstock.operators.queues.key_records import BOOKED, ForgetRule
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.scheduling.policy import Policy
@@ -100,6 +101,7 @@ class UpdateQueue(KeyedQueue):
         self._rows = RowStore(self._payload)
         self._holder = holder
         self._records = self.accounts.records
+        self.expiry = KeyExpiry()
         places = {f"{RESERVED_PREFIX}{name}": kind for name, kind in self._queue.columns.items()}
         rank = next(iter(places))
         fixed = {_RECORD: pa.int64(), rank: places[rank], _ARRIVED: pa.int64(), **places}
@@ -142,6 +144,9 @@ class UpdateQueue(KeyedQueue):
         accepted, newest, given_way = self._compare(arrivals, ids, times)
         duplicates = int(given_way.sum())
         late = int((count - given_way)[~accepted].sum())
+        strangers = ids[~accepted & ~resident & (records["emitted"][ids] == NEVER)]
+        if len(strangers):
+            records.remove(strangers)
         interval = self._update_rates(ids[accepted], count[accepted], now_us)
         conflated = int((count - given_way)[accepted].sum()) - int(np.count_nonzero(accepted & ~resident))
 
@@ -173,6 +178,9 @@ class UpdateQueue(KeyedQueue):
         records["location"][ids] = NOWHERE
         records["emitted"][ids] = np.maximum(records["emitted"][ids], records["waiting"][ids])
         records["queue_booked_us"][ids] = now_us
+        if self.stream.deleted:
+            records["deleted"][ids] = rows.column(self.stream.deleted).to_numpy(zero_copy_only=False)
+        self.expiry.watch(records, ids)
         self.accounts.serve(ids, now_us)
         booked = records["application_booked_us"][ids]
         return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0), booked)
@@ -196,10 +204,31 @@ class UpdateQueue(KeyedQueue):
         self._compact()
         return staleness
 
+    def expire(self, newest: int | None, lives: Lives) -> Expired:
+        """Let idle keys leave that had no update for too long; see `penstock.operators.queues.expiry`.
+
+        Parameters
+        ----------
+        newest : int, optional
+            The newest time of the micro-batch in all buckets.
+        """
+        if newest is not None:
+            self.expiry.advance(newest, lives)
+        ids, records = self.expiry.find(self._records, lives), self._records
+        # The numbers of keys depend on what this copy loaded, their hashes do not.
+        ids = ids[np.lexsort((records.hashes(ids), records["emitted"][ids]))]
+        deleted = records["deleted"][ids] != 0 if self.stream.deleted else np.zeros(len(ids), np.bool_)
+        expired = Expired(records.key_columns(ids), records["emitted"][ids], deleted)
+        if len(ids):
+            records.remove(ids)
+            self.expiry.expired += len(ids)
+        return expired
+
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored."""
-        unit = self._unit("delta", self._records.take_changed())
-        self._records.update_table(unit.blocks["cells"])
+        changed = self._records.take_changed()
+        unit = self._unit("delta", changed)
+        self._records.update_table(unit.blocks["cells"], changed)
         self._forget()
         return unit
 
@@ -229,6 +258,7 @@ class UpdateQueue(KeyedQueue):
                 "waiting": len(self),
                 **self.accounts.meta,
                 "cost_us": self.measured_cost_us,
+                **self.expiry.meta,
                 **self._queue.meta,
             },
             blocks={
@@ -257,6 +287,9 @@ class UpdateQueue(KeyedQueue):
         waiting = self._waiting_keys()
         self._queue.rebuild(waiting, fields)
         self.accounts.book_restored(waiting)
+        self.expiry.restore(fields)
+        if len(gone := self.expiry.find(self._records)):
+            self._records.remove(gone)
         self._records.dirty[:] = False
 
     def _apply(self, unit: PUnit) -> None:
@@ -293,18 +326,25 @@ class UpdateQueue(KeyedQueue):
         return ids
 
     def _held_keys(self) -> Integers:
-        """Return the keys that must stay in memory because tuples of them wait."""
-        if self._holder is None:
+        """Return the keys that must stay in memory: their tuples wait, or they may leave soon."""
+        held = [] if self._holder is None else self._holder.held_keys()
+        if not held and not len(self.expiry.candidates):
             return self._waiting_keys()
-        return np.unique(np.concatenate([self._waiting_keys(), *self._holder.held_keys()]))
+        return np.unique(np.concatenate([self._waiting_keys(), self.expiry.candidates, *held]))
 
     def _forget(self) -> None:
-        """Forget idle keys, if their records are in a table and there are many."""
-        count = len(self) + (0 if self._holder is None else len(self._holder))
+        """Forget idle keys if their records are in a table and there are many, and many keys that left."""
+        count = len(self) + len(self.expiry.candidates) + (0 if self._holder is None else len(self._holder))
         # The numbers of keys in service are still in use.
-        if self.accounts.in_service or not self._records.may_forget(count):
+        if self.accounts.in_service:
             return
-        ids = self._held_keys()
+        if self._records.may_forget(count):
+            ids = self._held_keys()
+        elif self._records.has_many_gone:
+            ids = self._records.find_present()
+        else:
+            return
+        self.expiry.renumber(ids)
         if self._holder is not None:
             numbers = np.full(len(self._records), NOWHERE, np.int64)
             numbers[ids] = np.arange(len(ids))
@@ -319,10 +359,11 @@ class UpdateQueue(KeyedQueue):
         records = self._records
         emitted, waiting = records["emitted"][ids], records["waiting"][ids]
         resident = records["location"][ids] != NOWHERE
+        in_time = ~self.expiry.find_late(emitted, resident, times)
         if arrivals.tied is None:
-            accepted = times >= emitted
+            accepted = in_time & (times >= emitted)
             return accepted, accepted & ~(resident & (times < waiting)), np.zeros(len(ids), np.int64)
-        accepted = (times > emitted) | (emitted == NEVER)
+        accepted = in_time & ((times > emitted) | (emitted == NEVER))
         fresh = accepted & ~(resident & (times < waiting))
         again = np.where(accepted, resident & (times == waiting), times == emitted)
         behind = self.stream.sources(arrivals.rows) >= records["source"][ids]

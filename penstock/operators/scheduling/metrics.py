@@ -29,8 +29,10 @@ class BatchMetrics:
     rows_out : int
         Output rows; differs from `emitted` if ``apply`` filters or multiplies rows.
     waiting_keys, keys : int
-        Keys that wait after the batch (under append semantics, tuples); all keys ever seen, or for a join the
-        keys with state.
+        Keys that wait after the batch (under append semantics, tuples); all keys ever seen that have not
+        left, or for a join the keys with state.
+    expired : int
+        Keys that left the state because they had no update for their time to live.
     held, freed : int
         For transactions in batches: tuples of a batch that is not complete.
         For a join: tuples kept for future matches; freed tuples. No tuple waits in a join, so ``rows_in ==
@@ -68,6 +70,7 @@ class BatchMetrics:
     rows_out: int = 0
     waiting_keys: int = 0
     keys: int = 0
+    expired: int = 0
     held: int = 0
     freed: int = 0
     committed: int = 0
@@ -143,6 +146,7 @@ _SUMMED = (
     "rows_out",
     "waiting_keys",
     "keys",
+    "expired",
     "held",
     "freed",
     "committed",

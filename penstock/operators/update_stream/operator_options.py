@@ -17,6 +17,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.choices import Semantics, WindowMode
 from penstock.operators.update_stream.deletes import parse_delete_when
+from penstock.operators.update_stream.lives import Ttl, check_lives
 from penstock.operators.update_stream.options import (
     Budget,
     budget_of,
@@ -81,6 +82,9 @@ class UnionArguments(StateArguments, total=False):
     combine: bool | str
     staleness_column: bool
     delete_when: str | None
+    ttl: Ttl | None
+    delete_ttl: Ttl | None
+    on_silent: str | None
     working_copy: str
 
 
@@ -171,6 +175,9 @@ class QueueOptions(StateOptions):
     combine: bool | str = "auto"
     staleness_column: bool = False
     delete_when: str | None = None
+    ttl: Ttl | None = None
+    delete_ttl: Ttl | None = None
+    on_silent: str | None = None
     semantics: str = Semantics.UPDATE
     working_copy: str = WorkingCopy.MEMORY
 
@@ -190,6 +197,13 @@ class QueueOptions(StateOptions):
         weight_of(self.weight)
         if self.delete_when is not None:
             parse_delete_when(self.delete_when)
+        check_lives(self, self.delete_ttl)
+        if (self.ttl is not None or self.delete_ttl is not None) and self.semantics != Semantics.UPDATE:
+            raise InvalidUsageError(
+                "keys leave only queues of update semantics",
+                option="ttl" if self.ttl is not None else "delete_ttl",
+                semantics=str(self.semantics),
+            )
         if self.combine not in _COMBINE:
             raise InvalidUsageError(
                 "an option has an unknown value", option="combine", got=self.combine, known=list(_COMBINE)

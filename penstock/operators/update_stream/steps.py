@@ -42,7 +42,8 @@ def steps_of(option: str, duration: str | timedelta, kind: pa.DataType, unit: st
         unit_of_type = kind.unit if pa.types.is_timestamp(kind) else None
         if unit_of_type is None and not pa.types.is_integer(kind):
             raise InvalidUsageError(
-                "the time column of a join has an unsupported type",
+                "the time column has an unsupported type",
+                option=option,
                 type=kind,
                 hint="use a timestamp, a date or an integer; cast others first",
             )

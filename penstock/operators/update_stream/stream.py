@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.options import check_column, check_weight
 from penstock.state_store.keys.key_words import KeyCodec, Keys, Words
+from penstock.units import NEVER
 
-__all__ = ["RESERVED_PREFIX", "SOURCE_COLUMN", "UpdateStream", "as_int64", "as_micros"]
+__all__ = ["RESERVED_PREFIX", "SOURCE_COLUMN", "UpdateStream", "as_int64", "as_micros", "to_times"]
 
 RESERVED_PREFIX = "__penstock_"
 """Prefix reserved for Penstock's own columns."""
@@ -47,6 +48,8 @@ class UpdateStream:
         the least source number, then the first arrival.
     weight : str, optional
         A numeric column with the weight of the key: positive, finite numbers.
+    deleted : str, optional
+        A boolean column without nulls that marks deletes, if the records of keys keep these marks.
 
     Raises
     ------
@@ -60,6 +63,7 @@ class UpdateStream:
     arrival: str | None = None
     source: str | None = None
     weight: str | None = None
+    deleted: str | None = None
     codec: KeyCodec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -194,6 +198,19 @@ def as_int64(column: pa.Array[Any]) -> Integers:
     if not pa.types.is_integer(kind):
         column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
     return column.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
+
+
+def to_times(times: Integers, kind: pa.DataType) -> pa.Array[Any]:
+    """Turn integers made by `as_int64` back into times; `NEVER` is null."""
+    never = times == NEVER
+    if pa.types.is_floating(kind):
+        bits = np.where(times < 0, times ^ _SIGN, times)
+        return pa.array(bits.view(np.float64), mask=never).cast(kind)
+    if pa.types.is_integer(kind):
+        return pa.array(times, mask=never).cast(kind)
+    if kind.bit_width == 32:
+        times = times.astype(np.int32)
+    return pa.array(times, mask=never).view(kind)
 
 
 def as_micros(column: pa.Array[Any]) -> Integers:

@@ -11,9 +11,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, DoubleType, StructField, StructType
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.queues.expiry import Lives
 from penstock.operators.scheduling.serve import STALENESS_COLUMN, Budget, Query
 from penstock.operators.scheduling.weights import KeyWeights
-from penstock.operators.update_stream.deletes import check_delete_results, mark_deletes
+from penstock.operators.update_stream.deletes import DELETED_COLUMN, check_delete_results, mark_deletes
+from penstock.operators.update_stream.lives import Ttl, life_steps, silent_field
 from penstock.operators.update_stream.operator_options import Apply, QueueOptions
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.packing import Packer
@@ -51,6 +53,9 @@ def update_queue(
     combine: bool | str = "auto",
     staleness_column: bool = False,
     delete_when: str | None = None,
+    ttl: Ttl | None = None,
+    delete_ttl: Ttl | None = None,
+    on_silent: str | None = None,
     semantics: str = "update",
     working_copy: str = "memory",
     state_location: str | os.PathLike[str] | None = None,
@@ -114,6 +119,15 @@ def update_queue(
         boolean column ``deleted``, which is true in such rows; otherwise they are updates like others.
         `apply` sees the column, and `output_schema` must have it. An update that is older than the delete
         does not bring the key back. See "Deletes" in ``docs/concepts/update-queue.md``.
+    ttl : str, timedelta or int, optional
+        How long a key stays in the state after its last update, such as ``"1 day"``; by default for ever. For
+        an integer `time`, a number of its steps. The clock is the newest `time` of all rows so far. See "Keys
+        that go silent" in ``docs/concepts/update-queue.md``.
+    delete_ttl : str, timedelta or int, optional
+        The same for keys that are deleted; by default as `ttl`.
+    on_silent : {"row"}, optional
+        With ``"row"``, a key that leaves after `ttl` gets a row with its key and last time. The output then
+        has the boolean column ``silent``, which is true in such rows.
     state_location : str or path, optional
         The directory for state: a path, or a URI of a file system that pyarrow knows (``s3://``, ``gs://``,
         ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
@@ -143,8 +157,9 @@ def update_queue(
     options = QueueOptions(
         policy=policy, budget=budget, apply=apply, output_schema=output_schema, buckets=buckets,
         arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
-        staleness_column=staleness_column, delete_when=delete_when, semantics=semantics,
-        working_copy=working_copy, state_location=state_location, retain_versions=retain_versions,
+        staleness_column=staleness_column, delete_when=delete_when, ttl=ttl, delete_ttl=delete_ttl,
+        on_silent=on_silent, semantics=semantics, working_copy=working_copy, state_location=state_location,
+        retain_versions=retain_versions,
     )  # fmt: skip
     return run_queue(df, key, time, options, name)
 
@@ -176,24 +191,54 @@ def run_queue(
 
     weight = options.weight
     column, by_key = (weight, None) if isinstance(weight, str) else (None, weight)
+    arrow_columns = arrow(df.schema)
+    lives_end = options.ttl is not None or options.delete_ttl is not None
+    deleted = DELETED_COLUMN if lives_end and _marks_deletes(arrow_columns) else None
     stream = UpdateStream(
-        arrow(df.schema), key_columns(key, df.schema), time, options.arrival, source, column
+        arrow_columns, key_columns(key, df.schema), time, options.arrival, source, column, deleted
     )
     columns = StructType([one for one in df.schema if one.name != source])
     output = _output_schema(columns, options)
     if options.delete_when is not None:
         check_delete_results(arrow(output))
+    results = output if options.on_silent is None else _with_silent(output, stream)
     operator = QueueOperator(
         stream,
         options,
         Query(options.apply, arrow(output), stream.key, options.staleness_column),
         columns_of(df.schema),
         None if by_key is None else KeyWeights(stream, by_key),
+        _lives(stream, options),
+        None if results is output else arrow(results),
     )
     combine = None if options.combine == "auto" and options.may_conflate else bool(options.may_conflate)
-    packer = Packer(stream, place.buckets, options.nulls, combine, name)
+    packer = Packer(stream, place.buckets, options.nulls, combine, name, tells_newest=lives_end)
     parcels = with_safe_names(df).mapInArrow(packer, PARCELS)
-    return place.run(parcels, operator, output, arrow(output), waits=options.limits != Budget())
+    return place.run(parcels, operator, results, arrow(results), waits=options.limits != Budget())
+
+
+def _marks_deletes(columns: pa.Schema) -> bool:
+    return DELETED_COLUMN in columns.names and columns.field(DELETED_COLUMN).type == pa.bool_()
+
+
+def _lives(stream: UpdateStream, options: QueueOptions) -> Lives:
+    """Return how long keys live, in steps of the time."""
+    if options.delete_ttl is not None and stream.deleted is None:
+        raise InvalidUsageError("delete_ttl is for streams with deletes", hint="pass delete_when, too")
+    kind = stream.schema.field(stream.time).type
+    key = life_steps("ttl", options.ttl, kind)
+    deleted = life_steps("delete_ttl", options.delete_ttl, kind)
+    return Lives(key, key if deleted is None else deleted)
+
+
+def _with_silent(output: StructType, stream: UpdateStream) -> StructType:
+    """Return the columns of results and of rows of silent keys, which have most columns null."""
+    name = silent_field(output.names).name
+    never_null = {*stream.key, stream.time, DELETED_COLUMN}
+    columns = [
+        StructField(one.name, one.dataType, one.nullable or one.name not in never_null) for one in output
+    ]
+    return StructType([*columns, StructField(name, BooleanType())])
 
 
 def _with_deletes(df: DataFrame, delete_when: str) -> DataFrame:

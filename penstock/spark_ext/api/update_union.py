@@ -52,8 +52,9 @@ def update_union(
         The operator's name in metrics and state, unique within a query and the same at a restart.
     **options
         ``policy``, ``budget``, ``apply``, ``output_schema``, ``buckets``, ``arrival``, ``cost``, ``weight``,
-        ``nulls``, ``combine``, ``staleness_column``, ``delete_when``, ``working_copy``,
-        ``state_location`` and ``retain_versions``, as for `penstock.update_queue`.
+        ``nulls``, ``combine``, ``staleness_column``, ``delete_when``, ``ttl``, ``delete_ttl``,
+        ``on_silent``, ``working_copy``, ``state_location`` and ``retain_versions``, as for
+        `penstock.update_queue`.
 
     Returns
     -------

@@ -3,7 +3,7 @@
 Rows travel through Spark as *parcels*: binary values, each an Arrow IPC stream. Spark shuffles and groups a
 few parcels instead of millions of rows, and no type is lost in pandas.
 
-The packer runs on the map side of the shuffle. It drops or refuses unusable rows, conflates (newest per key,
+The packer runs on the map side of the shuffle. It facts or refuses unusable rows, conflates (newest per key,
 with counts and first arrival) if that pays off, and makes one parcel per bucket and batch of rows.
 """
 
@@ -24,10 +24,13 @@ from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.parcels import PARCELS, ParcelLimits, to_parcels
 from penstock.spark_ext.border.types import as_arrow_of_spark
 
-__all__ = ["Packer", "PackingLimits", "mark_side", "parcel_row", "side_of"]
+__all__ = ["Packer", "PackingLimits", "mark_side", "newest_of", "parcel_row", "side_of"]
 
 _SIDE = b"penstock.side"
 """The key in a parcel's schema metadata for the rows' side."""
+
+_NEWEST = b"penstock.newest"
+"""The key in a parcel's schema metadata for the newest time of a task's rows, in all buckets."""
 
 _ARROW_PARCELS = as_arrow_of_spark(PARCELS)
 
@@ -87,10 +90,19 @@ _CHOICES: dict[tuple[str, str], _Choice] = {}
 
 
 @dataclass(slots=True)
-class _Drops:
-    """Counts the unusable rows of one partition."""
+class _Facts:
+    """Facts about the rows of one partition.
+
+    Attributes
+    ----------
+    rows : int
+        Number of unusable rows.
+    newest : int or None
+        The newest time of the usable rows.
+    """
 
     rows: int = 0
+    newest: int | None = None
 
 
 def parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatch:
@@ -111,6 +123,12 @@ def side_of(batch: pa.RecordBatch) -> str:
     return side.decode()
 
 
+def newest_of(batch: pa.RecordBatch) -> int | None:
+    """Return the newest time that a parcel tells all buckets; None if it tells none."""
+    newest: bytes | None = (batch.schema.metadata or {}).get(_NEWEST)
+    return None if newest is None else int(newest)
+
+
 @dataclass(frozen=True)
 class Packer:
     """The map side of an update queue, for ``mapInArrow``. Called once per partition, in a worker.
@@ -129,6 +147,9 @@ class Packer:
         The operator's name, under which a worker remembers that decision.
     side : str
         The rows' side of a join, which `side_of` reads from a parcel.
+    tells_newest : bool
+        Whether each bucket gets one more parcel, without rows, that has the newest time of all rows
+        (`newest_of`).
     most_left : float
         With `combine` None, conflation continues only if it leaves at most this share of the rows.
     limits : PackingLimits
@@ -141,6 +162,7 @@ class Packer:
     combine: bool | None
     name: str = ""
     side: str = ""
+    tells_newest: bool = False
     most_left: float = 0.4
     limits: PackingLimits = PackingLimits()
 
@@ -148,21 +170,34 @@ class Packer:
         """Return the parcels of one partition's rows; the last one holds the number of dropped rows."""
         context = TaskContext.get()
         part = context.partitionId() if context else 0
-        drops = _Drops()
+        facts = _Facts()
         query_id = (context.getLocalProperty("sql.streaming.queryId") if context else None) or ""
         choice = _CHOICES.setdefault((query_id, self.name), _Choice())
-        for arrivals in self._conflate(self._usable(batches, drops), part, choice):
+        for arrivals in self._conflate(self._usable(batches, facts), part, choice):
             for label, payload in self._split_by_bucket(arrivals):
                 yield parcel_row(label, 0, payload)
-        if drops.rows:
-            yield parcel_row(bucket_labels(self.buckets)[0], drops.rows, None)
+        if self.tells_newest and facts.newest is not None:
+            yield from self._tell(facts.newest)
+        if facts.rows:
+            yield parcel_row(bucket_labels(self.buckets)[0], facts.rows, None)
 
-    def _usable(self, batches: Iterable[pa.RecordBatch], drops: _Drops) -> Iterator[pa.RecordBatch]:
+    def _tell(self, newest: int) -> Iterator[pa.RecordBatch]:
+        """Return a parcel without rows for each bucket, which tells the newest time of this partition."""
+        nothing = Arrivals.of(self.stream, pa.RecordBatch.from_pylist([], self.stream.schema)).to_batch()
+        facts = {_NEWEST: str(newest)} | ({_SIDE: self.side} if self.side else {})
+        (payload,) = to_parcels([nothing.replace_schema_metadata(facts)], self.limits.parcels)
+        for label in bucket_labels(self.buckets):
+            yield parcel_row(label, 0, payload)
+
+    def _usable(self, batches: Iterable[pa.RecordBatch], facts: _Facts) -> Iterator[pa.RecordBatch]:
         """Return the usable rows."""
         for batch in batches:
             rows, dropped = self.stream.drop_unusable(cast_to_schema(batch, self.stream.schema), self.nulls)
-            drops.rows += dropped
+            facts.rows += dropped
             if rows.num_rows:
+                if self.tells_newest:
+                    newest = int(self.stream.times(rows).max())
+                    facts.newest = newest if facts.newest is None else max(facts.newest, newest)
                 yield rows
 
     def _conflate(self, usable: Iterator[pa.RecordBatch], part: int, choice: _Choice) -> Iterator[Arrivals]:

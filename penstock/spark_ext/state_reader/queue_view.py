@@ -15,6 +15,7 @@ from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import KeyWeights
+from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, UpdateStream
 from penstock.spark_ext.state_reader.state_view import (
     Ours,
@@ -118,6 +119,7 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
         specification["arrival"],
         SOURCE_COLUMN if SOURCE_COLUMN in columns.names else None,
         weight if isinstance(weight, str) else None,
+        DELETED_COLUMN if specification.get("remembers_deletes") else None,
     )
     policy = Policy(specification["policy"])
     if shown == _APPENDED:

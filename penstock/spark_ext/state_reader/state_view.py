@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -16,15 +15,12 @@ from pyspark.sql.types import DataType, IntegerType, LongType, StructField, Stru
 
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
-from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, Integers
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, to_times
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.state_store.bucket_store import State
 from penstock.units import NEVER
 
 __all__ = ["NEVER", "Ours", "StateView", "Stored", "displayed_schema", "numbers", "one_of_tables", "to_times"]
-
-
-_SIGN = np.int64(np.iinfo(np.int64).max)
 
 
 class StateView(Protocol):
@@ -179,19 +175,3 @@ def _cuts(text: str) -> Iterator[tuple[str, str]]:
 def numbers(values: npt.NDArray[Any], nothing: float = NEVER) -> pa.Array[Any]:
     """Return numbers, with null in place of `nothing`."""
     return pa.array(values, mask=values == nothing)
-
-
-def to_times(times: Integers, kind: pa.DataType) -> pa.Array[Any]:
-    """Turn integers made by `as_int64` back into times.
-
-    `NEVER` is null.
-    """
-    never = times == NEVER
-    if pa.types.is_floating(kind):
-        bits = np.where(times < 0, times ^ _SIGN, times)
-        return pa.array(bits.view(np.float64), mask=never).cast(kind)
-    if pa.types.is_integer(kind):
-        return pa.array(times, mask=never).cast(kind)
-    if kind.bit_width == 32:
-        times = times.astype(np.int32)
-    return pa.array(times, mask=never).view(kind)

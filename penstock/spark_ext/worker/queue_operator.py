@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from penstock._clock import Clock
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue
+from penstock.operators.queues.expiry import Lives
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.policy import Policy
@@ -20,8 +22,10 @@ from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.choices import Semantics
+from penstock.operators.update_stream.lives import mark_rows, silent_rows
 from penstock.operators.update_stream.operator_options import QueueOptions
-from penstock.operators.update_stream.stream import UpdateStream
+from penstock.operators.update_stream.stream import UpdateStream, to_times
+from penstock.spark_ext.border.packing import newest_of
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.state_store.tables.working_copy import WorkingCopy, table_maker
 
@@ -47,6 +51,10 @@ class QueueOperator:
         Names and Spark types of the input's columns, for the check at a restart.
     weights : KeyWeights, optional
         See `UpdateQueue`.
+    lives : Lives
+        How long keys stay in the state without updates.
+    silent : pyarrow.Schema, optional
+        The output's columns if it has rows of keys that went silent.
     """
 
     stream: UpdateStream
@@ -54,6 +62,8 @@ class QueueOperator:
     query: Query
     columns: tuple[str, ...]
     weights: KeyWeights | None = None
+    lives: Lives = field(default_factory=Lives)
+    silent: pa.Schema | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return the fixed settings; see `Operator.specification`."""
@@ -69,6 +79,9 @@ class QueueOperator:
             "semantics": None if semantics == Semantics.UPDATE else str(semantics),
             # A budget needs timeouts, with which Spark's own state has another schema.
             "budget": "some" if self.options.limits != Budget() else "none",
+            "on_silent": self.options.on_silent,
+            # With a time to live, records of keys remember that the key is deleted.
+            "remembers_deletes": True if self.stream.deleted else None,
         }
 
     @property
@@ -92,7 +105,7 @@ class QueueOperator:
         cost_us = self.options.cost_us
         state.given_cost_us = None if cost_us is None else cost_us * task_share.buckets_per_task
         state.weights = self.weights
-        arrivals, dropped = self._arrivals(parcels)
+        arrivals, dropped, newest = self._arrivals(parcels)
         budget = share(self.options.limits, task_share)
         switches = 0
         if isinstance(state, AdaptiveQueue):
@@ -109,9 +122,29 @@ class QueueOperator:
         if isinstance(state, AdaptiveQueue):
             metrics.append_buckets = int(state.appending)
             metrics.switches = state.switches - switches
+        if isinstance(state, UpdateQueue) and self.lives.end:
+            batches = self._expire(state, newest, batches, metrics)
         metrics.dropped = dropped
         metrics.rows_in += dropped
         return batches, metrics
+
+    def _expire(
+        self, state: UpdateQueue, newest: int | None, batches: list[pa.RecordBatch], metrics: BatchMetrics
+    ) -> list[pa.RecordBatch]:
+        """Let silent keys leave; return all rows to emit."""
+        expired = state.expire(newest, self.lives)
+        metrics.expired, metrics.keys = len(expired), state.keys
+        if self.silent is None:
+            return batches
+        batches = [mark_rows(rows) for rows in batches]
+        alive = np.flatnonzero(~expired.deleted)
+        if len(alive):
+            stream, chosen = self.stream, pa.array(alive)
+            times = to_times(expired.times[alive], stream.schema.field(stream.time).type)
+            keys = [column.take(chosen) for column in expired.keys]
+            batches.append(silent_rows(self.silent, stream.key, keys, stream.time, times))
+            metrics.rows_out += len(alive)
+        return batches
 
     def _capacity(self, state: KeyedQueue, budget: Budget, task_share: TaskShare) -> float | None:
         """Return the average number of tuples that a trigger can serve of a bucket; None if unbounded."""
@@ -122,22 +155,26 @@ class QueueOperator:
             return None
         return budget.duration_us * task_share.buckets_per_task / state.measured_cost_us
 
-    def _arrivals(self, parcels: Iterable[Parcel]) -> tuple[Arrivals | None, int]:
-        """Return the arrivals, conflated if memory requires it, and the number of dropped rows.
+    def _arrivals(self, parcels: Iterable[Parcel]) -> tuple[Arrivals | None, int, int | None]:
+        """Return the arrivals, conflated if memory requires it, the dropped rows, and the newest time.
 
         Parcels come in any order: their rows carry their positions.
         """
         dropped = size_bytes = 0
+        newest: int | None = None
         held: list[Arrivals] = []
         for parcel in parcels:
             dropped += parcel.dropped
             if parcel.batch is None:
                 continue
+            if (told := newest_of(parcel.batch)) is not None:
+                newest = told if newest is None else max(newest, told)
+                continue
             held.append(Arrivals.from_batch(parcel.batch, self.stream.schema))
             size_bytes += parcel.batch.nbytes
             if size_bytes > _HELD_BYTES and self.options.semantics == Semantics.UPDATE:
                 held, size_bytes = [conflate(self.stream, Arrivals.concat(held))], 0
-        return (Arrivals.concat(held) if held else None), dropped
+        return (Arrivals.concat(held) if held else None), dropped, newest
 
 
 def local_directory() -> Path | None:

@@ -86,6 +86,34 @@ def _contains(prints: Words, table: Words, out: npt.NDArray[np.bool_]) -> None:
         out[i] = table[slot, width - 1] != 0
 
 
+@kernel
+def _remove(prints: Words, table: Words) -> int:
+    """Remove fingerprints, except those with a last word of 0; return the number of those that were there.
+
+    Later entries of the search move up, so that no gap ends a search early.
+    """
+    slots, width = table.shape[0], table.shape[1]
+    count = 0
+    for i in range(prints.shape[0]):
+        if prints[i, width - 1] == 0:
+            continue
+        gap = _slot_of(prints[i, 0], prints[i, width - 1], table)
+        if table[gap, width - 1] == 0:
+            continue
+        count += 1
+        slot = gap + 1 if gap + 1 < slots else 0
+        while table[slot, width - 1] != 0:
+            # An entry stays if its search begins behind the gap.
+            if (slot - _home(table[slot, 0], slots)) % slots >= (slot - gap) % slots:
+                for w in range(width):
+                    table[gap, w] = table[slot, w]
+                gap = slot
+            slot = slot + 1 if slot + 1 < slots else 0
+        for w in range(width):
+            table[gap, w] = 0
+    return count
+
+
 class KeySet:
     """A set of keys that stores only their fingerprints. Open addressing, linear probing.
 
@@ -129,6 +157,16 @@ class KeySet:
             new += 1
         self._count += new
         return new
+
+    def remove(self, keys: Keys) -> int:
+        """Remove keys; return the number of those that were in the set. The memory stays."""
+        prints = self._prints(keys)
+        gone = _remove(prints, self._table)
+        if self._has_zero(prints) and self._zero:
+            self._zero = False
+            gone += 1
+        self._count -= gone
+        return gone
 
     def contains(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Return a mask of the keys that are in the set."""

@@ -153,6 +153,11 @@ class _Database:
         deque(map(batch.put, keys, values), maxlen=0)
         self._write(batch)
 
+    def delete(self, keys: list[bytes]) -> None:
+        batch = self._batch()
+        deque(map(batch.delete, keys), maxlen=0)
+        self._write(batch)
+
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
         """Return all entries as of this call, even if another thread consumes them later."""
         items: Iterator[tuple[bytes, bytes]] = self._db.snapshot().items(read_opt=self._scanning)
@@ -172,9 +177,9 @@ class _Database:
 class RocksdbTable:
     """A `penstock.state_store.tables.table.Table` on local disk.
 
-    The table counts its rows exactly, so `put` must know which keys exist. A `KeySet` in memory knows the
-    keys, with 11 to 16 bytes for a one-word key and twice as many for others. When it would exceed
-    `key_set_bytes`, `put` queries the database instead, which is several times slower.
+    The table counts its rows exactly, so `put` and `remove` must know which keys exist. A `KeySet` in
+    memory knows the keys, with 11 to 16 bytes for a one-word key and twice as many for others. When it would
+    exceed `key_set_bytes`, they query the database instead, which is several times slower.
 
     Parameters
     ----------
@@ -270,6 +275,20 @@ class RocksdbTable:
         self._open.put(sorted_keys, encoded)
         if self._known is not None and self._known.size_bytes > self._key_set_bytes:
             self._known = None
+
+    def remove(self, keys: pa.RecordBatch) -> int:
+        """Remove the rows of keys; return their number."""
+        words = self._layout.keys_of(keys)
+        _, sorted_keys = self._sort_keys(words, last=True)
+        if not sorted_keys:
+            return 0
+        if self._known is None:
+            gone = sum(entry is not None for entry in self._open.get(sorted_keys))
+        else:
+            gone = self._known.remove(words)
+        self._open.delete(sorted_keys)
+        self._count -= gone
+        return gone
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Return all rows as of this call, in the order of their keys' bytes."""

@@ -70,6 +70,15 @@ class Table(Protocol):
             If a column is missing or of another type, or a key has nulls.
         """
 
+    def remove(self, keys: pa.RecordBatch) -> int:
+        """Remove the rows of keys; return their number. Absent keys and other columns are ignored.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a key column is missing, of another type, or has nulls.
+        """
+
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Return all rows as of this call in batches of bounded bytes, at least one; the key comes first.
 

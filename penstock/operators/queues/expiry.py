@@ -1,0 +1,171 @@
+"""Keys that leave the state of an update queue after a time without updates.
+
+The clock is the stream's own: the newest time of all tuples of the query so far. A *horizon* is this time
+less a time to live, and never moves back. An idle key (one that does not wait) leaves at the end of the first
+micro-batch in which its newest emitted tuple is at or before the horizon. A later tuple of a key without a
+record is late if it is at or before the horizon too, because the key may have been served with a newer one.
+So no key goes back in time, and the same input gives the same result, in whatever micro-batches it is read.
+
+Nothing is stored for a key that left: stored records at or before the stored horizon do not count, unless
+they wait.
+
+Most keys are far from the horizon. A *pass* over all keys finds those that may leave before the horizon has
+moved on by a 16th of the time to live. Until then a micro-batch looks only at these *candidates*.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.operators.queues.accounts import NOWHERE
+from penstock.operators.update_stream.stream import Integers
+from penstock.units import FOREVER, NEVER
+
+if TYPE_CHECKING:
+    from penstock.checkpointing.fields import Fields
+    from penstock.operators.queues.key_records import KeyRecords
+
+__all__ = ["Expired", "KeyExpiry", "Lives"]
+
+_PASSES_PER_LIFE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """How long keys stay in the state after their last update, in steps of the time.
+
+    Parameters
+    ----------
+    key, deleted : int or None
+        The time to live of a key, and of one whose last update deleted it; None for ever.
+    """
+
+    key: int | None = None
+    deleted: int | None = None
+
+    @property
+    def end(self) -> bool:
+        """Whether any key ever leaves."""
+        return self.key is not None or self.deleted is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Keys that left the state, the longest silent first.
+
+    Attributes
+    ----------
+    keys : list of pyarrow.Array
+        The key columns.
+    times : int64 array
+        The time of each key's newest emitted tuple.
+    deleted : bool array
+        Whether this tuple deleted the key.
+    """
+
+    keys: list[pa.Array[Any]]
+    times: Integers
+    deleted: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+
+class KeyExpiry:
+    """Finds the keys of one queue that leave. One task at a time uses it.
+
+    Attributes
+    ----------
+    horizon, deleted_horizon : int
+        The horizons for keys, and for deleted keys; `NEVER` at the beginning.
+    expired : int
+        The number of keys that left so far.
+    """
+
+    def __init__(self) -> None:
+        self.horizon = self.deleted_horizon = NEVER
+        self.expired = 0
+        self._limits = (NEVER, NEVER)
+        """The candidates are all idle keys up to these times; see `horizon` and `deleted_horizon`."""
+        self.candidates = np.zeros(0, np.int64)
+
+    @property
+    def meta(self) -> dict[str, int]:
+        """The state to store once; empty as long as no key can have left."""
+        if self.horizon == self.deleted_horizon == NEVER:
+            return {}
+        return {"horizon": self.horizon, "deleted_horizon": self.deleted_horizon, "expired": self.expired}
+
+    def restore(self, fields: Fields) -> None:
+        """Restore `meta`; the next `find` passes over all keys."""
+        if fields.has("horizon"):
+            self.horizon, self.deleted_horizon = fields.number("horizon"), fields.number("deleted_horizon")
+            self.expired = fields.count("expired")
+        self._limits, self.candidates = (NEVER, NEVER), self.candidates[:0]
+
+    def advance(self, newest: int, lives: Lives) -> None:
+        """Move the horizons to what the newest time of the stream says."""
+        if lives.key is not None:
+            self.horizon = max(self.horizon, newest - min(lives.key, newest - NEVER))
+        if lives.deleted is not None:
+            self.deleted_horizon = max(self.deleted_horizon, newest - min(lives.deleted, newest - NEVER))
+
+    def find_late(
+        self, emitted: Integers, resident: npt.NDArray[np.bool_], times: Integers
+    ) -> npt.NDArray[np.bool_]:
+        """Mark arrivals of keys without a record that may have left with a newer tuple."""
+        return (emitted == NEVER) & ~resident & (times <= max(self.horizon, self.deleted_horizon))
+
+    def watch(self, records: KeyRecords, ids: Integers) -> None:
+        """Add keys that have become idle to the candidates, if they may leave before the next pass."""
+        if self._limits != (NEVER, NEVER):
+            near = ids[records["emitted"][ids] <= _of_each(records, ids, *self._limits)]
+            if len(near):
+                self.candidates = np.union1d(self.candidates, near)
+
+    def find(self, records: KeyRecords, lives: Lives | None = None) -> Integers:
+        """Return the idle keys at or before the horizons, in no particular order.
+
+        Parameters
+        ----------
+        lives : Lives, optional
+            The times to live, which say how far a pass looks ahead; by default not at all.
+        """
+        if self.horizon == self.deleted_horizon == NEVER:
+            return self.candidates[:0]
+        if self.horizon > self._limits[0] or self.deleted_horizon > self._limits[1]:
+            self._pass(records, lives or Lives())
+        ids = self.candidates
+        gone = (records["location"][ids] == NOWHERE) & (records["gone"][ids] == 0)
+        gone &= records["emitted"][ids] <= _of_each(records, ids, self.horizon, self.deleted_horizon)
+        self.candidates = ids[~gone]
+        return ids[gone]
+
+    def renumber(self, kept: Integers) -> None:
+        """Follow `KeyRecords.keep`; `kept` ascends and has all candidates."""
+        self.candidates = np.searchsorted(kept, self.candidates)
+
+    def _pass(self, records: KeyRecords, lives: Lives) -> None:
+        self._limits = _ahead(self.horizon, lives.key), _ahead(self.deleted_horizon, lives.deleted)
+        records.fetch_older(*self._limits)
+        ids = np.arange(len(records))
+        near = records["emitted"][ids] <= _of_each(records, ids, *self._limits)
+        self.candidates = np.flatnonzero(near & (records["gone"][ids] == 0))
+
+
+def _ahead(horizon: int, life: int | None) -> int:
+    if horizon == NEVER or life is None:
+        return horizon
+    return min(horizon + life // _PASSES_PER_LIFE, FOREVER)
+
+
+def _of_each(records: KeyRecords, ids: Integers, key: int, deleted: int) -> Any:
+    """Return the limit of each key."""
+    if key == deleted or not records.has("deleted"):
+        return key
+    return np.where(records["deleted"][ids] != 0, deleted, key)

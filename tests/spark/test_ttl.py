@@ -1,0 +1,116 @@
+"""Keys that go silent on real Spark: they leave the state, and a row says so."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock
+from tests.spark.queries import Place
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "k long, t long, op string, v long"
+ARROW = pa.schema({"k": pa.int64(), "t": pa.int64(), "op": pa.string(), "v": pa.int64()})
+TTL, DELETE_TTL = 25, 10
+
+Row = tuple[int, int, str, int]
+
+
+def readings(seed: int, batches: int) -> list[list[Row]]:
+    """Return micro-batches in which keys come and go: each talks for a while, and some rows are late."""
+    draw = random.Random(seed)
+    made = []
+    for batch in range(batches):
+        rows = []
+        for _ in range(20):
+            key = draw.randrange(14) + 4 * (batch // 2)
+            time = max(batch * 10 + draw.randint(*((-40, -20) if draw.random() < 0.3 else (-5, 9))), 0)
+            rows.append((key, time, draw.choice("uuud"), len(rows) + 1000 * batch))
+        made.append(rows)
+    return made
+
+
+def tables(batches: Sequence[Sequence[Row]]) -> list[pa.Table]:
+    names = ARROW.names
+    return [
+        pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], ARROW) for rows in batches
+    ]
+
+
+class Model:
+    """Newest rows in a dictionary, and a clock."""
+
+    def __init__(self) -> None:
+        self.last: dict[int, tuple[int, bool]] = {}
+        self.horizons = [-1000, -1000]
+        self.clock = -1000
+        self.late = 0
+
+    def run(self, rows: Sequence[Row]) -> tuple[set[Any], set[Any]]:
+        """Return the rows that are emitted, and the silent keys with their last times."""
+        newest: dict[int, Row] = {}
+        for row in rows:
+            if row[0] not in newest or row[1] >= newest[row[0]][1]:
+                newest[row[0]] = row
+        emitted = set()
+        for key, (_, time, op, value) in newest.items():
+            known = self.last.get(key)
+            if time < known[0] if known else time <= max(self.horizons):
+                self.late += sum(row[0] == key for row in rows)
+                continue
+            emitted.add((key, time, value, op == "d"))
+            self.last[key] = (time, op == "d")
+        self.clock = max(self.clock, *(row[1] for row in rows))
+        self.horizons = [self.clock - TTL, self.clock - DELETE_TTL]
+        gone = {key: at for key, at in self.last.items() if at[0] <= self.horizons[at[1]]}
+        for key in gone:
+            del self.last[key]
+        return emitted, {(key, time) for key, (time, deleted) in gone.items() if not deleted}
+
+
+def ttl_queue(spark: SparkSession, place: Place, **options: Any) -> DataFrame:
+    given: dict[str, Any] = {
+        "delete_when": "op = 'd'",
+        "ttl": TTL,
+        "delete_ttl": DELETE_TTL,
+        "on_silent": "row",
+    }
+    return penstock.update_queue(
+        place.input.frame(spark, SCHEMA), key="k", time="t", buckets=3, state_location=str(place.state),
+        **(given | options),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("working_copy", ["memory", "rocksdb"])
+def test_silent_keys_leave_the_state_with_a_row_also_after_a_restart(
+    spark: SparkSession, tmp_path: Path, working_copy: str
+) -> None:
+    place, model, batches = Place(tmp_path), Model(), readings(1, 9)
+    expected = [model.run(rows) for rows in batches]
+    assert model.late > 10
+    assert sum(len(silent) for _, silent in expected) > 5
+    rows = []
+    for part in (tables(batches)[:4], tables(batches)[4:]):
+        place.input.add(*part)
+        query = place.run(ttl_queue(spark, place, working_copy=working_copy))
+        rows += penstock.metrics(query)
+    found = place.batches()
+    assert len(found) == len(batches)
+    for (_, table), (emitted, silent) in zip(sorted(found.items()), expected, strict=True):
+        made = table.to_pylist()
+        assert {(r["k"], r["t"], r["v"], r["deleted"]) for r in made if not r["silent"]} == emitted
+        quiet = [r for r in made if r["silent"]]
+        assert {(r["k"], r["t"]) for r in quiet} == silent
+        assert all((r["op"], r["v"], r["deleted"]) == (None, None, False) for r in quiet)
+    assert rows[-1]["keys"] == len(model.last)
+    assert sum(r["expired"] for r in rows) > sum(len(silent) for _, silent in expected)
+    assert sum(r["late"] for r in rows) == model.late
+    kept = penstock.read_state(spark, place.state).collect()
+    assert {(row["k"], row["emitted"]) for row in kept} == {(key, at) for key, (at, _) in model.last.items()}
