@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
 
 import penstock
-from tests.spark.queries import Place
+from penstock.conf.pipeline import Pipeline
+from penstock.jobs.pipelines.run import run_to_end
+from tests.spark.queries import Input, Place
 
 pytestmark = pytest.mark.spark
 
@@ -28,7 +32,7 @@ def readings(seed: int, batches: int) -> list[list[Row]]:
     draw = random.Random(seed)
     made = []
     for batch in range(batches):
-        rows = []
+        rows: list[Row] = []
         for _ in range(20):
             key = draw.randrange(14) + 4 * (batch // 2)
             time = max(batch * 10 + draw.randint(*((-40, -20) if draw.random() < 0.3 else (-5, 9))), 0)
@@ -114,3 +118,51 @@ def test_silent_keys_leave_the_state_with_a_row_also_after_a_restart(
     assert sum(r["late"] for r in rows) == model.late
     kept = penstock.read_state(spark, place.state).collect()
     assert {(row["k"], row["emitted"]) for row in kept} == {(key, at) for key, (at, _) in model.last.items()}
+
+
+def test_a_table_loses_the_keys_that_are_deleted_or_silent(spark: SparkSession, tmp_path: Path) -> None:
+    place, model, batches = Place(tmp_path), Model(), readings(2, 6)
+    table: dict[int, tuple[int, int]] = {}
+    for rows in batches:
+        emitted, silent = model.run(rows)
+        for key, time, value, deleted in emitted:
+            table |= {key: (time, value)}
+            if deleted:
+                del table[key]
+        for key, _ in silent:
+            del table[key]
+    assert 3 < len(table) < 20
+    for part in (tables(batches)[:3], tables(batches)[3:]):
+        place.input.add(*part)
+        queue = ttl_queue(spark, place).select(
+            "k", "t", "v", (sf.col("deleted") | sf.col("silent")).alias("gone")
+        )
+        to = f"sqlite:///{tmp_path}/live.db"
+        writer = penstock.upsert(
+            queue, to=to, table="live", key="k", time="t", delete_when="gone", create=True
+        )
+        penstock.run(writer.option("checkpointLocation", str(place.checkpoint)).trigger(availableNow=True))
+    with sqlite3.connect(tmp_path / "live.db") as connection:
+        found = {key: (time, value) for key, time, value in connection.execute("SELECT k, t, v FROM live")}
+    assert found == table
+
+
+def test_a_pipeline_over_a_p_stream_has_silent_rows(spark: SparkSession, tmp_path: Path) -> None:
+    batches = readings(3, 1)
+    Input(tmp_path / "in").add(*tables(batches))
+    pipeline = {
+        "source": {"type": "files", "format": "parquet", "path": str(tmp_path / "in"), "schema": SCHEMA},
+        "queue": {"key": "k", "time": "t", "ttl": 5, "on_silent": "row", "buckets": 3},
+        "persist": {"source": "always"},
+        "sink": {"type": "memory"},
+        "query": {"name": "watched", "checkpoint": str(tmp_path / "checkpoint"), "trigger": "available_now"},
+    }
+    run_to_end(Pipeline.model_validate(pipeline))
+    newest: dict[int, int] = {}
+    for key, time, _, _ in batches[0]:
+        newest[key] = max(time, newest.get(key, time))
+    silent = {(key, time) for key, time in newest.items() if time <= max(newest.values()) - 5}
+    assert silent
+    found = spark.table("watched").collect()
+    assert {(row["k"], row["t"]) for row in found if row["silent"]} == silent
+    assert {(row["k"], row["t"]) for row in found if not row["silent"]} == set(newest.items())

@@ -92,7 +92,7 @@ def test_a_pipeline_has_the_options() -> None:
 
 def test_the_state_really_becomes_smaller_and_copies_of_it_have_no_keys_that_left() -> None:
     queue = UpdateQueue(STREAM, Policy.IN_PLACE)
-    units = []
+    units, before = [], 0
     for time, keys in ((0, 20_000), (100, 10_000)):
         enqueue(queue, [Update(time * 1000 + key, time, key) for key in range(keys)], time)
         served_of(queue, keys - (time == 100), time)

@@ -3,7 +3,7 @@
 Rows travel through Spark as *parcels*: binary values, each an Arrow IPC stream. Spark shuffles and groups a
 few parcels instead of millions of rows, and no type is lost in pandas.
 
-The packer runs on the map side of the shuffle. It facts or refuses unusable rows, conflates (newest per key,
+The packer runs on the map side of the shuffle. It drops or refuses unusable rows, conflates (newest per key,
 with counts and first arrival) if that pays off, and makes one parcel per bucket and batch of rows.
 """
 
