@@ -297,6 +297,8 @@ class JoinSection(Section):
     within: Annotated[str, BeforeValidator(delay_of)]
     condition: Annotated[Text | None, BeforeValidator(sql)] = None
     watermark_delay: Annotated[str | None, BeforeValidator(delay_of)] = None
+    ttl: Annotated[int | str | None, BeforeValidator(ttl_of)] = None
+    on_silent: Literal["row"] | None = None
     unit: TimeUnit | None = None
     buckets: int | None = Field(default=None, ge=1)
     nulls: Nulls = "error"

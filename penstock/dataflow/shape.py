@@ -12,6 +12,7 @@ import pyarrow as pa
 from penstock.dataflow.nodes import (
     Aggregate,
     Assemble,
+    Join,
     Materialize,
     Node,
     PushedScan,
@@ -103,6 +104,8 @@ def _lasting_node(node: Node) -> Node:
         return replace(node, options=_without_lives(replace(node.options, budget=None)))
     if isinstance(node, UpdateUnion):
         return replace(node, options=_without_lives(node.options))
+    if isinstance(node, Join):
+        return replace(node, options=replace(node.options, ttl=node.options.ttl and "1 s"))
     if isinstance(node, Window):
         return replace(node, options=replace(node.options, budget=None))
     if isinstance(node, Aggregate):

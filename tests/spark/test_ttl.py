@@ -16,6 +16,8 @@ from pyspark.sql import functions as sf
 import penstock
 from penstock.conf.pipeline import Pipeline
 from penstock.jobs.pipelines.run import run_to_end
+from tests.naive_join import Tuple
+from tests.property.test_join_lives import ExpiringModel
 from tests.spark.queries import Input, Place
 
 pytestmark = pytest.mark.spark
@@ -166,3 +168,43 @@ def test_a_pipeline_over_a_p_stream_has_silent_rows(spark: SparkSession, tmp_pat
     found = spark.table("watched").collect()
     assert {(row["k"], row["t"]) for row in found if row["silent"]} == silent
     assert {(row["k"], row["t"]) for row in found if not row["silent"]} == set(newest.items())
+
+
+def test_a_join_tells_which_keys_went_silent_also_after_a_restart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    left, right = (Input(tmp_path / side) for side in ("left", "right"))
+    place = Place(tmp_path / "join")
+    sides = {left: "a", right: "b"}
+    batches = [readings(seed, 6) for seed in (4, 5)]
+    ttl, within, delay = 25, 5, 100
+    expected: list[set[tuple[int, int]]] = []
+    matches: list[set[tuple[int, int]]] = []
+    model = ExpiringModel(within, delay, None, ttl)
+    for both in zip(*batches, strict=True):
+        tuples = [[Tuple(key, time, value) for key, time, _, value in rows] for rows in both]
+        newest = max([model.newest or 0, *(one.time for side in tuples for one in side)])
+        made, gone = model.run(tuples[0], tuples[1], newest)
+        matches.append({(key, time) for key, time, _, _ in made})
+        expected.append(set(gone.items()))
+    assert sum(map(len, expected)) > 5 < sum(map(len, matches))
+
+    def joined() -> DataFrame:
+        bids, asks = (
+            side.frame(spark, SCHEMA).selectExpr("k", "t", f"v AS {name}") for side, name in sides.items()
+        )
+        return penstock.update_join(
+            bids, asks, key="k", time="t", within="5 s", unit="s", watermark_delay="100 s", ttl="25 s",
+            on_silent="row", buckets=1, state_location=str(place.state),
+        )  # fmt: skip
+
+    metrics: list[dict[str, Any]] = []
+    for part in (slice(0, 3), slice(3, 6)):
+        for side, rows in zip(sides, batches, strict=True):
+            side.add(*tables(rows[part]))
+        metrics = penstock.metrics(place.run(joined()))
+    found = [table.to_pylist() for _, table in sorted(place.batches().items())]
+    assert [{(row["k"], row["t"]) for row in rows if row["silent"]} for rows in found] == expected
+    assert [{(row["k"], row["t"]) for row in rows if not row["silent"]} for rows in found] == matches
+    assert metrics[-1]["keys"] == len(model.updated)
+    assert penstock.read_state(spark, place.state).count() == len(model.updated)

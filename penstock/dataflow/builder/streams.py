@@ -22,6 +22,7 @@ from penstock.dataflow.nodes import (
 from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import TimeUnit
+from penstock.operators.update_stream.lives import life_steps
 from penstock.operators.update_stream.operator_options import (
     JoinArguments,
     JoinOptions,
@@ -168,6 +169,8 @@ class Streams(GraphBase):
             for option, duration in (("within", within), ("watermark_delay", join_options.watermark_delay)):
                 if duration is not None and kind != UNKNOWN:
                     steps_of(option, duration, kind, unit)
+            if kind != UNKNOWN:
+                life_steps("ttl", join_options.ttl, kind, unit)
         if condition is not None:
             predicate = Expression.parse(condition).resolve(join.schema.names, node=node_name)
             join = replace(join, condition=predicate)

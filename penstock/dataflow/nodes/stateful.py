@@ -227,7 +227,7 @@ class Join(Node):
         schema = distinct(self, pa.schema(fields))
         if self.condition is not None and infer(self, self.condition, schema) not in (UNKNOWN, pa.bool_()):
             raise self.wrong("a join's condition is not boolean", expression=self.condition.text)
-        return schema
+        return schema if self.options.on_silent is None else schema.append(silent_field(schema.names))
 
     def _key(self) -> tuple[str, ...]:
         left, right = (input.key for input in self.inputs)
@@ -253,7 +253,8 @@ class Join(Node):
     def describe(self) -> str:
         """Return keys, interval and condition."""
         suffix = f" and {self.condition.text}" if self.condition else ""
-        return f"on {', '.join(self.on)} within {_duration_us(self.within_us)} of {self.time}{suffix}"
+        lives = describe_lives(self.options)
+        return f"on {', '.join(self.on)} within {_duration_us(self.within_us)} of {self.time}{suffix}{lives}"
 
 
 def _duration_us(us: int) -> str:

@@ -8,8 +8,9 @@ results are fresh, but not complete.
 The state has the times of each key's last match, and the tuples of each side that a future match may need.
 The source has no tuples out of order. Here, a tuple is *late* if it is older than the watermark, or more than
 ``within`` older than the last match of its key. The watermark is the newest time of earlier micro-batches
-less ``delay``. Late tuples are dropped. Of several tuples with the same side, key and time, the first is
-kept.
+less ``delay``. With a time to live, a tuple is also late if keys without a newer tuple have left
+(`penstock.operators.joins.key_lives`). Late tuples are dropped. Of several tuples with the same side, key and
+time, the first is kept.
 
 Nothing here reads a clock.
 """
@@ -21,18 +22,18 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
-from penstock.operators.joins.join_kernels import NOBODY, START, find_pairs, link, mark_old, unlink_useless
+from penstock.operators.joins.join_kernels import NOBODY, START, find_pairs, mark_old, unlink_useless
+from penstock.operators.joins.join_side import JoinSide
+from penstock.operators.joins.key_lives import KeyLives
 from penstock.operators.joins.spec import JoinedStream
-from penstock.operators.queues.pages import PagedMemory
+from penstock.operators.queues.expiry import Expired
 from penstock.operators.update_stream.arrivals import Arrivals
-from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, UpdateStream, concat
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, concat
 from penstock.state_store.keys.key_index import KeyIndex, grow
-from penstock.state_store.tables.row_store import RowStore
 from penstock.units import FOREVER, NEVER
 
 __all__ = ["Matched", "UpdateJoin"]
@@ -47,6 +48,7 @@ _MIN_DEAD_KEYS_TO_REBUILD: Final = 1024
 
 _OWNER: Final = f"{RESERVED_PREFIX}cell"
 _MATCHED: Final = (f"{RESERVED_PREFIX}left", f"{RESERVED_PREFIX}right")
+_LAST: Final = f"{RESERVED_PREFIX}last"
 _SIDES: Final = ("left", "right")
 
 
@@ -65,7 +67,9 @@ class Matched:
     duplicates : int
         Tuples dropped because their side has a tuple with the same key and time.
     freed : int
-        Tuples removed from the state because no future match needs them.
+        Tuples removed from the state because no future match needs them, or their key left.
+    expired : Expired
+        The keys that left after their time to live.
     """
 
     rows: pa.RecordBatch
@@ -73,73 +77,7 @@ class Matched:
     late: int
     duplicates: int
     freed: int
-
-
-class _Side:
-    """The held tuples of one side, as a list per key."""
-
-    def __init__(self, stream: UpdateStream, page_rows: int) -> None:
-        self.stream = stream
-        self.payload = pa.schema([stream.schema.field(name) for name in stream.payload])
-        self.memory = PagedMemory(page_rows)
-        self.rows = RowStore(self.payload)
-        self.head = np.zeros(0, np.int64)
-        # One element per location.
-        self.after = np.zeros(0, np.int64)
-        self.times = np.zeros(0, np.int64)
-        self.owner = np.zeros(0, np.int64)
-        self.used = np.zeros(0, np.bool_)
-        self.fresh = np.zeros(0, np.bool_)
-        self.dirty = np.zeros(0, np.bool_)
-
-    def __len__(self) -> int:
-        return self.memory.locations_used
-
-    @property
-    def size_bytes(self) -> int:
-        arrays = (self.head, self.after, self.times, self.owner, self.used, self.fresh, self.dirty)
-        return self.memory.size_bytes + self.rows.size_bytes + sum(array.nbytes for array in arrays)
-
-    def reserve(self, keys: int) -> None:
-        size = len(self.head)
-        self.head = grow(self.head, keys)
-        self.head[size:] = NOBODY
-
-    def put(self, ids: Integers, times: Integers, payload: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """Add rows, in any order; return the mask of the added ones. Of equal times the first is kept."""
-        locations = self.memory.allocate(len(ids))
-        self._resize()
-        new = link(ids, times, locations, self.head, self.after, self.times)
-        self.memory.free(locations[~new])
-        locations = locations[new]
-        self.rows.put(locations, payload if new.all() else payload.filter(pa.array(new)))
-        self.owner[locations] = ids[new]
-        for marks in (self.used, self.fresh, self.dirty):
-            marks[locations] = True
-        return new
-
-    def free(self, locations: Integers) -> None:
-        for marks in (self.used, self.fresh, self.dirty):
-            marks[locations] = False
-        self.memory.free(locations)
-
-    def compact(self) -> None:
-        if self.memory.shrink():
-            self._resize()
-        if self.rows.may_compact:
-            self.rows.compact(np.flatnonzero(self.used))
-
-    def _resize(self) -> None:
-        capacity = self.memory.capacity
-        if capacity == len(self.used):
-            return
-        self.rows.resize(capacity)
-        for name in ("after", "times", "owner", "used", "fresh", "dirty"):
-            array = getattr(self, name)
-            larger = np.zeros(capacity, array.dtype)
-            count = min(capacity, len(array))
-            larger[:count] = array[:count]
-            setattr(self, name, larger)
+    expired: Expired
 
 
 class UpdateJoin:
@@ -160,7 +98,8 @@ class UpdateJoin:
         self.newest: int | None = None
         self.keys = 0
         self._index = KeyIndex()
-        self._sides = [_Side(stream, page_rows) for stream in (joined.left, joined.right)]
+        self._sides = [JoinSide(stream, page_rows) for stream in (joined.left, joined.right)]
+        self._lives = None if joined.ttl is None else KeyLives()
         self._within = np.uint64(joined.within)
         # Per key: the times of the last match, and whether the match must still be stored.
         self._matched = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
@@ -188,8 +127,15 @@ class UpdateJoin:
     def close(self) -> None:
         """Do nothing: there is only memory."""
 
-    def join(self, left: Arrivals | None, right: Arrivals | None) -> Matched:
+    def join(self, left: Arrivals | None, right: Arrivals | None, newest: int | None = None) -> Matched:
         """Add the tuples of a micro-batch, in order of arrival, and return the new matches.
+
+        Parameters
+        ----------
+        left, right : Arrivals, optional
+            The tuples of each side.
+        newest : int, optional
+            The newest time of the micro-batch in all buckets, for a join with a time to live.
 
         Raises
         ------
@@ -204,14 +150,18 @@ class UpdateJoin:
                 touched.append(self._let_in(side, arrivals, watermark, counts))
         ids = np.unique(np.concatenate(touched)) if touched else np.zeros(0, np.int64)
         rows = self._newest_matches(ids)
-        freed = self._free(self.joined.delay)
+        held = self.held
+        expired = self._expire(newest)
+        freed = held - self.held + self._free(self.joined.delay)
         for side in self._sides:
             side.fresh[:] = False
             side.compact()
         rows_in, late, duplicates = counts.tolist()
-        return Matched(rows, rows_in, late, duplicates, freed)
+        return Matched(rows, rows_in, late, duplicates, freed, expired)
 
-    def _let_in(self, side: _Side, arrivals: Arrivals, watermark: int | None, counts: Integers) -> Integers:
+    def _let_in(
+        self, side: JoinSide, arrivals: Arrivals, watermark: int | None, counts: Integers
+    ) -> Integers:
         """Add the tuples that are neither late nor duplicates; return their keys."""
         stream = side.stream
         times = stream.times(arrivals.rows)
@@ -222,6 +172,9 @@ class UpdateJoin:
         late = mark_old(ids, times, self._matched[0], self._matched[1], self._within)
         if watermark is not None:
             late |= times < watermark
+        if self._lives is not None:
+            late |= times <= self._lives.horizon
+            self._lives.note(ids[~late], times[~late])
         # In time order, lists grow at their heads. The sort is stable, so the first of equal times wins.
         order = np.lexsort((arrivals.last, times))
         order = order[~late[order]]
@@ -242,6 +195,8 @@ class UpdateJoin:
             self._matched[number] = larger
         for side in self._sides:
             side.reserve(len(self._dirty))
+        if self._lives is not None:
+            self._lives.reserve(len(self._dirty))
 
     def _newest_matches(self, ids: Integers) -> pa.RecordBatch:
         """Return and record the newest match of each key that has a newer match than before."""
@@ -280,6 +235,37 @@ class UpdateJoin:
         )
         return self.joined.match(keys, here, there)
 
+    def _expire(self, newest: int | None) -> Expired:
+        """Let keys leave that had no tuple for too long."""
+        if self._lives is None or self.joined.ttl is None:
+            return self._let_go(np.zeros(0, np.int64))
+        for ids in self._lives.settle(newest, self.joined.ttl):
+            self._dirty[ids] = True
+        gone = self._lives.find_gone()
+        self._lives.expired += len(gone)
+        return self._let_go(gone)
+
+    def _let_go(self, ids: Integers) -> Expired:
+        """Remove keys from the state, and return them."""
+        keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
+        none = np.zeros(len(ids), np.bool_)
+        if self._lives is None or not len(ids):
+            return Expired(keys, ids, none)
+        # The numbers of keys depend on what this copy loaded, their hashes do not.
+        ids = ids[np.lexsort((self._index.keys.hashes[ids], self._lives.last[ids]))]
+        keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
+        expired = Expired(keys, self._lives.last[ids], none)
+        leaves = np.zeros(len(self._dirty), np.bool_)
+        leaves[ids] = True
+        for side in self._sides:
+            places = np.flatnonzero(side.used)
+            side.free(places[leaves[side.owner[places]]])
+            side.head[ids] = NOBODY
+        for times in (*self._matched, self._lives.last):
+            times[ids] = NEVER
+        self._dirty[ids] = False
+        return expired
+
     def _free(self, delay: int) -> int:
         """Free the tuples and keys that no future match needs; return the number of tuples."""
         watermark = self._watermark(delay)
@@ -300,6 +286,8 @@ class UpdateJoin:
         alive = newest != NEVER if watermark is None else newest >= max(watermark, NEVER + 1)
         for side in self._sides:
             alive |= side.head[:keys] != NOBODY
+        if self._lives is not None and self.joined.tells_silent:
+            alive |= self._lives.last[:keys] != NEVER
         self.keys = int(np.count_nonzero(alive))
         if keys - self.keys > max(self.keys, _MIN_DEAD_KEYS_TO_REBUILD):
             self._keep(np.flatnonzero(alive))
@@ -307,8 +295,8 @@ class UpdateJoin:
             # The last match of a key without held tuples has no effect any more.
             dead = np.flatnonzero(~alive)
             self._dirty[dead] = False
-            for matched in self._matched:
-                matched[dead] = NEVER
+            for times in (*self._matched, *([] if self._lives is None else [self._lives.last])):
+                times[dead] = NEVER
         return count
 
     def _keep(self, ids: Integers) -> None:
@@ -319,6 +307,8 @@ class UpdateJoin:
         self._index.find_or_add(self.joined.left.codec.encode(columns))
         self._matched = [matched[ids] for matched in self._matched]
         self._dirty = self._dirty[ids]
+        if self._lives is not None:
+            self._lives.keep(ids)
         for side in self._sides:
             side.head = side.head[ids]
             places = np.flatnonzero(side.used)
@@ -342,6 +332,8 @@ class UpdateJoin:
         alive = np.maximum(*(column[: len(self._index)] for column in self._matched)) != NEVER
         for side in self._sides:
             alive |= side.head[: len(self._index)] != NOBODY
+        if self._lives is not None:
+            alive |= self._lives.last[: len(self._index)] != NEVER
         ids = np.flatnonzero(alive)
         places = [np.flatnonzero(side.used) for side in self._sides]
         owners = [side.owner[some] for side, some in zip(self._sides, places, strict=True)]
@@ -358,9 +350,12 @@ class UpdateJoin:
 
     def _unit(self, kind: str, ids: Integers, places: list[Integers]) -> PUnit:
         keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
-        keys_block = [*keys, *(pa.array(matched[ids]) for matched in self._matched)]
+        times = {name: matched[ids] for name, matched in zip(_MATCHED, self._matched, strict=True)}
+        if self._lives is not None:
+            times[_LAST] = self._lives.last[ids]
+        keys_block = [*keys, *(pa.array(values) for values in times.values())]
         blocks = {
-            "cells": pa.RecordBatch.from_arrays(keys_block, [*self.joined.left.key, *_MATCHED]),
+            "cells": pa.RecordBatch.from_arrays(keys_block, [*self.joined.left.key, *times]),
         }
         for name, side, some in zip(_SIDES, self._sides, places, strict=True):
             payload = side.rows.take(some)
@@ -370,7 +365,7 @@ class UpdateJoin:
             )
         # The delay may change at a restart; tuples freed before follow from the previous delay.
         meta = {"rows": self.keys, "held": self.held, "newest": self.newest, "delay": self.joined.delay}
-        return PUnit(kind, meta, blocks)
+        return PUnit(kind, meta if self._lives is None else meta | self._lives.meta, blocks)
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply stored `units` in order, to an empty join or to an older version."""
@@ -378,6 +373,10 @@ class UpdateJoin:
         for unit in units:
             self._apply(unit)
             fields = unit.fields
+            if self._lives is not None:
+                # Keys that return later begin anew.
+                self._lives.restore(fields)
+                self._let_go(self._lives.find_gone())
         if fields is None:
             return
         self.newest = fields.number_or_none("newest")
@@ -387,14 +386,16 @@ class UpdateJoin:
     def _apply(self, unit: PUnit) -> None:
         width = len(self.joined.left.key)
         keys = [self.joined.left.schema.field(name) for name in self.joined.left.key]
-        fields = [*keys, *(pa.field(name, pa.int64()) for name in _MATCHED)]
+        names = _MATCHED if self._lives is None else (*_MATCHED, _LAST)
+        fields = [*keys, *(pa.field(name, pa.int64()) for name in names)]
         keys_block = unit.block("cells", pa.schema([field.with_nullable(False) for field in fields]))
         if not keys_block.num_rows:
             return
         ids = self._index.find_or_add(self.joined.left.codec.encode(keys_block.columns[:width]))
         self._make_room()
-        for matched, column in zip(self._matched, keys_block.columns[width:], strict=True):
-            matched[ids] = column.to_numpy()
+        arrays = self._matched if self._lives is None else [*self._matched, self._lives.last]
+        for times, column in zip(arrays, keys_block.columns[width:], strict=True):
+            times[ids] = column.to_numpy()
         for name, side in zip(_SIDES, self._sides, strict=True):
             stored = [
                 field.with_nullable(field.nullable and field.name != side.stream.time)

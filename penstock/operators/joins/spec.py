@@ -30,6 +30,11 @@ class JoinedStream:
         Maximum lateness of a tuple behind the newest time, in the same steps.
     condition : Expression, optional
         A further condition for a match, over the columns of `schema`.
+    ttl : int, optional
+        How long a key lives without a tuple of either side, in the same steps; by default for ever.
+    tells_silent : bool
+        Whether a key stays until its time to live has passed, so that its last time can be told. Otherwise it
+        leaves earlier if no future match needs it.
 
     Attributes
     ----------
@@ -48,6 +53,8 @@ class JoinedStream:
     within: int
     delay: int
     condition: Expression | None = None
+    ttl: int | None = None
+    tells_silent: bool = False
     schema: pa.Schema = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -98,6 +98,8 @@ class JoinArguments(StateArguments, total=False):
     """Keyword arguments of `penstock.update_join`."""
 
     watermark_delay: str | timedelta | None
+    ttl: Ttl | None
+    on_silent: str | None
 
 
 class WindowArguments(TypedDict, total=False):
@@ -239,6 +241,8 @@ class JoinOptions(StateOptions):
     """The options of a join of update streams; see `penstock.update_join`."""
 
     watermark_delay: str | timedelta | None = None
+    ttl: Ttl | None = None
+    on_silent: str | None = None
 
     def __post_init__(self) -> None:
         """Check the options.
@@ -246,6 +250,7 @@ class JoinOptions(StateOptions):
         A later check, which knows the type of the time, tests that the delay is a whole number of steps.
         """
         StateOptions.__post_init__(self)
+        check_lives(self)
         if self.watermark_delay is not None:
             parse_duration_us(self.watermark_delay)
 

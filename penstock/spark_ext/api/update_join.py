@@ -16,14 +16,16 @@ from penstock._clock import Clock
 from penstock.errors import InvalidUsageError
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.queues.silence import with_silent_rows
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.lives import Ttl, life_steps
 from penstock.operators.update_stream.operator_options import JoinOptions
 from penstock.operators.update_stream.steps import steps_of
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.connection import check_own_readers
-from penstock.spark_ext.border.packing import Packer, side_of
+from penstock.spark_ext.border.packing import Packer, newest_of, side_of
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.stateful import (
@@ -33,6 +35,7 @@ from penstock.spark_ext.worker.stateful import (
     columns_of,
     key_columns,
     with_safe_names,
+    with_silent,
 )
 from penstock.sql.evaluate import needs_ansi
 from penstock.sql.expression import Expression
@@ -55,6 +58,8 @@ def update_join(
     unit: str | None = None,
     buckets: int | None = None,
     nulls: str = "error",
+    ttl: Ttl | None = None,
+    on_silent: str | None = None,
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
     name: str = "update_join",
@@ -90,6 +95,12 @@ def update_join(
         As for `penstock.update_queue`.
     nulls : {"error", "drop"}
         The treatment of rows with a null key or time: fail the query, or drop and count them.
+    ttl : str, timedelta or int, optional
+        How long a key stays in the state without a tuple of either side; by default until no future match
+        needs it. An integer is a number of steps of the time. See "Keys that go silent" in
+        ``docs/concepts/joins-and-unions.md``.
+    on_silent : {"row"}, optional
+        As for `penstock.update_queue`.
 
     Returns
     -------
@@ -112,7 +123,7 @@ def update_join(
     """
     options = JoinOptions(
         watermark_delay=watermark_delay, buckets=buckets, nulls=nulls, state_location=state_location,
-        retain_versions=retain_versions,
+        retain_versions=retain_versions, ttl=ttl, on_silent=on_silent,
     )  # fmt: skip
     return run_join(left, right, key, time, within, condition, unit, options, name)
 
@@ -148,18 +159,29 @@ def run_join(
         steps,
         steps if delay is None else steps_of("watermark_delay", delay, kind, unit),
         None if condition is None else Expression.parse(condition),
+        ttl=life_steps("ttl", options.ttl, kind, unit),
+        tells_silent=options.on_silent is not None,
     )
     _check_alike(joined, left, right)
     shared = {*columns, time}
     output = StructType([*left.schema, *(one for one in right.schema if one.name not in shared)])
     packed = [
         with_safe_names(df).mapInArrow(
-            Packer(stream, place.buckets, options.nulls, False, name, side), PARCELS
+            Packer(
+                stream, place.buckets, options.nulls, False, name, side, tells_newest=options.ttl is not None
+            ),
+            PARCELS,
         )
         for df, stream, side in zip((left, right), sides, (_LEFT, _RIGHT), strict=True)
     ]
-    operator = JoinOperator(joined, columns_of(left.schema), columns_of(right.schema))
-    return place.run(packed[0].union(packed[1]), operator, output, joined.schema, waits=False)
+    rows = joined.schema
+    if options.on_silent is not None:
+        output = with_silent(output, (*columns, time))
+        rows = arrow_schema(output, large=large)
+    operator = JoinOperator(
+        joined, columns_of(left.schema), columns_of(right.schema), rows if options.on_silent else None
+    )
+    return place.run(packed[0].union(packed[1]), operator, output, rows, waits=False)
 
 
 def _check_alike(joined: JoinedStream, left: DataFrame, right: DataFrame) -> None:
@@ -187,11 +209,14 @@ class JoinOperator:
         The joined stream.
     left, right : tuple of str
         Names and Spark types of the inputs' columns, for the check at a restart.
+    silent : pyarrow.Schema, optional
+        The output's columns if it has rows of keys that went silent.
     """
 
     joined: JoinedStream
     left: tuple[str, ...]
     right: tuple[str, ...]
+    silent: pa.Schema | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return the fixed settings; see `Operator.specification`."""
@@ -203,6 +228,8 @@ class JoinOperator:
             "condition": None if condition is None else condition.text,
             "left": list(self.left),
             "right": list(self.right),
+            "ttl": True if self.joined.ttl is not None else None,
+            "on_silent": "row" if self.joined.tells_silent else None,
         }
 
     @property
@@ -220,26 +247,34 @@ class JoinOperator:
         """Add tuples and match them; see `Operator.run`."""
         begin = clock()
         dropped = 0
+        newest: int | None = None
         arrivals: dict[str, list[Arrivals]] = {_LEFT: [], _RIGHT: []}
         streams = {_LEFT: self.joined.left, _RIGHT: self.joined.right}
         for parcel in parcels:
             dropped += parcel.dropped
             if parcel.batch is not None:
                 side = side_of(parcel.batch)
+                if (told := newest_of(parcel.batch)) is not None:
+                    newest = told if newest is None else max(newest, told)
+                    continue
                 arrivals[side].append(Arrivals.from_batch(parcel.batch, streams[side].schema))
         left, right = (Arrivals.concat(parts) if parts else None for parts in arrivals.values())
-        matched = state.join(left, right)
-        emitted = matched.rows.num_rows
+        matched = state.join(left, right, newest)
+        emitted, expired = matched.rows.num_rows, matched.expired
+        batches = [matched.rows] if emitted else []
+        if self.silent is not None:
+            batches = with_silent_rows(batches, expired, self.silent, self.joined.left)
         metrics = BatchMetrics(
             rows_in=matched.rows_in + dropped,
             late=matched.late,
             duplicates=matched.duplicates,
             dropped=dropped,
             emitted=emitted,
-            rows_out=emitted,
+            rows_out=sum(rows.num_rows for rows in batches),
+            expired=len(expired),
             keys=state.keys,
             held=state.held,
             freed=matched.freed,
             duration_ms={"join": (clock() - begin) / 1000},
         )
-        return ([matched.rows] if emitted else []), metrics
+        return batches, metrics

@@ -15,7 +15,7 @@ from penstock.operators.queues.expiry import Lives
 from penstock.operators.scheduling.serve import STALENESS_COLUMN, Budget, Query
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.deletes import DELETED_COLUMN, check_delete_results, mark_deletes
-from penstock.operators.update_stream.lives import Ttl, life_steps, silent_field
+from penstock.operators.update_stream.lives import Ttl, life_steps
 from penstock.operators.update_stream.operator_options import Apply, QueueOptions
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.packing import Packer
@@ -30,6 +30,7 @@ from penstock.spark_ext.worker.stateful import (
     columns_of,
     key_columns,
     with_safe_names,
+    with_silent,
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
@@ -201,7 +202,7 @@ def run_queue(
     output = _output_schema(columns, options)
     if options.delete_when is not None:
         check_delete_results(arrow(output))
-    results = output if options.on_silent is None else _with_silent(output, stream)
+    results = output if options.on_silent is None else with_silent(output, (*stream.key, stream.time))
     operator = QueueOperator(
         stream,
         options,
@@ -229,16 +230,6 @@ def _lives(stream: UpdateStream, options: QueueOptions) -> Lives:
     key = life_steps("ttl", options.ttl, kind)
     deleted = life_steps("delete_ttl", options.delete_ttl, kind)
     return Lives(key, key if deleted is None else deleted)
-
-
-def _with_silent(output: StructType, stream: UpdateStream) -> StructType:
-    """Return the columns of results and of rows of silent keys, which have most columns null."""
-    name = silent_field(output.names).name
-    never_null = {*stream.key, stream.time, DELETED_COLUMN}
-    columns = [
-        StructField(one.name, one.dataType, one.nullable or one.name not in never_null) for one in output
-    ]
-    return StructType([*columns, StructField(name, BooleanType())])
 
 
 def _with_deletes(df: DataFrame, delete_when: str) -> DataFrame:

@@ -91,6 +91,9 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
         specification["within"],
         _NO_DELAY_STORED,
         None if condition is None else Expression.parse(condition),
+        # Which keys have left follows from the stored horizon.
+        ttl=1 if specification.get("ttl") else None,
+        tells_silent=specification.get("on_silent") is not None,
     )
     both = StructType([*sides[0], *(side for side in sides[1] if side.name not in {*key, time})])
     if held:

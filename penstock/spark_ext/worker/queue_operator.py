@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from penstock._clock import Clock
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue
 from penstock.operators.queues.expiry import Lives
+from penstock.operators.queues.silence import with_silent_rows
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.policy import Policy
@@ -22,9 +22,8 @@ from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.choices import Semantics
-from penstock.operators.update_stream.lives import mark_rows, silent_rows
 from penstock.operators.update_stream.operator_options import QueueOptions
-from penstock.operators.update_stream.stream import UpdateStream, to_times
+from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.packing import newest_of
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.state_store.tables.working_copy import WorkingCopy, table_maker
@@ -136,15 +135,9 @@ class QueueOperator:
         metrics.expired, metrics.keys = len(expired), state.keys
         if self.silent is None:
             return batches
-        batches = [mark_rows(rows) for rows in batches]
-        alive = np.flatnonzero(~expired.deleted)
-        if len(alive):
-            stream, chosen = self.stream, pa.array(alive)
-            times = to_times(expired.times[alive], stream.schema.field(stream.time).type)
-            keys = [column.take(chosen) for column in expired.keys]
-            batches.append(silent_rows(self.silent, stream.key, keys, stream.time, times))
-            metrics.rows_out += len(alive)
-        return batches
+        silent = with_silent_rows(batches, expired, self.silent, self.stream)
+        metrics.rows_out = sum(rows.num_rows for rows in silent)
+        return silent
 
     def _capacity(self, state: KeyedQueue, budget: Budget, task_share: TaskShare) -> float | None:
         """Return the average number of tuples that a trigger can serve of a bucket; None if unbounded."""

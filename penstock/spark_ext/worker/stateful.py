@@ -17,11 +17,13 @@ from pyspark.errors import PySparkTypeError, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from penstock._clock import monotonic_s, now_us
 from penstock.checkpointing.files import absolute_location, open_files
 from penstock.errors import InternalError, InvalidUsageError, PenstockError
+from penstock.operators.update_stream.deletes import DELETED_COLUMN
+from penstock.operators.update_stream.lives import silent_field
 from penstock.operators.update_stream.operator_options import StateOptions
 from penstock.spark_ext.api.metrics import OBSERVATION_PREFIX
 from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
@@ -49,6 +51,7 @@ __all__ = [
     "key_columns",
     "result_frames",
     "with_safe_names",
+    "with_silent",
 ]
 
 STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
@@ -318,6 +321,22 @@ def with_safe_names(df: DataFrame) -> DataFrame:
     if len({name.lower() for name in names}) == len(names) and all(name.isidentifier() for name in names):
         return df
     return df.toDF(*(f"c{place}" for place in range(len(names))))
+
+
+def with_silent(output: StructType, known: Iterable[str]) -> StructType:
+    """Return the columns of results and of rows of silent keys, in which only `known` columns have values.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the output has a column with the name of the mark.
+    """
+    mark = silent_field(output.names).name
+    never_null = {*known, DELETED_COLUMN}
+    columns = [
+        StructField(one.name, one.dataType, one.nullable or one.name not in never_null) for one in output
+    ]
+    return StructType([*columns, StructField(mark, BooleanType())])
 
 
 def _state_location(spark: SparkSession, given: str | os.PathLike[str] | None) -> str:

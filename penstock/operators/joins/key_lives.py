@@ -1,0 +1,73 @@
+"""Keys that leave the state of a join after a time without tuples of either side.
+
+The clock and the horizon are those of queues (`penstock.operators.queues.expiry`). Every tuple at or before
+the horizon of earlier micro-batches is late, so no match of a key that left comes back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.checkpointing.fields import Fields
+from penstock.operators.update_stream.stream import Integers
+from penstock.state_store.keys.key_index import grow
+from penstock.units import NEVER
+
+__all__ = ["KeyLives"]
+
+
+class KeyLives:
+    """The time of each key's newest tuple of both sides, by key number. One task at a time uses it.
+
+    Attributes
+    ----------
+    last : int64 array
+        These times; `NEVER` for a key without state.
+    horizon : int
+        Keys up to this time have left.
+    expired : int
+        The number of keys that left so far.
+    """
+
+    def __init__(self) -> None:
+        self.last = np.zeros(0, np.int64)
+        self.horizon = NEVER
+        self.expired = 0
+        self._arrived: list[tuple[Integers, Integers]] = []
+
+    @property
+    def meta(self) -> dict[str, int]:
+        """The state to store once."""
+        return {"horizon": self.horizon, "expired": self.expired}
+
+    def restore(self, fields: Fields) -> None:
+        """Restore `meta`."""
+        self.horizon, self.expired = fields.number("horizon"), fields.count("expired")
+
+    def reserve(self, keys: int) -> None:
+        """Grow for key numbers below `keys`."""
+        size = len(self.last)
+        self.last = grow(self.last, keys)
+        self.last[size:] = NEVER
+
+    def note(self, ids: Integers, times: Integers) -> None:
+        """Remember tuples that are not late, until `settle`."""
+        self._arrived.append((ids, times))
+
+    def settle(self, newest: int | None, ttl: int) -> list[Integers]:
+        """Update the times of keys, and move the horizon; return the keys that had tuples."""
+        for ids, times in self._arrived:
+            np.maximum.at(self.last, ids, times)
+        touched = [ids for ids, _ in self._arrived]
+        self._arrived = []
+        if newest is not None:
+            self.horizon = max(self.horizon, newest - min(ttl, newest - NEVER))
+        return touched
+
+    def find_gone(self) -> Integers:
+        """Return the keys at or before the horizon."""
+        return np.flatnonzero((self.last <= self.horizon) & (self.last != NEVER))
+
+    def keep(self, ids: Integers) -> None:
+        """Renumber these keys 0, 1, 2, ...; forget all others."""
+        self.last = self.last[ids]
