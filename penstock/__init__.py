@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
     from penstock.procedures import abort, database, event
+    from penstock.records.registry import SchemaRegistry
     from penstock.spark_ext.api.metrics import metrics
     from penstock.spark_ext.api.register import register
     from penstock.spark_ext.api.transactions import transactions, write_transactions
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PStreamReader",
     "PStreamWriter",
+    "SchemaRegistry",
     "__version__",
     "abort",
     "database",
@@ -64,6 +66,7 @@ __getattr__ = lazily(
     {
         "PStreamReader": "penstock.checkpointing.p_stream",
         "PStreamWriter": "penstock.checkpointing.p_stream",
+        "SchemaRegistry": "penstock.records.registry",
         "abort": "penstock.procedures",
         "database": "penstock.procedures",
         "decode_kafka": "penstock.spark_ext.kafka.decode",

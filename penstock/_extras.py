@@ -10,17 +10,21 @@ from penstock.errors import InvalidUsageError
 __all__ = ["Extra", "need_extra"]
 
 Extra = Literal[
-    "delta", "duckdb", "mqtt", "mysql", "pack", "plot", "postgresql", "redis", "sketch", "websocket"
+    "avro", "delta", "duckdb", "iceberg", "mqtt", "mysql", "pack", "plot", "postgresql", "protobuf", "redis",
+    "sketch", "websocket",
 ]  # fmt: skip
 
 _MODULES: Final[dict[Extra, tuple[str, str]]] = {
+    "avro": ("fastavro", "fastavro"),
     "delta": ("deltalake", "deltalake"),
     "duckdb": ("duckdb", "duckdb"),
+    "iceberg": ("pyiceberg", "pyiceberg[sql-sqlite]"),
     "mqtt": ("paho", "paho-mqtt"),
     "mysql": ("pymysql", "pymysql"),
     "pack": ("venv_pack", "venv-pack2"),
     "plot": ("matplotlib", "matplotlib"),
     "postgresql": ("adbc_driver_postgresql", "adbc-driver-postgresql"),
+    "protobuf": ("ptars", "ptars grpcio-tools"),
     "redis": ("redis", "redis"),
     "sketch": ("datasketches", "datasketches"),
     "websocket": ("websockets", "websockets"),

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from penstock.conf.document import FieldPath, Problem
+from penstock.conf.kafka_source import TEXT_FORMATS, KafkaSource
 from penstock.conf.sections import (
     FilesSource,
     Input,
     KafkaSink,
-    KafkaSource,
     MarketSource,
     MemorySink,
     ParquetSink,
@@ -338,20 +338,43 @@ def _source_problems(source: Source, query: Query) -> Iterator[Problem]:
                 f"{ending[0]} does not apply to a stream, which has no end",
                 "trigger: available_now reads what is there when the run starts",
             )
-        if source.value_format != "raw" and source.columns is None:
-            values = "JSON values" if source.value_format == "json" else "change events"
+        yield from _value_problems(source)
+
+
+def _value_problems(source: KafkaSource) -> Iterator[Problem]:
+    """Yield the problems of a Kafka source's format and schema."""
+    kind = source.value_format
+    if kind in TEXT_FORMATS and source.columns is None:
+        values = "JSON values" if kind == "json" else "change events"
+        yield (
+            ("source", "schema"),
+            f"is required for {values}",
+            "write the columns as in CREATE TABLE, such as 'symbol STRING, price DOUBLE'",
+        )
+    has_schema = kind not in (*TEXT_FORMATS, "raw")
+    for name in ("value_schema", "message", "registry"):
+        if getattr(source, name) is not None and not has_schema:
             yield (
-                ("source", "schema"),
-                f"is required for {values}",
-                "write the columns as in CREATE TABLE, such as 'symbol STRING, price DOUBLE'",
+                ("source", name),
+                f"does not apply to the format {kind}",
+                "set value_format: avro or protobuf",
             )
-        if source.value_format == "raw":
-            if source.columns is not None:
-                yield ("source", "schema"), "raw values have no columns", "set value_format: json"
-            if source.reject_to is not None:
-                yield ("source", "reject_to"), "raw values are not decoded", "set value_format: json"
-            if "kafka_columns" in source.model_fields_set:
-                yield ("source", "kafka_columns"), "raw records have all of Kafka's columns", "leave it out"
+    subject = source.registry is not None and source.registry.subject is not None
+    if has_schema and source.value_schema is None and not subject:
+        yield (
+            ("source", "value_schema"),
+            "is required, or registry with a subject, whose newest schema counts",
+            "name the file of the schema",
+        )
+    if source.message is not None and has_schema and kind != "protobuf":
+        yield ("source", "message"), "only Protobuf has messages", "leave it out"
+    if kind == "raw":
+        if source.columns is not None:
+            yield ("source", "schema"), "raw values have no columns", "set value_format: json"
+        if source.reject_to is not None:
+            yield ("source", "reject_to"), "raw values are not decoded", "set value_format: json"
+        if "kafka_columns" in source.model_fields_set:
+            yield ("source", "kafka_columns"), "raw records have all of Kafka's columns", "leave it out"
 
 
 def _reject_problems(source: FilesSource | KafkaSource) -> Iterator[Problem]:

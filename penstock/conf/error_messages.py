@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from penstock.conf.document import FieldPath, Problem
+from penstock.conf.kafka_source import KafkaSource, RegistrySection
 from penstock.conf.sections import (
     ByWindowSection,
     ConsoleSink,
@@ -18,7 +19,6 @@ from penstock.conf.sections import (
     Input,
     JoinSection,
     KafkaSink,
-    KafkaSource,
     LookupSection,
     MarketSource,
     MemorySink,
@@ -31,7 +31,6 @@ from penstock.conf.sections import (
     Queue,
     RateSource,
     ResultsSection,
-    Section,
     SparkSink,
     SparkSource,
     TableSection,
@@ -40,7 +39,7 @@ from penstock.conf.sections import (
     WindowJoinSection,
     WindowSection,
 )
-from penstock.conf.values import choice, did_you_mean, show
+from penstock.conf.values import Section, choice, did_you_mean, show
 
 __all__ = ["explain_error"]
 
@@ -65,6 +64,9 @@ _SINKS: Final[dict[str, type[Section]]] = {
 }
 _UNIONS: Final = {"source": _SOURCES, "sink": _SINKS}
 _PARTS: Final[dict[FieldPath, type[Section]]] = {
+    ("source", "registry"): RegistrySection,
+    ("union", "inputs", "*", "source", "registry"): RegistrySection,
+    ("join", "with", "source", "registry"): RegistrySection,
     ("queue",): Queue,
     ("window",): WindowSection,
     ("window_join",): WindowJoinSection,

@@ -21,6 +21,7 @@ from pydantic_core import PydanticCustomError
 from penstock.conf.cross_field_checks import find_disagreements
 from penstock.conf.document import Document, FieldPath, PipelineError, Problem, describe, read_document
 from penstock.conf.error_messages import explain_error
+from penstock.conf.kafka_source import KafkaSource
 from penstock.conf.sections import (
     ConsoleSink,
     DatabaseSection,
@@ -29,7 +30,6 @@ from penstock.conf.sections import (
     Input,
     JoinSection,
     KafkaSink,
-    KafkaSource,
     LookupSection,
     MarketSource,
     MemorySink,

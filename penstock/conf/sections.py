@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from penstock.conf.kafka_source import KafkaSource
 from penstock.conf.values import (
     Function,
     Names,
+    OnError,
     Options,
+    PStreamPath,
+    Section,
     StartTime,
     Text,
     Weight,
@@ -19,8 +23,6 @@ from penstock.conf.values import (
     cost_of,
     delay_of,
     empty_section,
-    names_of,
-    p_stream_of,
     persist_of,
     sql,
     texts,
@@ -37,18 +39,6 @@ WindowModeName: TypeAlias = Literal["append", "lazy", "eager"]
 WorkingCopyName: TypeAlias = Literal["memory", "rocksdb"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 Nulls: TypeAlias = Literal["error", "drop"]
-OnError: TypeAlias = Literal["keep", "skip", "fail"]
-PStreamPath: TypeAlias = Annotated[str | None, BeforeValidator(p_stream_of)]
-KafkaFormat: TypeAlias = Literal["json", "debezium"]
-CHANGE_COLUMNS: Final = "deleted BOOLEAN, change_op STRING, change_ms BIGINT, change_lsn BIGINT"
-"""The columns that Debezium adds to the row of a change."""
-KafkaColumn: TypeAlias = Literal["key", "topic", "partition", "offset", "timestamp", "headers"]
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown fields are errors, and sections are immutable."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
 
 
 class MarketSource(Section):
@@ -87,32 +77,6 @@ class FilesSource(Section):
         """True if unreadable records are counted; False if `options` set their treatment."""
         theirs = {"mode", "columnnameofcorruptrecord"} & {name.lower() for name in self.options}
         return self.format in ("csv", "json") and self.columns is not None and not theirs
-
-
-class KafkaSource(Section):
-    """Topics of Kafka, read by Spark's own connector; `options` are the connector's.
-
-    `kafka_columns` are Kafka's own columns beside those of `columns`, each with the prefix ``kafka_``.
-    """
-
-    type: Literal["kafka"]
-    value_format: KafkaFormat | Literal["raw"] = "raw"
-    columns: Text | None = Field(default=None, alias="schema")
-    kafka_columns: Annotated[tuple[KafkaColumn, ...], BeforeValidator(names_of)] = ("timestamp",)
-    on_error: OnError = "keep"
-    reject_to: PStreamPath = None
-    options: Options = {}
-
-    @property
-    def has_headers(self) -> bool:
-        """True if the connector is to return the headers of records."""
-        options = {name.lower(): value.lower() for name, value in self.options.items()}
-        return "headers" in self.kafka_columns or options.get("includeheaders") == "true"
-
-    @property
-    def decoded_format(self) -> KafkaFormat:
-        """The format of values that are decoded."""
-        return "json" if self.value_format == "raw" else self.value_format
 
 
 class PStreamSource(Section):

@@ -7,9 +7,9 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from penstock.errors import InvalidUsageError
@@ -264,3 +264,13 @@ def did_you_mean(got: Any, allowed: Sequence[str], otherwise: str | None) -> str
 def choice(got: Any, allowed: Sequence[str]) -> tuple[str, str | None]:
     """Return the fact and the hint for a value that is not allowed."""
     return f"{show(got)} is not one of {', '.join(allowed)}", did_you_mean(got, allowed, None)
+
+
+OnError: TypeAlias = Literal["keep", "skip", "fail"]
+PStreamPath: TypeAlias = Annotated[str | None, BeforeValidator(p_stream_of)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown fields are errors, and sections are immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)

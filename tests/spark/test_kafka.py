@@ -10,58 +10,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.checkpointing.p_stream import PStreamReader
-from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.late_decoding import decodes_late
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.jobs.pipelines.start import start_pipeline
 from penstock.spark_ext.kafka.decode import decode_kafka
-from tests.kafka import Broker, Record, broker, connector_jars
+from tests.kafka import Broker, Record, broker
 from tests.processes import until
-from tests.spark.conftest import Sessions
+from tests.spark.kafka_pipelines import change, pipeline, quote, spark, values
 
-__all__ = ["broker"]
+__all__ = ["broker", "spark"]
 
 pytestmark = pytest.mark.spark
-
-_COLUMNS = "symbol STRING, time LONG, price DOUBLE"
-
-
-@pytest.fixture(scope="module")
-def spark(broker: Broker, sessions: Sessions) -> Any:
-    """Give a session with Spark's connector, which sessions of other modules do not find."""
-    with sessions.session() as session:
-        for jar in connector_jars():
-            session.sql(f"ADD JAR '{jar}'")
-        yield session
-        # The jars are in a class loader that Spark leaves to the JVM's thread of this one.
-        jvm = session._jvm
-        assert jvm is not None
-        lang = jvm.java.lang
-        lang.Thread.currentThread().setContextClassLoader(lang.ClassLoader.getSystemClassLoader())
-
-
-def quote(symbol: str, time: int, price: float = 1.0, **more: Any) -> Record:
-    """Return a record whose value is JSON of `_COLUMNS`."""
-    value = json.dumps({"symbol": symbol, "time": time, "price": price})
-    return Record(symbol.encode(), value.encode(), **more)
-
-
-def pipeline(broker: Broker, directory: Path, options: dict[str, str], **sections: Any) -> Pipeline:
-    """Return a pipeline from topics to the topic ``out`` and a number, unless sections say otherwise."""
-    servers = {"kafka.bootstrap.servers": broker.address}
-    source = {"type": "kafka", "value_format": "json", "schema": _COLUMNS} | sections.pop("source", {})
-    source["options"] = servers | {"startingOffsets": "earliest"} | options
-    query = {"checkpoint": str(directory / "checkpoint"), "trigger": "available_now"}
-    given = {"queue": {"key": "symbol", "time": "time", "nulls": "drop"}, "query": query} | sections
-    sink = given.pop("sink", None) or {"type": "kafka", "options": servers | {"topic": given.pop("to")}}
-    return Pipeline.model_validate(given | {"source": source, "sink": sink})
-
-
-def values(records: list[Record]) -> list[tuple[str, int]]:
-    """Return symbol and time of the records of a sink, in their order."""
-    rows = [json.loads(record.value or b"null") for record in records]
-    return [(row["symbol"], row["time"]) for row in rows]
 
 
 def test_the_newest_of_each_key_of_several_topics_reaches_a_topic_under_its_key(
@@ -131,6 +91,22 @@ def test_a_compacted_topic_and_its_tombstones_are_read(
 def _compacted(broker: Broker, topic: str) -> bool:
     broker.send(topic, [quote("other", 0)])
     return sum(record.key == b"A" for record in broker.read(topic)) == 1
+
+
+def test_a_bad_record_ends_a_query_that_is_to_fail(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic, out = broker.make_topic("j-in"), broker.make_topic("j-out")
+    broker.send(topic, [quote("A", 1)])
+    run = pipeline(broker, tmp_path, {"subscribe": topic}, source={"on_error": "fail"}, to=out)
+    run_to_end(run, spark=spark)
+    broker.send(topic, [quote("B", 1), Record(b"B", b"{")])
+    for _ in range(2):  # a restart finds the record again
+        with pytest.raises(InvalidUsageError, match=r"a record cannot be read.*on_error: skip"):
+            run_to_end(run, spark=spark)
+    skipping = pipeline(broker, tmp_path, {"subscribe": topic}, source={"on_error": "skip"}, to=out)
+    assert run_to_end(skipping, spark=spark).bad_records == 1
+    assert values(broker.read(out)) == [("A", 1), ("B", 1)]
 
 
 @pytest.mark.parametrize(("on_error", "expected"), [("keep", (5, 2)), ("skip", (3, 0))])
@@ -245,15 +221,6 @@ def test_a_queue_by_kafkas_own_key_and_offset_decodes_only_what_leaves_it(
     }
     assert (totals.rows_in, totals.conflated) == (6, 3)
     assert totals.bad_records == (1 if late else 2)  # one of A is conflated
-
-
-def change(op: str, before: Any, after: Any, lsn: int, *, schema: bool = False) -> Record:
-    """Return a change event of a row with the key ``id``, in the form of Debezium for PostgreSQL."""
-    envelope = {"before": before, "after": after, "source": {"lsn": lsn, "ts_ms": 10 * lsn, "db": "d"}}
-    envelope |= {"op": op, "ts_ms": 7}
-    value = {"schema": {"type": "struct", "fields": []}, "payload": envelope} if schema else envelope
-    key = {"id": (after or before)["id"]} if after or before else {"id": 0}
-    return Record(json.dumps(key).encode(), json.dumps(value).encode())
 
 
 _CHANGES = [

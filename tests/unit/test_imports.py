@@ -34,6 +34,7 @@ LEVELS = {
     "sql": 2,
     "checkpointing": 2,
     "compression": 1,
+    "records": 1,
 }
 SPARK_SIDE = ("jobs", "cli", "spark_ext")
 

@@ -26,7 +26,8 @@ from penstock.conf.pipeline import (
     UnionSection,
     load_document,
 )
-from penstock.conf.sections import ByWindowSection, Section, WindowJoinSection, WindowSection
+from penstock.conf.sections import ByWindowSection, WindowJoinSection, WindowSection
+from penstock.conf.values import Section
 from penstock.dataflow import Graph, PhysicalPlan, graph
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.jobs.pipelines.databases import check_rows, procedure_of

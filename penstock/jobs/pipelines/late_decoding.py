@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 from penstock.conf.pipeline import KafkaSource, Pipeline, PStreamSink
 from penstock.errors import InternalError
 from penstock.jobs.pipelines.graph import SOURCE
+from penstock.jobs.pipelines.schemas import encoding_of
 from penstock.jobs.pipelines.sources import kafka_records, section
 from penstock.spark_ext.kafka.decode import decode_kafka, without_tombstones
 
@@ -26,7 +27,7 @@ _VALUE: Final = "kafka_value"
 def decodes_late(pipeline: Pipeline) -> bool:
     """Return True if the queue of a pipeline can choose records before they are decoded."""
     source, queue = pipeline.source, pipeline.queue
-    if not isinstance(source, KafkaSource) or source.columns is None or queue is None:
+    if not isinstance(source, KafkaSource) or source.value_format == "raw" or queue is None:
         return False
     steps = (pipeline.filter, pipeline.projection, pipeline.lookup, pipeline.window, queue.apply)
     if any(step is not None for step in steps) or queue.staleness_column or isinstance(queue.weight, str):
@@ -46,7 +47,7 @@ def read_encoded(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame
     source = _source(pipeline)
     with section(SOURCE):
         records = kafka_records(spark, source)
-        if source.value_format == "debezium":
+        if source.has_changes:
             records = without_tombstones(records)
         own = [sf.col(column).alias(f"kafka_{column}") for column in source.kafka_columns]
         return {SOURCE: records.select(*own, sf.col("value").alias(_VALUE))}
@@ -58,9 +59,10 @@ def decode_results(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
     own = [sf.col(f"kafka_{column}").alias(column) for column in source.kafka_columns]
     rows = decode_kafka(
         rows.select(*own, sf.col(_VALUE).alias("value")),
-        source.columns or "",
-        format=source.decoded_format,
+        source.columns,
+        format=source.decoded_format or "json",
         keep=source.kafka_columns,
+        **encoding_of(source),
         name=SOURCE,
     )
     results = pipeline.results

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
 from penstock.checkpointing.p_stream import PStream
+from penstock.conf.kafka_source import CHANGE_COLUMNS, KafkaSource
 from penstock.conf.sections import (
-    CHANGE_COLUMNS,
     FilesSource,
-    KafkaSource,
     MarketSource,
     PStreamSource,
     Source,
@@ -22,7 +21,7 @@ from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.market import MARKET_SCHEMA
 
-__all__ = ["read_sample", "schema_of"]
+__all__ = ["encoding_of", "read_sample", "schema_of"]
 
 _INSTANT: Final = pa.timestamp("us", "UTC")
 _RATE: Final = pa.schema({"timestamp": _INSTANT, "value": pa.int64()})
@@ -65,18 +64,36 @@ def schema_of(source: Source | TableSection) -> pa.Schema:
 
 def _kafka_schema(source: KafkaSource) -> pa.Schema:
     own = _KAFKA.append(pa.field("headers", _HEADERS)) if source.has_headers else _KAFKA
-    if source.columns is None:
+    if source.value_format == "raw":
         return own
-    declared = _declared_schema(source.columns)
-    if source.value_format == "debezium":
+    declared = _schema_of_values(source) if source.columns is None else _declared_schema(source.columns)
+    if source.has_changes:
         declared = pa.schema([*declared, *parse_schema(CHANGE_COLUMNS)])
     named = [own.field(name).with_name(f"kafka_{name}") for name in source.kafka_columns]
     return pa.schema([*declared, *named])
 
 
+def _schema_of_values(source: KafkaSource) -> pa.Schema:
+    """Return the columns of values whose schema is in a file or a registry."""
+    # They import pyspark, which all else here does without.
+    from penstock.spark_ext.border.types import as_arrow_of_spark
+    from penstock.spark_ext.kafka.binary import known_columns
+
+    schema, message, registry = encoding_of(source).values()
+    return as_arrow_of_spark(known_columns(source.decoded_format, schema, message, registry))
+
+
 def _declared_schema(text: str) -> pa.Schema:
     """Return the columns of a DDL text, all nullable, as Spark's file readers return them."""
     return pa.schema([field.with_nullable(True) for field in parse_schema(text)])
+
+
+def encoding_of(source: KafkaSource) -> dict[str, Any]:
+    """Return the arguments of `decode_kafka` for the schema of a source's values."""
+    from penstock.records.registry import SchemaRegistry
+
+    registry = None if source.registry is None else SchemaRegistry(**source.registry.model_dump())
+    return {"value_schema": source.value_schema, "message": source.message, "registry": registry}
 
 
 def _schema_in_files(source: FilesSource) -> pa.Schema:

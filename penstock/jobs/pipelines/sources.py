@@ -25,6 +25,7 @@ from penstock.conf.pipeline import (
 )
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE
+from penstock.jobs.pipelines.schemas import encoding_of
 from penstock.spark_ext.api.bad_records import (
     BAD_RECORD,
     count_bad_records,
@@ -202,12 +203,13 @@ def kafka_records(spark: SparkSession, source: KafkaSource) -> DataFrame:
 
 def _kafka(spark: SparkSession, source: KafkaSource, place: str) -> DataFrame:
     records = kafka_records(spark, source)
-    if source.columns is None:
+    if source.decoded_format is None:
         return records
     return decode_kafka(
         records,
         source.columns,
         format=source.decoded_format,
+        **encoding_of(source),
         keep=source.kafka_columns,
         on_error=source.on_error,
         name=place,

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.checkpointing.files import absolute_location
-from penstock.conf.sections import OnError
+from penstock.conf.values import OnError
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.spark_ext.api.metrics import BAD_RECORDS_PREFIX
 from penstock.spark_ext.border.types import as_arrow_of_spark

@@ -48,6 +48,8 @@ _LATE_WORKER_HINT = (
     "the machine is too busy or short of memory, as Spark waits only ten seconds; free it, and start again "
     "with the same checkpoint"
 )
+_RAISED = "[USER_RAISED_EXCEPTION]"
+"""The condition of an error that SQL raises, as for a bad record with ``on_error: fail``."""
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _TERMINATED = re.compile(r"terminated with exception: (.+)", re.DOTALL)
 _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE)
@@ -144,14 +146,16 @@ def kind_of(error: BaseException) -> type[PenstockError]:
     """Return the error class for a query's failure, which tells the caller what to do next.
 
     It is the class of the Penstock error that made the query fail, `InvalidUsageError` if Spark refused the
-    query, `UnavailableError` if its driver is gone or a Python worker did not start in time, and else the
-    generic `PenstockError`.
+    query or an expression of it raised an error, `UnavailableError` if its driver is gone or a Python worker
+    did not start in time, and else the generic `PenstockError`.
     """
     if isinstance(error, PenstockError):
         return type(error)
     if is_without_answer(error) or is_late_worker(error):
         return UnavailableError
     if isinstance(error, AnalysisException | IllegalArgumentException) or _NO_SOURCE.search(str(error)):
+        return InvalidUsageError
+    if _RAISED in str(error):
         return InvalidUsageError
     names = re.findall(r"penstock\.errors\.(\w+Error): ", str(error))
     kind = getattr(errors, names[-1], PenstockError) if names else PenstockError
@@ -186,7 +190,8 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
         )  # fmt: skip
     if hint is None and is_late_worker(error):
         hint = _LATE_WORKER_HINT
-    return kind_of(error)(fact, **context, cause=root_cause(error).removesuffix("."), hint=hint)
+    cause = root_cause(error).removesuffix(".").removeprefix(_RAISED).lstrip()
+    return kind_of(error)(fact, **context, cause=cause, hint=hint)
 
 
 def refusal_of(error: AnalysisException, columns: Iterable[str], **context: Any) -> InvalidUsageError:

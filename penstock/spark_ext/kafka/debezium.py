@@ -6,6 +6,7 @@ converter's setting ``schemas.enable`` is true, these fields are in ``payload``,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from pyspark.sql import Column
@@ -14,11 +15,13 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from penstock.spark_ext.api.bad_records import BAD_RECORD
 
-__all__ = ["decode_debezium"]
+__all__ = ["decode_debezium", "read_change"]
 
 _DELETE: Final = "d"
 _ROW_OPERATIONS: Final = ("c", "u", _DELETE, "r")
 """Create, update, delete and read (a snapshot's row). A truncation or a message has no row."""
+
+_NO_ROW: Final = "the event has no row"
 
 
 def decode_debezium(text: Column, table: StructType) -> Column:
@@ -41,7 +44,34 @@ def decode_debezium(text: Column, table: StructType) -> Column:
     def field(name: str) -> Column:
         return sf.coalesce(event[name], event["payload"][name])
 
+    return _change(field, table, {"ts_ms", "lsn"}, text, event[BAD_RECORD])
+
+
+def read_change(event: Column, columns: StructType, table: StructType) -> Column:
+    """Return a decoded envelope as such a struct.
+
+    Parameters
+    ----------
+    event : pyspark.sql.Column
+        A struct of ``before``, ``after``, ``op`` and ``source``, and the reason in `BAD_RECORD`.
+    columns : pyspark.sql.types.StructType
+        Its fields but the reason.
+    table : pyspark.sql.types.StructType
+        The columns of the table.
+    """
+    position = columns["source"].dataType
+    known = set(position.names) if isinstance(position, StructType) else set()
+    return _change(lambda name: event[name], table, known, sf.lit(_NO_ROW), event[BAD_RECORD])
+
+
+def _change(
+    field: Callable[[str], Column], table: StructType, position: set[str], no_row: Column, reason: Column
+) -> Column:
     operation, source = field("op"), field("source")
+
+    def place(name: str) -> Column:
+        return source[name] if name in position else sf.lit(None).cast(LongType())
+
     row = sf.when(operation == _DELETE, field("before")).when(
         operation.isin(*_ROW_OPERATIONS), field("after")
     )
@@ -49,7 +79,7 @@ def decode_debezium(text: Column, table: StructType) -> Column:
         *(row.getField(column.name).alias(column.name) for column in table),
         (operation == _DELETE).alias("deleted"),
         operation.alias("change_op"),
-        source["ts_ms"].alias("change_ms"),
-        source["lsn"].alias("change_lsn"),
-        sf.when(row.isNull(), text).otherwise(event[BAD_RECORD]).alias(BAD_RECORD),
+        place("ts_ms").alias("change_ms"),
+        place("lsn").alias("change_lsn"),
+        sf.coalesce(reason, sf.when(row.isNull(), no_row)).alias(BAD_RECORD),
     )

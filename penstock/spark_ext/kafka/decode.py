@@ -10,26 +10,37 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StringType, StructType
 
-from penstock.conf.sections import CHANGE_COLUMNS, KafkaColumn, KafkaFormat, OnError
+from penstock.conf.kafka_source import CHANGE_COLUMNS, TEXT_FORMATS, KafkaColumn, KafkaFormat
+from penstock.conf.values import OnError
 from penstock.errors import InvalidUsageError
+from penstock.records.registry import SchemaRegistry
 from penstock.spark_ext.api.bad_records import BAD_RECORD, count_bad_records, json_reason, reject_bad_records
-from penstock.spark_ext.kafka.debezium import decode_debezium
+from penstock.spark_ext.kafka.binary import (
+    VALUE,
+    decode_values,
+    envelope_columns,
+    make_decoder,
+    table_columns,
+)
+from penstock.spark_ext.kafka.debezium import decode_debezium, read_change
 
 __all__ = ["decode_kafka", "without_tombstones"]
 
-_VALUE: Final = "kafka_value"
 _RECORD: Final = "__penstock_record"
 
 
 def decode_kafka(
     records: DataFrame,
-    columns: str,
+    columns: str | None = None,
     *,
     format: KafkaFormat = "json",
     keep: Sequence[KafkaColumn] = ("timestamp",),
     on_error: OnError = "keep",
     name: str = "kafka",
     reject_to: str | os.PathLike[str] | None = None,
+    value_schema: str | os.PathLike[str] | None = None,
+    message: str | None = None,
+    registry: SchemaRegistry | None = None,
 ) -> DataFrame:
     """Return the columns that the values of Kafka's records hold.
 
@@ -40,13 +51,14 @@ def decode_kafka(
     ----------
     records : pyspark.sql.DataFrame
         Rows with the column ``value``, and those that `keep` names.
-    columns : str
-        Names and types of the value's columns, as in CREATE TABLE.
-    format : {"json", "debezium"}
-        ``debezium`` is the JSON of Debezium's change events, with or without their schema. `columns` are
-        those of the table; ``deleted BOOLEAN``, ``change_op STRING``, ``change_ms BIGINT`` and
-        ``change_lsn BIGINT`` follow. A deleted row has its old columns; the database may send only those of
-        the key. Tombstones are left out.
+    columns : str, optional
+        Names and types of the value's columns, as in CREATE TABLE. Avro and Protobuf have the columns of
+        their schema without it.
+    format : {"json", "avro", "protobuf", "debezium", "debezium_avro"}
+        ``debezium`` is the JSON of Debezium's change events, with or without their schema, and
+        ``debezium_avro`` their Avro. `columns` are those of the table; ``deleted BOOLEAN``,
+        ``change_op STRING``, ``change_ms BIGINT`` and ``change_lsn BIGINT`` follow. A deleted row has its
+        old columns; the database may send only those of the key. Tombstones are left out.
     keep : sequence of str
         Kafka's own columns to keep: ``key``, ``topic``, ``partition``, ``offset``, ``timestamp``,
         ``headers``. Each gets the prefix ``kafka_`` and follows the others.
@@ -59,41 +71,69 @@ def decode_kafka(
         The location of a p-stream for such records, each exactly once: ``source`` (the name), ``value``,
         ``topic``, ``partition`` and ``offset`` if `records` have them, and ``reason``. With ``"keep"`` the
         rows are kept, too. See ``docs/how-to/late-rows.md``.
+    value_schema : str or path, optional
+        The Avro or Protobuf schema that the columns come from, as a text, an Avro schema's file, a
+        ``.proto`` file, or a file with a ``FileDescriptorSet``; by default the newest of the registry.
+    message : str, optional
+        The full name of the message of Protobuf; may be left out if the schema has one only.
+    registry : SchemaRegistry, optional
+        The registry that has the schemas of values, which begin with a schema's number then. Without it,
+        all values have `value_schema`, and nothing before them.
 
     Raises
     ------
     InvalidUsageError
-        If an argument is wrong, or two columns have the same name.
+        If an argument is wrong, two columns have the same name, a schema is unknown or does not have the
+        columns, or a package is missing.
+    UnavailableError
+        If the schema registry does not answer.
     """
     choices = {"format": (format, KafkaFormat), "on_error": (on_error, OnError)}
     for argument, (word, words) in choices.items():
         if word not in get_args(words):
             allowed = ", ".join(get_args(words))
             raise InvalidUsageError(f"the {argument} is unknown", given=word, hint=f"it is one of {allowed}")
-    table = cast("StructType", StructType.fromDDL(columns))
+    declared = None if columns is None else cast("StructType", StructType.fromDDL(columns))
+    changes: list[str] = []
+    if format in ("debezium", "debezium_avro"):
+        records = without_tombstones(records)
+        changes = cast("StructType", StructType.fromDDL(CHANGE_COLUMNS)).names
+    place_columns = (
+        ["value", *sorted({"topic", "partition", "offset"} & {*records.columns})] if reject_to else []
+    )
+    reason: Column | None = None
+    if format in TEXT_FORMATS:
+        if declared is None:
+            raise InvalidUsageError("values in JSON need columns", hint="write them as in CREATE TABLE")
+        table, text = declared, sf.col("value").cast("string")
+        value = _decode_json(text, table) if format == "json" else decode_debezium(text, table)
+        reason = json_reason(text)
+    else:
+        schema = None if value_schema is None else os.fspath(value_schema)
+        decoder = make_decoder(format, schema, message, registry)
+        if format == "debezium_avro":
+            event, table = envelope_columns(decoder, declared)
+            value = read_change(sf.col(VALUE), event, table)
+        else:
+            event = table = table_columns(decoder, declared)
+            value = sf.col(VALUE)
+        records = decode_values(records, decoder, event, list(dict.fromkeys([*keep, *place_columns])))
     own = [f"kafka_{column}" for column in keep]
-    changes = cast("StructType", StructType.fromDDL(CHANGE_COLUMNS)).names if format == "debezium" else []
     names = [*table.names, *changes, *own]
     twice = sorted({one for one in names if names.count(one) > 1})
     if twice:
         raise InvalidUsageError("two columns have the same name", columns=", ".join(twice))
-    if format == "debezium":
-        records = without_tombstones(records)
-        value = decode_debezium(sf.col("value").cast("string"), table)
-    else:
-        value = _decode_json(sf.col("value").cast("string"), table)
     columns_to_keep = [sf.col(column).alias(to) for column, to in zip(keep, own, strict=True)]
     if reject_to is None:
-        rows = records.select(value.alias(_VALUE), *columns_to_keep).select(f"{_VALUE}.*", *own)
+        rows = records.select(value.alias(VALUE), *columns_to_keep).select(f"{VALUE}.*", *own)
         return count_bad_records(rows, name, on_error)
-    place_columns = {"value", "topic", "partition", "offset"} & {*records.columns}
-    facts = {one: sf.col(one) for one in sorted(place_columns)}
-    facts["reason"] = json_reason(sf.col("value").cast("string"))
+    facts = {one: sf.col(one) for one in place_columns}
+    if reason is not None:
+        facts["reason"] = reason
     record = sf.struct(*(column.alias(one) for one, column in facts.items())).alias(_RECORD)
-    rows = records.select(value.alias(_VALUE), record, *columns_to_keep).select(f"{_VALUE}.*", _RECORD, *own)
-    rows = reject_bad_records(
-        rows, name, on_error, reject_to, {one: sf.col(f"{_RECORD}.{one}") for one in facts}
-    )
+    rows = records.select(value.alias(VALUE), record, *columns_to_keep).select(f"{VALUE}.*", _RECORD, *own)
+    known_facts = {"reason": sf.col(BAD_RECORD)} | {one: sf.col(f"{_RECORD}.{one}") for one in facts}
+    rows = reject_bad_records(rows, name, on_error, reject_to, known_facts)
     return count_bad_records(rows.drop(_RECORD), name, on_error)
 
 

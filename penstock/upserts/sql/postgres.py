@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pyarrow as pa
+from penstock.upserts.sql_table import STAGE, SqlTable
 
 from penstock.errors import InvalidUsageError
 from penstock.upserts.abc import Columns
 from penstock.upserts.changes import DELETED
-from penstock.upserts.sql_table import STAGE, SqlTable
 
 __all__ = ["PostgresTable"]
 

@@ -7,9 +7,9 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from penstock.upserts.sql_table import STAGE, Converter, SqlTable, rows_of
 
 from penstock.upserts.abc import Columns
-from penstock.upserts.sql_table import STAGE, Converter, SqlTable, rows_of
 
 __all__ = ["SqliteTable"]
 

@@ -7,9 +7,9 @@ from typing import Any, Final
 from urllib.parse import SplitResult, unquote
 
 import pyarrow as pa
+from penstock.upserts.sql_table import STAGE, SqlTable, rows_of
 
 from penstock.upserts.abc import Columns
-from penstock.upserts.sql_table import STAGE, SqlTable, rows_of
 
 __all__ = ["MysqlTable"]
 

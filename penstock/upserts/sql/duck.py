@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+from penstock.upserts.sql_table import STAGE, SqlTable
 
 from penstock.upserts.abc import Columns
-from penstock.upserts.sql_table import STAGE, SqlTable
 
 __all__ = ["DuckTable"]
 

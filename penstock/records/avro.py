@@ -1,0 +1,261 @@
+"""Values in Avro, with the schema of each from a registry, or all with one schema.
+
+Times with a unit of milliseconds or microseconds are read as numbers, and become timestamps as a column.
+
+========================================  ==================================
+in Avro                                   column
+========================================  ==================================
+boolean, int, long, float, double         of the same type
+string, enum, uuid                        string
+bytes, fixed                              binary
+date                                      date
+timestamp-millis, timestamp-micros        timestamp
+local-timestamp-millis, ...-micros        timestamp without a zone
+decimal                                   decimal
+array, map, record                        list, map, struct
+union of null and another                 the other
+a recursive type, another union           none: the field is left out
+other logical types                       the type below
+========================================  ==================================
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock._extras import need_extra
+from penstock.errors import InvalidUsageError
+from penstock.records.decoder import (
+    NOT_FRAMED,
+    UNKNOWN_SCHEMA,
+    Decoder,
+    file_of,
+    read_schema_file,
+    scatter,
+    subject_schema,
+)
+from penstock.records.framing import Frames, decode_in_parts, read_frames
+from penstock.records.registry import RegisteredSchema, SchemaRegistry, UnknownSchemaError
+
+__all__ = ["AvroDecoder", "avro_decoder"]
+
+_MOST_DIGITS: Final = 38
+_TIMES: Final = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("ms", "UTC"),
+    "timestamp-micros": pa.timestamp("us", "UTC"),
+    "local-timestamp-millis": pa.timestamp("ms"),
+    "local-timestamp-micros": pa.timestamp("us"),
+}
+_PLAIN: Final = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "enum": pa.string(),
+    "bytes": pa.binary(),
+    "fixed": pa.binary(),
+}
+_OTHER_SCHEMA: Final = "the schema of the value cannot be read as the one that the columns come from"
+_NO_VALUE: Final = "the value is not one of its schema"
+
+
+class AvroDecoder(Decoder):
+    """Decodes Avro to the columns of one schema, to which the schemas of values are resolved.
+
+    Parameters
+    ----------
+    reader : RegisteredSchema
+        The schema that the columns come from.
+    registry : SchemaRegistry or None
+        The registry that numbers the schemas of values; None if all have the reader's, and no number.
+    """
+
+    def __init__(self, reader: RegisteredSchema, registry: SchemaRegistry | None) -> None:
+        self._reader, self._registry = reader, registry
+        record = _parse(reader, keep_times=True)
+        if not isinstance(record, dict) or record.get("type") != "record":
+            raise InvalidUsageError("the Avro schema of the values is not that of a record")
+        kind: Any = _type(record, record["__named_schemas"])
+        self.schema = pa.schema(list(kind))
+
+    def decode(self, values: pa.Array) -> tuple[pa.RecordBatch, list[str | None]]:
+        """Decode a batch; see `Decoder.decode`."""
+        frames = Frames.of(values) if self._registry is None else read_frames(values, indexes=False)
+        given = np.asarray(values.is_valid())
+        reader = _parse(self._reader)
+        reasons: list[str | None] = [None] * len(values)
+        writers: dict[int, Any] = {-1: reader} if self._registry is None else {}
+        for number in np.unique(frames.schemas[given]).tolist():
+            if number not in writers:
+                writers[number] = _writer(self._registry, number)
+        rows, found = self._read(frames, np.flatnonzero(given), writers, reader, reasons)
+        kind = pa.struct(list(self.schema))
+
+        def convert(places: np.ndarray[Any, np.dtype[np.int64]]) -> pa.RecordBatch:
+            taken = found if len(places) == len(found) else [found[place] for place in places.tolist()]
+            return pa.RecordBatch.from_struct_array(pa.array(taken, kind))
+
+        parts, places = decode_in_parts(np.arange(len(found)), convert)
+        whole = [rows[place] for place in places]
+        for row in np.setdiff1d(rows, np.concatenate([*whole, np.zeros(0, np.int64)])).tolist():
+            reasons[row] = _NO_VALUE
+        return scatter(parts, whole, len(values), self.schema), reasons
+
+    def _read(
+        self,
+        frames: Frames,
+        rows: np.ndarray[Any, np.dtype[np.int64]],
+        writers: dict[int, Any],
+        reader: Any,
+        reasons: list[str | None],
+    ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[Any]]:
+        """Return the rows that can be read, and their records; note the reason for each other."""
+        from fastavro import schemaless_reader
+        from fastavro.read import SchemaResolutionError
+
+        data = io.BytesIO(frames.data.tobytes())
+        good, found = [], []
+        # fastavro reads one value at a time.
+        spans = zip(
+            rows.tolist(),
+            frames.begins[rows].tolist(),
+            frames.ends[rows].tolist(),
+            frames.schemas[rows].tolist(),
+            strict=True,
+        )
+        for row, begin, end, number in spans:
+            writer = writers[number]
+            if isinstance(writer, str):
+                reasons[row] = writer
+                continue
+            data.seek(begin)
+            try:
+                record = schemaless_reader(data, writer, None if writer is reader else reader)
+            except SchemaResolutionError:
+                reasons[row] = _OTHER_SCHEMA
+            except Exception:  # a damaged value raises whatever its bytes lead to
+                reasons[row] = _NO_VALUE
+            else:
+                if data.tell() == end:
+                    good.append(row)
+                    found.append(record)
+                else:
+                    reasons[row] = _NO_VALUE
+        return np.array(good, np.int64), found
+
+
+def _writer(registry: SchemaRegistry | None, number: int) -> Any:
+    """Return the schema of values with a number, or why they cannot be read."""
+    if registry is None or number < 0:
+        return NOT_FRAMED
+    try:
+        return _parse(registry.by_id(number))
+    except UnknownSchemaError:
+        return UNKNOWN_SCHEMA
+    except _NoSchemaError:
+        return _OTHER_SCHEMA
+
+
+class _NoSchemaError(InvalidUsageError):
+    """A text is no schema of Avro."""
+
+
+@lru_cache(maxsize=1_000)
+def _parse(schema: RegisteredSchema, *, keep_times: bool = False) -> Any:
+    """Return a schema as fastavro takes it.
+
+    Parameters
+    ----------
+    schema : RegisteredSchema
+        The schema.
+    keep_times : bool
+        Whether times stay times. Without, fastavro returns their numbers, which is several times as fast.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is no schema of Avro.
+    """
+    return _parse_with(schema, {}, keep_times=keep_times)
+
+
+def _parse_with(schema: RegisteredSchema, named: dict[str, Any], *, keep_times: bool) -> Any:
+    from fastavro.schema import SchemaParseException, UnknownType, parse_schema
+
+    for _, other in schema.references:
+        _parse_with(other, named, keep_times=keep_times)
+    try:
+        if schema.kind != "AVRO":
+            raise ValueError(f"it is one of {schema.kind.capitalize()}")
+        raw = json.loads(schema.text)
+        return parse_schema(raw if keep_times else _without_times(raw), named)
+    except (SchemaParseException, UnknownType, ValueError, KeyError) as error:
+        raise _NoSchemaError("the schema is not one of Avro", reason=str(error)[:200]) from None
+
+
+def _without_times(schema: Any) -> Any:
+    """Return a schema whose only logical types are decimals."""
+    if isinstance(schema, list):
+        return [_without_times(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: _without_times(value) if name in ("type", "fields", "items", "values") else value
+        for name, value in schema.items()
+        if name != "logicalType" or value == "decimal"
+    }
+
+
+def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...] = ()) -> pa.DataType | None:
+    """Return the type of a column; None if there is none, as for a type inside itself."""
+    if isinstance(schema, list):
+        others = [one for one in schema if one != "null"]
+        return _type(others[0], named, inside) if len(others) == 1 else None
+    if isinstance(schema, str):
+        return _PLAIN.get(schema) or (_type(named[schema], named, inside) if schema in named else None)
+    kind, logical = schema["type"], schema.get("logicalType")
+    if logical in _TIMES:
+        return _TIMES[logical]
+    if logical == "decimal":
+        digits = schema["precision"]
+        return pa.decimal128(digits, schema.get("scale", 0)) if digits <= _MOST_DIGITS else None
+    if kind == "array":
+        item = _type(schema["items"], named, inside)
+        return None if item is None else pa.list_(item)
+    if kind == "map":
+        item = _type(schema["values"], named, inside)
+        return None if item is None else pa.map_(pa.string(), item)
+    if kind != "record":
+        return _type(kind, named, inside)
+    name = schema["name"]
+    if name in inside:
+        return None
+    found = [(one["name"], _type(one["type"], named, (*inside, name))) for one in schema["fields"]]
+    return pa.struct([(field, kind) for field, kind in found if kind is not None])
+
+
+def avro_decoder(schema: str | None, registry: SchemaRegistry | None) -> AvroDecoder:
+    """Return the decoder for a schema, as a text or the name of its file, or for the registry's newest.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no schema, or fastavro is not installed; see also `SchemaRegistry.by_id`.
+    UnavailableError
+        If the registry does not answer.
+    """
+    need_extra("avro", "values in Avro")
+    if schema is not None:
+        file = file_of(schema)
+        text = schema if file is None else read_schema_file(file).decode(errors="replace")
+        return AvroDecoder(RegisteredSchema("AVRO", text), registry)
+    return AvroDecoder(subject_schema(registry), registry)
