@@ -114,11 +114,12 @@ def main() -> None:
             "sqlite": f"sqlite:///{place / 's.db'}",
             "duckdb": f"duckdb:///{place / 'd.db'}",
             "delta": f"delta:///{place / 'delta'}",
+            "iceberg": f"iceberg://bench?uri=sqlite:///{place / 'catalog.db'}&warehouse=file://{place}/lake",
         }
         try:
             for store, to in {**{name: server.uri for name, server in servers.items()}, **files}.items():
                 ours = measure(
-                    penstock_writer(to, None if store == "delta" else "quotes"),
+                    penstock_writer(to, {"delta": None, "iceberg": "shop.quotes"}.get(store, "quotes")),
                     settings.keys,
                     settings.rounds,
                 )

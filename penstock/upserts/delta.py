@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.upserts.abc import Columns, UpsertTarget
+from penstock.upserts.arrow_columns import check_columns
 from penstock.upserts.changes import DELETED
 
 __all__ = ["DeltaTarget"]
@@ -46,15 +47,8 @@ class DeltaTarget(UpsertTarget):
                     "there is no such table", table=self.name, hint="make it, or pass create=True"
                 )
             DeltaTable.create(self.name, self._schema)
-        there = [field.name for field in DeltaTable(self.name).schema().fields]
-        missing = [name for name in self._schema.names if name not in there]
-        if missing:
-            raise InvalidUsageError(
-                "the table lacks columns of the rows",
-                table=self.name,
-                missing=", ".join(missing),
-                known=", ".join(there),
-            )
+        there = pa.schema(DeltaTable(self.name).schema().to_arrow())
+        check_columns(self.name, there, self._schema)
 
     def write(self, changes: pa.Table) -> None:
         """Merge a batch; see `UpsertTarget.write`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from penstock._extras import Extra, need_extra
 from penstock.errors import InvalidUsageError, hide_value
@@ -22,10 +22,14 @@ _EXTRAS: Final[dict[str, Extra | None]] = {
     "redis": "redis",
     "rediss": "redis",
     "delta": "delta",
+    "iceberg": "iceberg",
 }
 """For each scheme, the extra that installs its package; SQLite is part of Python."""
 
 SCHEMES: Final = tuple(_EXTRAS)
+
+_SECRETS: Final = ("token", "credential", "s3.secret-access-key", "s3.session-token", "adls.account-key")
+"""Properties of Iceberg's catalogs that messages do not show."""
 
 
 def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
@@ -35,7 +39,8 @@ def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
     ----------
     to : str
         The address of the store, such as ``postgresql://USER:PASSWORD@HOST/DATABASE``, ``mysql://...``,
-        ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST`` or ``delta:///DIRECTORY``.
+        ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST``, ``delta:///DIRECTORY`` or
+        ``iceberg://CATALOG?PROPERTY=VALUE&...``.
     table : str or None
         The table, perhaps with its schema; the prefix of keys in Redis; None for Delta Lake.
     columns : Columns
@@ -50,8 +55,10 @@ def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
     extra = _EXTRAS[uri.scheme]
     if extra is not None:
         need_extra(extra, f"an upsert to {uri.scheme}")
-    if uri.password:
-        hide_value(uri.password, "***")
+    options = dict(parse_qsl(uri.query)) if uri.scheme == "iceberg" else {}
+    for secret in (uri.password, *(options.get(name) for name in _SECRETS)):
+        if secret:
+            hide_value(secret, "***")
     if (uri.scheme == "delta") != (table is None):
         raise InvalidUsageError(
             "an upsert to Delta Lake has no table beside its address"
@@ -62,25 +69,29 @@ def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
         )
     name = f"{uri.scheme}://{uri.hostname or ''}{f':{uri.port}' if uri.port else ''}{uri.path}"
     if uri.scheme in ("postgresql", "postgres"):
-        from penstock.upserts.postgres import PostgresTable
+        from penstock.upserts.sql.postgres import PostgresTable
 
         return PostgresTable(to, name, str(table), columns)
     if uri.scheme in ("mysql", "mariadb"):
-        from penstock.upserts.mysql import MysqlTable
+        from penstock.upserts.sql.mysql import MysqlTable
 
         return MysqlTable(uri, name, str(table), columns)
     if uri.scheme == "sqlite":
-        from penstock.upserts.sqlite import SqliteTable
+        from penstock.upserts.sql.sqlite import SqliteTable
 
         return SqliteTable(_path(uri), str(table), columns)
     if uri.scheme == "duckdb":
-        from penstock.upserts.duck import DuckTable
+        from penstock.upserts.sql.duck import DuckTable
 
         return DuckTable(_path(uri), str(table), columns)
     if uri.scheme == "delta":
         from penstock.upserts.delta import DeltaTarget
 
         return DeltaTarget(_path(uri), columns)
+    if uri.scheme == "iceberg":
+        from penstock.upserts.iceberg import IcebergTable
+
+        return IcebergTable(uri.netloc, options, str(table), columns)
     from penstock.upserts.redis_hashes import RedisHashes
 
     return RedisHashes(uri, name, str(table), columns)

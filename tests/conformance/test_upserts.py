@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pyarrow as pa
 import pytest
@@ -17,7 +18,7 @@ from penstock.errors import InvalidUsageError
 from penstock.upserts import DELETED, Columns, UpsertTarget, newest_changes, open_target
 from tests.servers import MariaDb, PostgreSql, Redis, Server
 
-STORES = ("sqlite", "duckdb", "postgresql", "mysql", "redis", "delta")
+STORES = ("sqlite", "duckdb", "postgresql", "mysql", "redis", "delta", "iceberg")
 SCHEMA = pa.schema({"k": pa.string(), "n": pa.int32(), "t": pa.int64(), "v": pa.float64()})
 
 
@@ -42,8 +43,13 @@ class Store:
     def __init__(self, kind: str, place: Path, servers: Callable[[str], str]) -> None:
         self.kind, self.place = kind, place
         files = {"sqlite": f"sqlite:///{place / 's.db'}", "duckdb": f"duckdb:///{place / 'd.db'}"}
-        self.to = {**files, "delta": f"delta:///{place / 'delta'}"}.get(kind) or servers(kind)
+        files |= {"delta": f"delta:///{place / 'delta'}"}
+        self.catalog = {"uri": f"sqlite:///{place / 'catalog.db'}", "warehouse": f"file://{place}/iceberg"}
+        files["iceberg"] = f"iceberg://tests?{urlencode(self.catalog)}"
+        self.to = files.get(kind) or servers(kind)
         self.table = None if kind == "delta" else f"t{abs(hash(place)) % 10**9}"
+        if kind == "iceberg":
+            self.table = f"shop.{self.table}"
 
     def open(
         self, schema: pa.Schema = SCHEMA, key: tuple[str, ...] = ("k", "n"), **options: Any
@@ -99,6 +105,17 @@ class Store:
 
         rows = pa.table(DeltaTable(str(self.place / "delta")).to_pyarrow_table()).to_pylist()
         return [{name: row[name] for name in schema.names} for row in rows if not row.get(DELETED)]
+
+    def _iceberg(self, schema: pa.Schema) -> list[dict[str, Any]]:
+        table = self.iceberg_table()
+        rows = table.scan().to_arrow().to_pylist()
+        table.catalog.close()
+        return [{name: row[name] for name in schema.names} for row in rows if not row.get(DELETED)]
+
+    def iceberg_table(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+
+        return load_catalog("tests", **self.catalog).load_table(str(self.table))
 
 
 @pytest.fixture(params=STORES)
@@ -258,3 +275,101 @@ def test_keys_of_several_columns_stay_apart_whatever_they_contain(store: Store) 
     target.write(newest_changes(pa.Table.from_pylist(rows, schema), ("k", "n"), "t"))
     target.close()
     assert sorted((row["k"], row["n"]) for row in store.rows(schema)) == sorted(pairs)
+
+
+def test_a_batch_is_one_snapshot_of_iceberg_and_reads_only_files_that_may_hold_its_keys(
+    tmp_path: Path, servers: Callable[[str], str]
+) -> None:
+    store = Store("iceberg", tmp_path, servers)
+    target = store.open()
+    target.prepare(create=True)
+
+    def batch(keys: str, time: int) -> pa.Table:
+        return pa.Table.from_pylist([{"k": key, "n": 1, "t": time, "v": 0.5} for key in keys], SCHEMA)
+
+    for keys, time in (("ab", 1), ("yz", 1), ("ax", 2)):
+        target.write(batch(keys, time))
+    target.write(batch("ay", 1))  # all keys have newer rows or the same: y is written again
+    target.write(batch("a", 1))  # nothing is
+    target.close()
+    table = store.iceberg_table()
+    summaries = [one.summary for one in table.snapshots()]
+    assert [one.operation.value for one in summaries] == ["append", "overwrite", "overwrite", "overwrite"]
+    assert [int(one["deleted-data-files"] or 0) for one in summaries] == [0, 0, 1, 1]
+    assert table.schema().identifier_field_names() == {"k", "n"}
+    table.catalog.close()
+    times = {key[0]: row[0] for key, row in _by_key(store.rows()).items()}
+    assert times == {"a": 2, "b": 1, "x": 2, "y": 1, "z": 1}
+
+
+def test_a_commit_to_iceberg_that_another_one_overtakes_fails_and_is_written_again(
+    tmp_path: Path, servers: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store("iceberg", tmp_path, servers)
+    first, second = store.open(), store.open()
+    first.prepare(create=True)
+    row = {"k": "a", "n": 1, "v": 0.0}
+    first.write(pa.Table.from_pylist([row | {"t": 1}], SCHEMA))
+    from penstock.upserts import iceberg
+
+    original = iceberg._range_of
+    overtaken: list[bool] = []
+
+    def overtake(*arguments: Any) -> Any:
+        if not overtaken:
+            overtaken.append(True)
+            second.write(pa.Table.from_pylist([row | {"t": 3}, row | {"k": "b", "t": 3}], SCHEMA))
+        return original(*arguments)
+
+    monkeypatch.setattr(iceberg, "_range_of", overtake)
+    batch = pa.Table.from_pylist([row | {"t": 2}, row | {"k": "b", "t": 4}], SCHEMA)
+    with pytest.raises(Exception, match=r"(?i)conflict|missing|commit|added") as caught:
+        first.write(batch)
+    assert first.is_transient(caught.value)
+    first.close()
+    first.write(batch)
+    first.close()
+    second.close()
+    assert _by_key(store.rows()) == {("a", 1): (3, 0.0), ("b", 1): (4, 0.0)}
+
+
+def test_columns_of_iceberg_that_the_rows_lack_keep_their_values(
+    tmp_path: Path, servers: Callable[[str], str]
+) -> None:
+    store = Store("iceberg", tmp_path, servers)
+    wide = SCHEMA.append(pa.field("note", pa.string()))
+    target = store.open(wide)
+    target.prepare(create=True)
+    rows = [{"k": key, "n": 1, "t": 1, "v": 0.0, "note": key} for key in "ab"]
+    target.write(pa.Table.from_pylist(rows, wide))
+    narrow = store.open()
+    narrow.prepare(create=False)
+    narrow.write(pa.Table.from_pylist([{"k": key, "n": 1, "t": 2, "v": 1.0} for key in "bc"], SCHEMA))
+    found = {row["k"]: (row["t"], row["note"]) for row in store.rows(wide)}
+    assert found == {"a": (1, "a"), "b": (2, "b"), "c": (2, None)}
+    target.close()
+    narrow.close()
+
+
+@pytest.mark.parametrize("kind", [one for one in STORES if one != "redis"])
+def test_a_table_whose_column_does_not_hold_the_values_is_refused(
+    kind: str, tmp_path: Path, servers: Callable[[str], str]
+) -> None:
+    store = Store(kind, tmp_path, servers)
+    made = store.open(deletes=True)
+    made.prepare(create=True)
+    made.close()
+    cases: list[tuple[str, pa.DataType, bool]] = [
+        ("v", pa.string(), False),
+        ("n", pa.int64(), kind == "sqlite"),  # whose columns hold any integer
+        ("v", pa.float32(), kind != "postgresql"),  # which takes bytes as they are
+    ]
+    for name, type_, is_good in cases:
+        other = store.open(SCHEMA.set(SCHEMA.get_field_index(name), pa.field(name, type_)), deletes=True)
+        if is_good:
+            other.prepare(create=False)
+        else:
+            said = f"another type: .*column={name} .*rows={type_}"
+            with pytest.raises(InvalidUsageError, match=said):
+                other.prepare(create=False)
+        other.close()

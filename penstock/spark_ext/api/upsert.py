@@ -53,8 +53,9 @@ def upsert(
         the columns ``window_start`` and ``window_end``.
     to : str
         The store: ``postgresql://USER:PASSWORD@HOST/DATABASE``, ``mysql://...`` (also for MariaDB),
-        ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST`` or ``delta:///DIRECTORY``. A path after three
-        slashes is relative, after four absolute. Messages do not show the password.
+        ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST``, ``delta:///DIRECTORY`` or
+        ``iceberg://CATALOG``. A path after three slashes is relative, after four absolute. Messages do not
+        show the password.
     key : str or sequence of str
         The columns that identify a row. They are the table's primary key, or the columns of a unique index.
     time : str

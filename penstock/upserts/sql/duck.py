@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from penstock.upserts.sql_table import STAGE, SqlTable
 
 from penstock.upserts.abc import Columns
+from penstock.upserts.sql.table import STAGE, SqlTable
 
 __all__ = ["DuckTable"]
 
@@ -55,14 +55,14 @@ class DuckTable(SqlTable):
     def _fetch(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         return list(self.connection.execute(statement, list(values)).fetchall())
 
-    def _columns_of(self, table: str) -> list[str] | None:
+    def _columns_of(self, table: str) -> dict[str, str] | None:
         schema, _, name = table.rpartition(".")
         rows = self._fetch(
-            "SELECT column_name FROM duckdb_columns() WHERE table_name = ? AND schema_name = ? "
+            "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ? AND schema_name = ? "
             "AND database_name = current_database() ORDER BY column_index",
             (name, schema or "main"),
         )
-        return [row[0] for row in rows] or None
+        return dict(rows) or None
 
     def _stage(self, changes: pa.Table) -> None:
         self._drop_stage()

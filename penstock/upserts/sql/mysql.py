@@ -7,9 +7,9 @@ from typing import Any, Final
 from urllib.parse import SplitResult, unquote
 
 import pyarrow as pa
-from penstock.upserts.sql_table import STAGE, SqlTable, rows_of
 
 from penstock.upserts.abc import Columns
+from penstock.upserts.sql.table import STAGE, SqlTable, rows_of
 
 __all__ = ["MysqlTable"]
 
@@ -75,14 +75,17 @@ class MysqlTable(SqlTable):
             init_command="SET sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'), time_zone = '+00:00'",
         )
 
-    def _columns_of(self, table: str) -> list[str] | None:
+    def _columns_of(self, table: str) -> dict[str, str] | None:
         database, _, name = table.rpartition(".")
         names = self._fetch(
-            "SELECT column_name FROM information_schema.columns WHERE table_name = %s "
+            "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = %s "
             "AND table_schema = COALESCE(NULLIF(%s, ''), DATABASE()) ORDER BY ordinal_position",
             (name, database),
         )
-        return [row[0] for row in names] or None
+        return dict(names) or None
+
+    def _holds(self, known: str, wanted: str) -> bool:
+        return super()._holds(known, "TINYINT" if wanted == "BOOLEAN" else wanted)
 
     def _check_key(self) -> None:
         """Check that the key is the only unique index: an insert updates the row of any unique index."""

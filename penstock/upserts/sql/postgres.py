@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pyarrow as pa
-from penstock.upserts.sql_table import STAGE, SqlTable
 
-from penstock.errors import InvalidUsageError
 from penstock.upserts.abc import Columns
 from penstock.upserts.changes import DELETED
+from penstock.upserts.sql.table import STAGE, SqlTable
 
 __all__ = ["PostgresTable"]
 
@@ -50,35 +49,18 @@ class PostgresTable(SqlTable):
 
         return dbapi.connect(self._uri)
 
-    def _columns_of(self, table: str) -> list[str] | None:
-        names = self._fetch(
-            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass($1) AND attnum > 0 "
-            "AND NOT attisdropped ORDER BY attnum",
+    def _columns_of(self, table: str) -> dict[str, str] | None:
+        found = self._fetch(
+            "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
+            "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
             (self._quoted(table),),
         )
-        return [row[0] for row in names] or None
+        return dict(found) or None
 
-    def _check_key(self) -> None:
+    def _holds(self, known: str, wanted: str) -> bool:
         # COPY does not convert: the bytes of a bigint would be another number in a double precision column.
-        rows = self._fetch(
-            "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
-            "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
-            (self._quoted(self._table),),
-        )
-        declared = dict(rows)
-        for field in self._columns.schema:
-            expected = self._type(field).lower().partition("(")[0]
-            actual = declared[field.name].removesuffix(" without time zone")
-            if actual not in (expected, *_SAME_BYTES.get(expected, ())):
-                raise InvalidUsageError(
-                    "a column of the table has another type",
-                    table=self.name,
-                    column=field.name,
-                    type=actual,
-                    rows=field.type,
-                    hint=f"make it {expected}, or cast the column of the rows",
-                )
-        super()._check_key()
+        expected = wanted.lower().partition("(")[0]
+        return known.removesuffix(" without time zone") in (expected, *_SAME_BYTES.get(expected, ()))
 
     def _stage(self, changes: pa.Table) -> None:
         self._drop_stage()

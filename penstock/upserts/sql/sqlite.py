@@ -7,9 +7,9 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from penstock.upserts.sql_table import STAGE, Converter, SqlTable, rows_of
 
 from penstock.upserts.abc import Columns
+from penstock.upserts.sql.table import STAGE, Converter, SqlTable, rows_of
 
 __all__ = ["SqliteTable"]
 
@@ -57,8 +57,13 @@ class SqliteTable(SqlTable):
         connection.execute("PRAGMA journal_mode = WAL")
         return connection
 
-    def _columns_of(self, table: str) -> list[str] | None:
-        return [row[1] for row in self._fetch(f"PRAGMA table_info({self._quoted(table)})")] or None
+    def _columns_of(self, table: str) -> dict[str, str] | None:
+        return {row[1]: row[2] for row in self._fetch(f"PRAGMA table_info({self._quoted(table)})")} or None
+
+    def _holds(self, known: str, wanted: str) -> bool:
+        # A column with the affinity of numbers would turn the text 007 into 7, and a decimal into a double.
+        is_text = any(word in known.upper() for word in ("CHAR", "CLOB", "TEXT", "BLOB")) or not known
+        return is_text or wanted != "TEXT"
 
     def _stage(self, changes: pa.Table) -> None:
         self._drop_stage()

@@ -12,6 +12,7 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError
 from penstock.upserts.abc import Columns, UpsertTarget
 from penstock.upserts.changes import DELETED
+from penstock.upserts.sql.types import holds
 
 __all__ = ["STAGE", "Converter", "SqlTable", "rows_of"]
 
@@ -79,8 +80,12 @@ class SqlTable(UpsertTarget):
         """Put rows into a new temporary table `STAGE`."""
 
     @abstractmethod
-    def _columns_of(self, table: str) -> list[str] | None:
-        """Return the names of a table's columns; None if there is no such table."""
+    def _columns_of(self, table: str) -> dict[str, str] | None:
+        """Return the types of a table's columns by their names; None if there is no such table."""
+
+    def _holds(self, known: str, wanted: str) -> bool:
+        """Return whether a declared type of the table can hold the values of a wanted one."""
+        return holds(known, wanted)
 
     def _execute(self, statement: str) -> None:
         with closing(self.connection.cursor()) as cursor:
@@ -164,10 +169,25 @@ class SqlTable(UpsertTarget):
                 missing=", ".join(missing),
                 known=", ".join(there),
             )
+        else:
+            self._check_types(there)
         if columns.deletes and self._columns_of(deleted) is None:
             names = (*columns.key, columns.time)
             self._make(deleted, pa.schema([columns.schema.field(name) for name in names]))
         self._check_key()
+
+    def _check_types(self, there: Mapping[str, str]) -> None:
+        for field in self._columns.schema:
+            wanted = self._type(field)
+            if not self._holds(there[field.name], wanted):
+                raise InvalidUsageError(
+                    "a column of the table has another type",
+                    table=self.name,
+                    column=field.name,
+                    type=there[field.name],
+                    rows=field.type,
+                    hint=f"make it {wanted.lower()}, or cast the column of the rows",
+                )
 
     def _make(self, table: str, schema: pa.Schema) -> None:
         columns = ", ".join(f"{self.quote(field.name)} {self._type(field)}" for field in schema)

@@ -1,0 +1,77 @@
+"""Check the columns of tables whose stores give them as Arrow."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["check_columns"]
+
+_SAME: Final = {
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}
+
+
+def check_columns(name: str, there: pa.Schema, rows: pa.Schema) -> None:
+    """Check that a table has the columns of rows, with types that hold their values.
+
+    Parameters
+    ----------
+    name : str
+        The table, for messages.
+    there : pyarrow.Schema
+        Its columns.
+    rows : pyarrow.Schema
+        The columns of the rows.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one is missing, or has another type.
+    """
+    missing = [field.name for field in rows if field.name not in there.names]
+    if missing:
+        raise InvalidUsageError(
+            "the table lacks columns of the rows",
+            table=name,
+            missing=", ".join(missing),
+            known=", ".join(there.names),
+        )
+    for field in rows:
+        known = there.field(field.name).type
+        if not _holds(known, field.type):
+            raise InvalidUsageError(
+                "a column of the table has another type",
+                table=name,
+                column=field.name,
+                type=known,
+                rows=field.type,
+                hint="cast the column of the rows, or change that of the table",
+            )
+
+
+def _holds(wide: pa.DataType, narrow: pa.DataType) -> bool:
+    """Return whether a type has all values of another one."""
+    wide, narrow = _SAME.get(wide, wide), _SAME.get(narrow, narrow)
+    types = pa.types
+    if types.is_signed_integer(narrow):
+        return bool(types.is_signed_integer(wide) and wide.bit_width >= narrow.bit_width)
+    if types.is_floating(narrow):
+        return bool(types.is_floating(wide) and wide.bit_width >= narrow.bit_width)
+    if types.is_timestamp(narrow):
+        return bool(types.is_timestamp(wide) and (wide.tz is None) == (narrow.tz is None))
+    if types.is_decimal(narrow):
+        return bool(
+            types.is_decimal(wide) and wide.scale == narrow.scale and wide.precision >= narrow.precision
+        )
+    if types.is_nested(narrow):
+        # The names of their parts differ between stores.
+        parts = [[kind.field(i).type for i in range(kind.num_fields)] for kind in (wide, narrow)]
+        return type(wide) is type(narrow) and len(parts[0]) == len(parts[1]) and all(map(_holds, *parts))
+    return bool(wide == narrow)
