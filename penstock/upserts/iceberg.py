@@ -200,10 +200,14 @@ def _range_of(new: pa.Table, key: str) -> Any:
     """Return the condition for files that may hold a key; true where statistics are no help."""
     import pyarrow.compute as pc
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual, Reference
+    from pyiceberg.expressions.literals import literal
 
     kind = new.schema.field(key).type
     if not (pa.types.is_integer(kind) or pa.types.is_large_string(kind) or pa.types.is_string(kind)):
         return AlwaysTrue()
     least, greatest = pc.min_max(new[key]).as_py().values()
     column = Reference(key)
-    return And(GreaterThanOrEqual(column, value=least), LessThanOrEqual(column, value=greatest))
+    return And(
+        GreaterThanOrEqual(term=column, value=literal(least)),
+        LessThanOrEqual(term=column, value=literal(greatest)),
+    )
