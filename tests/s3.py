@@ -16,7 +16,10 @@ from werkzeug.serving import make_server
 BUCKET = "bucket"
 KEY, SECRET = "penstock", "not-to-be-seen"
 
-_CODES = {400: "InvalidRequest", 403: "AccessDenied", 500: "InternalError", 503: "SlowDown"}
+_CODES = {
+    400: "InvalidRequest", 403: "AccessDenied", 409: "ConditionalRequestConflict", 412: "PreconditionFailed",
+    500: "InternalError", 503: "SlowDown",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,13 @@ class S3Server:
         All since the start, or since the list was cleared.
     refuse : callable, optional
         Given a request, returns the HTTP status to fail it with, or None to serve it.
+    lose_reply : callable, optional
+        Given a request that was served, returns whether the caller gets an error of the service instead.
     """
 
     requests: list[Request] = field(default_factory=list)
     refuse: Callable[[Request], int | None] | None = None
+    lose_reply: Callable[[Request], bool] | None = None
 
     def __enter__(self) -> Self:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -79,9 +85,15 @@ class S3Server:
         self.requests.append(request)
         status = self.refuse(request) if self.refuse else None
         if status is None:
-            answer: Iterable[bytes] = self._app(environ, start_response)
-            return answer
-        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            if self.lose_reply is None or not self.lose_reply(request):
+                answer: Iterable[bytes] = self._app(environ, start_response)
+                return answer
+            # Served in full; the caller sees the error below.
+            for _ in self._app(environ, lambda *_: lambda _: None):
+                pass
+            status = 503
+        else:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         body = f"<Error><Code>{_CODES[status]}</Code><Message>refused by the test</Message></Error>".encode()
         start_response(
             f"{status} Refused", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]

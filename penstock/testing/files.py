@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
@@ -18,14 +19,14 @@ from penstock.errors import ConflictError, InvalidUsageError
 __all__ = ["LARGE", "FilesTests"]
 
 LARGE = 11 * 1024 * 1024
-"""More than pyarrow uploads to S3 in one request."""
+"""More than a client of an object store uploads in one request if left to itself."""
 
 
 class FilesTests:
     """The contract of `penstock.checkpointing.files.Files`. Each test has a directory of its own."""
 
     exclusive: ClassVar[bool] = True
-    """Whether the file system tells when a name is taken."""
+    """Whether the file system lets only one of several create a file at the same moment."""
 
     @pytest.fixture
     def files(self) -> Files:
@@ -158,14 +159,32 @@ class FilesTests:
         assert remaining == {f"{number}-b" for number in range(24)}
 
     def test_a_name_is_given_once(self, files: Files) -> None:
-        """Refuse a name that is taken if the file system can detect it; otherwise replace the whole file."""
+        """Refuse a name that is taken, also with the same content."""
         files.publish("f", b"first")
-        if not self.exclusive:
-            files.publish("f", b"2nd")
-            assert bytes(files.read("f")) == b"2nd"
-            return
-        with pytest.raises(ConflictError) as error:
-            files.publish("f", b"second")
-        assert str(error.value.context["file"]) == files.path_of("f")
+        for content in (b"second", b"first"):
+            with pytest.raises(ConflictError) as error:
+                files.publish("f", content)
+            assert str(error.value.context["file"]) == files.path_of("f")
         assert bytes(files.read("f")) == b"first"
         assert files.list() == [FileFacts("f", 5)]
+
+    def test_of_several_that_publish_one_name_exactly_one_succeeds(self, files: Files) -> None:
+        """Publish one name from four threads at the same moment."""
+        if not self.exclusive:
+            pytest.skip("this file system cannot tell of two that publish at the same moment")
+        for round_ in range(20):
+            barrier = threading.Barrier(4)
+
+            def publish(number: int, name: str = f"f{round_}", barrier: threading.Barrier = barrier) -> bytes:
+                barrier.wait()
+                try:
+                    files.publish(name, content := b"%d" % number)
+                except ConflictError:
+                    return b""
+                return content
+
+            with ThreadPoolExecutor(4) as pool:
+                outcomes = list(pool.map(publish, range(4)))
+            assert sorted(outcomes)[:3] == [b"", b"", b""]
+            assert bytes(files.read(f"f{round_}")) == max(outcomes)
+        assert not [fact for fact in files.list() if fact.is_unfinished]

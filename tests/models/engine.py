@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import obstore
 import pyarrow as pa
 import pytest
 
@@ -84,15 +85,15 @@ class Remember:
 class Engine:
     """One query: a p-stream, an operator with state, and a p-stream."""
 
-    def __init__(self, place: Path, draw: Random) -> None:
-        self.place, self.draw = place, draw
+    def __init__(self, place: Path, data: str, draw: Random) -> None:
+        self.data, self.draw = data, draw
         self.directory = GraphDirectory(place / "checkpoint")
         self.logs = place / "checkpoint" / "queries" / "results"
-        self.task = BucketTask("rows", str(place / "state"), Remember(), _BUCKETS, _BUCKETS)
+        self.task = BucketTask("rows", f"{data}/state", Remember(), _BUCKETS, _BUCKETS)
 
     def append(self, commits: int) -> None:
         """Append rows to the source, in commits of their own."""
-        with PStreamWriter(self.place / "source", SCHEMA, threads=1, interval="1ms") as writer:
+        with PStreamWriter(f"{self.data}/source", SCHEMA, threads=1, interval="1ms") as writer:
             at = writer.clock.get("n", 0)
             for _ in range(commits):
                 end = at + self.draw.randint(1, 4)
@@ -116,14 +117,14 @@ class Engine:
 
     def start(self) -> None:
         """Start the query, or recover it."""
-        source = str(self.place / "source")
+        source = f"{self.data}/source"
         reads = {"results": {"reads": [[source, _GRAPH]], "writes": None, "state": "rows"}}
         trace("graph", graph=_GRAPH, queries=reads)
         if (self.logs / "metadata").exists():
             labels = bucket_labels(_BUCKETS)
             committed = self.directory.progress("results").committed
             held = {0: {labels[bucket]: one for bucket, one in self.pointers(committed + 1).items()}}
-            queries = [QueryStreams("results", (source,), StatePlace(str(self.place / "state"), "rows"))]
+            queries = [QueryStreams("results", (source,), StatePlace(f"{self.data}/state", "rows"))]
             GraphRecovery(_GRAPH, self.directory, queries, held_by_spark=lambda _: held)
         else:
             # Spark's state is of a kind that only Spark reads: `held_by_spark` is asked.
@@ -187,7 +188,7 @@ class Engine:
         self.batch, self.at = self.batch + 1, end
 
     def show(self, results: list[pa.RecordBatch]) -> None:
-        options = WriteOptions.parse({"path": str(self.place / "out")})
+        options = WriteOptions.parse({"path": f"{self.data}/out"})
         writer = p_stream_sink.StreamWriter(options, spark_schema(SCHEMA), overwrite=False)
         assert writer._rows is not None
         segments = writer._rows.write(results, _QUERY_ID, self.batch, 0)
@@ -202,18 +203,35 @@ def stroll(
     *,
     steps: int = 50,
     events: list[dict[str, Any]] | None = None,
+    data: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Run a query with kills at moments drawn from `seed`; return the trace, or add it to `events`."""
+    """Run a query with kills at moments drawn from `seed`; return the trace, or add it to `events`.
+
+    State and p-streams are in the directory `data`, an object store for example, or else in `place`.
+    """
     events = [] if events is None else events
     draw = Random(seed)
-    engine = Engine(place, draw)
+    data = str(place) if data is None else data
+    engine = Engine(place, data, draw)
     # A kill takes nothing that was written, so nothing is synced.
     patch.setattr(_durable, "sync_everything", lambda: None)
     patch.setattr(os, "fsync", lambda _: None)
     patch.setattr(_failpoints, "_ARMED", KillPoints(draw))
+    put = obstore.put
+
+    def put_or_die(*arguments: Any, **options: Any) -> Any:
+        """Create an object, unless the process is killed before that, or before the reply comes."""
+        if draw.random() < 0.005:
+            raise Killed("before an object")
+        made = put(*arguments, **options)
+        if draw.random() < 0.005:
+            raise Killed("after an object")
+        return made
+
+    patch.setattr(obstore, "put", put_or_die)
     patch.setattr(bucket_task, "_background", AtOnce)
     with tracing(lambda event: events.append(json.loads(json.dumps(event)))):
-        PStream(place / "source", SCHEMA)
+        PStream(f"{data}/source", SCHEMA)
         down = True
         for _ in range(steps):
             try:

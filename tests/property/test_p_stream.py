@@ -14,8 +14,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from obstore.store import MemoryStore
 
-from penstock.checkpointing.files import Content, Files
+from penstock.checkpointing.files import Content, Files, open_files, stores
 from penstock.checkpointing.p_stream import (
     Coder,
     PStream,
@@ -65,7 +66,7 @@ class PStreamMachine(RuleBasedStateMachine):
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(os, "fsync", lambda descriptor: None)
         self.directory = Path(tempfile.mkdtemp(prefix="p-stream-"))
-        self.place = self.directory / "stream"
+        self.place = self.choose_place()
         self.coder = Coder("fast", threads=1, codecs=dict.fromkeys(SCHEMA.names, "plain"))
         self.views = [PStream(self.place, SCHEMA, cleanup=OFTEN) for _ in range(3)]
         self.model: list[int] = []
@@ -75,6 +76,10 @@ class PStreamMachine(RuleBasedStateMachine):
         self.done: dict[str, int] = {}
         self.begun = 0
         self.in_flight: list[tuple[int, str, int, int, int, tuple[Segment, ...]]] = []
+
+    def choose_place(self) -> str:
+        """Return the location of the stream."""
+        return str(self.directory / "stream")
 
     def teardown(self) -> None:
         try:
@@ -98,7 +103,7 @@ class PStreamMachine(RuleBasedStateMachine):
         for _ in range(5):
             view.log.begin("c", "any")
         view.log.shorten()
-        assert len(list((self.place / "log").iterdir())) <= 6
+        assert len(open_files(self.place).child("log").list()) <= 6
 
     def _written(self, process: int, writer: str, batch: int, count: int) -> tuple[Segment, ...]:
         segments = SegmentWriter(self.views[process].segments, self.coder, writer, batch, unit_rows=4)
@@ -277,14 +282,25 @@ class PStreamMachine(RuleBasedStateMachine):
         self._read(view, view.start, view.end)
 
 
-PStreamMachine.TestCase.settings = settings(
+class ObjectMachine(PStreamMachine):
+    """The same stream in an object store."""
+
+    def choose_place(self) -> str:
+        memory = MemoryStore()
+        self._patch.setattr(stores, "_connect", lambda _: (memory, "stream"))
+        return f"s3://{self.directory.name}/stream"
+
+
+SETTINGS = settings(
     max_examples=EXAMPLES,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
+PStreamMachine.TestCase.settings = ObjectMachine.TestCase.settings = SETTINGS
 TestPStream = PStreamMachine.TestCase
+TestPStreamInAnObjectStore = ObjectMachine.TestCase
 
 
 def test_a_writer_counts_blocks_with_a_value_that_did_not_fit_their_codec(tmp_path: Path) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import obstore
 import pyarrow as pa
 import pytest
+from obstore.store import MemoryStore
 
+from penstock.checkpointing.files import stores
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.checkpointing.trace import tracing
 from penstock.errors import PenstockError
@@ -25,6 +29,19 @@ def test_the_model_allows_what_the_runtime_does(
     assert made.queries["results"].committed > 10
     events = "commit planned arrived checkpointed done release trim deleted recovered found persisted"
     assert set(events.split()) <= set(made.counts), "every step of the protocol is taken"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_model_allows_what_the_runtime_does_in_an_object_store(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = MemoryStore()
+    monkeypatch.setattr(stores, "_connect", lambda uri: (memory, urlsplit(uri).path.strip("/")))
+    made = replay(stroll(tmp_path, seed, monkeypatch, data=f"s3://{tmp_path.name}-{seed}/data"))
+    assert made.queries["results"].committed > 10
+    events = "commit planned arrived checkpointed done release trim deleted recovered found persisted"
+    assert set(events.split()) <= set(made.counts), "every step of the protocol is taken"
+    assert list(obstore.list(memory).collect()), "the data are in the store"
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -1,25 +1,22 @@
-"""Directories of immutable files, on a disk of this machine or on any file system that pyarrow knows.
+"""Directories of immutable files, on a disk of this machine, in an object store, or on HDFS.
 
 `open_files` takes a location as users write it and returns a `Files`. The guarantees of each kind:
 
 =================  ====================  ===========================  ==================================
-what               local                 ``s3://``, ``gs://``,        ``hdfs://``, ``viewfs://``, others
-                                         ``abfs[s]://``
+what               local                 ``s3[a]://``, ``gs://``,     ``hdfs://``, ``viewfs://``, others
+                                         ``az://``, ``abfs[s]://``
 =================  ====================  ===========================  ==================================
-how a file comes   temporary, synced,    one upload of the whole      temporary, moved to its name
-                   linked to its name    object
-name is taken      `ConflictError`,      replaced as a whole          `ConflictError`, unless both come
+how a file comes   temporary, synced,    one conditional upload of    temporary, moved to its name
+                   linked to its name    the whole object
+name is taken      `ConflictError`,      `ConflictError`, always      `ConflictError`, unless both come
                    always                                             at the same moment
 durable            file and directory    as the store says            when closed; not synced to disk
                    synced                                             unless the data nodes are told to
 private            0600 and 0700         policy of the bucket         umask of the cluster
+by                 `penstock._durable`   obstore                      pyarrow
 =================  ====================  ===========================  ==================================
 
-pyarrow has no conditional create for any object store. Names are unique to an attempt, so only a file with a
-fixed name can be replaced. Processes that race to write such a file must write equal content.
-
-Only pyarrow's clients retry (S3 for about six seconds; Google Cloud Storage for up to 15 minutes, unless the
-URI says ``retry_limit_seconds=``).
+Only the clients of object stores retry, for 30 seconds unless the URI says ``retry_limit_seconds=``.
 """
 
 from __future__ import annotations
@@ -32,14 +29,25 @@ from urllib.parse import unquote, urlsplit
 from penstock.checkpointing.files.abc import Content, FileFacts, Files
 from penstock.checkpointing.files.local import LocalFiles
 from penstock.checkpointing.files.locations import is_registered, without_secrets
-from penstock.checkpointing.files.remote import OBJECT_STORES, RemoteFiles
+from penstock.checkpointing.files.objects import ObjectFiles
+from penstock.checkpointing.files.remote import RemoteFiles
+from penstock.checkpointing.files.stores import OBJECT_STORES
 from penstock.errors import InvalidUsageError
 
-__all__ = ["Content", "FileFacts", "Files", "LocalFiles", "RemoteFiles", "absolute_location", "open_files"]
+__all__ = [
+    "Content",
+    "FileFacts",
+    "Files",
+    "LocalFiles",
+    "ObjectFiles",
+    "RemoteFiles",
+    "absolute_location",
+    "open_files",
+]
 
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/")
-_KNOWN = OBJECT_STORES | {"hdfs", "viewfs"}
-_OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "wasb": "abfs", "wasbs": "abfss"}
+_KNOWN = {"hdfs", "viewfs"}
+_OTHER_NAMES = {"s3n": "s3", "wasb": "abfs", "wasbs": "abfss"}
 
 
 def absolute_location(location: str | os.PathLike[str]) -> str:
@@ -63,9 +71,13 @@ def open_files(location: str | os.PathLike[str]) -> Files:
     ----------
     location : str or path
         A path, relative to the working directory of this process if it is relative, or a URI: ``file:``,
-        ``s3://bucket/prefix?region=...``, ``s3://bucket/prefix?endpoint_override=host:port&scheme=http``,
-        ``gs://``, ``abfss://``, ``hdfs://`` and any other that ``pyarrow.fs.FileSystem.from_uri`` takes.
-        Special characters in a URI are percent-encoded.
+        ``s3://bucket/prefix?region=...``, ``s3://bucket/prefix?endpoint=http://host:port``,
+        ``gs://bucket/prefix``, ``abfss://container@account.dfs.core.windows.net/prefix``,
+        ``az://container/prefix?account_name=...``, ``hdfs://`` and any other that
+        ``pyarrow.fs.FileSystem.from_uri`` takes. Special characters in a URI are percent-encoded. The
+        parameters for object stores are the settings of obstore's ``S3Config``, ``GCSConfig`` and
+        ``AzureConfig``; what they leave open comes from the variables of the environment named there, for S3
+        also from AWS's shared files (profile), or from the machine's role.
 
     Raises
     ------
@@ -95,7 +107,7 @@ def open_files(location: str | os.PathLike[str]) -> Files:
         )
     if scheme == "file":
         return LocalFiles(_path_in(text))
-    if scheme not in _KNOWN and not is_registered(text):
+    if scheme not in _KNOWN | OBJECT_STORES.keys() and not is_registered(text):
         other = _OTHER_NAMES.get(scheme)
         raise InvalidUsageError(
             "no file system is known for this location",
@@ -106,7 +118,7 @@ def open_files(location: str | os.PathLike[str]) -> Files:
         )
     if not urlsplit(text).netloc and scheme not in {"hdfs", "viewfs"}:
         raise InvalidUsageError("the location names no bucket or container", location=without_secrets(text))
-    return RemoteFiles(text)
+    return ObjectFiles(text) if scheme in OBJECT_STORES else RemoteFiles(text)
 
 
 def _path_in(uri: str) -> Path:

@@ -15,33 +15,29 @@ from penstock.errors import InvalidUsageError, UnavailableError
 __all__ = ["file_system", "is_registered", "refusals", "without_secrets"]
 
 _TELLING = frozenset({
-    "allow_bucket_creation", "allow_bucket_deletion", "blob_storage_authority", "dfs_storage_authority",
-    "enable_tls", "endpoint_override", "location", "project_id", "region", "replication",
-    "retry_limit_seconds", "scheme", "tls_ca_dir_path", "tls_ca_file_path",
+    "account_name", "base_url", "endpoint", "endpoint_override", "region", "replication",
+    "retry_limit_seconds", "scheme", "server_side_encryption", "skip_signature", "timeout",
+    "virtual_hosted_style_request",
 })  # fmt: skip
 """The parameters of a URI that may be shown; the values of others could be secrets."""
 
-_DELAYED = "allow_delayed_open"
-
-_FILE_SYSTEMS: dict[tuple[int, str, bool], tuple[Any, str]] = {}
+_FILE_SYSTEMS: dict[tuple[int, str], tuple[Any, str]] = {}
 """The connections of each process. A forked child never uses its parent's, whose threads did not survive."""
 
 
-def file_system(uri: str, *, delayed: bool = True) -> tuple[Any, str]:
+def file_system(uri: str) -> tuple[Any, str]:
     """Return pyarrow's file system of `uri`, created once per process, and the path in it.
-
-    With `delayed`, a write to S3 sends nothing before the stream is closed, so that one request suffices.
 
     Raises
     ------
     InvalidUsageError
         If pyarrow does not understand the location.
     """
-    key = (os.getpid(), uri, delayed)
+    key = (os.getpid(), uri)
     entry = _FILE_SYSTEMS.get(key)
     if entry is None:
         try:
-            system, path = _connect_to_s3(uri, delayed=delayed) if _is_s3(uri) else _connect(uri)
+            system, path = _connect(uri)
         except pa.ArrowInvalid as error:
             raise InvalidUsageError(
                 "pyarrow does not understand this location",
@@ -54,18 +50,6 @@ def file_system(uri: str, *, delayed: bool = True) -> tuple[Any, str]:
             atexit.register(_FILE_SYSTEMS.clear)
         entry = _FILE_SYSTEMS[key] = system, path.rstrip("/")
     return entry
-
-
-def _is_s3(uri: str) -> bool:
-    return uri.lower().startswith("s3:")
-
-
-def _connect_to_s3(uri: str, *, delayed: bool) -> tuple[Any, str]:
-    address, _, query = uri.partition("?")
-    parameters = [text for text in query.split("&") if text and not text.startswith(f"{_DELAYED}=")]
-    if delayed:
-        parameters.append(f"{_DELAYED}=true")
-    return _connect("?".join([address, "&".join(parameters)] if parameters else [address]))
 
 
 def _connect(uri: str) -> tuple[Any, str]:

@@ -3,86 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
 from penstock._clock import new_id
 from penstock.checkpointing.files.abc import Content, FileFacts, bytes_of, check_name
-from penstock.checkpointing.files.locations import file_system, refusals, without_secrets
+from penstock.checkpointing.files.locations import file_system, refusals
+from penstock.checkpointing.files.uris import UriFiles, missing_file
 from penstock.errors import ConflictError, UnavailableError
 
-__all__ = ["OBJECT_STORES", "RemoteFiles"]
-
-OBJECT_STORES = frozenset({"s3", "gs", "gcs", "abfs", "abfss"})
-"""Schemes of stores that create a file by one upload."""
-
-_EMPTY_FIRST = frozenset({"abfs", "abfss"})
-"""Schemes for which pyarrow creates an empty object when it begins an upload."""
-
-_PART_BYTES = 10 * 1024 * 1024
-"""pyarrow uploads less than this to S3 in one request."""
+__all__ = ["RemoteFiles"]
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteFiles:
-    """A directory on a file system of pyarrow; see `Files` and `penstock.checkpointing.files`.
-
-    On S3 a file of less than 10 MiB takes one PUT. A larger one takes a multipart upload, of which pyarrow
-    holds a second copy in memory. A read takes two requests (HEAD, GET). A delete takes three (HEAD, DELETE,
-    and a PUT of an empty object that stands for the directory). A multipart upload whose process dies leaves
-    no file but takes space: let the bucket's policy end such uploads after some days.
-
-    Parameters
-    ----------
-    uri : str
-        The location as the user wrote it, including secrets.
-    below : tuple of str
-        The names of the subdirectories from `uri` to this directory.
-    """
-
-    uri: str = field(repr=False)
-    below: tuple[str, ...] = ()
-
-    @property
-    def location(self) -> str:
-        """The URI, in which secrets are ``***``."""
-        address, mark, parameters = without_secrets(self.uri).partition("?")
-        return "/".join([address.rstrip("/"), *self.below]) + mark + parameters
+class RemoteFiles(UriFiles):
+    """A directory on HDFS, or on another file system of pyarrow; see `Files`."""
 
     def publish(self, name: str, *content: Content) -> None:
-        """Create the file `name`; see `Files.publish`."""
-        target, views = check_name(name), bytes_of(content)
-        with self._refusals("cannot write state", self.path_of(name)):
-            # A large upload to S3 begins when the stream is opened. If opening fails, no open stream is left
-            # whose close would create an incomplete object.
-            system, directory = self._place(delayed=sum(view.nbytes for view in views) < _PART_BYTES)
-            if self._scheme in OBJECT_STORES:
-                _write(system, f"{directory}/{target}", views)
-            else:
-                self._write_and_move(system, directory, target, views)
-
-    def _write_and_move(self, system: Any, directory: str, name: str, views: Sequence[memoryview]) -> None:
-        """Publish on a file system that shows a file while it grows.
+        """Create the file `name`; see `Files.publish`.
 
         Steps: 1. look whether the name is taken, 2. write a temporary file, 3. move it to its name.
         Step 1 is needed because pyarrow's move replaces an existing file.
         """
-        path, temporary = f"{directory}/{name}", f"{directory}/.{name}.{new_id()}.tmp"
-        if _exists(system, path):
-            raise ConflictError("the file exists already", file=self.path_of(name))
-        system.create_dir(directory, recursive=True)
-        try:
-            _write(system, temporary, views)
-            system.move(temporary, path)
-        except (OSError, pa.ArrowException):
-            with contextlib.suppress(OSError, pa.ArrowException):
-                system.delete_file(temporary)
-            raise
+        target, views = check_name(name), bytes_of(content)
+        with self._refusals("cannot write state", self.path_of(name)):
+            system, directory = self._place()
+            path, temporary = f"{directory}/{target}", f"{directory}/.{target}.{new_id()}.tmp"
+            if _exists(system, path):
+                raise ConflictError("the file exists already", file=self.path_of(name))
+            system.create_dir(directory, recursive=True)
+            try:
+                _write(system, temporary, views)
+                system.move(temporary, path)
+            except (OSError, pa.ArrowException):
+                with contextlib.suppress(OSError, pa.ArrowException):
+                    system.delete_file(temporary)
+                raise
 
     def read(self, name: str) -> Content:
         """Return the content of the file `name`, in memory of pyarrow's; see `Files.read`."""
@@ -104,9 +63,7 @@ class RemoteFiles:
                         stream.seek(min(at, whole))
                     content = memoryview(stream.read_buffer(size) if size else b"").cast("B")
             except FileNotFoundError:
-                raise _missing_file(target) from None
-        if whole == 0 and self._scheme in _EMPTY_FIRST:
-            raise _missing_file(target)
+                raise missing_file(target) from None
         if content.nbytes != size:
             raise UnavailableError(
                 "a read of state ended early", file=target, size_bytes=size, read_bytes=content.nbytes
@@ -140,20 +97,8 @@ class RemoteFiles:
             key=lambda fact: fact.name,
         )
 
-    def child(self, name: str) -> RemoteFiles:
-        """Return the directory `name` below this one; see `Files.child`."""
-        return RemoteFiles(self.uri, (*self.below, check_name(name)))
-
-    def path_of(self, name: str) -> str:
-        """Return the file's URI without parameters; see `Files.path_of`."""
-        return f"{self.location.partition('?')[0]}/{name}"
-
-    @property
-    def _scheme(self) -> str:
-        return self.uri.partition(":")[0].lower()
-
-    def _place(self, *, delayed: bool = True) -> tuple[Any, str]:
-        system, path = file_system(self.uri, delayed=delayed)
+    def _place(self) -> tuple[Any, str]:
+        system, path = file_system(self.uri)
         return system, "/".join([path, *self.below])
 
     def _refusals(self, fact: str, file: str) -> contextlib.AbstractContextManager[None]:
@@ -179,7 +124,3 @@ def _write(system: Any, path: str, views: Sequence[memoryview]) -> None:
             system.delete_file(path)
         raise
     stream.close()
-
-
-def _missing_file(file: str) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)

@@ -305,5 +305,5 @@ def _place(file: str) -> tuple[Any, str]:
         system, _ = file_system("file:///")
         return system, path
     scheme = "s3" if parts.scheme in ("s3a", "s3n") else parts.scheme
-    system, base = file_system(f"{scheme}://{parts.netloc}/", delayed=False)
+    system, base = file_system(f"{scheme}://{parts.netloc}/")
     return system, base + path
