@@ -13,23 +13,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from pyspark import SparkConf, SparkContext
 from pyspark.errors import (
     AnalysisException,
     PySparkException,
     PySparkRuntimeError,
     StreamingQueryException,
 )
-from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
+from pyspark.util import is_remote_only
 
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.class_archive import JAVA_HINT, JAVA_OPTIONS, archive_options, find_java
 from penstock.jobs.signals import StopSignals
 from penstock.jobs.spark_home import make_home, using_spark_home
 from penstock.spark_ext.api.failure import failure_of, is_late_worker, is_ours, is_without_answer
-from penstock.spark_ext.api.register import register
+from penstock.spark_ext.api.register import register, remove_metrics
 from penstock.spark_ext.border.connection import Py4JError, is_connect
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 
@@ -98,6 +97,10 @@ def _launch_jvm(options: Mapping[str, str], home: Path | None) -> None:
     UnavailableError
         If it does not start.
     """
+    # The package pyspark-client, for Spark Connect alone, does not have them.
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+
     reading, writing = os.pipe()
 
     def forward() -> None:
@@ -226,7 +229,8 @@ def open_session(
     Raises
     ------
     InvalidUsageError
-        If a session runs and a setting cannot change any more.
+        If a session runs and a setting cannot change any more, or there is only a client of Spark Connect
+        and no server is named.
     UnavailableError
         If Spark's JVM does not start.
     """
@@ -240,6 +244,13 @@ def open_session(
         for setting, value in settings.items():
             _change(spark, setting, value)
         return spark, True
+    if is_remote_only():
+        raise InvalidUsageError(
+            "the package pyspark-client has no Spark of its own",
+            hint="set SPARK_REMOTE to the address of a server of Spark Connect, or install pyspark",
+        )
+    from pyspark import SparkConf, SparkContext
+
     if _configured_elsewhere():
         options: dict[str, str] = {**settings}
     else:
@@ -313,6 +324,8 @@ def session(
                 yield opened
             finally:
                 if is_own:
+                    if is_connect(opened):
+                        remove_metrics(opened)
                     opened.stop()
         except KeyboardInterrupt:
             raise SystemExit(128 + signal.SIGINT) from None

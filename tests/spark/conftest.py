@@ -97,11 +97,13 @@ class Sessions:
         self._options: tuple[str, dict[str, str]] = ("", {})
 
     @contextlib.contextmanager
-    def session(self, master: str = "local[2]", **options: str) -> Iterator[SparkSession]:
+    def session(
+        self, master: str = "local[2]", *, connect: bool | None = None, **options: str
+    ) -> Iterator[SparkSession]:
         """Give a new session; `options` are those of `lean_session`."""
         if self._options != (master, options):
             self.stop()
-        if os.environ.get("PENSTOCK_CONNECT") == "1":
+        if connect if connect is not None else os.environ.get("PENSTOCK_CONNECT") == "1":
             if self._server is None:
                 self._server = lean_server(self._directory, master, **options).__enter__()
                 self._options = (master, options)

@@ -25,6 +25,17 @@ _MODE = "SPARK_CONNECT_MODE_ENABLED"
 """The environment variable by which PySpark's functions know that they are those of Spark Connect."""
 
 
+@contextlib.contextmanager
+def classic_functions() -> Iterator[None]:
+    """Let PySpark's functions be those of classic sessions, also while one of Spark Connect is there."""
+    before = os.environ.pop(_MODE, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[_MODE] = before
+
+
 def lacks_client() -> bool:
     """Return whether the packages of Spark's client are missing."""
     try:

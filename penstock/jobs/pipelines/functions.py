@@ -6,9 +6,13 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import InvalidUsageError
+from pyspark import cloudpickle
 
-__all__ = ["import_function"]
+from penstock.conf.pipeline import Pipeline
+from penstock.errors import InvalidUsageError
+from penstock.jobs.cluster.modules import pipeline_modules
+
+__all__ = ["carry_functions", "import_function"]
 
 
 def import_function(name: str, field: str) -> Callable[..., Any]:
@@ -32,3 +36,12 @@ def import_function(name: str, field: str) -> Callable[..., Any]:
     if not callable(value):
         raise InvalidUsageError(f"{field}: {name} is not a function")
     return value
+
+
+def carry_functions(pipeline: Pipeline) -> None:
+    """Let the functions that a pipeline names go to a server of Spark Connect with their modules.
+
+    The server runs functions of ``foreach_batch`` itself, and has only modules that are installed there.
+    """
+    for name in sorted(pipeline_modules(pipeline).packed):
+        cloudpickle.register_pickle_by_value(importlib.import_module(name))

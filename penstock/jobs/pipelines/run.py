@@ -17,7 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, load_pipeline
-from penstock.errors import InvalidUsageError, PenstockError
+from penstock.errors import InternalError, InvalidUsageError, PenstockError
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer, summary_line
 from penstock.jobs.pipelines.start import start, start_pipeline
 from penstock.jobs.session import open_session, session
@@ -125,6 +125,7 @@ def follow(
         return _follow_graph(query, on_batch, signals)
     totals = Totals()
     while True:
+        before = totals.batches
         try:
             totals, waits = _follow_run(query, on_batch, signals, totals, drain=drain)
         except BaseException:
@@ -134,6 +135,10 @@ def follow(
         # An older Spark ends a query with the trigger availableNow after one micro-batch.
         if HAS_ADMISSION_CONTROL or not waits or signals.received is not None:
             return replace(totals, signal=signals.received)
+        if totals.batches == before:
+            raise InternalError(
+                "keys wait, and a start of the query ran no batch", query=query.name or query.id
+            )
         again = start_again(query)
         if again is None:
             return totals

@@ -33,7 +33,7 @@ from penstock.spark_ext.api.bad_records import (
     reject_bad_records,
 )
 from penstock.spark_ext.api.failure import failure_of, is_late_worker, root_cause, spark_message
-from penstock.spark_ext.border.connection import is_local, uses_local_files
+from penstock.spark_ext.border.connection import is_connect, is_local, uses_local_files
 from penstock.spark_ext.kafka.decode import decode_kafka
 
 __all__ = [
@@ -133,9 +133,9 @@ def _no_connector(name: str) -> SectionError:
 def resolve(spark: SparkSession, location: str) -> str:
     """Make a local path absolute; leave a location with a file system unchanged.
 
-    Workers of a cluster have another working directory than the driver.
+    Workers of a cluster, and a server of Spark Connect, have another working directory than the driver.
     """
-    if "://" in location or not (is_local(spark) or uses_local_files(spark)):
+    if "://" in location or not (is_connect(spark) or is_local(spark) or uses_local_files(spark)):
         return location
     return str(Path(location).absolute())
 

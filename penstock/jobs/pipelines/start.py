@@ -18,7 +18,7 @@ from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, PStreamSink, PStreamSource, Source, SparkSource, TableSection
 from penstock.errors import InvalidUsageError
 from penstock.jobs.cluster.shared_places import check_shared_places
-from penstock.jobs.pipelines.functions import import_function
+from penstock.jobs.pipelines.functions import carry_functions, import_function
 from penstock.jobs.pipelines.graph import OTHER, Binding, graph_of
 from penstock.jobs.pipelines.late_decoding import decode_results, decodes_late, read_encoded
 from penstock.jobs.pipelines.schemas import schema_of
@@ -26,7 +26,7 @@ from penstock.jobs.pipelines.sinks import sink_writer
 from penstock.jobs.pipelines.sources import SectionError, read_sources, read_tables, resolve, section
 from penstock.spark_ext.api.failure import failure_of
 from penstock.spark_ext.api.register import register
-from penstock.spark_ext.border.connection import Py4JJavaError
+from penstock.spark_ext.border.connection import Py4JJavaError, is_connect
 from penstock.spark_ext.border.types import spark_schema, stored_schema
 from penstock.spark_ext.graph import runner
 from penstock.spark_ext.graph.handle import RunningGraph
@@ -55,6 +55,8 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
     query = pipeline.query
     register(spark, metrics_file=query.metrics, metrics_query=query.name)
     check_shared_places(spark, pipeline, document)
+    if is_connect(spark):
+        carry_functions(pipeline)
     late = decodes_late(pipeline)
     sources = read_encoded(spark, pipeline) if late else read_sources(spark, pipeline)
     tables = read_tables(spark, pipeline)

@@ -18,7 +18,7 @@ from penstock.spark_ext.sources.p_stream_source import p_stream_source
 from penstock.spark_ext.worker.python_workers import prepare_workers
 from penstock.spark_ext.worker.restart import check_starts
 
-__all__ = ["register", "wait_for_metrics"]
+__all__ = ["register", "remove_metrics", "wait_for_metrics"]
 
 _LOGGER = logging.getLogger(__name__)
 _LAST_LINE_S = 10.0
@@ -57,6 +57,15 @@ def register(
     if metrics_file is not None and (metrics_file, metrics_query) not in files:
         file = files[metrics_file, metrics_query] = MetricsFile(metrics_file, metrics_query)
         spark.streams.addListener(file)
+
+
+def remove_metrics(spark: SparkSession) -> None:
+    """Take the metrics files of a session from its queries; called before the session stops.
+
+    The client of Spark Connect would wait for the reports of a server that it has left.
+    """
+    for file in _files.pop(spark, {}).values():
+        spark.streams.removeListener(file)
 
 
 def wait_for_metrics(queries: Iterable[StreamingQuery]) -> None:

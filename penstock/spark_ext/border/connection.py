@@ -31,6 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.utils import is_remote
 
 from penstock.errors import InvalidUsageError
 
@@ -58,6 +59,7 @@ __all__ = [
     "Shared",
     "aggregate_sql",
     "analyzed_plan",
+    "check_functions",
     "check_own_readers",
     "default_parallelism",
     "has_running_tasks",
@@ -95,6 +97,24 @@ _ANEW = ("CURRENT_LIKE", "PLAN_EXPRESSION", "PYTHON_UDF", "SCALA_UDF")
 def is_connect(spark: SparkSession) -> bool:
     """Return whether a session uses Spark Connect."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def check_functions(spark: SparkSession) -> None:
+    """Refuse a session whose kind differs from that of PySpark's functions in this process.
+
+    Raises
+    ------
+    InvalidUsageError
+        If ``pyspark.sql.functions`` would make columns for the other kind of session.
+    """
+    if is_connect(spark) != is_remote():
+        kinds = ("classic sessions", "Spark Connect")
+        functions, session = kinds if is_connect(spark) else reversed(kinds)
+        raise InvalidUsageError(
+            f"PySpark makes functions of {functions} in this process, and the session is one of {session}",
+            hint="use one kind of session in a process; PySpark goes by the environment variable "
+            "SPARK_CONNECT_MODE_ENABLED",
+        )
 
 
 def is_local(spark: SparkSession) -> bool:
@@ -222,23 +242,54 @@ def check_own_readers(*inputs: DataFrame) -> None:
     InvalidUsageError
         If there are two.
     """
-    seen: set[tuple[str | None, str]] = set()
-    for df in inputs:
-        if is_connect(df.sparkSession):
-            return  # its server does not tell the options
-        leaves = df._jdf.queryExecution().analyzed().collectLeaves()
-        for leaf in (leaves.apply(place) for place in range(leaves.size())):
-            if leaf.getClass().getSimpleName() != "StreamingRelationV2" or leaf.sourceName() != "pstream":
-                continue
+    seen: set[tuple[str, str]] = set()
+    for options in (options for df in inputs for options in _options_of_p_streams(df)):
+        if "reader" not in options:
+            continue
+        reader = options["reader"], options.get("path", "").rstrip("/")
+        if reader in seen:
+            raise InvalidUsageError(
+                "two sources of a query read a p-stream under one name", reader=reader[0], path=reader[1],
+                hint="load the p-stream for each of them, with option('reader', ...) of its own",
+            )  # fmt: skip
+        seen.add(reader)
+
+
+def _options_of_p_streams(df: DataFrame) -> Iterator[dict[str, str]]:
+    """Yield the options of each p-stream that a streaming query reads."""
+    if is_connect(df.sparkSession):
+        frame: Any = df
+        yield from (_options_of_client(leaf) for leaf in _plans_of_client(frame._plan) if _is_p_stream(leaf))
+        return
+    leaves = df._jdf.queryExecution().analyzed().collectLeaves()
+    for leaf in (leaves.apply(place) for place in range(leaves.size())):
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2" and leaf.sourceName() == "pstream":
             given = dict(leaf.extraOptions().asCaseSensitiveMap())
-            options = {name.lower(): text for name, text in given.items()}
-            reader = options.get("reader"), options.get("path", "").rstrip("/")
-            if reader[0] is not None and reader in seen:
-                raise InvalidUsageError(
-                    "two sources of a query read a p-stream under one name", reader=reader[0], path=reader[1],
-                    hint="load the p-stream for each of them, with option('reader', ...) of its own",
-                )  # fmt: skip
-            seen.add(reader)
+            yield {name.lower(): text for name, text in given.items()}
+
+
+def _plans_of_client(plan: Any) -> Iterator[Any]:
+    """Yield a plan of Spark Connect and all below it."""
+    yield plan
+    for value in vars(plan).values():
+        for one in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(one, _plan_class()):
+                yield from _plans_of_client(one)
+
+
+@cache
+def _plan_class() -> type[Any]:
+    plan: type[Any] = importlib.import_module("pyspark.sql.connect.plan").LogicalPlan
+    return plan
+
+
+def _is_p_stream(plan: Any) -> bool:
+    return type(plan).__name__ == "DataSource" and plan._is_streaming and plan._format == "pstream"
+
+
+def _options_of_client(plan: Any) -> dict[str, str]:
+    path = {"path": plan._paths[0]} if plan._paths else {}
+    return {name.lower(): text for name, text in plan._options.items()} | path
 
 
 def _p_stream_options_of_client(df: DataFrame) -> dict[str, str] | None:
@@ -250,10 +301,7 @@ def _p_stream_options_of_client(df: DataFrame) -> dict[str, str] | None:
         ):
             return None
         plan = plan._child
-    if type(plan).__name__ != "DataSource" or not plan._is_streaming or plan._format != "pstream":
-        return None
-    path = {"path": plan._paths[0]} if plan._paths else {}
-    return {name.lower(): text for name, text in plan._options.items()} | path
+    return _options_of_client(plan) if _is_p_stream(plan) else None
 
 
 # -------------------------------------------------------------------------------- tasks and workers

@@ -84,25 +84,25 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
         later.
         """
 
-        _start: dict[str, Any] | None = None
+        _last_offset: dict[str, Any] | None = None
 
         def __init_subclass__(cls) -> None:
             latest_offset, first, plan = cls.latestOffset, cls.initialOffset, cls.partitions
 
             @wraps(first)
             def initial(self: SupportsTriggerAvailableNow) -> dict[str, Any]:
-                self._start = first(self)
-                return self._start
+                self._last_offset = first(self)
+                return self._last_offset
 
             @wraps(latest_offset)
             def latest(self: SupportsTriggerAvailableNow) -> dict[str, Any]:
-                return latest_offset(self, self._start, ReadAllAvailable())
+                return latest_offset(self, self._last_offset, ReadAllAvailable())
 
             @wraps(plan)
             def plan_batch(
                 self: SupportsTriggerAvailableNow, start: dict[str, Any], end: dict[str, Any]
             ) -> Any:
-                self._start = end
+                self._last_offset = end
                 return plan(self, start, end)
 
             cls.initialOffset, cls.latestOffset, cls.partitions = initial, latest, plan_batch

@@ -10,6 +10,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics, had_input, is_last
 from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
+from penstock.spark_ext.worker.restart import start_again
 
 __all__ = ["QueryTotals", "Stage", "StageRun"]
 
@@ -105,6 +106,6 @@ class StageRun:
         """
         if HAS_ADMISSION_CONTROL or not self._waits:
             return False
-        self.query = self.stage.writer.start()
+        self.query = start_again(self.query) or self.stage.writer.start()
         self._reader, self._waits = ProgressReader(self.query), False
         return True

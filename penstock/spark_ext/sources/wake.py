@@ -48,7 +48,7 @@ class _WakeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
     """Has a unique id as its offset."""
 
     def __init__(self) -> None:
-        self._start = {"start": new_id()}
+        self._offset = {"start": new_id()}
 
     def initialOffset(self) -> dict[str, str]:
         return {"start": ""}
@@ -57,7 +57,7 @@ class _WakeReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         """There is nothing to prepare: the offset does not change in a run."""
 
     def latestOffset(self, start: dict[str, str] | None, limit: ReadLimit) -> dict[str, str]:
-        return self._start
+        return self._offset
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         return []

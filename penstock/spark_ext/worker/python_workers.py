@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from penstock._version import __version__
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.failure import root_cause
-from penstock.spark_ext.border.connection import Py4JError, is_connect
+from penstock.spark_ext.border.connection import Py4JError, check_functions, is_connect
 from penstock.spark_ext.package_files import package_files, write_zip
 
 if TYPE_CHECKING:
@@ -45,8 +45,10 @@ def prepare_workers(spark: SparkSession) -> None:
     Raises
     ------
     InvalidUsageError
-        If workers on a cluster, or behind Spark Connect, cannot run Penstock, or have another version of it.
+        If workers on a cluster, or behind Spark Connect, cannot run Penstock, or have another version of it;
+        or if PySpark's functions are those of the other kind of session.
     """
+    check_functions(spark)
     context: Any = spark if is_connect(spark) else spark.sparkContext
     if context in _prepared:
         return

@@ -16,6 +16,8 @@ from inspect import signature
 from itertools import count
 from typing import Any
 
+import pyspark
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -24,7 +26,7 @@ from penstock._durable import make_directory
 from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint
 from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
-from penstock.spark_ext.api.failure import failure_of
+from penstock.spark_ext.api.failure import failure_of, spark_message
 from penstock.spark_ext.border.connection import (
     Py4JJavaError,
     is_available_now,
@@ -34,6 +36,7 @@ from penstock.spark_ext.border.connection import (
     session_of_writer,
     writer_class,
 )
+from penstock.spark_ext.foreach_batch import note_function, tell_batches
 from penstock.spark_ext.worker.bucket_task import BucketTask, specification_in
 
 __all__ = ["check_starts", "check_writer", "plan_task", "start_again", "was_available_now"]
@@ -77,12 +80,38 @@ def check_starts(spark: SparkSession) -> None:
         setattr(writers, name, _check_start(getattr(writers, name)))
     for name in ("option", "options", "outputMode", "queryName"):
         setattr(writers, name, _note_settings(getattr(writers, name)))
+    if is_connect(spark):
+        writers.foreachBatch = note_function(writers.foreachBatch)
 
 
 def start_again(query: StreamingQuery) -> StreamingQuery | None:
-    """Start an ended query as it was started; None if another process, or no Penstock, started it."""
+    """Start an ended query as it was started; None if another process, or no Penstock, started it.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the query has no checkpoint, or its sink cannot go on after a start.
+    """
     start = _started_by(query)
-    return None if start is None else start()
+    if start is None:
+        return None
+    writer, *arguments = start.args
+    settings = vars(writer).get(_SETTINGS, {}) | _settings_in(
+        start.func, writer, tuple(arguments), start.keywords
+    )
+    reason: object = "the query has no checkpoint"
+    if _checkpoint_of(writer, settings) is not None:
+        try:
+            return start()
+        except AnalysisException as error:  # the sink in memory has nothing to go on from
+            reason = spark_message(error)
+    raise InvalidUsageError(
+        "the query cannot start again to serve the keys that wait",
+        spark=pyspark.__version__,
+        reason=reason,
+        hint="Spark before 4.2 ends a run after one micro-batch: set a checkpoint, and choose a sink that is "
+        "not in memory; or leave out the budget",
+    )
 
 
 def was_available_now(query: StreamingQuery) -> bool:
@@ -149,7 +178,8 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         settings = vars(writer).get(_SETTINGS, {}) | _settings_in(start, writer, arguments, options)
         checkpoint = _checkpoint_of(writer, settings)
         _check_whole(checkpoint)
-        tasks = _tasks_of(writer)
+        operators = _operators_of(writer)
+        tasks = list(operators.values())
         if not tasks:
             return noted_start(writer, arguments, options)
         if settings.get(_OUTPUT_MODE, _APPEND).lower() != _APPEND:
@@ -159,6 +189,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
             )
         spark = session_of_writer(writer)
         if is_connect(spark):
+            tell_batches(writer, operators, checkpoint, settings.get(_QUERY_NAME))
             # If the checkpoint is on the server's disk, only the started query knows its id.
             has_id = _id_in(checkpoint) is not None
         else:
@@ -243,13 +274,14 @@ def check_writer(writer: DataStreamWriter) -> None:
     """
     own = _id_in(_checkpoint_of(writer, vars(writer).get(_SETTINGS, {})))
     if own is not None:
-        for task in _tasks_of(writer):
+        for task in _operators_of(writer).values():
             _check_known(task, own)
 
 
-def _tasks_of(writer: DataStreamWriter) -> list[BucketTask[Any]]:
+def _operators_of(writer: DataStreamWriter) -> dict[str, BucketTask[Any]]:
+    """Return Penstock's operators in a query, by their names in Spark's plans."""
     plan = plan_of_writer(writer)
-    return [task for name, task in _planned.items() if f" {name}(" in plan]
+    return {name: task for name, task in _planned.items() if f" {name}(" in plan}
 
 
 def _log_notes(

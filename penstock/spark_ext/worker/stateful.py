@@ -32,6 +32,7 @@ from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.connection import analyzed_plan, check_own_readers, own_workers_of
 from penstock.spark_ext.border.parcels import SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
+from penstock.spark_ext.foreach_batch import batch_of_setting
 from penstock.spark_ext.sources.wake import with_wake
 from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.worker.python_workers import prepare_workers
@@ -197,6 +198,9 @@ class _BucketFunction:
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
+        name = _query_name(context)
+        if not query_id or batch_id is None:
+            query_id, batch_id, name = batch_of_setting(context, self.plan_name)
         if not query_id or batch_id is None:
             raise InternalError("Spark did not say which query and batch this task belongs to")
         bucket = bucket_labels(self.task.buckets).index(int(key[0]))
@@ -216,7 +220,7 @@ class _BucketFunction:
         )
         try:
             pointer, batches, metrics = self.task.run(
-                query_id, int(batch_id), bucket, pointer, parcels, now_us, _query_name(context)
+                query_id, int(batch_id), bucket, pointer, parcels, now_us, name
             )
             if self.into is not None:
                 begin = monotonic_s()
