@@ -167,6 +167,7 @@ class UpsertSink(Section):
     key: Names | None = None
     time: Text | None = None
     delete_when: Annotated[Text | None, BeforeValidator(sql)] = None
+    forget_deletes_after: int | Annotated[str, BeforeValidator(delay_of)] | None = None
     create: bool = False
     patience: Annotated[str, BeforeValidator(delay_of)] = "5 minutes"
 

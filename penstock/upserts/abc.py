@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 
@@ -27,17 +30,20 @@ class Columns:
     deletes : bool
         Whether rows can be deleted. Then the store remembers the time at which a key was deleted, so that an
         older update does not bring it back.
+    forget_after : datetime.timedelta or int, optional
+        The age at which the store forgets a deletion: a number in the unit of the time if that is one.
 
     Raises
     ------
     InvalidUsageError
-        If a column is unknown, or there is no order for the type of the time.
+        If a column is unknown, there is no order for the type of the time, or the age does not fit it.
     """
 
     schema: pa.Schema
     key: tuple[str, ...]
     time: str
     deletes: bool = False
+    forget_after: timedelta | int | None = None
 
     def __post_init__(self) -> None:
         for name in (*self.key, self.time):
@@ -57,6 +63,21 @@ class Columns:
             raise InvalidUsageError(
                 "the time of an upsert is neither a number nor a timestamp", column=self.time, type=kind
             )
+
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        if self.forget_after is not None and is_number is isinstance(self.forget_after, timedelta):
+            raise InvalidUsageError(
+                "the age of deletions to forget does not fit the time",
+                column=self.time,
+                type=kind,
+                hint="write a number, in the unit of the time" if is_number else "write it as '30 days'",
+            )
+
+    def oldest_deletion(self, changes: pa.Table) -> Any:
+        """Return the time before which deletions are forgotten after a batch; None if none are."""
+        if self.forget_after is None or not self.deletes:
+            return None
+        return pc.max(changes[self.time]).as_py() - self.forget_after
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pyarrow as pa
@@ -60,7 +61,13 @@ class DeltaTarget(UpsertTarget):
             changes.select(self._schema.names), same, source_alias="new", target_alias="kept"
         )
         newer = f"kept.`{columns.time}` <= new.`{columns.time}`"
-        merge.when_matched_update_all(newer).when_not_matched_insert_all().execute()
+        merge = merge.when_matched_update_all(newer).when_not_matched_insert_all()
+        oldest = columns.oldest_deletion(changes)
+        if oldest is not None:
+            limit = f"'{oldest.isoformat()}'" if isinstance(oldest, date) else repr(oldest)
+            old = f"kept.`{DELETED}` AND kept.`{columns.time}` < {limit}"
+            merge = merge.when_not_matched_by_source_delete(old)
+        merge.execute()
 
     def close(self) -> None:
         """Do nothing: each batch opens the table."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 from penstock.upserts.abc import Columns, UpsertTarget
@@ -111,7 +112,7 @@ class IcebergTable(UpsertTarget):
 
     def write(self, changes: pa.Table) -> None:
         """Write a batch in one commit; see `UpsertTarget.write`."""
-        from pyiceberg.expressions import AlwaysTrue
+        from pyiceberg.expressions import AlwaysTrue, Or
         from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
 
         self._connect()
@@ -121,24 +122,30 @@ class IcebergTable(UpsertTarget):
         wanted = np.ones(new.num_rows, np.bool_)
         replaced, parts = [], []
         scan = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue())
-        for task in table.scan(row_filter=_range_of(new, self._columns.key[0])).plan_files():
+        oldest = self._columns.oldest_deletion(changes)
+        condition = _range_of(new, self._columns.key[0])
+        if oldest is not None:
+            condition = Or(condition, self._is_forgotten(oldest))
+        for task in table.scan(row_filter=condition).plan_files():
             old = scan.to_table([task]).select(schema.names)
             old_rows, new_rows = self._match(old, new)
-            if not len(old_rows):
-                continue
+            keep = np.ones(old.num_rows, np.bool_)
+            if oldest is not None:
+                limit = pa.scalar(oldest, schema.field(self._columns.time).type)
+                is_old = pc.and_(old[DELETED], pc.less(old[self._columns.time], limit))
+                keep &= ~np.asarray(is_old)
             is_newer = (
                 _numbers(old, self._columns.time)[old_rows] > _numbers(new, self._columns.time)[new_rows]
             )
             wanted[new_rows[is_newer]] = False
             superseded = old_rows[~is_newer]
-            if not len(superseded):
+            keep[superseded] = False
+            if keep.all():
                 continue
             new = self._keep_others(old, new, superseded, new_rows[~is_newer])
-            keep = np.ones(old.num_rows, np.bool_)
-            keep[superseded] = False
             replaced.append(task.file)
             parts.append(old.filter(pa.array(keep)))
-        if not wanted.any():
+        if not wanted.any() and not replaced:
             return
         rows = pa.concat_tables([*parts, new.filter(pa.array(wanted))]).combine_chunks()
         with table.transaction() as transaction, transaction.update_snapshot().overwrite() as commit:
@@ -146,6 +153,16 @@ class IcebergTable(UpsertTarget):
                 commit.delete_data_file(file)
             for file in _dataframe_to_data_files(table.metadata, rows, table.io, commit.commit_uuid):
                 commit.append_data_file(file)
+
+    def _is_forgotten(self, oldest: Any) -> Any:
+        """Return the condition for files that may hold deletions before a time."""
+        from pyiceberg.expressions import And, EqualTo, LessThan, Reference
+        from pyiceberg.expressions.literals import literal
+
+        return And(
+            EqualTo(term=Reference(DELETED), value=literal(True)),
+            LessThan(term=Reference(self._columns.time), value=literal(oldest)),
+        )
 
     def _match(self, old: pa.Table, new: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the rows of two tables that have the same keys, pair by pair."""
@@ -198,7 +215,6 @@ def _numbers(table: pa.Table, name: str) -> npt.NDArray[Any]:
 
 def _range_of(new: pa.Table, key: str) -> Any:
     """Return the condition for files that may hold a key; true where statistics are no help."""
-    import pyarrow.compute as pc
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual, Reference
     from pyiceberg.expressions.literals import literal
 

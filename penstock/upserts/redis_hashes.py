@@ -22,7 +22,7 @@ _CALL_ROWS: Final = 5_000
 
 _SCRIPT: Final = """
 local fields = cjson.decode(ARGV[1])
-local width, written, at = #fields, 0, 2
+local width, written, at, seconds = #fields, 0, 3, tonumber(ARGV[2])
 for row = 1, #KEYS do
     local key, time, deleted = KEYS[row], ARGV[at], ARGV[at + 1]
     local old = redis.call('HGET', key, '_time')
@@ -41,6 +41,9 @@ for row = 1, #KEYS do
             end
         end
         redis.call('HSET', key, unpack(set))
+        if deleted == '1' and seconds > 0 then
+            redis.call('EXPIRE', key, seconds)
+        end
         written = written + 1
     end
     at = at + 2 + width
@@ -53,7 +56,7 @@ class RedisHashes(UpsertTarget):
     """Hashes named ``PREFIX:KEY``, whose fields are the columns as text; null columns have no field.
 
     Each hash also has the field ``_time``. A deleted row leaves a hash with that field and ``_deleted``, so
-    that an older update does not bring it back.
+    that an older update does not bring it back; it expires after `Columns.forget_after`, by Redis's clock.
 
     Parameters
     ----------
@@ -75,6 +78,14 @@ class RedisHashes(UpsertTarget):
         self._uri, self._prefix, self._columns = uri, prefix, columns
         self._client: Any = None
         self._script: Any = None
+        age = columns.forget_after
+        if isinstance(age, int):
+            raise InvalidUsageError(
+                "Redis forgets deletions by its clock, so their age is no number",
+                table=self.name,
+                hint="let the time be a timestamp, and write the age as '30 days'",
+            )
+        self._seconds = 0 if age is None else max(1, round(age.total_seconds()))
         for field in columns.schema:
             if pa.types.is_nested(field.type):
                 raise InvalidUsageError(
@@ -115,7 +126,7 @@ class RedisHashes(UpsertTarget):
         for begin in range(0, changes.num_rows, _CALL_ROWS):
             part = slice(begin, begin + _CALL_ROWS)
             arguments = [value for row in rows[part] for value in row]
-            self._script(keys=keys[part], args=[json.dumps(columns.names), *arguments])
+            self._script(keys=keys[part], args=[json.dumps(columns.names), self._seconds, *arguments])
 
     def close(self) -> None:
         """Close the connection; see `UpsertTarget.close`."""

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from penstock.errors import InvalidUsageError
@@ -373,3 +374,66 @@ def test_a_table_whose_column_does_not_hold_the_values_is_refused(
             with pytest.raises(InvalidUsageError, match=said):
                 other.prepare(create=False)
         other.close()
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.int64(), pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.date32()], ids=str
+)
+def test_deletions_are_forgotten_at_an_age(store: Store, kind: pa.DataType) -> None:
+    is_number = pa.types.is_integer(kind)
+    schema = SCHEMA.set(2, pa.field("t", kind))
+    day = dt.timedelta(days=1)
+    if store.kind == "redis":
+        with pytest.raises(InvalidUsageError, match="Redis forgets deletions by its clock"):
+            store.open(deletes=True, forget_after=10)
+        return
+    target = store.open(schema, deletes=True, forget_after=10 if is_number else 10 * day)
+    target.prepare(create=True)
+
+    def write(*rows: tuple[str, int, bool]) -> None:
+        listed = [{"k": key, "n": 1, "t": time, "v": 0.5, DELETED: flag} for key, time, flag in rows]
+        table = pa.Table.from_pylist(listed, SCHEMA.append(pa.field(DELETED, pa.bool_())))
+        if not is_number:
+            micros = pa.timestamp("us", None if pa.types.is_date(kind) else kind.tz)
+            times = pc.multiply(table["t"], 86_400_000_000).cast(micros).cast(kind)
+            table = table.set_column(2, "t", times)
+        target.write(table)
+
+    def times() -> dict[str, Any]:
+        return {row["k"]: row["t"] for row in store.rows(schema)}
+
+    write(("a", 1, True), ("b", 5, True), ("c", 1, False))
+    write(("a", 0, False), ("b", 4, False))
+    assert set(times()) == {"c"}
+    write(("d", 13, False))  # a is forgotten, b is not; and c, which is as old as a, is no deletion
+    write(("a", 0, False), ("b", 4, False))
+    assert set(times()) == {"a", "c", "d"}
+    target.close()
+
+
+def test_a_deleted_hash_of_redis_expires_unless_a_newer_row_comes(
+    tmp_path: Path, servers: Callable[[str], str]
+) -> None:
+    from redis import Redis as Client
+
+    store = Store("redis", tmp_path, servers)
+    schema = SCHEMA.set(2, pa.field("t", pa.timestamp("us")))
+    target = store.open(schema, deletes=True, forget_after=dt.timedelta(hours=1))
+    target.prepare(create=True)
+
+    def write(time: int, deleted: bool) -> None:
+        row = {"k": "a", "n": 1, "t": dt.datetime(2026, 1, time), "v": 0.0, DELETED: deleted}
+        target.write(pa.Table.from_pylist([row], schema.append(pa.field(DELETED, pa.bool_()))))
+
+    with Client.from_url(store.to) as client:
+        write(1, True)
+        assert 3_500 < client.ttl(f"{store.table}:a:1") <= 3_600
+        write(2, False)
+        assert client.ttl(f"{store.table}:a:1") == -1
+    target.close()
+
+
+@pytest.mark.parametrize(("kind", "age"), [(pa.int64(), dt.timedelta(days=1)), (pa.timestamp("us"), 5)])
+def test_an_age_that_does_not_fit_the_time_is_refused(kind: pa.DataType, age: Any) -> None:
+    with pytest.raises(InvalidUsageError, match="age of deletions to forget does not fit"):
+        Columns(pa.schema({"k": pa.int64(), "t": kind}), ("k",), "t", True, age)

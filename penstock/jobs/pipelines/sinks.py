@@ -57,7 +57,8 @@ def _upsert_writer(rows: DataFrame, pipeline: Pipeline, sink: UpsertSink) -> Dat
         raise InternalError("an upsert without key and time passed the checks")
     return upsert(
         rows, to=sink.to, table=sink.table, key=key, time=time,
-        delete_when=sink.delete_when, create=sink.create, patience=sink.patience,
+        delete_when=sink.delete_when, forget_deletes_after=sink.forget_deletes_after,
+        create=sink.create, patience=sink.patience,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Final
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ def upsert(
     time: str,
     table: str | None = None,
     delete_when: str | Column | None = None,
+    forget_deletes_after: str | int | None = None,
     create: bool = False,
     patience: str = "5 minutes",
 ) -> DataStreamWriter:
@@ -66,6 +68,10 @@ def upsert(
         A SQL condition for rows that delete their key. The store remembers the time of a deletion, so that an
         older row does not bring the key back. If it is just the name of a column, such as ``"deleted"`` of a
         queue with ``delete_when=``, the table does not have this column.
+    forget_deletes_after : str or int, optional
+        The age at which deletions are forgotten, such as ``"30 days"``, or a number in the unit of a time
+        that is a number: after a batch with a time that is later by this age. An older update may bring the
+        key back then. Redis measures the age by its clock. By default, deletions are remembered for ever.
     create : bool
         Whether to make a table that is missing.
     patience : str
@@ -88,7 +94,11 @@ def upsert(
     df = _split_window(df)
     flag = delete_when.lower() if isinstance(delete_when, str) else None
     fields = [field for field in stored_schema(df.schema) if field.name.lower() != flag]
-    columns = Columns(pa.schema(fields), keys, time, deletes=delete_when is not None)
+    age = forget_deletes_after
+    if age is not None and delete_when is None:
+        raise InvalidUsageError("only an upsert with deletes forgets them", hint="pass delete_when")
+    forget_after = timedelta(microseconds=parse_duration_us(age)) if isinstance(age, str) else age
+    columns = Columns(pa.schema(fields), keys, time, delete_when is not None, forget_after)
     patience_s = parse_duration_us(patience) / 1e6
     target = open_target(to, table, columns)
     _call_patiently(target, lambda: target.prepare(create=create), min(patience_s, 60.0))

@@ -35,6 +35,7 @@ class MysqlTable(SqlTable):
 
     QUOTE = "`"
     ALIAS = ""
+    ZONE = ""
     TYPES = {
         **SqlTable.TYPES,
         "int8": "TINYINT",

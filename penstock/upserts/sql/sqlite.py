@@ -37,6 +37,7 @@ class SqliteTable(SqlTable):
         "timestamp": "TEXT",
         "double": "REAL",
     }
+    ZONE = ""
     transient = (sqlite3.OperationalError,)
 
     def __init__(self, path: str, table: str, columns: Columns) -> None:

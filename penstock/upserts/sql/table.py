@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -59,6 +60,8 @@ class SqlTable(UpsertTarget):
     }
     ALIAS: ClassVar[str] = " AS kept"
     """Gives the existing row a name in the clause for a conflict."""
+    ZONE: ClassVar[str] = "+00"
+    """The end of a time with a zone, which is in UTC."""
     KEY_TYPES: ClassVar[Mapping[str, str]] = {}
     """The types of key columns that differ from those of other columns."""
 
@@ -225,11 +228,22 @@ class SqlTable(UpsertTarget):
         try:
             self._stage(changes)
             self._merge()
+            oldest = self._columns.oldest_deletion(changes)
+            if oldest is not None:
+                deleted, time = self._quoted(f"{self._table}_deleted"), self.quote(self._columns.time)
+                self._execute(f"DELETE FROM {deleted} WHERE {time} < {self._literal(oldest)}")
             self._drop_stage()
             self.connection.commit()
         except BaseException:
             self._abandon()
             raise
+
+    def _literal(self, value: Any) -> str:
+        """Return a time for a statement."""
+        if isinstance(value, dt.datetime):
+            zone = self.ZONE if value.tzinfo is not None else ""
+            return f"'{value:%Y-%m-%d %H:%M:%S.%f}{zone}'"
+        return f"'{value}'" if isinstance(value, dt.date) else repr(value)
 
     def _abandon(self) -> None:
         """Undo a failed batch, and close the connection; the caller raises the cause."""
