@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.errors import InvalidUsageError, UnavailableError
+from penstock.errors import InvalidUsageError, UnavailableError, redact
 from penstock.records import registry as client
 from penstock.records.avro import avro_decoder
 from penstock.records.decoder import NOT_FRAMED, UNKNOWN_SCHEMA
@@ -362,6 +362,7 @@ def test_users_and_tokens_are_sent_and_never_shown(registry: Registry) -> None:
     assert "wr0ng" not in str(caught.value)
     assert "wr0ng" not in repr(wrong)
     assert "s3cr3t" not in repr(good)
+    assert redact(f"{registry.token} s3cr3t-pässword") == "*** ***"
 
 
 def test_what_is_no_registry_and_what_it_does_not_know_are_told_apart(registry: Registry) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from datetime import date, datetime
 from typing import Any, ClassVar, Final, TypeAlias
 
 import pyarrow as pa
@@ -240,10 +240,10 @@ class SqlTable(UpsertTarget):
 
     def _literal(self, value: Any) -> str:
         """Return a time for a statement."""
-        if isinstance(value, dt.datetime):
+        if isinstance(value, datetime):
             zone = self.ZONE if value.tzinfo is not None else ""
             return f"'{value:%Y-%m-%d %H:%M:%S.%f}{zone}'"
-        return f"'{value}'" if isinstance(value, dt.date) else repr(value)
+        return f"'{value}'" if isinstance(value, date) else repr(value)
 
     def _abandon(self) -> None:
         """Undo a failed batch, and close the connection; the caller raises the cause."""
