@@ -69,7 +69,7 @@ def arrivals_of(generator: np.random.Generator, numbers: Any, time_us: int) -> A
         pa.array(generator.random(count)),
         pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text)]),
     ]
-    return Arrivals.of(STREAM, pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+    return Arrivals.from_rows(STREAM, pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
 
 
 def micro_batch(queue: UpdateQueue, arrivals: Arrivals | None, now_us: int, waiting: int) -> None:
@@ -120,13 +120,13 @@ def run_one(copy: WorkingCopy, keys: int, share: float, repeats: int) -> dict[st
             took["serve"].append(served_s - begin_s)
             took["commit"].append(time.perf_counter() - served_s)
             written = len(content)
-        del arrivals, content
+        del arrivals, content  # type: ignore[possibly-undefined]  # repeats is at least 1
         gc.collect()
         memory = {"start_mib": start_mib, "rss_mib": rss_mib(), "state_mib": queue.size_bytes / 2**20}
         memory["peak_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         memory["disk_mib"] = sum(path.stat().st_size for path in directory.rglob("*.sst")) / 2**20
         begin_s = time.perf_counter()
-        parts = []
+        parts: list[Path] = []
         for unit in queue.snapshot():
             parts.append(directory / f"snapshot-{len(parts)}")
             _durable.publish(parts[-1], encode(unit))

@@ -71,7 +71,7 @@ def _queues() -> None:
     stream = UpdateStream(pa.schema({"s": pa.string(), "i": pa.int64(), "t": pa.int64()}), ("s", "i"), "t")
     rows = pa.record_batch([["a", "bb"], [1, 2], [1, 2]], schema=stream.schema)
     queue = UpdateQueue(stream, Policy.IN_PLACE)
-    queue.enqueue(Arrivals.of(stream, rows), 5)
+    queue.enqueue(Arrivals.from_rows(stream, rows), 5)
     queue.dequeue(2, 6)
     queue.numbers_of(stream.keys(rows))
     many = rows_of(ARRIVAL_STREAM, [Update(k, 1, 2, 3) for k in range(3000)])
@@ -193,7 +193,7 @@ def _fragments_and_joins() -> None:
     folding = Fragmenter(sums, {"t": pa.int64(), "sum": pa.float64()})
     folding.add(NUMBERS, [], [NUMBERS.cast(pa.float64())])
     stream = UpdateStream(pa.schema({"k": pa.int64(), "t": pa.int64()}), ("k",), "t")
-    side = Arrivals.of(stream, pa.record_batch([[1, 2], [1, 2]], ["k", "t"]))
+    side = Arrivals.from_rows(stream, pa.record_batch([[1, 2], [1, 2]], ["k", "t"]))
     UpdateJoin(JoinedStream(stream, stream, 5, 5)).join(side, side)
 
 

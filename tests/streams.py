@@ -88,7 +88,7 @@ def updates_of(rows: pa.RecordBatch) -> list[Update]:
 def arrivals_of(
     stream: UpdateStream, updates: Sequence[Update], position: int = 0, part: int = 0
 ) -> Arrivals:
-    return Arrivals.of(stream, rows_of(stream, updates), position, part)
+    return Arrivals.from_rows(stream, rows_of(stream, updates), position, part)
 
 
 def enqueue(queue: KeyedQueue, updates: Sequence[Update], now_us: int) -> tuple[int, int, int]:

@@ -44,11 +44,11 @@ __all__ = [
     "FORMAT_VERSION",
     "MAGIC",
     "PUnit",
+    "choose_packed_cascades",
     "decode",
     "encode",
     "encode_blocks",
     "head",
-    "packed_cascades",
     "tables",
 ]
 
@@ -171,13 +171,13 @@ def encode_blocks(unit: PUnit) -> dict[str, bytes]:
 
     def cascades(schema: pa.Schema) -> dict[str, str]:
         if unit.packed:
-            return packed_cascades(schema, floats=PACKED_FLOATS, others=CODEC)
+            return choose_packed_cascades(schema, floats=PACKED_FLOATS, others=CODEC)
         return dict.fromkeys(schema.names, CODEC)
 
     return {name: encode_table(batch, codecs=cascades(batch.schema)) for name, batch in unit.blocks.items()}
 
 
-def packed_cascades(schema: pa.Schema, *, floats: str, others: str) -> dict[str, str]:
+def choose_packed_cascades(schema: pa.Schema, *, floats: str, others: str) -> dict[str, str]:
     """Return the cascades of columns whose integers are packed."""
 
     def cascade(kind: pa.DataType) -> str:

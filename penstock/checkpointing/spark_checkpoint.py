@@ -187,7 +187,7 @@ def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True)
     text = os.fspath(location)
     files = open_files((local_path(text) or text) if _SCHEME.match(text) else text)
     if isinstance(files, LocalFiles):
-        batch, deletions = _to_repair(files)
+        batch, deletions = _find_deletions(files)
     else:
         batch, deletions = None, _torn_start(files.child(_OFFSETS))
     if deletions and not dry_run:
@@ -202,13 +202,13 @@ def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True)
     return Repair(batch, tuple(place.path_of(name) for place, name in deletions))
 
 
-def _to_repair(files: LocalFiles) -> tuple[int | None, list[_File]]:
+def _find_deletions(files: LocalFiles) -> tuple[int | None, list[_File]]:
     """Return the newest micro-batch that is kept, and the files to delete."""
     checkpoint = _Checkpoint(files)
     if not checkpoint.is_torn:
         return None, _torn_start(checkpoint.offsets.files)
     batch, deletions = _Checkpoint(files, thorough=True).repair()
-    return batch, [file_line for file in dict.fromkeys(deletions) for file_line in _with_sums(file)]
+    return batch, [file_line for file in dict.fromkeys(deletions) for file_line in _add_checksum_files(file)]
 
 
 def _torn_start(offsets: Files) -> list[_File]:
@@ -217,7 +217,7 @@ def _torn_start(offsets: Files) -> list[_File]:
     return [] if any(map(str.isdecimal, names)) else [(offsets, name) for name in names if name[0] == "."]
 
 
-def _with_sums(file: _File) -> Iterator[_File]:
+def _add_checksum_files(file: _File) -> Iterator[_File]:
     files, name = file
     yield file
     if any(fact.name == _sums_of(name) for fact in files.list()):
@@ -261,28 +261,28 @@ class _Checkpoint:
             if self.has_torn_metadata or not self._is_planned(batch):
                 continue
             if self.commits.has(batch) and self._has_state(batch + 1):
-                return self._from(batch, committed=batch)
+                return self._list_deletions(batch, committed=batch)
             follows = batch == 0 or (self.commits.has(batch - 1) and self.offsets.has(batch - 1))
             if follows and self._has_state(batch):
-                return self._from(batch, committed=batch - 1)
+                return self._list_deletions(batch, committed=batch - 1)
         if min(self.offsets.names, default=0) > 0:
             raise CorruptDataError(
                 "no micro-batch of the checkpoint is whole",
                 file=self.files.location,
                 hint="restore the checkpoint with all that the query wrote, or start with a new one",
             )
-        return self._from(-1, committed=-1)
+        return self._list_deletions(-1, committed=-1)
 
     def _is_planned(self, batch: int) -> bool:
         """Return whether a micro-batch's plan is whole, including the logs of its file sources."""
         if not self.offsets.has(batch):
             return False
-        numbers = self._found_by(batch)
+        numbers = self._read_source_numbers(batch)
         return not any(
             number <= numbers.get(n, -1) for n, log in enumerate(self.sources) for number in log.lacks
         )
 
-    def _found_by(self, batch: int) -> dict[int, int]:
+    def _read_source_numbers(self, batch: int) -> dict[int, int]:
         """Return the number in the log of each file source that a micro-batch has reached."""
         lines = bytes(self.offsets.files.read(str(batch))).decode().splitlines()[2:]
         numbers = {}
@@ -298,10 +298,10 @@ class _Checkpoint:
     def _has_state(self, version: int) -> bool:
         return not any(lacking <= version for log in self.states for lacking in log.lacks)
 
-    def _from(self, batch: int, committed: int) -> tuple[int | None, list[_File]]:
+    def _list_deletions(self, batch: int, committed: int) -> tuple[int | None, list[_File]]:
         """List the files to delete so that `batch` is the newest plan, and `committed` the newest commit."""
         deletions = [*self.offsets.find_damaged(batch), *self.commits.find_damaged(committed)]
-        numbers = self._found_by(batch) if batch >= 0 else {}
+        numbers = self._read_source_numbers(batch) if batch >= 0 else {}
         for source, log in enumerate(self.sources):
             if log.is_torn:
                 deletions += log.find_damaged(numbers.get(source, -1))

@@ -244,7 +244,7 @@ def _fragment(node: Aggregate, window: Window) -> Assemble | None:
     select = {name: expression for name, expression in _selected_columns(scan).items() if name in needed}
     narrow = _narrow(scan.columns, scan.where, select)
     fragments = Fragments(window.pane_ms, window.time, window.time_unit, group_by, split.partials)
-    fragments = fragments.with_watermark(window.delay_ms, column(window.time).text)
+    fragments = fragments.add_watermark(window.delay_ms, column(window.time).text)
     scan_with_fragments = replace(narrow, fragments=fragments)
     if any(field.type == UNKNOWN for field in scan_schema(scan_with_fragments, base[0].schema)):
         return None

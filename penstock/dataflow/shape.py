@@ -65,7 +65,7 @@ def _holds(node: Node) -> bool:
 
 
 def _line(node: Node, leads: list[int]) -> dict[str, Any]:
-    lasting = _lasting_node(node)
+    lasting = _drop_changeable_settings(node)
     names = {field.name: field.name for field in _stored_schema(lasting)}
     partials = _partials(node)
     names |= {partial.name: str(to_settings(partial)[2]) for partial in partials if partial.name in names}
@@ -92,7 +92,7 @@ def _stored_schema(node: Node) -> pa.Schema:
     return node.inputs[0].schema if isinstance(node, UpdateQueue | UpdateUnion) else node.schema
 
 
-def _lasting_node(node: Node) -> Node:
+def _drop_changeable_settings(node: Node) -> Node:
     """Return a node without the settings that may change at every start.
 
     These are its budget, the time to live of its keys, the windows that its buckets prune, and the watermark
@@ -111,7 +111,7 @@ def _lasting_node(node: Node) -> Node:
     if isinstance(node, Aggregate):
         return replace(node, extreme=None)
     if isinstance(node, Assemble):
-        aggregate = replace(node.aggregate, inputs=(_lasting_node(node.window),), extreme=None)
+        aggregate = replace(node.aggregate, inputs=(_drop_changeable_settings(node.window),), extreme=None)
         return replace(node, aggregate=aggregate)
     return node
 

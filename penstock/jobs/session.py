@@ -26,7 +26,7 @@ from pyspark.util import is_remote_only
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.class_archive import JAVA_HINT, JAVA_OPTIONS, archive_options, find_java
 from penstock.jobs.signals import StopSignals
-from penstock.jobs.spark_home import make_home, using_spark_home
+from penstock.jobs.spark_home import make_home, use_spark_home
 from penstock.spark_ext.api.failure import failure_of, is_late_worker, is_ours, is_without_answer
 from penstock.spark_ext.api.register import register, remove_metrics
 from penstock.spark_ext.border.connection import Py4JError, is_connect
@@ -113,7 +113,7 @@ def _launch_jvm(options: Mapping[str, str], home: Path | None) -> None:
     thread.start()
     conf = SparkConf(loadDefaults=False).setAll(list(options.items()))
     try:
-        with using_spark_home(home):
+        with use_spark_home(home):
             gateway = _run_in_thread(lambda: launch_gateway(conf, {"stderr": writing}))
     except PySparkRuntimeError as error:
         os.close(writing)

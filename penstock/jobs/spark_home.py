@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["cache_directory", "file_facts", "home_without_zip", "make_home", "using_spark_home"]
+__all__ = ["cache_directory", "file_facts", "home_without_zip", "make_home", "use_spark_home"]
 
 _HOME: Final = "SPARK_HOME"
 _PARTS: Final = ("bin", "jars", "conf")
@@ -81,7 +81,7 @@ def _is_found(directory: Path) -> bool:
 
 
 @contextmanager
-def using_spark_home(home: Path | None) -> Iterator[None]:
+def use_spark_home(home: Path | None) -> Iterator[None]:
     """Let PySpark start its JVM with this Spark home; None leaves the choice to PySpark."""
     if home is None:
         yield

@@ -16,7 +16,7 @@ from typing import Final
 from penstock.errors import InvalidUsageError
 from penstock.sql.syntax.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
 from penstock.sql.syntax.parser import Parser
-from penstock.sql.syntax.tokens import without_comments
+from penstock.sql.syntax.tokens import strip_comments
 from penstock.sql.tree import Tree
 
 __all__ = ["Expression", "column", "conjunction", "did_you_mean", "edit", "is_aggregate", "split_alias"]
@@ -64,7 +64,7 @@ class Expression:
         InvalidUsageError
             If it is not one expression, or holds a subquery or a window function.
         """
-        return _parse(without_comments(text).strip())
+        return _parse(strip_comments(text).strip())
 
     @property
     def tree(self) -> Tree:
@@ -205,7 +205,7 @@ def split_alias(text: str) -> tuple[str, Expression]:
     InvalidUsageError
         If it is not an expression, or is not just a column and has no name.
     """
-    text = without_comments(text).strip()
+    text = strip_comments(text).strip()
     tree, name = _parse_named(text)
     expression = Expression.parse(text[tree.start : tree.stop])
     if name is None and tree.kind in ("column", "field"):

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, State
 
-__all__ = ["CachedState", "Found", "StateCache"]
+__all__ = ["CachedState", "LoadedState", "StateCache"]
 
 
 class CachedState(State, Protocol):
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=CachedState)
 
 
 @dataclass(slots=True)
-class Found(Generic[S]):
+class LoadedState(Generic[S]):
     """A state at the requested version. One of the three counts is 1 and says how it was found."""
 
     state: S
@@ -42,7 +42,7 @@ class Found(Generic[S]):
     catch_ups: int = 0
     loads: int = 0
 
-    def become(self, other: Found[S]) -> None:
+    def replace_with(self, other: LoadedState[S]) -> None:
         """Replace the previous result."""
         self.state, self.handle = other.state, other.handle
         self.hits, self.catch_ups, self.loads = other.hits, other.catch_ups, other.loads
@@ -74,7 +74,7 @@ class StateCache(Generic[S]):
         """Return the number of cached states."""
         return len(self._entries)
 
-    def take(self, store: BucketStore, pointer: Pointer | None, new: Callable[[], S]) -> Found[S]:
+    def take(self, store: BucketStore, pointer: Pointer | None, new: Callable[[], S]) -> LoadedState[S]:
         """Take out the state at `pointer`: from the cache, caught up by deltas, or loaded whole.
 
         Parameters
@@ -88,19 +88,19 @@ class StateCache(Generic[S]):
         if pointer is None:
             if entry is not None:
                 entry[0].close()
-            return Found(new(), Handle(), hits=1)
+            return LoadedState(new(), Handle(), hits=1)
         if entry is not None:
             state, held = entry
             if held.pointer == pointer:
-                return Found(state, held, hits=1)
+                return LoadedState(state, held, hits=1)
             with _close_on_error(state):
                 handle = store.catch_up(pointer, state, held)
             if handle is not None:
-                return Found(state, handle, catch_ups=1)
+                return LoadedState(state, handle, catch_ups=1)
             state.close()
         state = new()
         with _close_on_error(state):
-            return Found(state, store.load(pointer, state), loads=1)
+            return LoadedState(state, store.load(pointer, state), loads=1)
 
     def put(self, store: BucketStore, state: S, handle: Handle) -> None:
         """Cache `state`, which is at `handle`; close a state that is larger than the capacity."""

@@ -80,7 +80,7 @@ class SeveralPanes:
         # Create the units of all sides now, because each side copies its state now.
         made = [list(side.snapshot()) for side in self._sides]
         return chain.from_iterable(
-            [_of_side(number, unit, watermarks) for unit in units] for number, units in enumerate(made)
+            [_mark_side(number, unit, watermarks) for unit in units] for number, units in enumerate(made)
         )
 
     def restore(self, units: Iterable[PUnit]) -> None:
@@ -104,6 +104,6 @@ class SeveralPanes:
             side.restore(theirs)
 
 
-def _of_side(number: int, unit: PUnit, watermarks: list[Any]) -> PUnit:
+def _mark_side(number: int, unit: PUnit, watermarks: list[Any]) -> PUnit:
     meta = {"watermarks": watermarks, "side": number, "of_side": unit.meta}
     return PUnit(unit.kind, meta, unit.blocks, packed=unit.packed)

@@ -240,7 +240,7 @@ class WindowAccumulator:
             else accumulator.result(count)
             for accumulator in accumulators
         ]
-        starts, groups = keys.of(there)
+        starts, groups = keys.decode(there)
         columns = [
             pa.array(starts * (1000 * self.finish.pane_ms)),
             pa.array(np.full(len(there), 1000 * self.finish.size_ms)),
@@ -268,7 +268,7 @@ class _Keys:
     starts: Integers
     known: Integers | None = None
 
-    def of(self, places: Integers) -> tuple[Integers, Integers]:
+    def decode(self, places: Integers) -> tuple[Integers, Integers]:
         """Return first panes and group numbers of window groups. Index 0 is window group 1."""
         groups, starts = np.divmod(places if self.known is None else self.known[places], len(self.starts))
         return self.starts[starts], groups

@@ -107,7 +107,7 @@ def test_a_reader_leaves_a_queue_what_it_needs(
                 for chunk in _split(data, list(range(len(of_part))), 2):
                     latest.add(pa.Table.from_batches([rows.take(pa.array(chunk, pa.int64()))]))
                 rows = latest.finish()
-            read.append(Arrivals.of(stream, rows, 0, part))
+            read.append(Arrivals.from_rows(stream, rows, 0, part))
         behind.enqueue(Arrivals.concat(read), now_us)
         assert behind.account_staleness(now_us + 10) == plain.account_staleness(now_us + 10)
         limit = data.draw(st.integers(0, 4))

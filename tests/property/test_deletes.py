@@ -60,7 +60,7 @@ def test_a_sink_holds_the_newest_rows_of_keys_that_are_not_deleted(
                 newest[key] = (time, nth, op)
             nth += 1
         if rows:
-            queue.enqueue(Arrivals.of(_STREAM, _marked(rows)), now_us)
+            queue.enqueue(Arrivals.from_rows(_STREAM, _marked(rows)), now_us)
         served = queue.dequeue(limit, now_us)
         queue.deliver(served, now_us)
         for row in served.rows.to_pylist():
@@ -83,7 +83,7 @@ def test_an_update_brings_a_deleted_key_back_unless_it_is_older_than_the_delete(
     queue = UpdateQueue(_STREAM, Policy.IN_PLACE)
     seen = []
     for now_us, row in enumerate([(1, 5, "i", 0), (1, 9, "d", 1), (1, 8 if late else 10, "u", 2)]):
-        entered = queue.enqueue(Arrivals.of(_STREAM, _marked([row])), now_us)
+        entered = queue.enqueue(Arrivals.from_rows(_STREAM, _marked([row])), now_us)
         served = queue.dequeue(10, now_us)
         queue.deliver(served, now_us)
         seen.append((entered.late, served.rows.num_rows))

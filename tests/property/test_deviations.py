@@ -28,7 +28,7 @@ from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 
 SPLIT = decompose({"spread": "stddev(n)"}, "t").add_count()
 FRAGMENTS = Fragments(1, "t", "ms", (), SPLIT.partials)
-ASSEMBLY = Assembly.of(SPLIT)
+ASSEMBLY = Assembly.from_decomposition(SPLIT)
 FAR = st.sampled_from([0.0, 1e9, -1e15, 1.7e18])
 NEAR = st.sampled_from([1e-3, 1.0, 1e4])
 

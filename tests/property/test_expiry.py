@@ -91,7 +91,7 @@ def expired_keys(expired: Expired) -> dict[int, int]:
 
 def marked(batch: list[Update]) -> Arrivals:
     rows = rows_of(STREAM, batch).append_column("deleted", pa.array(map(is_delete, batch), pa.bool_()))
-    return Arrivals.of(DELETES, rows)
+    return Arrivals.from_rows(DELETES, rows)
 
 
 def new_queue(policy: Policy, *, tabled: bool) -> UpdateQueue:

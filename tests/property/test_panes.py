@@ -369,7 +369,7 @@ def test_spans_are_laid_side_by_side_for_each_group(
         values = pa.RecordBatch.from_arrays(columns, list(VALUES))
         ids, panes = np.array(rows, np.int64).reshape(-1, 2).T.copy()
         entries = PanePartials(ids, panes, values).piece(min(begin, len(rows)), len(rows))
-        (_, rest) = GroupRanges.of(entries).split(low)
+        (_, rest) = GroupRanges.select_all(entries).split(low)
         inner, outer = rest.split(high)
         spans.append(inner)
         kept = list(

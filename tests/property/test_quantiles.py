@@ -141,7 +141,7 @@ def test_quantiles_of_a_column_share_a_sketch() -> None:
         ("kll", "x", 9),
         ("kll", "CASE WHEN y > 0 THEN x END", 12),
     ]
-    made = Assembly.of(found)
+    made = Assembly.from_decomposition(found)
     assert set(made.quantiles.values()) == {
         ("kll_x", 0.5, True),
         ("kll_x", 0.9, True),

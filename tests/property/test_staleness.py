@@ -79,7 +79,7 @@ class Run:
         rows = pa.RecordBatch.from_arrays(
             [pa.array(keys, pa.int64()), pa.array(numbers, pa.int64())], schema=STREAM.schema
         )
-        self.queue.enqueue(Arrivals.of(STREAM, rows, first), self.now)
+        self.queue.enqueue(Arrivals.from_rows(STREAM, rows, first), self.now)
         self.arrivals += [(self.now, key) for key in keys]
 
     def _serve(self, step: Step) -> None:

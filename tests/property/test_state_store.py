@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.checkpointing.files import LocalFiles
 from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, number_of, pointer_of
-from penstock.state_store.cache import Found, StateCache
+from penstock.state_store.cache import LoadedState, StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.states import Later, RowState
 
@@ -132,7 +132,7 @@ class Workers(RuleBasedStateMachine):
         """The oldest version that every pointer that ever arrived retains."""
         self.snapshots: list[Pointer] = []
         """What any attempt ever began."""
-        self.stalled: list[tuple[Worker, Found[Any]]] = []
+        self.stalled: list[tuple[Worker, LoadedState[Any]]] = []
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(os, "fsync", lambda descriptor: None)
         begin = BucketStore._begin_snapshot
@@ -156,7 +156,7 @@ class Workers(RuleBasedStateMachine):
         """The committed version."""
         return self.committed[-1] if self.committed else NOTHING
 
-    def _begin(self, worker: Worker) -> Found[Any]:
+    def _begin(self, worker: Worker) -> LoadedState[Any]:
         pointer = self.newest.pointer if self.committed else None
         found = worker.cache.take(worker.store, pointer, _table)
         assert _content(found.state) == self.newest.content

@@ -39,7 +39,7 @@ def left_of(tuples: Sequence[Tuple], place: int = 0) -> Arrivals | None:
     values = [one.value for one in tuples]
     columns = [[one.key for one in tuples], [f"a {n}" for n in values], [one.time for one in tuples], values]
     rows = pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=LEFT.schema)
-    return Arrivals.of(LEFT, rows, place)
+    return Arrivals.from_rows(LEFT, rows, place)
 
 
 def right_of(tuples: Sequence[Tuple], place: int = 0) -> Arrivals | None:
@@ -47,7 +47,7 @@ def right_of(tuples: Sequence[Tuple], place: int = 0) -> Arrivals | None:
         return None
     columns = [[one.time for one in tuples], [one.value for one in tuples], [one.key for one in tuples]]
     rows = pa.RecordBatch.from_arrays(list(map(pa.array, columns)), schema=RIGHT.schema)
-    return Arrivals.of(RIGHT, rows, place)
+    return Arrivals.from_rows(RIGHT, rows, place)
 
 
 def matches_of(rows: pa.RecordBatch) -> list[tuple[Any, ...]]:

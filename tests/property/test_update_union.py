@@ -68,7 +68,7 @@ def test_the_newest_of_each_key_is_delivered_once_and_every_tuple_is_counted(
     counted = {"conflated": 0, "late": 0, "duplicates": 0}
     last: dict[int, int] = {}
     for batch in [*batches, [], [], [], []]:
-        arrivals = Arrivals.of(STREAM, rows_of(batch)) if batch else None
+        arrivals = Arrivals.from_rows(STREAM, rows_of(batch)) if batch else None
         made, metrics = serve(queue, arrivals, query=query, budget=Budget(rows), clock=clock)
         model.enqueue(batch)
         found = delivered(made)
@@ -97,7 +97,7 @@ def test_the_newest_of_each_key_is_delivered_once_and_every_tuple_is_counted(
 def test_conflating_parts_in_any_order_equals_conflating_all(
     batches: list[list[Tuple]], draw: object
 ) -> None:
-    parts = [Arrivals.of(STREAM, rows_of(batch), part=n) for n, batch in enumerate(batches) if batch]
+    parts = [Arrivals.from_rows(STREAM, rows_of(batch), part=n) for n, batch in enumerate(batches) if batch]
     if not parts:
         return
     whole = conflate(STREAM, Arrivals.concat(parts))
@@ -111,8 +111,8 @@ def test_conflating_parts_in_any_order_equals_conflating_all(
 def test_with_a_preferred_source_its_tuple_wins_a_tie_while_the_other_waits() -> None:
     queue = UpdateQueue(STREAM, Policy.IN_PLACE)
     for source, value in ((1, 10), (0, 20), (0, 30), (1, 40)):
-        queue.enqueue(Arrivals.of(STREAM, rows_of([Tuple(7, 5, source, value)])), 1)
+        queue.enqueue(Arrivals.from_rows(STREAM, rows_of([Tuple(7, 5, source, value)])), 1)
     served = queue.dequeue(9, 2)
     assert served.rows.column("v").to_pylist() == [20]
-    entered = queue.enqueue(Arrivals.of(STREAM, rows_of([Tuple(7, 5, 0, 50), Tuple(7, 4, 0, 60)])), 3)
+    entered = queue.enqueue(Arrivals.from_rows(STREAM, rows_of([Tuple(7, 5, 0, 50), Tuple(7, 4, 0, 60)])), 3)
     assert (entered.duplicates, entered.late) == (1, 1), "what was delivered is not taken back"

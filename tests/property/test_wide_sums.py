@@ -91,7 +91,7 @@ def test_fragments_and_what_is_made_of_them_have_exact_sums(
 def layout_of(size: int, slide: int, *, wraps: bool) -> WindowLayout:
     types = tuple(pa.float64() if one.kind == "m2" else pa.int64() for one in SPLIT.partials)
     groups = pa.schema([pa.field("k", pa.int64())])
-    assembly = Assembly.of(SPLIT, wraps=wraps)
+    assembly = Assembly.from_decomposition(SPLIT, wraps=wraps)
     rows = SPLIT.rows
     assert rows is not None
     return WindowLayout(WindowSpec(size, slide), groups, SPLIT.partials, types, {}, rows, assembly=assembly)

@@ -95,7 +95,7 @@ def fold(groups: tuple[str, ...], *steps: Any, read: dict[str, str] | None = Non
     """Return an accumulator of windows by groups, which `steps` may compute."""
     output = pa.schema([*GROUPS, ("window", WINDOW), *((f.name, f.type) for f in LAYOUT.values)])
     names = {one.name: one.name for one in PARTIALS}
-    assembly = Assembly.of(Decomposition(PARTIALS, names, {}))
+    assembly = Assembly.from_decomposition(Decomposition(PARTIALS, names, {}))
     projection = {name: name for name in (*groups, *names)} if read is None else read
     finish = Finish(LAYOUT.window, output, "window", PANE_MS, SIZE_MS, assembly, (*steps, projection))
     types = {"house": pa.string(), "plug": pa.int32(), "other": pa.int32()}
@@ -206,14 +206,16 @@ def test_cells_far_apart_are_told_apart() -> None:
     starts = np.where(groups % 2 == 0, 0, 253_402_300_799_000)
     (cells,), keys = _number_window_groups([groups], [starts], NumberingLimits())
     assert len(np.unique(cells)) == 60_000
-    found, of = keys.of(cells.astype(np.int64) - 1)
+    found, of = keys.decode(cells.astype(np.int64) - 1)
     assert (found == starts).all()
     assert (of == groups).all()
 
 
 def test_a_fold_that_counts_reads_no_partial() -> None:
     output = pa.schema([*GROUPS, ("window", WINDOW), *((f.name, f.type) for f in LAYOUT.values)])
-    assembly = Assembly.of(Decomposition(PARTIALS, {one.name: one.name for one in PARTIALS}, {}))
+    assembly = Assembly.from_decomposition(
+        Decomposition(PARTIALS, {one.name: one.name for one in PARTIALS}, {})
+    )
     steps = ({"plug": "plug", "top": "top"}, {"plug": "plug"})
     finish = Finish(LAYOUT.window, output, "window", PANE_MS, SIZE_MS, assembly, steps)
     fragments = Fragments(1, "start", "us", ("size",), (Partial("count", "plug", "n"),))

@@ -382,7 +382,7 @@ def test_keys_of_any_type_come_back_from_the_table(tmp_path: Path, kind: pa.Data
         columns = [pa.array(VALUES[kind], kind), pa.array([1, 1, 2], pa.int32()), pa.array([number] * 3)]
         found = []
         for queue in queues:
-            arrivals = Arrivals.of(stream, pa.RecordBatch.from_arrays(columns, schema=schema))
+            arrivals = Arrivals.from_rows(stream, pa.RecordBatch.from_arrays(columns, schema=schema))
             queue.enqueue(arrivals, 10 * number)
             served = queue.dequeue(2, 10 * number)
             queue.deliver(served, 10 * number)

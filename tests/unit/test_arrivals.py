@@ -77,4 +77,4 @@ def test_floating_times_conflate_by_value() -> None:
     stream = UpdateStream(pa.schema([("k", pa.int64()), ("t", pa.float64())]), ("k",), "t")
     times = [-5.0, -1.0, -3.0]
     rows = pa.RecordBatch.from_arrays([pa.array([1, 1, 1]), pa.array(times)], schema=stream.schema)
-    assert conflate(stream, Arrivals.of(stream, rows)).rows.column("t").to_pylist() == [-1.0]
+    assert conflate(stream, Arrivals.from_rows(stream, rows)).rows.column("t").to_pylist() == [-1.0]

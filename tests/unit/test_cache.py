@@ -9,7 +9,7 @@ import pytest
 from penstock.checkpointing.files import LocalFiles
 from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
-from penstock.state_store.cache import Found, StateCache
+from penstock.state_store.cache import LoadedState, StateCache
 from tests.states import DictState, links_of
 
 Cache = StateCache[DictState]
@@ -20,7 +20,7 @@ def store(tmp_path: Path) -> BucketStore:
     return BucketStore(LocalFiles(tmp_path / "00000"))
 
 
-def _counts(found: Found[DictState]) -> tuple[int, int, int]:
+def _counts(found: LoadedState[DictState]) -> tuple[int, int, int]:
     return found.hits, found.catch_ups, found.loads
 
 
@@ -31,7 +31,7 @@ def _pointer(handle: Handle) -> Pointer:
 
 def _advance(
     cache: Cache, store: BucketStore, pointer: Pointer | None, key: int
-) -> tuple[Handle, Found[DictState]]:
+) -> tuple[Handle, LoadedState[DictState]]:
     """Do what a task does."""
     found = cache.take(store, pointer, DictState)
     found.state[key] = b"x"

@@ -48,9 +48,9 @@ def test_a_key_with_a_collation_is_refused(name: str) -> None:
 )
 def test_a_reader_does_not_compare_by_bytes_what_has_a_collation(scan: Scan) -> None:
     with pytest.raises(InvalidUsageError, match="with a collation is compared: column=s"):
-        Pushed.of(stored_schema(SCHEMA), scan)
+        Pushed.bind(stored_schema(SCHEMA), scan)
 
 
 def test_a_reader_returns_what_has_a_collation() -> None:
     scan = Scan(("s", "plain", "t"), where="plain = 'a'", select={"k": "s", "t": "t"})
-    assert Pushed.of(stored_schema(SCHEMA), scan).spark.names == ["k", "t"]
+    assert Pushed.bind(stored_schema(SCHEMA), scan).spark.names == ["k", "t"]

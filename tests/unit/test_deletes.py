@@ -117,7 +117,7 @@ def test_a_join_matches_a_deleted_row_and_keeps_its_mark() -> None:
     join = UpdateJoin(JoinedStream(left, right, 100, 100, None))
 
     def arrive(stream: UpdateStream, *rows: dict[str, Any]) -> Arrivals:
-        return Arrivals.of(stream, pa.RecordBatch.from_pylist(list(rows), stream.schema))
+        return Arrivals.from_rows(stream, pa.RecordBatch.from_pylist(list(rows), stream.schema))
 
     first = join.join(
         arrive(left, {"k": 1, "t": 1, "left_deleted": False}), arrive(right, {"k": 1, "t": 2, "price": 0.5})

@@ -27,7 +27,9 @@ def finish(aggregates: dict[str, str], *steps: Step, kind: pa.DataType | None = 
     partials = [(one.name, KINDS[one.kind]) for one in split.partials]
     output = [("k", pa.string()), ("window", WINDOW), *((name, kind or pa.float64()) for name in aggregates)]
     windows = pa.schema([("k", pa.string()), (START, pa.int64()), *partials])
-    return Finish(windows, pa.schema(output), "window", PANE_MS, SIZE_MS, Assembly.of(split), steps)
+    return Finish(
+        windows, pa.schema(output), "window", PANE_MS, SIZE_MS, Assembly.from_decomposition(split), steps
+    )
 
 
 def windows_of(made: Finish, rows: int = 500) -> pa.RecordBatch:

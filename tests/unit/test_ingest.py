@@ -379,10 +379,10 @@ def test_a_following_run_waits_for_the_first_rows(place: Path) -> None:
     seen: list[pa.Schema] = []
 
     class Seen(Report):
-        def created(self, schema: pa.Schema) -> None:
+        def report_schema(self, schema: pa.Schema) -> None:
             seen.append(schema)
 
-        def progress(self, totals: Totals) -> None:
+        def report_progress(self, totals: Totals) -> None:
             if totals.rows:
                 stop.set()
 

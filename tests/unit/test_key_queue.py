@@ -28,7 +28,7 @@ def _arrive(queue: UpdateQueue, now_us: int, *names: str) -> None:
     for name in names:
         values = [pa.array([now_us]), pa.array([name[:-1]]), pa.array([int(name[-1])])]
         rows = pa.RecordBatch.from_arrays(values, schema=QUOTES.schema)
-        queue.enqueue(Arrivals.of(QUOTES, rows), now_us)
+        queue.enqueue(Arrivals.from_rows(QUOTES, rows), now_us)
 
 
 def _serve(queue: UpdateQueue, limit: int = 100, now_us: int = 10**9) -> list[str]:
@@ -62,7 +62,7 @@ def test_one_micro_batch_gives_the_same_order_as_many() -> None:
         (Policy.IN_PLACE, ["IBM2", "MSFT2", "ORCL1"]),
     ):
         queue = _queue(policy)
-        queue.enqueue(Arrivals.of(QUOTES, rows), 1)
+        queue.enqueue(Arrivals.from_rows(QUOTES, rows), 1)
         assert _serve(queue) == expected
 
 

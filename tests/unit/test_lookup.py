@@ -116,7 +116,7 @@ def test_what_is_looked_up_has_the_types_of_spark() -> None:
     partials = (Partial("sum", "v", "total"), Partial("count", "*", "rows"))
     scan = Scan(("t", "ad", "v"), fragments=Fragments(10_000, "t", "ms", ("ad",), partials))
     table = pa.table({"ad": pa.array([7, 60_000], pa.int32()), "campaign": ["a", "a"]})
-    pushed = Pushed.of(stored, scan, 2, Lookup(table, ["ad"], ["campaign"]).to_text())
+    pushed = Pushed.bind(stored, scan, 2, Lookup(table, ["ad"], ["campaign"]).to_text())
     assert pushed.spark == PARCELS
     *parcels, left_out = [row for batch in pushed.scan_tables([rows]) for row in batch.to_pylist()]
     entries = [from_parcel(row["payload"]) for row in parcels]

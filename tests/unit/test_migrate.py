@@ -66,7 +66,7 @@ def test_wider_types_hold_the_same_values() -> None:
     rows = pa.RecordBatch.from_arrays(columns, schema=old)
     stream = UpdateStream(old, ("k",), "t")
     queue = UpdateQueue(stream, Policy.IN_PLACE)
-    queue.enqueue(Arrivals.of(stream, rows, 0, 0), 0)
+    queue.enqueue(Arrivals.from_rows(stream, rows, 0, 0), 0)
     state = _convert(read_state([through_bytes(queue.delta())], ["k"]), _parse(new), {"k"})
     wider = UpdateQueue(UpdateStream(parse_schema(new), ("k",), "t"), Policy.IN_PLACE)
     wider.restore(through_bytes(unit) for unit in state.units())

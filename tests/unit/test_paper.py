@@ -162,14 +162,14 @@ def test_an_append_queue_refuses_a_share_that_is_none_and_conflated_arrivals() -
             AppendQueue(stream, accept=share)
     batch = pa.RecordBatch.from_pydict({"key": [1, 1], "time": [1, 2]}, schema=stream.schema)
     with pytest.raises(InvalidUsageError, match="not conflated"):
-        AppendQueue(stream).enqueue(conflate(stream, Arrivals.of(stream, batch)), 0)
+        AppendQueue(stream).enqueue(conflate(stream, Arrivals.from_rows(stream, batch)), 0)
 
 
 def test_shedding_accepts_its_share() -> None:
     stream = update_stream()
     queue = AppendQueue(stream, accept=0.2, seed=1)
     batch = pa.RecordBatch.from_pydict({"key": [1] * 5_000, "time": range(5_000)}, schema=stream.schema)
-    entered = queue.enqueue(Arrivals.of(stream, batch), 0)
+    entered = queue.enqueue(Arrivals.from_rows(stream, batch), 0)
     assert (entered.rows_in, entered.rows_in - entered.shed) == (5_000, len(queue))
     assert len(queue) == pytest.approx(1_000, rel=0.1)
 

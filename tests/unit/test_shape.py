@@ -73,6 +73,6 @@ def test_what_readers_tell_of_the_watermark_is_no_part_of_a_checkpoint(
         _source().window("t", size="4 s", unit="s", watermark_delay="1 s").group_by("k").agg(n="count(*)")
     )
     now = _shape(windows)
-    monkeypatch.setattr(Fragments, "with_watermark", lambda fragments, delay_ms, time: fragments)
+    monkeypatch.setattr(Fragments, "add_watermark", lambda fragments, delay_ms, time: fragments)
     assert _shape(windows) == now
     assert len(now) > 3

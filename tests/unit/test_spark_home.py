@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.jobs.class_archive import class_archive
-from penstock.jobs.spark_home import home_without_zip, make_home, using_spark_home
+from penstock.jobs.spark_home import home_without_zip, make_home, use_spark_home
 
 
 @pytest.fixture(name="package")
@@ -36,7 +36,7 @@ def test_the_home_has_all_but_the_zip(package: Path) -> None:
     assert sorted(one.name for one in home.iterdir()) == ["bin", "jars"]
     assert (home / "jars" / "one.jar").read_text() == "jars/one.jar"
     assert not (home / "python").exists()
-    with using_spark_home(home):
+    with use_spark_home(home):
         assert os.environ["SPARK_HOME"] == str(home)
     assert "SPARK_HOME" not in os.environ
 
@@ -66,7 +66,7 @@ def test_another_version_has_another_home(package: Path) -> None:
 def test_without_a_zip_pyspark_finds_its_own_home(package: Path) -> None:
     (package / "python" / "lib" / "pyspark.zip").unlink()
     assert make_home() is None
-    with using_spark_home(None):
+    with use_spark_home(None):
         assert "SPARK_HOME" not in os.environ
 
 

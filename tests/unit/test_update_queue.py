@@ -181,7 +181,7 @@ def test_a_payload_of_every_type_comes_through_queue_and_restart(kind: pa.DataTy
     rows = pa.RecordBatch.from_arrays([sliced(column, 3) for column in columns], schema=schema)
     stream = UpdateStream(schema, ("k",), "t")
     queue, again = UpdateQueue(stream, Policy.FIFO), UpdateQueue(stream, Policy.FIFO)
-    queue.enqueue(Arrivals.of(stream, rows), 0)
+    queue.enqueue(Arrivals.from_rows(stream, rows), 0)
     again.restore([through_bytes(next(queue.snapshot()))])
     for each in (queue, again):
         served = each.dequeue(100, 1).rows

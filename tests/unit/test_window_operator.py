@@ -44,7 +44,9 @@ def plan_of(weight: object) -> WindowPlan:
 
 
 def of_update_window(weight: Any) -> WindowPlan:
-    return plan_of(weight).served(WindowOptions(mode="lazy", budget=1, policy="in_place", weight=weight))
+    return plan_of(weight).replace_options(
+        WindowOptions(mode="lazy", budget=1, policy="in_place", weight=weight)
+    )
 
 
 def of_graph(weight: Any) -> WindowPlan:
@@ -54,7 +56,7 @@ def of_graph(weight: Any) -> WindowPlan:
         .window("t", size="4 s", unit="s", mode="lazy", budget=1, weight=weight)
     )
     assert isinstance(made.root, Window)
-    return plan_of(weight).served(made.root.options)
+    return plan_of(weight).replace_options(made.root.options)
 
 
 def task_of(plan: WindowPlan, place: object) -> BucketTask[Any]:

@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.checkpointing.files.abc import Content, FileFacts, Files
 from penstock.checkpointing.files.local import LocalFiles
-from penstock.checkpointing.files.locations import is_registered, without_secrets
+from penstock.checkpointing.files.locations import is_registered, redact_secrets
 from penstock.checkpointing.files.objects import ObjectFiles
 from penstock.checkpointing.files.remote import RemoteFiles
 from penstock.checkpointing.files.stores import OBJECT_STORES
@@ -99,11 +99,11 @@ def open_files(location: str | os.PathLike[str]) -> Files:
     scheme = match["scheme"].lower()
     if not isinstance(location, str):
         raise InvalidUsageError(
-            "a path object holds a URI", location=without_secrets(text), hint="pass the URI as a str"
+            "a path object holds a URI", location=redact_secrets(text), hint="pass the URI as a str"
         )
     if "#" in text:
         raise InvalidUsageError(
-            "a location cannot have a fragment", location=without_secrets(text), hint="write %23 for #"
+            "a location cannot have a fragment", location=redact_secrets(text), hint="write %23 for #"
         )
     if scheme == "file":
         return LocalFiles(_path_in(text))
@@ -111,13 +111,13 @@ def open_files(location: str | os.PathLike[str]) -> Files:
         other = _OTHER_NAMES.get(scheme)
         raise InvalidUsageError(
             "no file system is known for this location",
-            location=without_secrets(text),
+            location=redact_secrets(text),
             hint=f"write {other}:// instead of {scheme}://"
             if other
             else "give an absolute path or a URI that begins with file://, s3://, gs://, abfss:// or hdfs://",
         )
     if not urlsplit(text).netloc and scheme not in {"hdfs", "viewfs"}:
-        raise InvalidUsageError("the location names no bucket or container", location=without_secrets(text))
+        raise InvalidUsageError("the location names no bucket or container", location=redact_secrets(text))
     return ObjectFiles(text) if scheme in OBJECT_STORES else RemoteFiles(text)
 
 
@@ -127,7 +127,7 @@ def _path_in(uri: str) -> Path:
     if parts.netloc not in {"", "localhost"} or parts.query:
         raise InvalidUsageError(
             "a file: location takes no host and no parameters",
-            location=without_secrets(uri),
+            location=redact_secrets(uri),
             hint="write file:///absolute/path, or the path alone",
         )
     return Path("/" + unquote(parts.path).lstrip("/"))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError, UnavailableError
 
-__all__ = ["file_system", "is_registered", "refusals", "without_secrets"]
+__all__ = ["file_system", "is_registered", "redact_secrets", "refusals"]
 
 _TELLING = frozenset({
     "account_name", "base_url", "endpoint", "endpoint_override", "region", "replication",
@@ -41,7 +41,7 @@ def file_system(uri: str) -> tuple[Any, str]:
         except pa.ArrowInvalid as error:
             raise InvalidUsageError(
                 "pyarrow does not understand this location",
-                location=without_secrets(uri),
+                location=redact_secrets(uri),
                 reason=_reason(error, uri),
                 hint="see pyarrow.fs.FileSystem.from_uri",
             ) from None
@@ -69,7 +69,7 @@ def is_registered(uri: str) -> bool:
     return True
 
 
-def without_secrets(uri: str) -> str:
+def redact_secrets(uri: str) -> str:
     """Return `uri` for display: without passwords and without parameters that could be secrets."""
     address, _, query = uri.partition("?")
     begin, mark, end = address.rpartition("@")
@@ -86,7 +86,7 @@ def _reason(error: Exception, uri: str = "") -> str:
     """Return a file system's error in one line, without the secrets of `uri`."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     line = text.splitlines()[0]
-    return line if without_secrets(uri) == uri or "://" not in line else "see the location"
+    return line if redact_secrets(uri) == uri or "://" not in line else "see the location"
 
 
 @contextlib.contextmanager

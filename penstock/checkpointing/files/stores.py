@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from penstock.checkpointing.files.locations import without_secrets
+from penstock.checkpointing.files.locations import redact_secrets
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
 
 __all__ = ["OBJECT_STORES", "open_store", "store_refusals"]
@@ -61,7 +61,7 @@ def open_store(uri: str) -> tuple[Any, str]:
         if _stores:
             raise InvalidUsageError(
                 "this process was forked from one that had used an object store",
-                location=without_secrets(uri),
+                location=redact_secrets(uri),
                 hint="start processes by 'spawn' or 'forkserver', or fork before the first use",
             )
         own = _stores[os.getpid()] = {}
@@ -182,7 +182,7 @@ _SETTINGS: Final = {"S3": _s3, "GCS": _gcs, "Azure": _azure}
 
 
 def _refusal(uri: str, fact: str, hint: str | None, **context: str) -> InvalidUsageError:
-    return InvalidUsageError(fact, location=without_secrets(uri), hint=hint, **context)
+    return InvalidUsageError(fact, location=redact_secrets(uri), hint=hint, **context)
 
 
 def _reason(error: Exception) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from penstock.checkpointing.files.abc import check_name
-from penstock.checkpointing.files.locations import without_secrets
+from penstock.checkpointing.files.locations import redact_secrets
 
 __all__ = ["UriFiles", "missing_file"]
 
@@ -31,7 +31,7 @@ class UriFiles:
     @property
     def location(self) -> str:
         """The URI, in which secrets are ``***``."""
-        address, mark, parameters = without_secrets(self.uri).partition("?")
+        address, mark, parameters = redact_secrets(self.uri).partition("?")
         return "/".join([address.rstrip("/"), *self.below]) + mark + parameters
 
     def child(self, name: str) -> Self:

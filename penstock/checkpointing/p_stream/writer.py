@@ -36,7 +36,7 @@ _LOGGER = logging.getLogger(__name__)
 _PENDING_BYTES = 256 << 20
 
 
-class _Taken(NamedTuple):
+class _Group(NamedTuple):
     """The rows of one commit, the writer's clock after them, and the number of appends up to them."""
 
     batch: int
@@ -329,7 +329,7 @@ class PStreamWriter:
                 self._ended = True
                 self._changed.notify_all()
 
-    def _take(self) -> _Taken | None:
+    def _take(self) -> _Group | None:
         """Wait for rows, then up to an interval for more; return them."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._pending) or self._is_over())
@@ -338,7 +338,7 @@ class PStreamWriter:
                 return None
             size = self._pending_bytes - self._taken_bytes
             self._batch += 1
-            group = _Taken(self._batch, self._pending, size, dict(self._clock), self._appended)
+            group = _Group(self._batch, self._pending, size, dict(self._clock), self._appended)
             self._pending, self._taken_bytes, self._taken = [], self._pending_bytes, self._appended
             return group
 
@@ -352,7 +352,7 @@ class PStreamWriter:
             or self._pending_bytes - self._taken_bytes >= self._max_pending_bytes // 2
         )
 
-    def _code(self, group: _Taken) -> SegmentWriter:
+    def _code(self, group: _Group) -> SegmentWriter:
         segments = SegmentWriter(
             self._stream.segments,
             self._coder,
@@ -366,7 +366,7 @@ class PStreamWriter:
         segments.end()
         return segments
 
-    def _commit(self, group: _Taken, segments: SegmentWriter) -> None:
+    def _commit(self, group: _Group, segments: SegmentWriter) -> None:
         """Commit rows. Steps: 1. write the segments, 2. commit them, 3. notify waiters."""
         try:
             written = segments.finish()

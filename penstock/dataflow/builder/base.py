@@ -91,7 +91,7 @@ class GraphBase:
             raise InvalidUsageError(f"there is no column {name!r}", hint=did_you_mean(name, names), node=node)
         return matches[0]
 
-    def _with_queue(self, node: UpdateQueue | UpdateUnion) -> Self:
+    def _add_queue(self, node: UpdateQueue | UpdateUnion) -> Self:
         """Add a queue, after projections of its inputs that mark deletes if the queue has any."""
         delete_when = node.options.delete_when
         if delete_when is None:

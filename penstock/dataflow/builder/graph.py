@@ -210,7 +210,7 @@ class Graph(Windows, Streams):
         queue_options = make_options(QueueOptions, options, QueueArguments.__annotations__, node=node_name)
         names = (key,) if isinstance(key, str) else tuple(key)
         columns = tuple(self._column(column_name, node_name) for column_name in names)
-        return self._with_queue(
+        return self._add_queue(
             UpdateQueue(node_name, (self.root,), columns, self._column(time, node_name), queue_options)
         )
 

@@ -87,7 +87,7 @@ class Streams(GraphBase):
         if time:
             columns = tuple(self._column(column_name, node_name) for column_name in names)
             place = _input(prefer, node_name, inputs)
-            return self._with_queue(
+            return self._add_queue(
                 UpdateUnion(node_name, inputs, columns, self._column(time, node_name), place, queue_options)
             )
         plain = (WindowUnion if all(map(has_all_windows, inputs)) else Union)(node_name, inputs)
@@ -109,9 +109,7 @@ class Streams(GraphBase):
                 times=", ".join(str(column_time) for column_time in times),
             )
         place = _input(prefer, node_name, inputs)
-        return self._with_queue(
-            UpdateUnion(node_name, inputs, plain.key, str(times[0]), place, queue_options)
-        )
+        return self._add_queue(UpdateUnion(node_name, inputs, plain.key, str(times[0]), place, queue_options))
 
     def join(
         self,

@@ -102,7 +102,7 @@ def cluster_pipeline(pipeline: Pipeline, settings: Mapping[str, str]) -> Iterato
     """
     spark = {**pipeline.query.spark, **settings}
     if spark.get(_MASTER, "local").startswith("local"):
-        yield _with_spark(pipeline, spark)
+        yield _set_spark(pipeline, spark)
         return
     if pipeline.query.checkpoint is None:
         raise InvalidUsageError(
@@ -118,8 +118,8 @@ def cluster_pipeline(pipeline: Pipeline, settings: Mapping[str, str]) -> Iterato
             write_modules(archive, modules)
             py_files = [spark[_PY_FILES]] if spark.get(_PY_FILES) else []
             spark[_PY_FILES] = ",".join([*py_files, str(archive)])
-        yield _with_spark(pipeline, spark)
+        yield _set_spark(pipeline, spark)
 
 
-def _with_spark(pipeline: Pipeline, spark: dict[str, str]) -> Pipeline:
+def _set_spark(pipeline: Pipeline, spark: dict[str, str]) -> Pipeline:
     return pipeline.model_copy(update={"query": pipeline.query.model_copy(update={"spark": spark})})

@@ -127,7 +127,7 @@ def ingest(
 
         from penstock.errors import InvalidUsageError
         from penstock.jobs.ingest import Settings, ingest_sources
-        from penstock.jobs.ingest.progress import Shown
+        from penstock.jobs.ingest.progress import ProgressLine
         from penstock.jobs.signals import StopSignals
 
         if on_error not in {"fail", "skip"}:
@@ -154,8 +154,8 @@ def ingest(
         )
         # Its parsers would end in their middle, by an error, when a signal comes.
         pa.enable_signal_handlers(False)
-        with StopSignals() as signals, Shown(quiet=quiet, live=sys.stderr.isatty()) as shown:
-            ingest_sources(settings, shown, lambda: signals.received is not None)
+        with StopSignals() as signals, ProgressLine(quiet=quiet, live=sys.stderr.isatty()) as report:
+            ingest_sources(settings, report, lambda: signals.received is not None)
     if signals.received is not None:
         if not quiet:
             typer.echo(f"stopped by {Signals(signals.received).name}", err=True)

@@ -164,16 +164,16 @@ class Totals:
 class Report:
     """Callbacks while rows are read; they do nothing unless overridden."""
 
-    def created(self, schema: pa.Schema) -> None:
+    def report_schema(self, schema: pa.Schema) -> None:
         """Report that the stream was created, with columns inferred from the first rows."""
 
-    def left_out(self, source: str, names: tuple[str, ...]) -> None:
+    def report_left_out(self, source: str, names: tuple[str, ...]) -> None:
         """Report columns that the stream lacks."""
 
-    def bad(self, record: BadRecord) -> None:
+    def report_bad(self, record: BadRecord) -> None:
         """Report a skipped record."""
 
-    def progress(self, totals: Totals) -> None:
+    def report_progress(self, totals: Totals) -> None:
         """Report progress."""
 
 
@@ -236,7 +236,7 @@ class _Ingest:
                 interval=settings.interval,
             ) as writer:
                 if columns is None:
-                    self._report.created(writer.schema)
+                    self._report.report_schema(writer.schema)
                 try:
                     self._read_all(writer, dialect)
                 except PenstockError:
@@ -246,7 +246,7 @@ class _Ingest:
                 finally:
                     self._count(writer)
             self._count(writer)
-            self._report.progress(self._totals)
+            self._report.report_progress(self._totals)
         finally:
             for source in self._sources.values():
                 source.close()
@@ -354,12 +354,12 @@ class _Ingest:
                 if not self._settings.skip_bad:
                     raise item.error()
                 self._totals.bad += 1
-                self._report.bad(item)
+                self._report.report_bad(item)
             else:
                 self._append(item, writer)
             if first and source.left_out and source.left_out not in self._left_out:
                 self._left_out.add(source.left_out)
-                self._report.left_out(source.name, source.left_out)
+                self._report.report_left_out(source.name, source.left_out)
             first = False
             if self._stopped():
                 return
@@ -370,7 +370,7 @@ class _Ingest:
         self._totals.rows += rows.table.num_rows
         self._totals.read_bytes += rows.size_bytes
         self._count(writer)
-        self._report.progress(self._totals)
+        self._report.report_progress(self._totals)
 
     def _count(self, writer: PStreamWriter) -> None:
         self._totals.written_bytes = writer.metrics()["written_bytes"]

@@ -129,12 +129,12 @@ class MessageSource(Source):
             if isinstance(item, Bad):
                 yield self._bad(int(of[0]), item.why)
             else:
-                yield Rows(self._with_topics(item, messages, of), stop - start)
+                yield Rows(self._add_topics(item, messages, of), stop - start)
             start = stop
         self._count += len(messages)
         self.done = self._messages.ended
 
-    def _with_topics(
+    def _add_topics(
         self, rows: pa.Table, messages: Sequence[Message], of: np.ndarray[tuple[int], np.dtype[np.int64]]
     ) -> pa.Table:
         if self._topic is None:

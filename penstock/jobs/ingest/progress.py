@@ -13,15 +13,15 @@ from penstock.ddl import schema_text
 from penstock.jobs.ingest.ingest import Report, Totals
 from penstock.jobs.ingest.sources import BadRecord
 
-__all__ = ["Shown"]
+__all__ = ["ProgressLine"]
 
 _TOLD_RECORDS = 10
 _RATE_S = 1.0
 """The least time after which a rate is meaningful."""
 
 
-class Shown(Report):
-    """A line that changes on a terminal, and one line at the end.
+class ProgressLine(Report):
+    """Shows the counts in a line that changes on a terminal, and in one line at the end.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Shown(Report):
         )
         self._line = self._progress.add_task("waiting for rows", total=None)
 
-    def __enter__(self) -> Shown:
+    def __enter__(self) -> ProgressLine:
         """Begin to show."""
         self._progress.start()
         return self
@@ -61,21 +61,21 @@ class Shown(Report):
         if not self._quiet:
             self._progress.console.print(text, markup=False, soft_wrap=True)
 
-    def created(self, schema: pa.Schema) -> None:
+    def report_schema(self, schema: pa.Schema) -> None:
         """Show the inferred columns in the form of ``--schema``."""
         self._tell(f"columns: {schema_text(schema)}")
 
-    def left_out(self, source: str, names: tuple[str, ...]) -> None:
+    def report_left_out(self, source: str, names: tuple[str, ...]) -> None:
         """Show columns that the stream lacks."""
         self._tell(f"{source}: not in the stream, and left out: {', '.join(names)}")
 
-    def bad(self, record: BadRecord) -> None:
+    def report_bad(self, record: BadRecord) -> None:
         """Show the first skipped records."""
         self._told += 1
         if self._told <= _TOLD_RECORDS:
             self._tell(f"{record.source}:{record.line}: skipped, at byte {record.offset}: {record.why}")
 
-    def progress(self, totals: Totals) -> None:
+    def report_progress(self, totals: Totals) -> None:
         """Show the progress."""
         self._totals = totals
         self._progress.update(self._line, description=_line(totals))

@@ -208,7 +208,7 @@ class _Builder:
             return flow.join(
                 other, on=join.key, time=join.time, within=join.within, condition=join.condition,
                 unit=join.unit, updates=True, name="join",
-                **_given_fields(join, JoinArguments.__annotations__), **self._location,
+                **_collect_fields(join, JoinArguments.__annotations__), **self._location,
             )  # fmt: skip
 
     def _transactions(self, flow: Graph, database: DatabaseSection) -> Graph:
@@ -221,7 +221,7 @@ class _Builder:
             return flow.transactions(
                 procedure, time=database.time, keep=database.keep,
                 initial=tuple(database.initial), name="database",
-                **_given_fields(database, TransactionArguments.__annotations__), **self._location,
+                **_collect_fields(database, TransactionArguments.__annotations__), **self._location,
             )  # fmt: skip
 
     def _windows(self, flow: Graph, window: WindowSection) -> Graph:
@@ -285,11 +285,11 @@ class _Builder:
 
 def queue_options(queue: Queue, apply: Apply | None) -> dict[str, Any]:
     """Return the options of an update queue, with its function if it names one."""
-    options = _given_fields(queue, QueueArguments.__annotations__)
+    options = _collect_fields(queue, QueueArguments.__annotations__)
     return options | {"apply": apply} if queue.apply is not None else options
 
 
-def _given_fields(section: Section, names: Iterable[str]) -> dict[str, Any]:
+def _collect_fields(section: Section, names: Iterable[str]) -> dict[str, Any]:
     """Return the fields with these names that a section has, if not null."""
     values = {name: getattr(section, name, None) for name in names}
     return {name: value for name, value in values.items() if value is not None}

@@ -17,7 +17,7 @@ from penstock.errors import InternalError
 from penstock.jobs.pipelines.graph import SOURCE
 from penstock.jobs.pipelines.schemas import encoding_of
 from penstock.jobs.pipelines.sources import kafka_records, section
-from penstock.spark_ext.kafka.decode import decode_kafka, without_tombstones
+from penstock.spark_ext.kafka.decode import decode_kafka, drop_tombstones
 
 __all__ = ["decode_results", "decodes_late", "read_encoded"]
 
@@ -48,7 +48,7 @@ def read_encoded(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame
     with section(SOURCE):
         records = kafka_records(spark, source)
         if source.has_changes:
-            records = without_tombstones(records)
+            records = drop_tombstones(records)
         own = [sf.col(column).alias(f"kafka_{column}") for column in source.kafka_columns]
         return {SOURCE: records.select(*own, sf.col("value").alias(_VALUE))}
 

@@ -27,7 +27,7 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
     PipelineError
         If one cannot be written, with a line for each.
     """
-    if _on_cluster():
+    if _is_on_cluster():
         return
     problems = []
     for path, location, directory in written_places(pipeline):
@@ -48,7 +48,7 @@ def check_inputs(pipeline: Pipeline, document: Document) -> None:
     PipelineError
         If one is missing, with a line for each.
     """
-    if _on_cluster():
+    if _is_on_cluster():
         return
     problems = [
         describe(document.place(path), path, f"there is no {location}")
@@ -93,7 +93,7 @@ def nearest_directory(path: Path) -> Path:
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
 
 
-def _on_cluster() -> bool:
+def _is_on_cluster() -> bool:
     return any(name in os.environ for name in _ELSEWHERE)
 
 

@@ -52,12 +52,12 @@ def schema_of(source: Source | TableSection) -> pa.Schema:
     if isinstance(source, PStreamSource):
         return PStream(source.path).schema
     if isinstance(source, TableSection | SparkSource):
-        return _declared_schema(source.columns)
+        return _parse_nullable_schema(source.columns)
     if isinstance(source, KafkaSource):
         return _kafka_schema(source)
     if isinstance(source, FilesSource):
         if source.columns is not None:
-            return _declared_schema(source.columns)
+            return _parse_nullable_schema(source.columns)
         return pa.schema({"value": pa.string()}) if source.format == "text" else _schema_in_files(source)
     return _RATE
 
@@ -66,7 +66,7 @@ def _kafka_schema(source: KafkaSource) -> pa.Schema:
     own = _KAFKA.append(pa.field("headers", _HEADERS)) if source.has_headers else _KAFKA
     if source.value_format == "raw":
         return own
-    declared = _schema_of_values(source) if source.columns is None else _declared_schema(source.columns)
+    declared = _schema_of_values(source) if source.columns is None else _parse_nullable_schema(source.columns)
     if source.has_changes:
         declared = pa.schema([*declared, *parse_schema(CHANGE_COLUMNS)])
     named = [own.field(name).with_name(f"kafka_{name}") for name in source.kafka_columns]
@@ -83,7 +83,7 @@ def _schema_of_values(source: KafkaSource) -> pa.Schema:
     return as_arrow_of_spark(known_columns(source.decoded_format, schema, message, registry))
 
 
-def _declared_schema(text: str) -> pa.Schema:
+def _parse_nullable_schema(text: str) -> pa.Schema:
     """Return the columns of a DDL text, all nullable, as Spark's file readers return them."""
     return pa.schema([field.with_nullable(True) for field in parse_schema(text)])
 

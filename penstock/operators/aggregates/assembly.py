@@ -54,7 +54,7 @@ class Assembly:
     wraps: bool = False
 
     @classmethod
-    def of(cls, decomposition: Decomposition, *, wraps: bool = False) -> Assembly:
+    def from_decomposition(cls, decomposition: Decomposition, *, wraps: bool = False) -> Assembly:
         """Return the assembly of a decomposition."""
         divisions = _Divisions(decomposition)
         texts: dict[str, str] = {}

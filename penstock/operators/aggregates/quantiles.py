@@ -100,7 +100,7 @@ class QuantileSketches:
         self._waiting: list[tuple[npt.NDArray[Any], npt.NDArray[np.float64]]] = []
         self._rows = 0
 
-    def _of(self, slot: int) -> Any:
+    def _get(self, slot: int) -> Any:
         sketch = self._sketches.get(slot)
         if sketch is None:
             sketch = self._sketches[slot] = self._kll(self._size)
@@ -124,7 +124,7 @@ class QuantileSketches:
         begins = np.flatnonzero(np.diff(slots, prepend=-1))
         ends = np.append(begins, len(slots))[1:]
         for slot, begin, end in zip(slots[begins].tolist(), begins.tolist(), ends.tolist(), strict=True):
-            self._of(slot).update(values[begin:end])
+            self._get(slot).update(values[begin:end])
 
     def add_images(self, slots: npt.NDArray[Any], images: pa.Array[Any]) -> None:
         """Unite the sketches of slots with stored sketches."""

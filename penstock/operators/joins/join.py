@@ -201,7 +201,7 @@ class UpdateJoin:
     def _newest_matches(self, ids: Integers) -> pa.RecordBatch:
         """Return and record the newest match of each key that has a newer match than before."""
         left, right = self._sides
-        pairs = _Pairs.of(ids, left.head[ids], right.head[ids])
+        pairs = _Pairs.start(ids, left.head[ids], right.head[ids])
         limit = 1
         batches: list[pa.RecordBatch] = []
         while len(pairs.ids):
@@ -425,7 +425,7 @@ class _Pairs:
     partner: Integers
 
     @staticmethod
-    def of(ids: Integers, left: Integers, right: Integers) -> _Pairs:
+    def start(ids: Integers, left: Integers, right: Integers) -> _Pairs:
         """Return a cursor at the start of the lists."""
         return _Pairs(ids, left.copy(), right.copy(), np.full(len(ids), START))
 

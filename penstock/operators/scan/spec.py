@@ -207,7 +207,7 @@ class Fragments:
         The partials, with distinct names.
     delay_ms : int
         The watermark's delay behind the newest time if the delay is not a whole number of panes, else 0. Set
-        by `with_watermark`, which adds the partial `NEWEST`.
+        by `add_watermark`, which adds the partial `NEWEST`.
 
     Raises
     ------
@@ -236,7 +236,7 @@ class Fragments:
         told = any(partial.name == NEWEST for partial in self.partials)
         _require((self.delay_ms > 0) == told, "a delay goes with the newest time", delay_ms=self.delay_ms)
 
-    def with_watermark(self, delay_ms: int, time: str) -> Fragments:
+    def add_watermark(self, delay_ms: int, time: str) -> Fragments:
         """Return fragments that also have the newest time, if a watermark with this delay needs it.
 
         Parameters
@@ -347,10 +347,10 @@ class Scan:
             "select": None if self.select is None else dict(self.select),
             "latest_by": None
             if self.latest_by is None
-            else asdict(self.latest_by, dict_factory=_without_zero),
+            else asdict(self.latest_by, dict_factory=_drop_defaults),
             "fragments": None
             if self.fragments is None
-            else asdict(self.fragments, dict_factory=_without_zero),
+            else asdict(self.fragments, dict_factory=_drop_defaults),
         }
         return {name: value for name, value in document.items() if value is not None}
 
@@ -378,7 +378,7 @@ class Scan:
             raise InvalidUsageError(f"not the JSON of a scan: {error}") from None
 
 
-def _without_zero(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+def _drop_defaults(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return fields as a mapping, without those rare fields that have their default."""
     rare = (("log2_size", 0), ("delay_ms", 0), ("by_last", False))
     return {name: value for name, value in fields if (name, value) not in rare}

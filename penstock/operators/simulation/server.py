@@ -148,4 +148,4 @@ def _arrivals(stream: UpdateStream, trace: Trace, begin: int, end: int) -> Arriv
     columns = [pa.array(trace.keys[begin:end]), pa.array(np.arange(begin, end))]
     if stream.arrival:
         columns.append(pa.array(times).view(pa.timestamp("us")))
-    return Arrivals.of(stream, pa.RecordBatch.from_arrays(columns, schema=stream.schema), begin)
+    return Arrivals.from_rows(stream, pa.RecordBatch.from_arrays(columns, schema=stream.schema), begin)

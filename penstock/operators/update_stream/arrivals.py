@@ -60,7 +60,7 @@ class Arrivals:
     tied: Integers | None = None
 
     @staticmethod
-    def of(stream: UpdateStream, rows: pa.RecordBatch, position: int = 0, part: int = 0) -> Arrivals:
+    def from_rows(stream: UpdateStream, rows: pa.RecordBatch, position: int = 0, part: int = 0) -> Arrivals:
         """Return unconflated arrivals.
 
         Parameters

@@ -127,7 +127,7 @@ class Conflation:
     stream : UpdateStream
         Schema, key and time of the rows.
     part : int
-        The part of the micro-batch that the rows come from; see `Arrivals.of`.
+        The part of the micro-batch that the rows come from; see `Arrivals.from_rows`.
     held_bytes : int
         When the kept rows exceed these bytes, drop those that are no longer the newest of their keys.
 

@@ -21,7 +21,7 @@ from penstock.procedures.compiler.operations import COMPARISONS, NULL, OPERATORS
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.statements import procedure_text
 from penstock.procedures.plain.selection import PlainSelection, find_index
-from penstock.procedures.plain.words import WORDS, RejectedError, reject, with_scale
+from penstock.procedures.plain.words import WORDS, RejectedError, reject, to_scale
 from penstock.procedures.schema import MAX_DIGITS, Column, Kind, TableSpec, digits_of
 
 __all__ = ["PlainTable", "PlainTables", "fit", "fit_results", "python_rows"]
@@ -54,18 +54,18 @@ class _Row:
         if name == "__class__":
             return _Row
         # A column may have the name of one of `__slots__`.
-        values: dict[str, Any] = _existing(self)[2]
+        values: dict[str, Any] = _require_row(self)[2]
         return values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        table, key, values = _existing(self)
+        table, key, values = _require_row(self)
         stored_value = fit(table.spec.column(name), value)
         table.journal.append((table, key, dict(values)))
         table.changed.add(key)
         values[name] = stored_value
 
 
-def _existing(row: _Row) -> tuple[PlainTable, Key, dict[str, Any]]:
+def _require_row(row: _Row) -> tuple[PlainTable, Key, dict[str, Any]]:
     """Return table, key and values of a row. Refuse a deleted one, as the compiler does."""
     table, key, values = (object.__getattribute__(row, slot) for slot in ("_table", "_key", "_values"))
     if table.rows.get(key) is not values:
@@ -268,7 +268,7 @@ def fit(column: Column, value: Any) -> Any:
                 value = float(np.float32(value))
         return value
     if column.kind.scale is not None and type(value) in (int, Decimal):
-        value = with_scale(value, column.kind.scale)
+        value = to_scale(value, column.kind.scale)
         if not -(10**column.type.precision) < digits_of(value)[0] < 10**column.type.precision:
             raise RejectedError(OVERFLOW)
     if type(value) is not _PYTHON_TYPES[column.kind]:

@@ -12,7 +12,7 @@ from penstock.procedures.compiler.expressions import NO_ROW
 from penstock.procedures.compiler.operations import DIVISION_BY_ZERO, NULL, OVERFLOW
 from penstock.procedures.schema import digits_of
 
-__all__ = ["NO_BOUND", "WORDS", "RejectedError", "reject", "with_scale"]
+__all__ = ["NO_BOUND", "WORDS", "RejectedError", "reject", "to_scale"]
 
 NO_BOUND = object()
 """A null bound of a range."""
@@ -75,10 +75,10 @@ def _align(a: Any, b: Any) -> tuple[Any, Any]:
     if not all(type(number) in (int, Decimal) for number in (a, b)):
         raise InvalidUsageError("a decimal meets another kind", hint="convert with int(...) or float(...)")
     scale = max(digits_of(Decimal(number))[1] for number in (a, b))
-    return with_scale(a, scale), with_scale(b, scale)
+    return to_scale(a, scale), to_scale(b, scale)
 
 
-def with_scale(value: Any, scale: int) -> Decimal:
+def to_scale(value: Any, scale: int) -> Decimal:
     """Convert an integer or decimal to a decimal with an equal or larger scale."""
     digits, value_scale = digits_of(Decimal(value))
     if value_scale > scale:

@@ -231,7 +231,7 @@ class PlannedTransactions:
             DESCRIPTORS,
             as_arrow_of_spark(DESCRIPTORS),
             waits=False,
-            into=OperatorRows.into(sink, self.schema),
+            into=OperatorRows.bind(sink, self.schema),
             route=self.route.value,
             origin=self.operator.origin,
         )
@@ -259,7 +259,7 @@ def plan_transactions(
         buckets=1 if options.buckets is None and route is None else options.buckets,
         state_location=options.state_location or procedure.location,
     )
-    place = Stateful.of(df.sparkSession, name, options)
+    place = Stateful.plan(df.sparkSession, name, options)
     if place.buckets > 1:
         if options.batch is not None:
             raise InvalidUsageError(
@@ -290,7 +290,7 @@ def plan_transactions(
     parcels, reader, way = _parcels_of(df, packer)
     operator = replace(operator, reader=reader)
     if options.requests is not None:
-        asked = PlannedRequests.of(
+        asked = PlannedRequests.plan(
             df.sparkSession, options.requests, procedure.catalog, place.buckets, kind, name
         )
         parcels = parcels.union(asked.parcels)

@@ -141,7 +141,7 @@ def run_join(
 ) -> DataFrame:
     """Return the output of a join of update streams; see `update_join`."""
     check_streaming(left)
-    place = Stateful.of(left.sparkSession, name, options)
+    place = Stateful.plan(left.sparkSession, name, options)
     if not right.isStreaming:
         raise InvalidUsageError(
             "the right side of a join of update streams is not streaming",

@@ -183,8 +183,8 @@ def run_queue(
     """
     check_streaming(df)
     if options.delete_when is not None:
-        df = _with_deletes(df, options.delete_when)
-    place = Stateful.of(df.sparkSession, name, options)
+        df = _add_delete_column(df, options.delete_when)
+    place = Stateful.plan(df.sparkSession, name, options)
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
 
     def arrow(schema: StructType) -> pa.Schema:
@@ -232,7 +232,7 @@ def _lives(stream: UpdateStream, options: QueueOptions) -> Lives:
     return Lives(key, key if deleted is None else deleted)
 
 
-def _with_deletes(df: DataFrame, delete_when: str) -> DataFrame:
+def _add_delete_column(df: DataFrame, delete_when: str) -> DataFrame:
     """Return the rows with a column that marks deletes."""
     condition, columns = mark_deletes(delete_when, df.columns)
     kind = df.selectExpr(condition.text).schema[0].dataType

@@ -182,7 +182,7 @@ def update_window(
         buckets=buckets, nulls=nulls, state_location=state_location, retain_versions=retain_versions,
         late_to=late_to,
     )  # fmt: skip
-    place = Stateful.of(df.sparkSession, name, options)
+    place = Stateful.plan(df.sparkSession, name, options)
     if not isinstance(aggs, Mapping | None):
         raise InvalidUsageError(
             "aggs is not a mapping", got=type(aggs).__name__, hint="write aggs={'load': 'avg(value)'}"
@@ -194,7 +194,7 @@ def update_window(
     plan = plan_windows(
         df, key, time, size, slide, texts, options, session=session, unit=unit, buckets=place.buckets
     )
-    return replace(plan, plan=plan.plan.served(options)).results(place)
+    return replace(plan, plan=plan.plan.replace_options(options)).results(place)
 
 
 def plan_windows(
@@ -259,7 +259,7 @@ def plan_windows(
         size_ms = parse_ms("size", size)
         slide_ms = size_ms if slide is None else parse_ms("slide", slide)
         panes = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials)
-        fragments = panes.with_watermark(common["delay_ms"], TIME)
+        fragments = panes.add_watermark(common["delay_ms"], TIME)
         with _users_expressions(split):
             made = row_fragmenter(schema, fragments).schema
         plan = TimeWindowPlan(fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, **common)

@@ -183,7 +183,9 @@ class Packer:
 
     def _tell(self, newest: int) -> Iterator[pa.RecordBatch]:
         """Return a parcel without rows for each bucket, which tells the newest time of this partition."""
-        nothing = Arrivals.of(self.stream, pa.RecordBatch.from_pylist([], self.stream.schema)).to_batch()
+        nothing = Arrivals.from_rows(
+            self.stream, pa.RecordBatch.from_pylist([], self.stream.schema)
+        ).to_batch()
         facts = {_NEWEST: str(newest)} | ({_SIDE: self.side} if self.side else {})
         (payload,) = to_parcels([nothing.replace_schema_metadata(facts)], self.limits.parcels)
         for label in bucket_labels(self.buckets):
@@ -236,11 +238,11 @@ class Packer:
             chunk.append(batch)
             rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
             if self.limits.fill_chunk(rows, size_bytes):
-                yield Arrivals.of(self.stream, concat(chunk), position, part)
+                yield Arrivals.from_rows(self.stream, concat(chunk), position, part)
                 position += rows
                 chunk, rows, size_bytes = [], 0, 0
         if chunk:
-            yield Arrivals.of(self.stream, concat(chunk), position, part)
+            yield Arrivals.from_rows(self.stream, concat(chunk), position, part)
 
     def _split_by_bucket(self, arrivals: Arrivals) -> Iterator[tuple[int, bytes]]:
         """Cut arrivals into parcels, each for one bucket's label."""

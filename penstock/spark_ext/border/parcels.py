@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructField, StructType
 
-from penstock.checkpointing.p_unit import MAGIC, PUnit, decode, encode, packed_cascades
+from penstock.checkpointing.p_unit import MAGIC, PUnit, choose_packed_cascades, decode, encode
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import cast_to_schema
 
@@ -92,7 +92,9 @@ def _pack(batch: pa.RecordBatch) -> bytes | None:
     if any(field.metadata for field in batch.schema):
         return None
     try:
-        block = encode_table(batch, codecs=packed_cascades(batch.schema, floats="plain", others="plain"))
+        block = encode_table(
+            batch, codecs=choose_packed_cascades(batch.schema, floats="plain", others="plain")
+        )
     except InvalidUsageError:
         # Two columns of one name, or text that is not UTF-8, which Spark can have.
         return None

@@ -209,7 +209,7 @@ class Frames:
         finish = windows.plan.finish([step_text(step) for step in steps]) if self._ansi else None
         if finish is None or not same_types(finish.schemas(), schemas):
             return SinkInput(rows, rows.schema, readings, direct=False)
-        target = OperatorRows.into(options, rows.schema)
+        target = OperatorRows.bind(options, rows.schema)
         return SinkInput(windows.write_directly(place, finish, target), rows.schema, readings, direct=True)
 
     def state_of(self, end: Node) -> StatePlace | None:
@@ -223,7 +223,7 @@ class Frames:
         for node in find_stateful(end):
             with_options = UpdateQueue | UpdateUnion | Join | Transactions
             options = node.options if isinstance(node, with_options) else StateOptions()
-            place = Stateful.of(self._spark, _plain(node.name), self._locate(options))
+            place = Stateful.plan(self._spark, _plain(node.name), self._locate(options))
             return StatePlace(place.state_location, place.name)
         return None
 
@@ -326,7 +326,7 @@ class Frames:
 
     def _place(self, node: Node) -> Stateful:
         """Return the place of an operator of windows."""
-        return Stateful.of(self._spark, _plain(node.name), self._locate(StateOptions()))
+        return Stateful.plan(self._spark, _plain(node.name), self._locate(StateOptions()))
 
     def _plan_windows(self, node: Node, buckets: int) -> PlannedWindows:
         """Return the plan of an aggregate's windows."""
@@ -425,7 +425,11 @@ class Frames:
             )
         location = places[base.name]
         stream = PStream(location)
-        plan = Columns.of(stream.schema, names) if scan is None else Pushed.of(stream.schema, scan, buckets)
+        plan = (
+            Columns.select(stream.schema, names)
+            if scan is None
+            else Pushed.bind(stream.schema, scan, buckets)
+        )
         self._readers[location] += 1
         number = self._readers[location]
         reader = self._name if number == 1 else f"{self._name}-{number}"

@@ -78,7 +78,7 @@ def plan_assembly(node: Assemble, parcels: DataFrame) -> PlannedWindows:
         extreme=node.aggregate.extreme,
     )
     columns = [f"{field.name} {field.type}" for field in reader.inputs[0].schema]
-    return PlannedWindows(plan.served(node.window.options), parcels, tuple(columns))
+    return PlannedWindows(plan.replace_options(node.window.options), parcels, tuple(columns))
 
 
 def pack_rows(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
@@ -161,7 +161,7 @@ def plan_count_windows(node: Aggregate, rows: DataFrame, buckets: int) -> Planne
         unit=None if pa.types.is_timestamp(window.schema.field(window.time).type) else window.time_unit,
         buckets=buckets,
     )
-    plan = planned_windows.plan.served(window.options)
+    plan = planned_windows.plan.replace_options(window.options)
     # A time without zone is in UTC, as in a reader's fragments.
     output = [
         theirs if isinstance(ours.dataType, NullType) else ours
@@ -258,7 +258,7 @@ class ByWindow:
         names, partials = value_names(split.partials), partials_of_values(split.partials)
         projection = {name: quote(name) for name in groups} | {name: text for text, name in names.items()}
         fragments = Fragments(1, START_COLUMN, "us", (_SIZE, *groups), partials)
-        return cls(projection, fragments, Assembly.of(split, wraps=wraps))
+        return cls(projection, fragments, Assembly.from_decomposition(split, wraps=wraps))
 
     @property
     def read(self) -> list[Column]:

@@ -24,7 +24,7 @@ from penstock.spark_ext.kafka.binary import (
 )
 from penstock.spark_ext.kafka.debezium import decode_debezium, read_change
 
-__all__ = ["decode_kafka", "without_tombstones"]
+__all__ = ["decode_kafka", "drop_tombstones"]
 
 _RECORD: Final = "__penstock_record"
 
@@ -96,7 +96,7 @@ def decode_kafka(
     declared = None if columns is None else cast("StructType", StructType.fromDDL(columns))
     changes: list[str] = []
     if format in ("debezium", "debezium_avro"):
-        records = without_tombstones(records)
+        records = drop_tombstones(records)
         changes = cast("StructType", StructType.fromDDL(CHANGE_COLUMNS)).names
     place_columns = (
         ["value", *sorted({"topic", "partition", "offset"} & {*records.columns})] if reject_to else []
@@ -142,6 +142,6 @@ def _decode_json(text: Column, table: StructType) -> Column:
     return sf.from_json(text, schema, {"columnNameOfCorruptRecord": BAD_RECORD})
 
 
-def without_tombstones(records: DataFrame) -> DataFrame:
+def drop_tombstones(records: DataFrame) -> DataFrame:
     """Leave out records without a value, which Debezium sends after each delete for Kafka's compaction."""
     return records.where(sf.col("value").isNotNull())

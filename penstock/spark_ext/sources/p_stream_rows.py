@@ -114,7 +114,7 @@ class OperatorRows:
     writer: str | None
 
     @classmethod
-    def into(cls, given: Mapping[str, str], schema: StructType) -> OperatorRows:
+    def bind(cls, given: Mapping[str, str], schema: StructType) -> OperatorRows:
         """Return the writer of rows of a schema.
 
         Parameters

@@ -171,10 +171,10 @@ def _scan_of(options: ReadOptions, stored: pa.Schema, columns: Sequence[str] | N
     if options.transactions:
         from penstock.spark_ext.sources.transaction_scan import TransactionScan
 
-        return TransactionScan.of(stored, options.transactions)
+        return TransactionScan.parse(stored, options.transactions)
     if options.scan:
-        return Pushed.of(stored, options.scan, options.buckets, options.lookup)
-    return Columns.of(stored, columns)
+        return Pushed.bind(stored, options.scan, options.buckets, options.lookup)
+    return Columns.select(stored, columns)
 
 
 def _plan_scan(options: ReadOptions, stream: PStream, schema: StructType) -> _Scan:
@@ -184,7 +184,7 @@ def _plan_scan(options: ReadOptions, stream: PStream, schema: StructType) -> _Sc
     if options.scan:
         # The scanner takes long to load and made this schema in `PStreamDataSource.schema`.
         return Pushed(options.scan, stream.schema, schema, options.buckets, options.lookup)
-    scan = Columns.of(stream.schema, options.columns or tuple(schema.names))
+    scan = Columns.select(stream.schema, options.columns or tuple(schema.names))
     check_same(schema, scan.spark, stream.files.location)
     # A schema given to Spark may differ in nullability.
     return replace(scan, spark=schema)

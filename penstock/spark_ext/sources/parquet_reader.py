@@ -101,7 +101,7 @@ def read_parquet(
     InvalidUsageError
         If the source has no path, or the scan does not fit its columns.
     """
-    pushed = Pushed.of(source.columns, scan, buckets, lookup)
+    pushed = Pushed.bind(source.columns, scan, buckets, lookup)
     skip_size_of_each_row(spark)
     files = _files(spark, source)
     # Spark reads only row numbers. Here `&` is a fifth faster than a remainder.

@@ -44,7 +44,7 @@ class Columns:
     spark: StructType
 
     @classmethod
-    def of(cls, stored: pa.Schema, names: Sequence[str] | None) -> Columns:
+    def select(cls, stored: pa.Schema, names: Sequence[str] | None) -> Columns:
         """Return the selection of columns of a p-stream by name; by default all.
 
         Raises
@@ -103,7 +103,7 @@ class Pushed:
     lookup: str | None = None
 
     @classmethod
-    def of(
+    def bind(
         cls, stored: pa.Schema, scan: Scan, buckets: int | None = None, lookup: str | None = None
     ) -> Pushed:
         """Return the scan, bound to a p-stream.

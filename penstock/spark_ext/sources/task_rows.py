@@ -138,7 +138,7 @@ class LateStream:
     name: str
 
     @classmethod
-    def at(cls, location: str | os.PathLike[str], name: str, columns: StructType, state: str) -> LateStream:
+    def open(cls, location: str | os.PathLike[str], name: str, columns: StructType, state: str) -> LateStream:
         """Return the writer into the p-stream at a location, which is created if it does not exist.
 
         Parameters

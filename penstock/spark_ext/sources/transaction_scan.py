@@ -58,7 +58,7 @@ class TransactionScan:
         return PARCELS
 
     @classmethod
-    def of(cls, stored: pa.Schema, text: str) -> TransactionScan:
+    def parse(cls, stored: pa.Schema, text: str) -> TransactionScan:
         """Return the scan of the option ``transactions``."""
         fields: dict[str, Any] = json.loads(text)
         read = StructType.fromJson(fields["columns"])

@@ -21,10 +21,10 @@ from pyspark.sql.types import StructType
 from penstock._clock import new_id
 from penstock.spark_ext.border.spark_versions import ReadLimit, SupportsTriggerAvailableNow
 
-__all__ = ["WakeSource", "with_wake"]
+__all__ = ["WakeSource", "add_wake"]
 
 
-def with_wake(df: DataFrame) -> DataFrame:
+def add_wake(df: DataFrame) -> DataFrame:
     """Return `df` so that its query runs one micro-batch at each start, even without new input."""
     spark = df.sparkSession
     spark.dataSource.register(WakeSource)

@@ -164,9 +164,9 @@ class QueryCopy:
         own_state = self.old / _STATE / str(except_pointers_of)
         for name, keeps in (
             (_SOURCES, None),
-            (_STATE, lambda file: _up_to(_VERSIONED, file, self.batch + 1)),
-            (_COMMITS, lambda file: _up_to(_NUMBERED, file, self.batch)),
-            (_OFFSETS, lambda file: _up_to(_NUMBERED, file, self.batch)),
+            (_STATE, lambda file: _is_up_to(_VERSIONED, file, self.batch + 1)),
+            (_COMMITS, lambda file: _is_up_to(_NUMBERED, file, self.batch)),
+            (_OFFSETS, lambda file: _is_up_to(_NUMBERED, file, self.batch)),
         ):
             for directory, _, files in os.walk(self.old / name):
                 target = self.unfinished / Path(directory).relative_to(self.old)
@@ -378,6 +378,6 @@ def _copy_file(old: Path, new: Path) -> None:
     _durable.replace(new, hidden)
 
 
-def _up_to(pattern: re.Pattern[str], name: str, last: int) -> bool:
+def _is_up_to(pattern: re.Pattern[str], name: str, last: int) -> bool:
     match = pattern.fullmatch(name)
     return match is None or int(match[1]) <= last

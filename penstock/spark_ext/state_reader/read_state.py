@@ -144,7 +144,7 @@ def read_state(
         # The specification of each kind of operator is nested, and many functions take it apart.
         file = place.files.path_of(SPECIFICATION_FILE)
         raise CorruptDataError("the file describes no operator", file=file) from error
-    numbered = _with_place(view.schema)
+    numbered = _number_columns(view.schema)
     arrow = as_arrow_schema(numbered, large=large)
     # Each number is a separate partition: one bucket a task.
     numbers = spark.range(0, len(places), 1, max(len(places), 1))
@@ -246,6 +246,6 @@ def _choose_operator(operators: list[Operator], query: str | None, name: str | N
     )
 
 
-def _with_place(schema: StructType) -> StructType:
+def _number_columns(schema: StructType) -> StructType:
     """Return `schema` with names that Spark's Arrow functions find; they do not find names with dots."""
     return StructType([StructField(f"c{i}", field.dataType) for i, field in enumerate(schema)])

@@ -108,7 +108,7 @@ def read_pointer_files(state: Files, batch: int, labels: Iterable[int], run: Run
                 operator = state.child(facts.name)
                 partitions = partitions_of(operator)
                 if partitions:
-                    held[int(facts.name)] = _held_by(operator, partitions, batch + 1, all_labels, run)
+                    held[int(facts.name)] = _read_held(operator, partitions, batch + 1, all_labels, run)
     except _UNKNOWN:
         return None
     return held
@@ -196,7 +196,7 @@ def _schemas(content: bytes) -> list[list[dict[str, Any]]]:
     return schemas
 
 
-def _held_by(
+def _read_held(
     operator: Files, partitions: int, version: int, labels: list[int], run: Run
 ) -> dict[int, Pointer]:
     placed = partition_labels(labels, partitions)

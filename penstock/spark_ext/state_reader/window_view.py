@@ -82,7 +82,7 @@ class _Places:
         """The name of the column for the start of a pane."""
         return "pane_row" if isinstance(self.kind, LongType) else "pane_start"
 
-    def of(self, panes: npt.NDArray[np.int64]) -> pa.Array[Any]:
+    def to_starts(self, panes: npt.NDArray[np.int64]) -> pa.Array[Any]:
         """Return the starts of panes; null for `NEVER`."""
         there = panes != NEVER
         begins = pa.array(np.where(there, panes, 0) * self.step, mask=~there)
@@ -138,7 +138,7 @@ class WindowView:
         if self.table == _KEYS:
             return [*state.groups_of(ids), *self._key_columns(cells)]
         owner, pane, _, *values = block.columns
-        return [*state.groups_of(ids[owner.to_numpy()]), self.places.of(pane.to_numpy()), *values]
+        return [*state.groups_of(ids[owner.to_numpy()]), self.places.to_starts(pane.to_numpy()), *values]
 
     def _key_columns(self, cells: pa.RecordBatch) -> list[pa.Array[Any]]:
         """Return the stored columns of groups in a window queue, as `_cell_columns` names them."""
@@ -147,11 +147,11 @@ class WindowView:
         waits, busy = of["candidate"] != NEVER, of["service"] != FREE
 
         def starts(name: str, there: npt.NDArray[np.bool_]) -> pa.Array[Any]:
-            return self.places.of(np.where(there, np.where(there, of[name], 0) * slide, NEVER))
+            return self.places.to_starts(np.where(there, np.where(there, of[name], 0) * slide, NEVER))
 
         under = np.where(of["service"] == READY, "ready", "idle")
         columns = [
-            self.places.of(of["newest"]),
+            self.places.to_starts(of["newest"]),
             pa.array(waits),
             starts("candidate", waits),
             pa.array(of["rank"], mask=~waits),
@@ -250,7 +250,7 @@ def sides_view(stored: Stored, table: str | None) -> SidesView:
 def _entries(block: pa.RecordBatch, layout: WindowLayout, places: _Places) -> list[pa.Array[Any]]:
     width = len(layout.groups)
     groups, panes, values = block.columns[:width], block.column(width), block.columns[width + 1 :]
-    return [*groups, places.of(panes.to_numpy()), *values]
+    return [*groups, places.to_starts(panes.to_numpy()), *values]
 
 
 def _entry_columns(layout: WindowLayout, places: _Places) -> list[StructField | Ours]:

@@ -31,7 +31,7 @@ from penstock.checkpointing.trace import trace
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError, PenstockError
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
-from penstock.state_store.cache import CachedState, Found, StateCache
+from penstock.state_store.cache import CachedState, LoadedState, StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
 from penstock.state_store.location import QUERY_NAME, SPECIFICATION_FILE
 from penstock.state_store.snapshot_rule import SnapshotRule
@@ -276,7 +276,7 @@ class BucketTask(Generic[S]):
     def _run_recorded(
         self,
         store: BucketStore,
-        held: Found[S],
+        held: LoadedState[S],
         parcels: Iterable[Parcel],
         task_share: TaskShare,
         clock: Clock,
@@ -293,7 +293,7 @@ class BucketTask(Generic[S]):
             except ConflictError:
                 # Another attempt was faster, and its output may have been seen.
                 held.state.close()
-                held.become(_CACHE.take(store, held.handle.pointer, self.operator.new_state))
+                held.replace_with(_CACHE.take(store, held.handle.pointer, self.operator.new_state))
                 heard = RecordedClock(clock, record.read() or [])
                 batches, metrics = self.operator.run(held.state, parcels, task_share, heard)
         return batches, metrics

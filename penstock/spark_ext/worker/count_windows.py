@@ -29,9 +29,9 @@ __all__ = [
     "CountWindowPlan",
     "RowOrderPacker",
     "arriving_rows",
-    "in_micros",
-    "in_steps",
     "row_fragments",
+    "to_micros",
+    "to_steps",
 ]
 
 FIRST_TIME, LAST_TIME = f"{RESERVED_PREFIX}first_time", f"{RESERVED_PREFIX}last_time"
@@ -97,7 +97,7 @@ class CountWindowPlan(WindowPlan):
     @property
     def delay_panes(self) -> int:
         """The delay of the watermark behind the newest row, in steps of the time."""
-        return in_steps(self.delay_ms, self.fragments.time_unit)
+        return to_steps(self.delay_ms, self.fragments.time_unit)
 
     @property
     def window(self) -> list[Any]:
@@ -109,19 +109,19 @@ class CountWindowPlan(WindowPlan):
         return None
 
     def _bounds(self) -> tuple[Column, Column]:
-        first, last = (in_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))
+        first, last = (to_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))
         return first, last
 
 
 _STEPS = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
-def in_steps(duration_ms: int, unit: TimeUnit) -> int:
+def to_steps(duration_ms: int, unit: TimeUnit) -> int:
     """Return a duration in steps of a time, rounded up."""
     return -(-duration_ms * _STEPS[unit] // 1000)
 
 
-def in_micros(name: str, unit: TimeUnit) -> Column:
+def to_micros(name: str, unit: TimeUnit) -> Column:
     """Return a column of times as microseconds, rounded down."""
     if unit == "ns":
         return sf.expr(f"({name} - pmod({name}, 1000)) div 1000")

@@ -69,7 +69,7 @@ class PlannedRequests:
     answers: AnswerWriter
 
     @staticmethod
-    def of(
+    def plan(
         spark: SparkSession,
         location: str | os.PathLike[str],
         catalog: Catalog,

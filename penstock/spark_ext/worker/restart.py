@@ -92,7 +92,7 @@ def start_again(query: StreamingQuery) -> StreamingQuery | None:
     InvalidUsageError
         If the query has no checkpoint, or its sink cannot go on after a start.
     """
-    start = _started_by(query)
+    start = _find_start(query)
     if start is None:
         return None
     writer, *arguments = start.args
@@ -119,11 +119,11 @@ def was_available_now(query: StreamingQuery) -> bool:
 
     Behind Spark Connect, only the writer that started it in this process knows.
     """
-    start = _started_by(query)
+    start = _find_start(query)
     return is_available_now(query, None if start is None else start.args[0])
 
 
-def _started_by(query: StreamingQuery) -> functools.partial[StreamingQuery] | None:
+def _find_start(query: StreamingQuery) -> functools.partial[StreamingQuery] | None:
     # Users may wrap a query, by a class of their own.
     call: functools.partial[StreamingQuery] | None = getattr(query, _START, None)
     return call
@@ -133,12 +133,12 @@ def _note_settings(setter: Callable[..., DataStreamWriter]) -> Callable[..., Dat
     """Return a setter that also notes the settings in the writer's `_SETTINGS`."""
 
     @functools.wraps(setter)
-    def noted(writer: DataStreamWriter, /, *arguments: Any, **options: Any) -> DataStreamWriter:
+    def note_and_set(writer: DataStreamWriter, /, *arguments: Any, **options: Any) -> DataStreamWriter:
         settings = vars(writer).setdefault(_SETTINGS, {})
         settings.update(_settings_in(setter, writer, arguments, options))
         return setter(writer, *arguments, **options)
 
-    return noted
+    return note_and_set
 
 
 def _settings_in(
@@ -166,22 +166,22 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
     - `UnavailableError` if the file system of the state refuses.
     """
 
-    def noted_start(
+    def note_and_start(
         writer: DataStreamWriter, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> StreamingQuery:
         query = start(writer, *arguments, **options)
-        vars(query)[_START] = functools.partial(checked, writer, *arguments, **options)
+        vars(query)[_START] = functools.partial(check_and_start, writer, *arguments, **options)
         return query
 
     @functools.wraps(start)
-    def checked(writer: DataStreamWriter, /, *arguments: Any, **options: Any) -> StreamingQuery:
+    def check_and_start(writer: DataStreamWriter, /, *arguments: Any, **options: Any) -> StreamingQuery:
         settings = vars(writer).get(_SETTINGS, {}) | _settings_in(start, writer, arguments, options)
         checkpoint = _checkpoint_of(writer, settings)
         _check_whole(checkpoint)
         operators = _operators_of(writer)
         tasks = list(operators.values())
         if not tasks:
-            return noted_start(writer, arguments, options)
+            return note_and_start(writer, arguments, options)
         if settings.get(_OUTPUT_MODE, _APPEND).lower() != _APPEND:
             raise InvalidUsageError(
                 "Penstock's operators support only the output mode append",
@@ -201,7 +201,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
             name, has_commits = settings.get(_QUERY_NAME, checkpoint), _has_commits(checkpoint)
             _log_notes(tasks, _id_in(checkpoint), name, has_commits=has_commits)
         try:
-            query = noted_start(writer, arguments, options)
+            query = note_and_start(writer, arguments, options)
         except Py4JJavaError as error:  # an unknown sink, or a file system that refuses
             raise failure_of(error, "the query cannot start") from None
         try:
@@ -212,7 +212,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
             raise
         return query
 
-    return checked
+    return check_and_start
 
 
 def _has_commits(checkpoint: str | None) -> bool:

@@ -33,7 +33,7 @@ from penstock.spark_ext.border.connection import analyzed_plan, check_own_reader
 from penstock.spark_ext.border.parcels import SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.foreach_batch import batch_of_setting
-from penstock.spark_ext.sources.wake import with_wake
+from penstock.spark_ext.sources.wake import add_wake
 from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
 from penstock.spark_ext.worker.python_workers import prepare_workers
 from penstock.spark_ext.worker.restart import plan_task
@@ -92,7 +92,7 @@ class Stateful:
     retain_versions: int
 
     @staticmethod
-    def of(spark: SparkSession, name: str, options: StateOptions) -> Stateful:
+    def plan(spark: SparkSession, name: str, options: StateOptions) -> Stateful:
         """Return the place of an operator in a query of a session.
 
         Raises
@@ -160,7 +160,7 @@ class Stateful:
         )
         timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
         if waits:
-            parcels = with_wake(parcels)
+            parcels = add_wake(parcels)
         function = _BucketFunction(
             plan_task(parcels.sparkSession, task, route),
             task,

@@ -14,7 +14,7 @@ from penstock.ddl import quote
 from penstock.operators.scan.spec import Fragments, Partial, TimeUnit
 from penstock.spark_ext.border.types import as_arrow_of_spark
 from penstock.spark_ext.border.window_packing import EntryPacker
-from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME, in_micros, in_steps
+from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME, to_micros, to_steps
 from penstock.spark_ext.worker.window_plan import WINDOW, WindowPlan, spark_windows
 from penstock.windows.finish import Finish, Step
 from penstock.windows.layout import START, SessionLayout, WindowLayout
@@ -130,7 +130,7 @@ class SessionWindowPlan(WindowPlan):
             tuple(self._in_steps.field(partial.name).type for partial in partials),
             dict(self.decomposition.times),
             rows,
-            in_steps(self.gap_ms, self.fragments.time_unit),
+            to_steps(self.gap_ms, self.fragments.time_unit),
             bounds=(FIRST_TIME, LAST_TIME),
             assembly=self.assembly,
         )
@@ -152,7 +152,7 @@ class SessionWindowPlan(WindowPlan):
     @property
     def delay_panes(self) -> int:
         """The delay of the watermark behind the newest row, in steps of the time."""
-        return in_steps(self.delay_ms, self.fragments.time_unit)
+        return to_steps(self.delay_ms, self.fragments.time_unit)
 
     @property
     def window(self) -> list[Any]:
@@ -164,5 +164,5 @@ class SessionWindowPlan(WindowPlan):
         return None
 
     def _bounds(self) -> tuple[Column, Column]:
-        first, last = (in_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))
+        first, last = (to_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))
         return first, last + 1000 * self.gap_ms

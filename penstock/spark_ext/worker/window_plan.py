@@ -98,7 +98,7 @@ class WindowPlan(ABC):
     wraps: bool = False
     dropped: StructType | None = None
 
-    def served(self, options: WindowOptions) -> WindowPlan:
+    def replace_options(self, options: WindowOptions) -> WindowPlan:
         """Return the same windows, served in another way.
 
         Parameters
@@ -130,7 +130,7 @@ class WindowPlan(ABC):
     @property
     def assembly(self) -> Assembly:
         """The computation of aggregates from windows."""
-        return Assembly.of(self.decomposition, wraps=self.wraps)
+        return Assembly.from_decomposition(self.decomposition, wraps=self.wraps)
 
     @abstractmethod
     def packer(self, buckets: int) -> EntryPacker:
@@ -195,7 +195,7 @@ class WindowPlan(ABC):
         if self.options.late_to is not None and place is not None:
             if self.dropped is None:
                 raise InternalError("the rows of windows do not reach their buckets")
-            late = LateStream.at(
+            late = LateStream.open(
                 absolute_location(self.options.late_to), place.name, self.dropped, place.state_location
             )
         return WindowOperator(

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["Token", "TokenCursor", "tokenize", "without_comments"]
+__all__ = ["Token", "TokenCursor", "strip_comments", "tokenize"]
 
 _SPACE: Final = re.compile(r"\s+")
 _LINE_COMMENT: Final = re.compile(r"--(?:\\\n|[^\r\n])*\r?\n?")
@@ -68,7 +68,7 @@ def tokenize(text: str) -> list[Token]:
     return [*tokens, Token("end", "", len(text), len(text))]
 
 
-def without_comments(text: str) -> str:
+def strip_comments(text: str) -> str:
     """Replace each comment by a blank, as Spark does."""
     if "--" not in text and "/*" not in text:
         return text

@@ -119,7 +119,7 @@ class Keys:
     hashes: Words
 
     @staticmethod
-    def of(words: Words, starts: Positions) -> Keys:
+    def from_words(words: Words, starts: Positions) -> Keys:
         """Return the keys with their hashes."""
         return Keys(words, starts, hash_words(words, starts))
 
@@ -170,12 +170,12 @@ class KeyCodec:
             starts = np.arange(count + 1, dtype=np.int64) * total
             fixed = [_fixed_words(column, width) for column, width in zip(columns, self._widths, strict=True)]
             if len(fixed) == 1:
-                return Keys.of(fixed[0], starts)
+                return Keys.from_words(fixed[0], starts)
             matrix = np.concatenate(
                 [part.reshape(count, width) for part, width in zip(fixed, self._widths, strict=True)],
                 axis=1,
             )
-            return Keys.of(np.ascontiguousarray(matrix).reshape(-1), starts)
+            return Keys.from_words(np.ascontiguousarray(matrix).reshape(-1), starts)
         sizes = np.zeros(count, np.int64)
         for column, width in zip(columns, self._widths, strict=True):
             if width:
@@ -194,7 +194,7 @@ class KeyCodec:
                 _put_fixed(part, width, words, at)
             else:
                 _put_bytes(part[0], part[1], words, at)
-        return Keys.of(words, starts)
+        return Keys.from_words(words, starts)
 
     def decode(self, words: Words, starts: Positions) -> list[pa.Array[Any]]:
         """Return the key columns of the keys that begin at `starts` in `words`."""

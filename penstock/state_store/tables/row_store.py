@@ -162,7 +162,7 @@ class RowStore:
             If there is more text than one array can hold.
         """
         if not self._columns:
-            return _without_columns(self.schema, len(locations))
+            return _make_rows_without_columns(self.schema, len(locations))
         if found is not None and found.all():
             found = None
         if found is not None:
@@ -423,7 +423,7 @@ def _run(locations: Positions) -> _Where:
     return locations
 
 
-def _without_columns(schema: pa.Schema, count: int) -> pa.RecordBatch:
+def _make_rows_without_columns(schema: pa.Schema, count: int) -> pa.RecordBatch:
     """Return a batch of `count` rows and no columns, which `RecordBatch.from_arrays` cannot make."""
     rows = pa.Array.from_buffers(pa.struct([]), count, [None])
     return pa.RecordBatch.from_struct_array(rows).replace_schema_metadata(schema.metadata)

@@ -50,7 +50,7 @@ class GroupRanges:
     high: Integers
 
     @classmethod
-    def of(cls, entries: PanePartials, groups: int = 0) -> GroupRanges:
+    def select_all(cls, entries: PanePartials, groups: int = 0) -> GroupRanges:
         """Select all entries. `low` and `high` have at least `groups` elements."""
         counts = np.bincount(entries.ids, minlength=groups)
         high = np.cumsum(counts)
@@ -136,7 +136,7 @@ def merge_sorted(parts: Iterable[PanePartials], *, free_span: int = FREE_SPAN) -
     if all(int(a.panes.max()) <= int(b.panes.min()) for a, b in pairwise(there)):
         groups = max(int(part.ids[-1]) for part in there) + 1
         if is_narrow(groups * len(there), rows, free_span):
-            return concat_by_group([GroupRanges.of(part) for part in there])
+            return concat_by_group([GroupRanges.select_all(part) for part in there])
         whole = PanePartials.concat(there)
         return whole.take(sort_order(whole.ids, np.arange(rows), free_span=free_span))
     whole = PanePartials.concat(there)
@@ -180,13 +180,13 @@ def combine_by_group(layout: WindowLayout, parts: Iterable[PanePartials], pane: 
     pane : int
         The pane of the combined entries.
     """
-    each = [_of_groups(layout, part, pane) for part in parts if len(part)]
+    each = [_select_first_of_groups(layout, part, pane) for part in parts if len(part)]
     if len(each) == 1:
         return each[0]
-    return _of_groups(layout, merge_sorted(each), pane) if each else PanePartials.none(layout)
+    return _select_first_of_groups(layout, merge_sorted(each), pane) if each else PanePartials.none(layout)
 
 
-def _of_groups(layout: WindowLayout, entries: PanePartials, pane: int) -> PanePartials:
+def _select_first_of_groups(layout: WindowLayout, entries: PanePartials, pane: int) -> PanePartials:
     low = np.flatnonzero(np.diff(entries.ids, prepend=-1))
     ids, values = entries.ids[low], entries.values
     if len(low) < len(entries):

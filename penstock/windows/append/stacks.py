@@ -65,7 +65,7 @@ class Stacks:
         self.border = border
         self._layout = layout
         self._front_slack = limits.front_slack
-        self._front = GroupRanges.of(front, groups)
+        self._front = GroupRanges.select_all(front, groups)
         """The front entries that are still needed."""
         ends = self._front.high[front.ids]
         each = np.arange(len(front))
@@ -116,15 +116,17 @@ class Stacks:
         leaving, staying = self._front.split(start)
         groups = np.flatnonzero(staying.low < staying.high)
         suffixes = self._suffixes.take(staying.low[groups])
-        _, open_ = GroupRanges.of(held).split(begin)
+        _, open_ = GroupRanges.select_all(held).split(begin)
         strays, open_ = open_.split(start)
         inner, open_ = open_.split(end)
         new, later = open_.split(after)
         if len(strays):
-            leaving = GroupRanges.of(merge_sorted([concat_by_group([leaving]), concat_by_group([strays])]))
+            leaving = GroupRanges.select_all(
+                merge_sorted([concat_by_group([leaving]), concat_by_group([strays])])
+            )
         shared = combine_by_group(self._layout, [suffixes, self._total, concat_by_group([inner])], end - 1)
         # Within a group, the panes of each part precede the panes of the next part.
-        needed = concat_by_group([leaving, GroupRanges.of(shared), new])
+        needed = concat_by_group([leaving, GroupRanges.select_all(shared), new])
         before, after_border = inner.split(self.border)
         moved = concat_by_group([replace(after_border, high=new.high)])
         self._back.add(moved)
@@ -137,4 +139,4 @@ class Stacks:
         _, self._front = self._front.split(pane)
         if self._front_slack * len(self._front) < len(self._front.entries):
             self._suffixes = concat_by_group([replace(self._front, entries=self._suffixes)])
-            self._front = GroupRanges.of(concat_by_group([self._front]), len(self._front.low))
+            self._front = GroupRanges.select_all(concat_by_group([self._front]), len(self._front.low))

@@ -138,7 +138,7 @@ class Fragmenter:
             self._finish()
             for codes, group in zip(self._codes, groups, strict=True):
                 codes.direct = codes.direct and not group.null_count
-        columns = [codes.of(group) for codes, group in zip(self._codes, groups, strict=True)]
+        columns = [codes.encode(group) for codes, group in zip(self._codes, groups, strict=True)]
         if self._numbered and len(self._codes[0]) >= len(self._table):
             # There are more numbers than places in the table, so numbers are hashed from now on.
             self._hashed = True

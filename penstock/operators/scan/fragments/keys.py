@@ -61,7 +61,7 @@ class Codes:
         """Return the number of numbered values."""
         return len(self._known)
 
-    def of(self, array: pa.Array[Any]) -> npt.NDArray[Any]:
+    def encode(self, array: pa.Array[Any]) -> npt.NDArray[Any]:
         """Return the number of each value. A null is -1, unless values are their own numbers."""
         if self.direct and not array.null_count:
             return bare_values(array)
