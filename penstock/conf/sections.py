@@ -400,7 +400,7 @@ class PipelineSections(Section):
 
     @property
     def planned_persist(self) -> Persist | dict[str, Persist]:
-        """The persistence to plan; `auto` only for pipelines with windows or another p-stream."""
+        """The planner's `persist`; ``auto`` has an effect only with windows or another p-stream."""
         persist = self.persist
         some = "always" in (persist.values() if isinstance(persist, dict) else (persist,))
         return persist if some or self.window is not None else "never"

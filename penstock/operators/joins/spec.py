@@ -33,8 +33,8 @@ class JoinedStream:
     ttl : int, optional
         How long a key lives without a tuple of either side, in the same steps; by default for ever.
     tells_silent : bool
-        Whether a key stays until its time to live has passed, so that its last time can be told. Otherwise it
-        leaves earlier if no future match needs it.
+        Whether a key stays until its time to live has passed, so that a silent key's last time can be
+        reported. Otherwise a key leaves as soon as no future match needs it.
 
     Attributes
     ----------

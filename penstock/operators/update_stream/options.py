@@ -1,4 +1,4 @@
-"""Checks of single options: budgets, weights, durations, columns, choices; free of kernels."""
+"""Checks of single options (budgets, weights, durations, columns, choices), without any kernel."""
 
 from __future__ import annotations
 

@@ -127,7 +127,8 @@ class Program:
     transactions : tuple of range
         The stages of each transaction.
     lookups : tuple of str or None
-        For each look-up whose key the event determines: the list whose elements it looks up, if any.
+        For each look-up whose key the event determines: if the keys are the elements of a list, the list's
+        name; else None.
     """
 
     name: str

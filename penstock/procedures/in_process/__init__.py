@@ -1,1 +1,1 @@
-"""Databases in one process: their tables in memory, and the command log of those in a directory."""
+"""Databases in one process: their tables in memory. A database in a directory also has a command log."""

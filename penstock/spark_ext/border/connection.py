@@ -309,7 +309,7 @@ def _p_stream_options_of_client(df: DataFrame) -> dict[str, str] | None:
 
 @dataclass(frozen=True)
 class Shared(Generic[_T]):
-    """A value that goes with a function, in place of Spark's broadcast."""
+    """A value that is serialized with a function, as Spark Connect has no broadcast."""
 
     value: _T
 

@@ -44,8 +44,8 @@ class ParcelLimits:
     parcel_bytes : int
         The approximate limit of a parcel's rows.
     min_packed_bytes, sample_rows, max_packed_share : int, int, float
-        Batches of at least this many bytes are packed if that shrinks a sample of this many rows to less
-        than this share.
+        A batch is packed if it has at least `min_packed_bytes`, and packing shrinks a sample of `sample_rows`
+        to less than `max_packed_share` of its bytes.
     """
 
     parcel_bytes: int = 16 << 20

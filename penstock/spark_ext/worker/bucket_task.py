@@ -179,7 +179,8 @@ class BucketTask(Generic[S]):
     sweep_batches : int
         The number of micro-batches between two syncs and sweeps of a bucket's directory.
     origin : mapping
-        Facts of a start, as JSON values. Those of the first are stored with the operator's description.
+        Facts of a start, as JSON values. The facts of the first start are stored with the operator's
+        description.
     """
 
     name: str

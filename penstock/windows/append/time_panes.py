@@ -139,7 +139,7 @@ class TimePanes(Panes):
         return mask
 
     def _forget_silent(self) -> None:
-        """Do nothing with stacks, which hold group numbers; see `Panes._forget_silent`."""
+        """Renumber groups if many have no partials and there are no stacks, which also hold group numbers."""
         if self._stacks is None:
             super()._forget_silent()
 
