@@ -30,6 +30,7 @@ import xxhash
 from penstock.compression.abc import check_version
 from penstock.compression.choice.chooser import Chooser
 from penstock.compression.column import MAX_BYTES, Block, encode
+from penstock.compression.empty_rows import rows_without_columns
 from penstock.compression.node import Reader, put_varint
 from penstock.errors import CorruptDataError, InvalidUsageError
 
@@ -257,8 +258,7 @@ class TableBlock:
                     column=name,
                 )
         if not arrays:
-            nothing: Any = pa.Array.from_buffers(pa.struct([]), stop - start, [None])
-            return pa.RecordBatch.from_struct_array(nothing)
+            return rows_without_columns(stop - start)
         fields = [
             pa.field(name, array.type, self._nullable[name])
             for name, array in zip(names, arrays, strict=True)

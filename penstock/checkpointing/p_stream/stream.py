@@ -41,7 +41,7 @@ from penstock.checkpointing.p_unit import PUnit, encode
 from penstock.checkpointing.trace import trace
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 
-__all__ = ["EARLIEST", "LATEST", "PStream", "Trimmed"]
+__all__ = ["EARLIEST", "LATEST", "PStream", "Trimmed", "is_settled"]
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -394,9 +394,7 @@ class PStream:
         # List first, so that segments committed afterwards are kept.
         self.refresh()
         names = self.log.segments()
-        return [
-            fact for fact in listed if fact.name not in names and _is_settled(fact.name, self.log.writers)
-        ]
+        return [fact for fact in listed if fact.name not in names and is_settled(fact.name, self.log.writers)]
 
     def cut_back(self, writer: str, session: str = "") -> int:
         """Delete the uncommitted segments of a writer's attempts; return their number.
@@ -426,14 +424,14 @@ class PStream:
             if fact.name not in names
             and (owner := writer_of(fact.name))
             and owner[0] == writer
-            and (alone or _is_settled(fact.name, self.log.writers))
+            and (alone or is_settled(fact.name, self.log.writers))
         ]
         for name in orphans:
             self.segments.delete(name)
         return len(orphans)
 
 
-def _is_settled(segment: str, writers: Mapping[str, WriterState]) -> bool:
+def is_settled(segment: str, writers: Mapping[str, WriterState]) -> bool:
     """Return whether the batch of a segment is in the log, so that no later commit can name it."""
     owner = writer_of(segment)
     if owner is None:

@@ -10,13 +10,12 @@ import pyarrow as pa
 
 from penstock.checkpointing.files import FileFacts, Files
 from penstock.checkpointing.p_stream.log_record import Commit, Segment
-from penstock.checkpointing.p_stream.segments import writer_of
-from penstock.checkpointing.p_stream.stream import PStream
+from penstock.checkpointing.p_stream.stream import PStream, is_settled
 
 __all__ = ["Garbage", "Reader", "Survey", "Writer", "delete_garbage", "is_p_stream", "survey_p_stream"]
 
 _DESCRIPTION = "p-stream"
-_UNFINISHED = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.tmp")
+_UNFINISHED = re.compile(r"^\.(?P<name>.+)\.[0-9a-f]{32}\.tmp$")
 _ENTRY = re.compile(r"(?P<number>\d{20})\.(?:entry|start)")
 _NOTES = re.compile(r".+-(?P<number>\d+)")
 
@@ -168,7 +167,9 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
     needed = min(progress.values(), default=stream.start)
     named = {segment.name for commit in commits for segment in commit.segments}
     loose = [fact for fact in segments if fact.name not in named]
-    settled = [fact for fact in loose if _is_settled(stream, fact)]
+    settled = [
+        fact for fact in loose if is_settled(_UNFINISHED.sub(r"\g<name>", fact.name), stream.log.writers)
+    ]
     garbage = [Garbage(stream.segments, fact.name, fact.size_bytes) for fact in settled]
     garbage += [Garbage(stream.files.child("log"), fact.name, fact.size_bytes) for fact in _old_entries(log)]
     for name, facts in notes.items():
@@ -197,14 +198,6 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
         sum(fact.size_bytes for fact in loose) - sum(fact.size_bytes for fact in settled),
         tuple(_damage(stream, commits, segments)),
     )
-
-
-def _is_settled(stream: PStream, fact: FileFacts) -> bool:
-    """Return whether the batch of a segment is in the log, so that no later commit can name it."""
-    unfinished = _UNFINISHED.fullmatch(fact.name)
-    owner = writer_of(unfinished["name"] if unfinished else fact.name)
-    state = stream.log.writers.get(owner[0]) if owner else None
-    return owner is not None and state is not None and owner[1] <= state.batch
 
 
 def _old_entries(log: Iterable[FileFacts]) -> Iterator[FileFacts]:

@@ -131,11 +131,8 @@ class Scanner:
 
     def _read(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.Table]:
         for piece, block in blocks:
-            if self._columns:
-                read = block.read(self._columns, piece.first, piece.stop, keep_dictionary=True)
-                yield pa.Table.from_batches([read])
-            else:
-                yield _rows_without_columns(piece.stop - piece.first)
+            rows = block.read(self._columns, piece.first, piece.stop, keep_dictionary=True)
+            yield pa.Table.from_batches([rows])
 
     def scan_tables(
         self, tables: Iterable[pa.Table], most_fragments: int | None = None
@@ -326,10 +323,6 @@ def _decode_dictionaries(rows: pa.Table) -> pa.Table:
 
 def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def _rows_without_columns(rows: int) -> pa.Table:
-    return pa.Table.from_batches([pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))])
 
 
 def _known_type(expression: Expression, schema: pa.Schema) -> pa.DataType:

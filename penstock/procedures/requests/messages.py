@@ -17,6 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.compression.empty_rows import rows_without_columns
+
 __all__ = ["ANSWERS", "REQUESTS", "decode_values", "encode_values"]
 
 REQUESTS = pa.schema([
@@ -92,7 +94,7 @@ def _rows(texts: Iterable[str], schema: pa.Schema) -> pa.RecordBatch:
     if not all(isinstance(value, dict) for value in values):
         raise TypeError("a JSON text is no object")
     if not schema:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * len(values), pa.struct([])))
+        return rows_without_columns(len(values))
     arrays = []
     for field in schema:
         array = pa.array([_value(value.get(field.name), field.type) for value in values], field.type)

@@ -30,6 +30,7 @@ from pyspark.errors import PySparkTypeError, UnsupportedOperationException
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType
 
+from penstock.compression.empty_rows import rows_without_columns
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import cast
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
@@ -231,7 +232,7 @@ def convert(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 def _assemble(arrays: Sequence[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
     if not arrays:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+        return rows_without_columns(rows)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

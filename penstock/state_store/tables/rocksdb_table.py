@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import rocksdict
 
+from penstock.compression.empty_rows import rows_without_columns
 from penstock.errors import InternalError, InvalidUsageError, UnavailableError
 from penstock.state_store.keys.key_set import KeySet
 from penstock.state_store.keys.key_words import Keys, Positions, Words
@@ -342,8 +343,7 @@ class RocksdbTable:
         data, starts = _concatenate(entries)
         schema = self._layout.value_schema
         if not len(schema):
-            empty = pa.Array.from_buffers(pa.struct([]), len(starts[order]), [None])
-            return pa.RecordBatch.from_struct_array(empty)
+            return rows_without_columns(len(starts[order]))
         return pa.RecordBatch.from_arrays(self._values.decode(data, starts[order]), schema=schema)
 
     def _decode_keys(self, entries: list[bytes]) -> list[pa.Array[Any]]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock._kernels import kernel
+from penstock.compression.empty_rows import rows_without_columns
 from penstock.state_store.keys.key_index import grow
 from penstock.state_store.keys.key_words import Positions
 from penstock.state_store.tables.row_codec import Bytes, RowCodec, byte_ranges, from_byte_ranges, is_bytes
@@ -162,7 +163,7 @@ class RowStore:
             If there is more text than one array can hold.
         """
         if not self._columns:
-            return _make_rows_without_columns(self.schema, len(locations))
+            return rows_without_columns(len(locations)).replace_schema_metadata(self.schema.metadata)
         if found is not None and found.all():
             found = None
         if found is not None:
@@ -421,12 +422,6 @@ def _run(locations: Positions) -> _Where:
     if count > 1 and locations[-1] - locations[0] == count - 1 and bool(np.all(np.diff(locations) == 1)):
         return slice(int(locations[0]), int(locations[-1]) + 1)
     return locations
-
-
-def _make_rows_without_columns(schema: pa.Schema, count: int) -> pa.RecordBatch:
-    """Return a batch of `count` rows and no columns, which `RecordBatch.from_arrays` cannot make."""
-    rows = pa.Array.from_buffers(pa.struct([]), count, [None])
-    return pa.RecordBatch.from_struct_array(rows).replace_schema_metadata(schema.metadata)
 
 
 def _fit(array: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
