@@ -67,7 +67,7 @@ class Buckets:
         return other
 
     def records(self) -> dict[Any, Any]:
-        """Return what is stored of each key, its waiting tuple, and when that arrived."""
+        """Return each key's record, its waiting tuple, and the arrival time of this tuple."""
         found: dict[Any, Any] = {}
         for queue in self.queues:
             for unit in queue.snapshot():

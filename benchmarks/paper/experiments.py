@@ -115,8 +115,8 @@ class _CutCase(NamedTuple):
 def _rates_9(slow: int, load: str) -> Floats:
     """Return the update rate of each key, in updates a unit.
 
-    ``"fast keys"``: a fast key has a tenth of an update in a unit whatever the number of slow ones is, a
-    slow key a hundredth. ``"all keys"``: together they have one update in a unit.
+    ``"fast keys"``: a fast key has 0.1 updates in a unit, a slow key 0.01, for any number of slow keys.
+    ``"all keys"``: together they have one update in a unit.
     """
     rates = np.full(_KEYS_9, 1.0 / _KEYS_9)
     rates[:slow] /= _FASTER_9

@@ -51,7 +51,7 @@ class _OneKeyCase(NamedTuple):
 
 
 def _one_key_case(case: _OneKeyCase) -> dict[str, Any]:
-    """Run one key with one tuple in each unit of time, which takes one to serve."""
+    """Run one key with one tuple in each unit of time; serving takes one unit."""
     slide = case.size if case.windows == TUMBLING else 1
     outcomes: list[WindowOutcome]
     if case.semantics == APPEND:

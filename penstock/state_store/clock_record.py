@@ -8,8 +8,9 @@ a record replays the readings.
 
 A record is a file beside the versions of a bucket, ``<number>-<file id of the parent>.clock``, where the
 number is the version that follows the parent. It is a p-unit, and becomes garbage by the same rule as a
-version (`penstock.state_store.bucket_store`). If the file system cannot tell that a name is taken, concurrent
-attempts may differ; successive attempts do not.
+version (`penstock.state_store.bucket_store`). If the file system cannot create a file exclusively, two
+attempts that run at the same time may use different readings. Attempts that run one after the other use the
+same.
 """
 
 from __future__ import annotations

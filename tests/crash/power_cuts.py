@@ -38,7 +38,7 @@ class Running(Protocol):
     """The runner of the queries."""
 
     def check(self) -> None:
-        """Fail if a query has."""
+        """Fail if a query has failed."""
 
     def cut(self) -> None:
         """Cut the power, and end whatever uses the disks."""

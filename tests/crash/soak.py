@@ -32,7 +32,7 @@ def size_of(directory: Path) -> tuple[int, int]:
 
 
 def main(minutes: float) -> int:
-    """Run for some minutes; return 0 where disk use came back to its bound."""
+    """Run for some minutes; return 0 if disk use has returned to its bound."""
     with tempfile.TemporaryDirectory(prefix="soak-") as name, Chain(Path(name)) as chain:
         directory = Path(name)
         sink = directory / "sink"

@@ -50,7 +50,7 @@ class Killed(BaseException):
 
 
 class KillPoints(dict[str, str]):
-    """Armed fail points of which each kills sometimes."""
+    """Fail points, each of which kills at random."""
 
     def __init__(self, draw: Random) -> None:
         self.draw = draw
@@ -207,7 +207,7 @@ def stroll(
 ) -> list[dict[str, Any]]:
     """Run a query with kills at moments drawn from `seed`; return the trace, or add it to `events`.
 
-    State and p-streams are in the directory `data`, an object store for example, or else in `place`.
+    State and p-streams are in `data`, for example in an object store, or by default in `place`.
     """
     events = [] if events is None else events
     draw = Random(seed)

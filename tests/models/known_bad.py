@@ -99,7 +99,7 @@ def takes_tuples_as_they_arrive(patch: Patch) -> None:
 
 
 def reads_what_is_not_durable(patch: Patch) -> None:
-    """Pass on p-units of a source that cannot replay before they are durable."""
+    """Pass p-units on before they are durable, although their source cannot replay them."""
     write = PStream.write
 
     def eager(self: PStream, unit: StreamUnit, *, retained: bool = True) -> list[PersistTask]:

@@ -1,4 +1,4 @@
-"""Deviations are those of the values, however large their mean is beside them, and Spark's own otherwise."""
+"""Deviations lose no precision if the mean is much larger; NaN and infinities are treated as in Spark."""
 
 from __future__ import annotations
 

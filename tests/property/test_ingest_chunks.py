@@ -39,7 +39,7 @@ class Memory(ByteSource):
         self._lengths = [*sorted(min(length, len(content)) for length in lengths), len(content)]
 
     def grow(self) -> bool:
-        """Have more bytes; say whether there are."""
+        """Add bytes to the file; return whether any were left to add."""
         del self._lengths[:1]
         return bool(self._lengths)
 

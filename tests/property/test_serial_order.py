@@ -1,4 +1,4 @@
-"""Random tables, skews, abort ratios and micro-batch cuts end as the serial run does, byte for byte."""
+"""For random tables, skews, abort ratios and micro-batches, the result equals the serial run's bytes."""
 
 from __future__ import annotations
 

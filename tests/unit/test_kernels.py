@@ -1,4 +1,4 @@
-"""Kernels mean what their Python says, are compiled once for all processes, and find a place for it."""
+"""Kernels: they compute what their Python code does, are compiled once for all processes, and are cached."""
 
 from __future__ import annotations
 

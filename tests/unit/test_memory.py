@@ -1,4 +1,4 @@
-"""A process keeps memory that is free, for what comes next."""
+"""A process keeps free memory for the next task."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def names(place: Path) -> set[str]:
 
 
 def made(place: Path, planned: int, committed: int, versions: int = 0) -> Path:
-    """Make a checkpoint that has come so far."""
+    """Make a checkpoint with these micro-batches."""
     write(place / "metadata", b'{"id":"x"}')
     offsets(place, *range(planned + 1))
     commits(place, *range(committed + 1))

@@ -232,7 +232,7 @@ def _close(k: int, closed: int, now_us: int, events: Integers, state: State) -> 
 
 @kernel
 def _start(k: int, pane: int, now_us: int, events: Integers, state: State) -> None:
-    """If `pane` starts a window of an eager key, empty the enqueue side and let the key wait with it."""
+    """If `pane` starts a window of an eager key, empty the enqueue side; the key waits with this window."""
     key_rows, _, registers, _, _, _ = state
     window = _mru_e(pane, registers[SLIDE])
     newest = key_rows[k, NEWEST]
@@ -404,8 +404,8 @@ def finish(ids: Integers, pending_us: Integers, booked_us: Integers, state: Stat
     Parameters
     ----------
     pending_us, booked_us : int64 arrays
-        Output: completion time of the oldest pending window of each key, and time up to which that staleness
-        is booked.
+        Output: the completion time of each key's oldest pending window, and the time up to which its
+        staleness is booked.
     """
     key_rows, _, registers, _, _, _ = state
     for i in range(ids.shape[0]):

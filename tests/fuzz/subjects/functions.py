@@ -71,7 +71,7 @@ def _check_part(case: Case, texts: list[str]) -> None:
 
 
 def _check_filters(case: Case, rows: DataFrame, texts: list[str]) -> None:
-    """Count in a window, where examples are the filters of aggregates."""
+    """Compare aggregates in a window whose filters are the examples."""
     counted = {
         f"n{n}": f"count(*) FILTER (WHERE ({text}) IS NOT NULL and k>0)" for n, text in enumerate(texts)
     }

@@ -90,7 +90,7 @@ def _tried(step: Any, otherwise: Graph) -> Graph:
 
 
 def _in_spark(node: Node, source: DataFrame) -> DataFrame:
-    """Return what a graph means."""
+    """Return the graph's result, computed by Spark."""
     if isinstance(node, Source):
         return source
     rows = [_in_spark(above, source) for above in node.inputs]
