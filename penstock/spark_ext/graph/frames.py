@@ -424,12 +424,8 @@ class Frames:
                 source=base.name,
             )
         location = places[base.name]
-        stream = PStream(location)
-        plan = (
-            Columns.select(stream.schema, names)
-            if scan is None
-            else Pushed.bind(stream.schema, scan, buckets)
-        )
+        stored = PStream(location).schema
+        plan = Columns.select(stored, names) if scan is None else Pushed.bind(stored, scan, buckets)
         self._readers[location] += 1
         number = self._readers[location]
         reader = self._name if number == 1 else f"{self._name}-{number}"
