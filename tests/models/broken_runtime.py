@@ -1,4 +1,4 @@
-"""Ways to break the runtime. The replay of a trace has to find each."""
+"""Ways to break the runtime. The replay of a trace must detect each of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def releases_before_the_checkpoint(patch: Patch) -> None:
 
 
 def trims_before_the_release(patch: Patch) -> None:
-    """Trim a p-stream by what was written, not by what its readers released."""
+    """Trim all written rows of a p-stream, not only those that its readers have released."""
     patch.setattr(PStream, "_needed", lambda self: self.end)
 
 
@@ -84,7 +84,7 @@ def commits_a_batch_twice(patch: Patch) -> None:
 
 
 def recovers_from_what_was_planned(patch: Patch) -> None:
-    """Go on behind the rows of a micro-batch that was planned and is not committed."""
+    """Skip the rows of a micro-batch that was planned but is not committed."""
     progress = GraphDirectory.progress
 
     def too_new(self: GraphDirectory, query: str) -> QueryProgress:
@@ -95,7 +95,7 @@ def recovers_from_what_was_planned(patch: Patch) -> None:
 
 
 def recovers_state_that_is_not_committed(patch: Patch) -> None:
-    """Take the newest file of a bucket for the one that Spark's pointer names."""
+    """Load the newest file of a bucket, not the one that Spark's pointer names."""
     run = BucketTask.run
 
     def newest(self: Any, query: str, batch: int, bucket: int, pointer: Any, *args: Any) -> Any:
@@ -110,7 +110,7 @@ def recovers_state_that_is_not_committed(patch: Patch) -> None:
 
 
 def deletes_by_age(patch: Patch) -> None:
-    """Delete old files, though the chain of a newer version has them."""
+    """Delete old files that are still in the chain of a newer version."""
 
     def old(self: BucketStore, held: Handle) -> list[str]:
         newest = held.pointer.version if held.pointer else 0
@@ -121,7 +121,7 @@ def deletes_by_age(patch: Patch) -> None:
 
 
 def deletes_before_the_commit(patch: Patch) -> None:
-    """Sweep by a version that was just written, of which no pointer has arrived."""
+    """Sweep as if a version that was just written were committed."""
     commit = BucketStore.commit
 
     def eager(self: BucketStore, state: Any, held: Handle) -> Handle:
@@ -137,7 +137,7 @@ def deletes_before_the_commit(patch: Patch) -> None:
 
 
 def reads_what_is_not_committed(patch: Patch) -> None:
-    """Plan rows behind the end of the p-stream."""
+    """Plan rows that do not exist yet, after the end of the p-stream."""
     latest = _StreamReader.latestOffset
 
     def beyond(self: Any, start: dict[str, Any], limit: Any) -> dict[str, Any]:

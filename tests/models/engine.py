@@ -46,7 +46,7 @@ _QUERY_ID, _GRAPH, _BUCKETS = "0b3c", "graph", 2
 
 
 class Killed(BaseException):
-    """The process is killed here, which nothing in it catches."""
+    """The process is killed here. No code of the process catches this."""
 
 
 class KillPoints(dict[str, str]):
@@ -92,7 +92,7 @@ class Engine:
         self.task = BucketTask("rows", f"{data}/state", Remember(), _BUCKETS, _BUCKETS)
 
     def append(self, commits: int) -> None:
-        """Append rows to the source, in commits of their own."""
+        """Append rows to the source, each part as a commit."""
         with PStreamWriter(f"{self.data}/source", SCHEMA, threads=1, interval="1ms") as writer:
             at = writer.clock.get("n", 0)
             for _ in range(commits):

@@ -1,4 +1,4 @@
-"""Broken persistence protocols; the state machine of `tests/property/test_protocol.py` has to find each."""
+"""Broken persistence protocols. The state machine of `tests/property/test_protocol.py` must detect each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Patch = pytest.MonkeyPatch
 
 
 def releases_before_the_commit(patch: Patch) -> None:
-    """Take what a sink has been sent for what it has."""
+    """Regard all p-units that were sent to a sink as written."""
     commit = PersistentOperatorGraph._commit
 
     def eager(self: PersistentOperatorGraph, sink: str, unit: StreamUnit) -> list[Task]:
@@ -27,7 +27,7 @@ def releases_before_the_commit(patch: Patch) -> None:
 
 
 def completes_a_checkpoint_early(patch: Patch) -> None:
-    """Record a checkpoint when each operator has stored one p-unit of its snapshot."""
+    """Record a checkpoint too early: when each operator has stored only one p-unit of its snapshot."""
     stored = PersistentOperatorGraph._stored
 
     def eager(self: PersistentOperatorGraph, operator: str, part: str, content: Any) -> list[Task]:
@@ -57,7 +57,7 @@ def forgets_the_results(patch: Patch) -> None:
 
 
 def forgets_what_comes_between_markers(patch: Patch) -> None:
-    """Leave out of snapshots what comes from inputs that have not sent their marker."""
+    """Leave p-units of inputs that have not sent their marker out of snapshots."""
     on_unit = FTOperator.on_unit
 
     def deaf(self: FTOperator, stream: str, unit: StreamUnit) -> Any:
@@ -70,7 +70,7 @@ def forgets_what_comes_between_markers(patch: Patch) -> None:
 
 
 def takes_what_it_has_already(patch: Patch) -> None:
-    """Do not drop p-units by PV in."""
+    """Take p-units again that were received before (PV in)."""
     on_unit = FTOperator.on_unit
 
     def greedy(self: FTOperator, stream: str, unit: StreamUnit) -> Any:
@@ -81,7 +81,7 @@ def takes_what_it_has_already(patch: Patch) -> None:
 
 
 def shows_what_is_out_already(patch: Patch) -> None:
-    """Do not drop what a sink has by its clock."""
+    """Write p-units again that a sink already has, according to its clock."""
 
     def greedy(self: PersistentOperatorGraph, sink: str, unit: StreamUnit) -> list[Task]:
         if not unit.rows:
@@ -94,7 +94,7 @@ def shows_what_is_out_already(patch: Patch) -> None:
 
 
 def takes_tuples_as_they_arrive(patch: Patch) -> None:
-    """Do not wait for the other inputs, and log no order."""
+    """Process a tuple before the other inputs have one, without a log of the order."""
     patch.setattr(FTOperator, "_next", lambda self: next((s for s in self.inputs if self.queues[s]), None))
 
 
@@ -112,13 +112,13 @@ def reads_what_is_not_durable(patch: Patch) -> None:
 
 
 def releases_what_open_windows_need(patch: Patch) -> None:
-    """Take all that was consumed for all that is needed."""
+    """Compute the needed tuples as if an operator needed none of the tuples that it has consumed."""
     for function in (Join, Total, Window):
         patch.setattr(function, "needed", lambda self, state: {})
 
 
 def discards_before_the_record_is_dropped(patch: Patch) -> None:
-    """Let release markers start while the record of a checkpoint still says that it is complete."""
+    """Start release markers while a checkpoint that they make useless is still recorded as complete."""
     release = PersistentOperatorGraph._release
 
     def eager(self: PersistentOperatorGraph, dropped: int) -> list[Task]:
@@ -137,7 +137,7 @@ def forgets_what_was_prepared(patch: Patch) -> None:
 
 
 def acknowledges_what_was_received(patch: Patch) -> None:
-    """Acknowledge to a source all that came from it."""
+    """Acknowledge all received tuples to a source."""
     receive = PersistentOperatorGraph.receive
 
     def eager(self: PersistentOperatorGraph, source: str, offset: int, rows: Any) -> list[Task]:

@@ -1,10 +1,9 @@
-"""The requests of a recovery, and hence the data that nobody needs.
+"""The requests of a recovery. All other data is not needed.
 
 The same function answers both questions. `requests` goes through the graph against the topological order:
-each operator is asked for its stream from some offset on, finds where it would have to start again for
-that, and asks its inputs in turn. Recovery does what it says; garbage collection releases what it would not
-ask for. It sees nothing but what is durable, so what is released is needed by no recovery, whenever the
-crash comes.
+each operator is asked for its stream from some offset on, finds where it would have to start again for that,
+and asks its inputs in turn. Recovery makes these requests; garbage collection releases all data that is not
+requested. The function sees only durable facts, so no recovery needs released data, whenever the crash comes.
 
 There are two places to start from: the last complete checkpoint, or, with empty states, the results that
 were committed last, whose lineage says what the next ones depend on. A place from which sources would have
@@ -61,7 +60,7 @@ class Facts:
 
     @classmethod
     def none(cls, topology: Topology) -> Facts:
-        """Return what is known before anything happened."""
+        """Return the facts at the start, when nothing is durable."""
         return cls(
             committed={name: topology.origin(sink.stream) for name, sink in topology.sinks.items()},
             checkpoint=None,

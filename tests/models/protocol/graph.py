@@ -32,11 +32,11 @@ Edge = tuple[str, str]
 
 
 class PersistentOperatorGraph:
-    """All operators of one recovery unit, their channels, and who coordinates them.
+    """All operators of one recovery unit, their channels, and their coordination.
 
-    It does nothing by itself. Its driver calls, in any order: `receive` when a source sends; `deliver` for
-    an edge of `ready`, which moves one marker or one p-unit; `completed` for a task whose effect is
-    durable; the two ``insert_`` methods when a marker is due. Each returns the tasks that come of it.
+    It does nothing by itself. Its driver calls, in any order: `receive` when a source sends; `deliver` for an
+    edge of `ready`, which moves one marker or one p-unit; `completed` for a task whose effect is durable; the
+    two ``insert_`` methods when a marker is due. Each call returns the tasks that follow from it.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class PersistentOperatorGraph:
         return self._sorted(effects) + self.collect()
 
     def receive(self, source: str, offset: int, rows: Sequence[Any]) -> list[Task]:
-        """Take tuples from an external source; those that came before are dropped.
+        """Take tuples from an external source. Tuples that were received before are dropped.
 
         Raises
         ------
@@ -189,7 +189,7 @@ class PersistentOperatorGraph:
         return [CommitTask(sink, unit, "prepare" if spec.transactional else "commit")]
 
     def completed(self, task: Task) -> list[Task]:
-        """Take the news that the effect of a task is durable."""
+        """Note that the effect of a task is durable."""
         match task:
             case QueryTask(name):
                 operator = self.operators[name]
@@ -224,7 +224,7 @@ class PersistentOperatorGraph:
         return [] if self._missing or self.checkpoint is None else [CompleteTask(self.checkpoint)]
 
     def collect(self) -> list[Task]:
-        """Release what a recovery would not ask for now, if that is more than before."""
+        """Release the tuples that a recovery would not request now, if they are more than before."""
         asked = requests(self.topology, self.facts)
         first = asked.checkpoint
         if first is None:

@@ -71,7 +71,7 @@ class StreamUnit:
 
     @property
     def end(self) -> int:
-        """The offset of the tuple that follows this p-unit."""
+        """The offset of the next tuple after this p-unit."""
         return self.offset + len(self.rows)
 
     @property
@@ -109,7 +109,7 @@ class Lineage:
 
     @property
     def entries(self) -> Sequence[tuple[int, VectorClock]]:
-        """What is remembered, oldest first."""
+        """The remembered clocks, oldest first."""
         return tuple(self._entries)
 
     def add(self, end: int, clock: VectorClock) -> None:
@@ -132,5 +132,5 @@ class Lineage:
         return self._entries[found][1]
 
     def forget(self, offset: int) -> None:
-        """Forget what nothing at `offset` or after depends on."""
+        """Forget the clocks on which no tuple from `offset` on depends."""
         del self._entries[: max(bisect_right(self._entries, offset, key=lambda entry: entry[0]) - 1, 0)]

@@ -1,4 +1,4 @@
-"""One operator of the graph: its queues, its state, and what it does when a marker or a p-unit comes."""
+"""One operator of the graph: its queues, its state, and how it handles markers and p-units."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class FTOperator:
         return effects
 
     def prepare_checkpoint(self, checkpoint: int) -> Pending:
-        """Note what the snapshot is made of. Nothing of it changes later, so nothing is copied."""
+        """Note the parts of the snapshot. They never change later, so they are not copied."""
         restart = Restart(
             offset=self.offset,
             end=self.stream.end,
@@ -274,7 +274,7 @@ class FTOperator:
         return effects + self.send_ack(ReleaseMarker(clock))
 
     def send_ack(self, marker: ReleaseMarker) -> list[Send]:
-        """Return a release marker for each operator before this one."""
+        """Return release markers for the operators upstream of this one."""
         return [Send(stream, self.name, marker) for stream in self.inputs]
 
     def on_unit(self, stream: str, unit: StreamUnit) -> list[Task | Send]:
@@ -311,7 +311,7 @@ class FTOperator:
         return [QueryTask(self.name)]
 
     def queried_now(self) -> list[Task | Send]:
-        """Work through the queues, and write one p-unit of results (lines 26 to 28).
+        """Process the queued tuples, and write one p-unit of results (lines 26 to 28).
 
         Queues, state and results change together, so that every snapshot sees all of it or nothing.
         """

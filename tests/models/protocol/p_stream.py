@@ -58,7 +58,7 @@ class PStream:
         self._readers[reader] = sum(unit.end <= offset for unit in self._units)
 
     def write(self, unit: StreamUnit, *, retained: bool = True) -> list[PersistTask]:
-        """Append what is new of a p-unit, and return what has to be done before it is read.
+        """Append the new tuples of a p-unit; return the tasks that must be completed before it is read.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ class PStream:
         return [PersistTask(unit)]
 
     def persisted(self, unit: StreamUnit) -> None:
-        """Let a p-unit be read, for it is durable."""
+        """Let readers read a p-unit, which is now durable."""
         self._waiting.discard(self._first + self._units.index(unit))
 
     def read(self, reader: str) -> StreamUnit | None:

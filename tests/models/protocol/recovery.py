@@ -84,7 +84,7 @@ class Recovery:
         self._times.append(self._clock())
 
     def progress_recovery(self) -> None:
-        """Find out what came out, which checkpoint is complete, and what is durable.
+        """Find out which results were committed, which checkpoint is complete, and which p-units are durable.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class Recovery:
         return restart
 
     def upstream_requesting(self) -> None:
-        """Find out what to load and where every operator starts again, and cut off what is useless.
+        """Find out which p-units to load and where each operator starts again; delete the useless p-units.
 
         Raises
         ------

@@ -67,7 +67,7 @@ class Storage(Protocol):
         """Delete an operator's p-units of the checkpoints before `below`."""
 
     def prepare(self, sink: str, unit: StreamUnit) -> None:
-        """Let a transactional sink store a p-unit that nobody sees yet."""
+        """Let a transactional sink store a p-unit, without showing it to readers."""
 
     def record(self, sink: str, clock: VectorClock) -> None:
         """Record the progress of the operator before a transactional sink."""
@@ -126,7 +126,7 @@ class CompleteTask:
 
 @dataclass(frozen=True, slots=True)
 class QueryTask:
-    """Let an operator work through its queues; the work is done when the task is completed."""
+    """Let an operator process its queues; the work is done when the task is completed."""
 
     operator: str
 
