@@ -72,7 +72,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """Give a directory, in memory where there is such a place: thousands of files are made."""
+    """Provide a directory, in memory if possible, because thousands of files are made."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as made:
         yield Path(made)

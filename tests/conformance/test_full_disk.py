@@ -1,4 +1,4 @@
-"""A disk that is really full: files stay, the error is clear, and work continues once there is space."""
+"""A real full disk: files stay, the error is clear, and work continues once there is space."""
 
 from __future__ import annotations
 

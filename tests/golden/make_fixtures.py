@@ -67,7 +67,7 @@ def texts_of_golden_tokens() -> pa.Array:
 
 
 def texts_of_golden_symbols() -> pa.Array:
-    """Return texts without forms in more than one frame, some bytes that few have, and nulls."""
+    """Return texts without forms for more than one frame, with nulls and some rare bytes."""
     words = ["green", "t\u00fcr", "of", "rivers", "\U0001f600", "a", "walking"]
     texts = [" ".join(words[n * k % 11 % 7] for k in range(1, 3 + n % 9)) for n in range(4000)]
     return pa.array([None if n % 90 == 0 else text for n, text in enumerate(texts)])

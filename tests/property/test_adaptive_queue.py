@@ -159,7 +159,7 @@ def test_a_queue_switches_under_overload_and_back_with_hysteresis() -> None:
 def test_staleness_of_an_adaptive_queue_that_serves_all_is_that_of_an_update_queue(
     batches: list[tuple[list[Update], int]],
 ) -> None:
-    """Where every trigger serves all, the two differ in nothing but how many tuples they serve."""
+    """If every trigger serves all, the two queues differ only in the number of served tuples."""
     adaptive = AdaptiveQueue(STREAM, Policy.IN_PLACE, Semantics.ADAPTIVE)
     plain = UpdateQueue(STREAM, Policy.IN_PLACE)
     now_us = 0

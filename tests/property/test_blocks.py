@@ -77,7 +77,7 @@ def test_a_nested_column_is_coded_as_integers_and_read_as_bytes_too(
 
 @pytest.mark.parametrize("kind", ["list", "dictionary"])
 def test_a_nested_column_that_arrow_compressed_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it takes in memory is stated nowhere but inside, and is taken before anybody sees it."""
+    """Only the block states its decoded size, and Arrow allocates that memory before it checks anything."""
     array = pa.array([[0] * 1_000_000])
     if kind == "dictionary":
         array = pa.array(["x" * 1_000_000]).dictionary_encode()
@@ -192,7 +192,7 @@ def test_what_cannot_be_written_or_read_is_refused(table: pa.Table) -> None:
 
 @pytest.mark.parametrize("change", ["a name", "a longer directory", "two of one name"])
 def test_a_directory_that_contradicts_itself_is_refused(change: str) -> None:
-    """With a right checksum, so it is the content that is looked at."""
+    """The checksum is right, so that the content is checked."""
     whole = encode_table(pa.table({"aa": [1], "bb": [2]}))
     size = int.from_bytes(whole[8:12], "little")
     directory, columns = bytearray(whole[20 : 20 + size]), whole[20 + size :]
@@ -263,7 +263,7 @@ def _blocks_to_break(table: pa.Table) -> list[bytes]:
 
 
 def test_a_block_changed_behind_its_checksum_is_refused_or_gives_some_column(table: pa.Table) -> None:
-    """Whatever is in a block, decoding it ends, within the memory that it states, with an error or values."""
+    """Decoding any block ends with an error or values, and takes at most the memory that the block states."""
     draw = random.Random(11)
     blocks = _blocks_to_break(table)
     refused = 0

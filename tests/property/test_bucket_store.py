@@ -32,7 +32,7 @@ BATCHES = st.lists(
 
 @contextmanager
 def _directory() -> Iterator[Path]:
-    """Give a directory, and do without syncing, which takes most of the time."""
+    """Provide a directory; leave out syncs, which would take most of the time."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield Path(directory)
@@ -88,7 +88,7 @@ ATTEMPT = st.tuples(
 
 
 class Siblings:
-    """A bucket where every attempt that ends is committed by Spark: in memory here, on disk there.
+    """A bucket, in memory and on disk. Spark commits every attempt that ends.
 
     Spark gives the next batch any pointer of the version that one attempt committed.
     """

@@ -108,7 +108,7 @@ def test_an_exception_repeats_the_integer_before_it() -> None:
 
 @pytest.mark.parametrize("name", ["run_length", "decimal_2"])
 def test_parts_that_are_more_than_the_values_are_refused_before_they_are_decoded(name: str) -> None:
-    """So that few bytes do not take the memory of many values."""
+    """A few bytes must not take the memory of many values."""
     node = CODECS[name].encode(np.repeat(np.arange(10.0), 10).view(np.int64))
     many = CODECS["constant"].encode(np.zeros(101, np.int64))
     children = [many, many] if name == "run_length" else [node.children[0], many, many]

@@ -1,4 +1,4 @@
-"""Texts that come as dictionaries, beside the same texts plain."""
+"""Blocks of dictionary-encoded texts equal blocks of the same texts in plain form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
 
 
 def dictionary_of(texts: list[str | None], kind: pa.DataType, index: pa.DataType, spare: list[str]) -> Any:
-    """Return texts as a dictionary, in which others are, too."""
+    """Return texts as a dictionary array whose dictionary also has other texts."""
     distinct = pa.array([*dict.fromkeys(text for text in texts if text is not None), *spare], pa.string())
     numbers = [None if text is None else distinct.to_pylist().index(text) for text in texts]
     return pa.DictionaryArray.from_arrays(pa.array(numbers, index), distinct.cast(kind))

@@ -52,7 +52,7 @@ def deviation(made: pa.RecordBatch) -> list[float | None]:
 
 
 def about(values: list[Any], step: float = 0.0) -> Any:
-    """Return what is about the deviation of a sample."""
+    """Return the approximate deviation of a sample."""
     return None if len(values) < 2 else pytest.approx(exact(values), rel=1e-12, abs=step)
 
 

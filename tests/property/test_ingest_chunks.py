@@ -31,7 +31,7 @@ ROWS = st.lists(
 
 
 class Memory(ByteSource):
-    """Bytes of which at first there are only some."""
+    """A file that grows: at first only some bytes are there."""
 
     def __init__(self, content: bytes, lengths: Sequence[int] = ()) -> None:
         super().__init__("memory")

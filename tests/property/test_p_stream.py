@@ -89,7 +89,7 @@ class PStreamMachine(RuleBasedStateMachine):
             shutil.rmtree(self.directory)
 
     def _released_at_last(self) -> None:
-        """Once all is released, what is left are orphans of batches that may still be committed."""
+        """Once all rows are released, the only files left are orphans of batches that may still commit."""
         view = PStream(self.place, cleanup=OFTEN)
         for reader in self.done:
             view.trim_from(reader, view.end)
@@ -166,7 +166,7 @@ class PStreamMachine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, writer=WRITERS, count=st.integers(1, 9))
     def write(self, process: int, writer: str, count: int) -> None:
-        """An attempt makes its segments durable, and will commit them later or never."""
+        """An attempt makes its segments durable, and commits them later or never."""
         if not self.sessions[writer]:
             batch = self.batches[writer] + 1
             segments = self._written(process, writer, batch, count)
@@ -242,7 +242,7 @@ class PStreamMachine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, writer=WRITERS, count=st.integers(1, 9))
     def begin_and_cut_back(self, process: int, writer: str, count: int) -> None:
-        """A session that begins leaves nothing of what others have written and not committed."""
+        """When a session begins, the uncommitted segments of other sessions are deleted."""
         if self.sessions[writer]:
             self._written(process, writer, self.batches[writer] + 1, count)
         self.begin(process, writer)

@@ -56,7 +56,7 @@ WORK = st.tuples(st.integers(0, 25), st.integers(0, 1 << 16))
 
 
 def topology_of(shape: Shape, chance: Callable[[], bool]) -> Topology:
-    """Return a graph of this shape; `chance` says all that a shape leaves open."""
+    """Return a graph of this shape; `chance` decides what the shape leaves open."""
     number, graph = shape
     sources = [SourceSpec(f"s{i}", replayable=chance(), retained=chance()) for i in range(number)]
     streams = [source.name for source in sources]

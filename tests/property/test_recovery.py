@@ -1,4 +1,4 @@
-"""A workflow is recovered from any log, wherever it broke off (S-Store §2.4)."""
+"""A workflow is recovered from its log, wherever the log ends (S-Store §2.4)."""
 
 from __future__ import annotations
 

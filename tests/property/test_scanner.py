@@ -60,7 +60,7 @@ def table(seed: int, rows: int, *, nulls: float, disorder: int, keys: int) -> pa
 
 
 def units(rows: pa.Table, cuts: Sequence[int]) -> list[tuple[Piece, TableBlock]]:
-    """Return p-units of rows, of which a reader wants all but the first two and the last of each."""
+    """Return p-units of rows. A reader wants all rows of each p-unit except its first two and its last."""
     found: list[tuple[Piece, TableBlock]] = []
     for start, stop in zip([0, *cuts], [*cuts, rows.num_rows], strict=True):
         part = rows.slice(start, stop - start)

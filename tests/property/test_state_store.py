@@ -74,12 +74,12 @@ NOTHING = Version(Pointer(bucket_store.Version(0), FileId("")), {}, None, 0)
 
 
 class Killed(BaseException):
-    """What ends a process: no code of ours may stop it, or clean up."""
+    """Ends a process; none of our code may catch it or clean up."""
 
 
 @dataclass
 class Worker:
-    """A Python worker: what it keeps between tasks, and what it has begun to do in the background."""
+    """A Python worker: its cache, and its unfinished background work."""
 
     directory: Path
     snapshots: SnapshotRule = field(default_factory=SnapshotRule)
@@ -96,11 +96,11 @@ class Worker:
         )
 
     def die(self) -> None:
-        """Let another process take its place, which knows nothing."""
+        """Replace it by a new process with an empty cache."""
         self.cache, self.later = StateCache(1 << 30), Later()
 
     def die_after(self, operations: int) -> None:
-        """Do what was begun in the background until so many files were published or deleted, and die."""
+        """Do the background work until this many files were published or deleted; then die."""
         left = operations
 
         def counted(do: Callable[..., None]) -> Callable[..., None]:

@@ -80,7 +80,7 @@ def planned(end: int) -> Event:
 
 
 def test_a_commit_that_was_killed_before_its_effect_gives_way_to_the_next_under_its_number() -> None:
-    """A reader sees the rows of the second commit before its writer says that it took effect."""
+    """A reader sees the rows of the second commit before the writer reports the commit."""
     made = replay([_GRAPH, *commit(1, 10, "a"), *commit(1, 10, "b"), planned(10), committed(1)])
     assert made.ends["source"] == 10
     assert not made.pending["source"]

@@ -199,7 +199,7 @@ class UpdateLogMachine(RuleBasedStateMachine):
 
     @rule(process=PROCESSES, offset=st.integers(0, 80))
     def read(self, process: int, offset: int) -> None:
-        """From any offset on, the newest rows are there, and no superseded row of what is compacted."""
+        """A read from any offset gives the newest rows, and no superseded row of the compacted part."""
         view = self.views[process]
         view.refresh()
         if offset >= view.end:
@@ -252,7 +252,7 @@ class UpdateLogMachine(RuleBasedStateMachine):
 
 
 class ExpiringDeletesMachine(UpdateLogMachine):
-    """Deletes go as soon as no reader needs them; then no older update of their key may come."""
+    """Deletes are dropped as soon as no reader needs them; later no older update of their key may come."""
 
     keep_deletes = "0s"
 

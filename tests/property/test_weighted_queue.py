@@ -1,4 +1,4 @@
-"""Queues of keys with weights: equal to a sorted list, to the paper where weights are equal, and fair."""
+"""Queues with weights equal a sorted list, are fair, and with equal weights equal the paper's queues."""
 
 from __future__ import annotations
 

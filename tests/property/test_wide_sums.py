@@ -1,4 +1,4 @@
-"""Sums of 64-bit integers are exact, however far beyond 64 bits, and deviations are but for rounding."""
+"""Sums of 64-bit integers are exact, even beyond 64 bits; deviations are exact except for rounding."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def entries_of(rows: Rows, layout: WindowLayout) -> pa.RecordBatch:
 
 
 def deviation_of(values: list[int]) -> Any:
-    """Return about the deviation of a sample; exactly zero where all values are the same."""
+    """Return the approximate deviation of a sample; exactly zero if all values are the same."""
     if len(values) < 2:
         return None
     squares = len(values) * sum(value * value for value in values) - sum(values) ** 2

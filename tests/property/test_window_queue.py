@@ -186,7 +186,7 @@ def test_every_window_served_is_whole_and_the_most_recent_also_across_reloads(
     share: int | None,
     steps: list[tuple[str, Any]],
 ) -> None:
-    """With equal weights the order is that without."""
+    """With equal weights, the order is the same as without weights."""
     pair = _Pair(mode, policy, windows, first_pane, block_rows, share)
     emitted: dict[int, list[int]] = {}
     for step, value in [
