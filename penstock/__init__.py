@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
     from penstock.procedures import abort, database, event
+    from penstock.procedures.served.client import DatabaseClient
     from penstock.records.registry import SchemaRegistry
     from penstock.spark_ext.api.metrics import metrics
     from penstock.spark_ext.api.register import register
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.spark_ext.state_reader.read_state import read_state
 
 __all__ = [
+    "DatabaseClient",
     "PStreamReader",
     "PStreamWriter",
     "SchemaRegistry",
@@ -64,6 +66,7 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
+        "DatabaseClient": "penstock.procedures.served.client",
         "PStreamReader": "penstock.checkpointing.p_stream",
         "PStreamWriter": "penstock.checkpointing.p_stream",
         "SchemaRegistry": "penstock.records.registry",

@@ -15,6 +15,7 @@ from pathlib import Path
 __all__ = [
     "COMPACTION_POINTS",
     "FAILPOINTS",
+    "LOG_POINTS",
     "P_STREAM_POINTS",
     "SINK_POINTS",
     "STATE_POINTS",
@@ -47,7 +48,17 @@ SINK_POINTS = ("sink.after_segments", "sink.before_commit", "sink.after_commit")
 TASK_ROWS_POINTS = ("task_rows.before_commit", "task_rows.after_commit")
 """Fail points in workers that commit rows to a p-stream themselves: dropped rows, and answers to requests."""
 
-FAILPOINTS = (*STATE_POINTS, *P_STREAM_POINTS, *COMPACTION_POINTS, *SINK_POINTS, *TASK_ROWS_POINTS)
+LOG_POINTS = ("log.after_write", "log.after_sync")
+"""Fail points in a process that appends to the write-ahead log of a database."""
+
+FAILPOINTS = (
+    *STATE_POINTS,
+    *P_STREAM_POINTS,
+    *COMPACTION_POINTS,
+    *SINK_POINTS,
+    *TASK_ROWS_POINTS,
+    *LOG_POINTS,
+)
 """All fail points. `failpoint` refuses other names, so tests can iterate over all of them."""
 
 _VARIABLE = "PENSTOCK_FAILPOINTS"

@@ -1,9 +1,9 @@
 """The command ``penstock``.
 
 Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick. ``check``,
-``ingest``, ``pack``, and without ``--checkpoint`` also ``gc`` and ``inspect``, start no JVM. Exit codes: 0
-for success, 1 when a run fails or stored data is damaged, 2 for a wrong command line, configuration or input,
-130 and 143 when SIGINT or SIGTERM stopped the run.
+``ingest``, ``pack``, ``serve``, and without ``--checkpoint`` also ``gc`` and ``inspect``, start no JVM.
+Exit codes: 0 for success, 1 when a run fails or stored data is damaged, 2 for a wrong command line,
+configuration or input, 130 and 143 when SIGINT or SIGTERM stopped the run.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from penstock.jobs.commands.ingest import ingest
 from penstock.jobs.commands.inspect import inspect
 from penstock.jobs.commands.pack import pack
 from penstock.jobs.commands.repair import repair
+from penstock.jobs.commands.serve import serve
 from penstock.jobs.commands.state import state
 
 if TYPE_CHECKING:
@@ -369,6 +370,7 @@ app.command()(ingest)
 app.command()(gc)
 app.command()(pack)
 app.command()(repair)
+app.command()(serve)
 app.add_typer(inspect)
 app.add_typer(state)
 for _command in (*app.registered_commands, *inspect.registered_commands, *state.registered_commands):

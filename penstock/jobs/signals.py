@@ -40,6 +40,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def __init__(self, *, raises: bool = False) -> None:
         self.received: int | None = None
+        self._noted = threading.Event()
         self._raises = raises
         self._before: dict[int, Any] = {}
 
@@ -61,11 +62,16 @@ class StopSignals(AbstractContextManager["StopSignals"]):
             before = signal.signal(number, self._note)
             self._before.setdefault(number, before)
 
+    def wait(self) -> None:
+        """Wait for a signal, on the main thread."""
+        self._noted.wait()
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             # Not an exception: it would be printed by whatever cleans up. A restart recovers.
             os._exit(128 + number)
         self.received = number
+        self._noted.set()
         if sys.stderr is not None:
             os.write(2, _STOPPING)
         if self._raises:

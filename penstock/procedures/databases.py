@@ -340,6 +340,7 @@ class Database:
         location: str | os.PathLike[str] | None = None,
         *,
         recovery: Literal["weak", "strong"] = "weak",
+        commit_interval: str | timedelta = "0ms",
     ) -> OpenDatabase:
         """Open tables in this process's memory, for transactions one after the other.
 
@@ -352,6 +353,9 @@ class Database:
             What the log holds for a workflow. ``weak``: its events, so that one record makes a call durable.
             ``strong``: each transaction with its input, durable before the next one runs. The tables are the
             same either way.
+        commit_interval : str or timedelta
+            How long a call waits for others to become durable in the same sync. By default a sync takes what
+            was called during the previous one.
 
         Raises
         ------
@@ -371,7 +375,7 @@ class Database:
         """
         from penstock.procedures.in_process.open_database import OpenDatabase
 
-        return OpenDatabase(self, location, recovery)
+        return OpenDatabase(self, location, recovery, commit_interval)
 
     def connect(self, location: str | os.PathLike[str], *, timeout: str | timedelta = "30s") -> RequestClient:
         """Return a client that sends requests to a stream of transactions over this database.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock._failpoints import P_STREAM_POINTS
+from penstock._failpoints import LOG_POINTS, P_STREAM_POINTS
 from tests.crash.database_kills import Jobs, run_with_kills
 
 pytestmark = pytest.mark.crash
@@ -17,11 +17,11 @@ _SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
 _KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 8)
 _FILE_POINTS = ("state.before_write", "state.after_write", "state.after_fsync", "state.after_publish")
 _POINTS = {
-    "open": _FILE_POINTS,
-    "load": (*_FILE_POINTS, *P_STREAM_POINTS),
-    "run": (*_FILE_POINTS, *P_STREAM_POINTS),
-    "checkpoint": _FILE_POINTS,
-    "close": _FILE_POINTS,
+    "open": (*_FILE_POINTS, *LOG_POINTS),
+    "load": LOG_POINTS,
+    "run": (*_FILE_POINTS, *P_STREAM_POINTS, *LOG_POINTS),
+    "checkpoint": (*_FILE_POINTS, *LOG_POINTS),
+    "close": (*_FILE_POINTS, *LOG_POINTS),
 }
 _ROUNDS = 4
 _MOST_TRIES = 20
@@ -30,7 +30,7 @@ _MOST_TRIES = 20
 
 def test_each_fail_point_of_log_versions_and_start_loses_and_repeats_nothing(tmp_path: Path) -> None:
     with Jobs(tmp_path, seed=3) as jobs:
-        for point in _FILE_POINTS:
+        for point in (*_FILE_POINTS, *LOG_POINTS):
             assert jobs.run(rounds=_ROUNDS, armed={"create": point, "open": point}) < 0
             assert jobs.rounds == 0
         for phase, points in _POINTS.items():

@@ -268,8 +268,8 @@ def test_a_damaged_file_is_named_with_the_place_or_not_needed(tmp_path: Path) ->
                 assert rows(opened) == expected
                 opened.close()
             shutil.rmtree(place)
-    # Released calls and how far a reader has come are not needed.
-    parts = ("log",), ("log", "log"), ("log", "segments"), ("tables",), ("tables", "00000")
+    # Released calls, and how far a reader has come, are not needed.
+    parts = ("log",), ("log", "log"), ("log", "segments"), ("tables",), ("tables", "00000"), ("wal",)
     assert named == set(parts)
 
 

@@ -18,7 +18,7 @@ from penstock.procedures.procedure import Procedure
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.workflow import Workflow
 
-__all__ = ["check_rows", "databases_in", "procedure_of"]
+__all__ = ["check_rows", "database_in", "databases_in", "procedure_of"]
 
 
 def databases_in(path: str | Path) -> dict[str, Database]:
@@ -67,6 +67,27 @@ def databases_in(path: str | Path) -> dict[str, Database]:
     return databases
 
 
+def database_in(path: str | Path, name: str | None = None) -> Database:
+    """Return the database that a Python file makes, or the one of this name.
+
+    Raises
+    ------
+    InvalidUsageError
+        As `databases_in`, or if there is no such database, or several databases and no name.
+    """
+    databases = databases_in(path)
+    if name is None and len(databases) > 1:
+        raise InvalidUsageError(
+            "the file makes several databases", file=path, databases=", ".join(databases),
+            hint="choose one with name",
+        )  # fmt: skip
+    name = name or next(iter(databases))
+    if name not in databases:
+        fact, hint = choice(name, list(databases))
+        raise InvalidUsageError(f"the database {fact}", file=path, hint=hint)
+    return databases[name]
+
+
 def procedure_of(section: DatabaseSection) -> Procedure | Workflow:
     """Return the procedure or the workflow that a pipeline runs.
 
@@ -75,19 +96,10 @@ def procedure_of(section: DatabaseSection) -> Procedure | Workflow:
     InvalidUsageError
         As `databases_in`, or if there is no such database or procedure, or several databases and no name.
     """
-    databases = databases_in(section.file)
-    if section.name is None and len(databases) > 1:
-        raise InvalidUsageError(
-            "the file makes several databases", file=section.file, databases=", ".join(databases),
-            hint="choose one with name",
-        )  # fmt: skip
-    name = section.name or next(iter(databases))
-    if name not in databases:
-        fact, hint = choice(name, list(databases))
-        raise InvalidUsageError(f"the database {fact}", file=section.file, hint=hint)
-    procedures: dict[str, Procedure | Workflow] = {**databases[name].procedures, **databases[name].workflows}
+    database = database_in(section.file, section.name)
+    procedures: dict[str, Procedure | Workflow] = {**database.procedures, **database.workflows}
     if section.procedure not in procedures:
-        known = f"the database {name} has {', '.join(procedures) or 'none'}"
+        known = f"the database {database.name} has {', '.join(procedures) or 'none'}"
         raise InvalidUsageError(
             f"there is no procedure {section.procedure!r}",
             file=section.file,

@@ -2,8 +2,9 @@
 
 A database is a deterministic function of its calls in their order (S-Store §2). So the log holds calls, not
 changes: a call is run, appended and synced before it returns. `<location>/log` is a p-stream with a row for
-each call, or, with strong recovery, for each transaction of a workflow; `<location>/tables` holds versions of
-the tables, each with the offset in the log up to which it is current. Invariants:
+each call, or, with strong recovery, for each transaction of a workflow. On a local disk, `<location>/wal` has
+the calls of the last second, which are durable before they reach the p-stream. `<location>/tables` holds
+versions of the tables, each with the offset in the log up to which it is current. Invariants:
 
 1. A version is committed between rounds, after the calls that it holds. So every readable version is a state
    of the log, whichever process wrote it. The version with the greatest offset is the newest.
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -25,10 +27,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit, decode, encode
-from penstock.checkpointing.files import open_files
+from penstock.checkpointing.files import LocalFiles, open_files
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
-from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
+from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError, PenstockError
 from penstock.procedures.engine import TableSet
+from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
+from penstock.procedures.requests.run import REMEMBERED_REQUESTS
 from penstock.procedures.schema import TableSpec
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.location import SPECIFICATION_FILE
@@ -81,7 +85,9 @@ _CALLS_FOR_CHECKPOINT = 1 << 14
 
 
 class CommandLog:
-    """The log of an open database. For one thread.
+    """The log of an open database. Any thread may append and wait; one at a time restores and checkpoints.
+
+    A thread makes calls durable, all that have been appended meanwhile in one sync (group commit).
 
     Parameters
     ----------
@@ -91,6 +97,8 @@ class CommandLog:
         The database's name.
     tables : iterable of TableSpec
         Its tables.
+    interval_s : float
+        The longest wait of calls for others to be durable with.
 
     Raises
     ------
@@ -102,18 +110,54 @@ class CommandLog:
         If the file system refuses.
     """
 
-    def __init__(self, location: str | os.PathLike[str], name: str, tables: Iterable[TableSpec]) -> None:
+    def __init__(
+        self,
+        location: str | os.PathLike[str],
+        name: str,
+        tables: Iterable[TableSpec],
+        interval_s: float = 0.0,
+    ) -> None:
         self._files = open_files(location)
         self._tables = tuple(tables)
         self._check_tables(name)
         place = os.fspath(location).rstrip("/")
+        # Another process must acknowledge nothing once this one reads what is durable.
+        self._ahead = None
+        if isinstance(self._files, LocalFiles):
+            self._ahead = WriteAheadLog(self._files.directory / "wal")
         self._writer = PStreamWriter(f"{place}/log", _SCHEMA, writer="database", interval="1 s")
         self._stream = PStream(f"{place}/log")
         self._stream.subscribe(_READER)
         self._store = BucketStore(self._files.child("tables").child("00000"))
         self._handle = Handle()
-        self._end = self._stream.end
+        self._restore_stream()
+        self._end = self._durable = self._stream.end
         self._bytes = self._calls = 0
+        self._interval_s = interval_s
+        self._pending: list[dict[str, Any]] = []
+        self._waiting: list[tuple[int, Callable[[BaseException | None], None]]] = []
+        self._error: BaseException | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="penstock-log", daemon=True)
+        self._thread.start()
+
+    def _restore_stream(self) -> None:
+        """Append to the p-stream the calls that only the write-ahead log of an earlier process holds."""
+        if self._ahead is None:
+            return
+        end = self._stream.end
+        for offset, calls in self._ahead.read_earlier():
+            if offset > end:
+                raise CorruptDataError(
+                    "the log lacks calls", location=self._files.location, end=end, next=offset
+                )
+            if offset + len(calls) > end:
+                self._writer.append(calls.slice(end - offset))
+                end = offset + len(calls)
+        self._writer.flush()
+        self._stream.refresh()
+        self._ahead.begin_part()
 
     def _check_tables(self, name: str) -> None:
         files = self._files.child("tables")
@@ -121,7 +165,8 @@ class CommandLog:
             "buckets": 1,
             "database": name,
             "program": "any",
-            "tables": [spec.to_json() for spec in self._tables],
+            # Every database has the table of remembered requests, also one that an older version made.
+            "tables": [spec.to_json() for spec in self._tables if spec is not REMEMBERED_REQUESTS],
         }
         with contextlib.suppress(ConflictError):
             files.publish(SPECIFICATION_FILE, encode(PUnit("operator", ours)))
@@ -166,15 +211,23 @@ class CommandLog:
                     streams = dict(zip(row["streams"] or (), rows, strict=True))
                     yield Call(row["called"], row["program"], events, bounds, row["transaction"], streams)
 
+    @property
+    def end(self) -> int:
+        """The number of calls ever appended."""
+        return self._end
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether calls could not be made durable."""
+        return self._error is not None
+
     def append(self, call: Call) -> None:
-        """Make a call durable.
+        """Append a call, which is durable once `wait` for the end returns.
 
         Raises
         ------
-        FencedError
-            If another process has opened the database.
-        UnavailableError
-            If the file system refuses.
+        PenstockError
+            If earlier calls could not be made durable; see `wait`.
         """
         row: dict[str, Any] = {
             "called": call.called,
@@ -185,11 +238,74 @@ class CommandLog:
             "streams": list(call.streams),
             "rows": [_bytes(stream) for stream in call.streams.values()],
         }
-        self._writer.append(pa.Table.from_pylist([row], _SCHEMA))
-        self._writer.flush()
-        self._end += 1
-        self._calls += 1
-        self._bytes += sum(len(batch) for batch in (row["events"], *row["rows"]) if batch is not None)
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            self._pending.append(row)
+            self._end += 1
+            self._calls += 1
+            self._bytes += sum(len(batch) for batch in (row["events"], *row["rows"]) if batch is not None)
+            self._changed.notify_all()
+
+    def wait(self, end: int) -> None:
+        """Wait until the first `end` calls are durable.
+
+        Raises
+        ------
+        FencedError
+            If another process has opened the database.
+        UnavailableError
+            If the file system refuses.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._durable >= end or self._error is not None)
+            if self._durable < end and self._error is not None:
+                raise self._error
+
+    def when_durable(self, end: int, done: Callable[[BaseException | None], None]) -> None:
+        """Call `done` once the first `end` calls are durable, or with the error for which they are not.
+
+        It is called in this thread or in that of the log, and must be quick.
+        """
+        with self._changed:
+            if self._durable < end and self._error is None:
+                self._waiting.append((end, done))
+                return
+            error = None if self._durable >= end else self._error
+        done(error)
+
+    def _run(self) -> None:
+        """Make pending calls durable, until `close`."""
+        try:
+            while (rows := self._take()) is not None:
+                calls = pa.Table.from_pylist(rows, _SCHEMA)
+                if self._ahead is not None:
+                    self._ahead.append(self._durable, calls)
+                self._writer.append(calls)
+                if self._ahead is None:
+                    self._writer.flush()
+                self._settle(self._durable + len(rows), None)
+        except BaseException as error:  # those who wait for durable calls must know
+            self._settle(self._durable, error)
+
+    def _take(self) -> list[dict[str, Any]] | None:
+        """Wait for calls, then for an interval; return them, or None after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._pending) or self._closed)
+            if self._interval_s:
+                self._changed.wait_for(lambda: self._closed, timeout=self._interval_s)
+            rows, self._pending = self._pending, []
+            return rows or None
+
+    def _settle(self, durable: int, error: BaseException | None) -> None:
+        """Tell those who wait that calls are durable, or never will be."""
+        with self._changed:
+            self._durable, self._error = durable, error
+            settled = [(end, done) for end, done in self._waiting if end <= durable or error is not None]
+            self._waiting = [(end, done) for end, done in self._waiting if end > durable and error is None]
+            self._changed.notify_all()
+        for end, done in settled:
+            done(None if end <= durable else error)
 
     @property
     def checkpoint_is_due(self) -> bool:
@@ -197,18 +313,34 @@ class CommandLog:
         return self._bytes > _BYTES_FOR_CHECKPOINT or self._calls > _CALLS_FOR_CHECKPOINT
 
     def checkpoint(self, state: TableSet) -> None:
-        """Store a version of the tables, and release the calls that it holds."""
+        """Store a version of the tables, and release its calls. No call is appended meanwhile."""
         if not self._calls:
             return
+        self.wait(self._end)
+        self._writer.flush()
         state.offset = self._end
         self._handle = self._store.commit(state, self._handle)
         self._store.sweep(self._handle)
         self._stream.trim_from(_READER, self._end)
+        if self._ahead is not None:
+            self._ahead.begin_part()
         self._bytes = self._calls = 0
 
     def close(self) -> None:
-        """Close the log; no write is pending."""
-        self._writer.abort()
+        """Make pending calls durable, as far as the file system allows, and close the log."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        try:
+            if self._error is None:
+                self._writer.flush()
+        except PenstockError:
+            pass  # the calls are durable in the write-ahead log
+        finally:
+            self._writer.abort()
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 def _batch(data: bytes) -> pa.RecordBatch:

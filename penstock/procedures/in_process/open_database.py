@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -12,35 +15,46 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import InvalidUsageError
-from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.errors import InvalidUsageError, PenstockError
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import TableSet, event_schema, result_schema
+from penstock.procedures.in_process.arrow_rows import arrow_errors, as_arrow, batches_of, check_text
 from penstock.procedures.in_process.command_log import Call, CommandLog
+from penstock.procedures.in_process.request_queue import Request, RequestQueue, answer
+from penstock.procedures.in_process.snapshot import Snapshot
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
+from penstock.procedures.requests.messages import ANSWERS, REQUESTS
+from penstock.procedures.requests.programs import RequestPrograms
+from penstock.procedures.requests.run import REMEMBERED_REQUESTS, answer_requests
 from penstock.procedures.schema import TableSpec
-from penstock.procedures.workflows.batches import batch_bounds, check_batches
+from penstock.procedures.workflows.batches import bounds_of
 from penstock.sql.expression import did_you_mean
+from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database
 
-__all__ = ["OpenDatabase", "batches_of"]
+__all__ = ["OpenDatabase"]
 
 T = TypeVar("T")
 
 _LOAD = "load "
 """The prefix of a table's name in the log, for calls of `OpenDatabase.load`."""
+_ANSWER = "answer requests"
+"""The name in the log for calls of `OpenDatabase.answer`; no procedure can have it."""
+_NO_PROGRAMS = RequestPrograms({}, {})
 
 
 class OpenDatabase:
-    """The tables of a database in this process's memory. Not for several threads at once.
+    """The tables of a database in this process's memory. Threads may share it; calls run one after the other.
+
+    Calls of several threads, and those of `submit`, become durable together in one sync.
 
     Parameters
     ----------
     database : Database
         Its tables and procedures; procedures may be added while it is open.
-    location, recovery
+    location, recovery, commit_interval
         See `Database.open`.
     """
 
@@ -49,7 +63,9 @@ class OpenDatabase:
         database: Database,
         location: str | os.PathLike[str] | None = None,
         recovery: Literal["weak", "strong"] = "weak",
+        commit_interval: str | timedelta = "0ms",
     ) -> None:
+        interval_s = parse_duration_us(commit_interval) / 1e6
         if recovery not in ("weak", "strong"):
             raise InvalidUsageError("there is no such recovery", recovery=recovery, hint="use weak or strong")
         if not (location is None or isinstance(location, str | os.PathLike)):
@@ -63,13 +79,16 @@ class OpenDatabase:
         self._database = database
         self._programs: dict[tuple[str, pa.Schema], Program | PlainProgram] = {}
         self._closed = self._broken = False
+        self._lock = threading.RLock()
+        self._queue: RequestQueue | None = None
+        self._requests = _NO_PROGRAMS
         self._log: CommandLog | None = None
         self._strong: StrongRecovery | None = None
-        tables = database.catalog.all_tables.values()
+        tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
         if location is None:
             self._state = TableSet(tables)
             return
-        self._log = CommandLog(location, database.name, tables)
+        self._log = CommandLog(location, database.name, tables, interval_s)
         try:
             self._state, calls = self._log.restore()
             strong = StrongRecovery(self._state, self._log)
@@ -88,15 +107,22 @@ class OpenDatabase:
         self.close()
 
     def close(self) -> None:
-        """Store the tables, if a location keeps them, and end. Closing twice is not an error."""
-        log, self._log = self._log, None
-        self._closed = True
-        if log is not None:
-            try:
-                log.checkpoint(self._state)
-            finally:
-                log.close()
-        self._state.close()
+        """Run what `submit` has queued, store the tables if a location keeps them, and end.
+
+        Closing twice is not an error.
+        """
+        with self._lock:
+            queue, self._queue = self._queue, None
+            self._closed = True
+        if queue is not None:
+            queue.close()
+        with self._lock:
+            log, self._log = self._log, None
+            if log is not None:
+                with contextlib.closing(log):
+                    if not log.has_failed:  # those who waited for it have its error
+                        log.checkpoint(self._state)
+            self._state.close()
 
     def checkpoint(self) -> None:
         """Store the tables, so that the next `Database.open` repeats no calls. It also happens by itself.
@@ -106,29 +132,28 @@ class OpenDatabase:
         UnavailableError
             If the file system refuses. Open the database again then; no call is lost.
         """
-        self._check_open()
-        if self._log is not None:
-            with self._abandon_on_error():
-                self._log.checkpoint(self._state)
+        with self._lock:
+            self._check_open()
+            if self._log is not None:
+                with self._abandon_on_error():
+                    self._log.checkpoint(self._state)
 
     def _repeat(self, call: Call, strong: StrongRecovery) -> None:
         """Run a call or a transaction of the log again."""
         if call.events is None:
             strong.repeat(call)
             return
+        if call.called == _ANSWER:
+            programs = self._request_programs()
+            self._check_program(call, programs.digest)
+            answer_requests(self._state, call.events, programs, 0)
+            return
         table = call.called.removeprefix(_LOAD)
         if table != call.called:
             self._state.load(table, call.events)
             return
         program = self._program(call.called, call.events.schema)
-        if program.digest != call.program:
-            raise InvalidUsageError(
-                "the log has calls of another program",
-                procedure=call.called,
-                was=call.program,
-                now=program.digest,
-                hint="open it once with the procedure as it was, and close it: then no calls are repeated",
-            )
+        self._check_program(call, program.digest)
         if call.transaction is None:
             self._state.run(program, call.events, call.bounds)
             return
@@ -142,8 +167,19 @@ class OpenDatabase:
             strong.begin(program, call.events)
         strong.repeat(call)
 
+    @staticmethod
+    def _check_program(call: Call, digest: str) -> None:
+        if digest != call.program:
+            raise InvalidUsageError(
+                "the log has calls of another program",
+                procedure=call.called,
+                was=call.program,
+                now=digest,
+                hint="open it once with the procedure as it was, and close it: then no calls are repeated",
+            )
+
     def _perform(self, call: Call, change: Callable[[], T], *harmless: type[Exception]) -> T:
-        """Change the tables and make the call durable. Errors that are `harmless` change nothing."""
+        """Change the tables and log the call. Errors that are `harmless` change nothing."""
         with self._abandon_on_error(*harmless):
             result = change()
         if self._log is None:
@@ -153,6 +189,22 @@ class OpenDatabase:
             self._log.append(call)
             self._checkpoint_if_due()
         return result
+
+    @contextlib.contextmanager
+    def _durable_at_exit(self) -> Iterator[None]:
+        """Hold the lock; after it, wait until all that was logged is durable."""
+        with self._lock:
+            self._check_open()
+            yield
+            log = self._log
+            end = log.end if log is not None else 0
+        if log is not None:
+            try:
+                log.wait(end)
+            except PenstockError:
+                with self._lock:
+                    self._abandon()
+                raise
 
     def _checkpoint_if_due(self) -> None:
         if self._log is not None and self._log.checkpoint_is_due:
@@ -166,11 +218,15 @@ class OpenDatabase:
         except harmless:
             raise
         except BaseException:
-            log, self._log = self._log, None
-            if log is not None:
-                self._broken = True
-                log.close()
+            self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        """Refuse further calls, since the tables may be ahead of the log."""
+        log, self._log = self._log, None
+        if log is not None:
+            self._broken = True
+            log.close()
 
     def load(self, table: str, rows: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> None:
         """Insert rows with new keys into a table.
@@ -180,12 +236,12 @@ class OpenDatabase:
         InvalidUsageError
             If a key exists already, or a column does not fit.
         """
-        self._check_open()
-        spec, columns = self._spec(table), _as_arrow(rows, owner=table)
-        spec.check_known(columns.schema.names)
-        for batch in batches_of(columns, spec.schema, owner=table):
-            change = partial(self._state.load, table, batch)
-            self._perform(Call(_LOAD + table, "", batch), change, InvalidUsageError)
+        with self._durable_at_exit():
+            spec, columns = self._spec(table), as_arrow(rows, owner=table)
+            spec.check_known(columns.schema.names)
+            for batch in batches_of(columns, spec.schema, owner=table):
+                change = partial(self._state.load, table, batch)
+                self._perform(Call(_LOAD + table, "", batch), change, InvalidUsageError)
 
     def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
         """Run one transaction, or a round of a workflow; return its results and ``rejected``.
@@ -195,7 +251,7 @@ class OpenDatabase:
         InvalidUsageError
             If there is no such procedure, or an attribute does not fit.
         """
-        with _arrow_errors(procedure):
+        with arrow_errors(procedure):
             event = pa.RecordBatch.from_struct_array(pa.array([attributes]))
         return self.run(procedure, event).to_pylist()[0]
 
@@ -225,11 +281,14 @@ class OpenDatabase:
         InvalidUsageError
             If there is no such procedure, or a column does not fit.
         """
-        self._check_open()
-        events = _as_arrow(events, owner=procedure)
+        with self._durable_at_exit():
+            return self._run(procedure, as_arrow(events, owner=procedure), batch)
+
+    def _run(self, procedure: str, events: pa.Table | pa.RecordBatch, batch: str | None = None) -> pa.Table:
+        """Run transactions, whose results are not durable yet."""
         program = self._program(procedure, events.schema)
         results = []
-        bounds = None if batch is None else self._bounds(program, events, batch)
+        bounds = None if batch is None else bounds_of(program, events, batch)
         for rows in batches_of(events, event_schema(program.event), owner=procedure):
             if self._strong is not None and program.stages:
                 results.append(self._run_strong(self._strong, program, rows, bounds))
@@ -239,6 +298,78 @@ class OpenDatabase:
             harmless = Exception if isinstance(program, PlainProgram) else InvalidUsageError
             results.append(self._perform(Call(procedure, program.digest, rows, bounds), change, harmless))
         return pa.Table.from_batches(results, result_schema(program))
+
+    def submit(self, procedure: str, /, **attributes: Any) -> Future[dict[str, Any]]:
+        """Queue one transaction, or a round of a workflow; return a future of what `call` would return.
+
+        Queued transactions run in order, and become durable together.
+        It waits while 65,536 are queued. A callback of the future must not wait for the database.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the database is closed. The future has the error if there is no such procedure, or an attribute
+            does not fit.
+        """
+        with self._lock:
+            self._check_open()
+            if self._queue is None:
+                self._queue = RequestQueue(self._run_group)
+            queue = self._queue
+        return queue.put(Request(procedure, attributes))
+
+    def answer(self, requests: pa.Table) -> pa.Table:
+        """Run requests, each once even if it is sent again; return an answer for each.
+
+        The database remembers its last 131,072 requests with their answers.
+
+        Parameters
+        ----------
+        requests : pyarrow.Table
+            The id, the procedure, and the arguments as a JSON object; see
+            `penstock.procedures.requests.messages.REQUESTS`.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a column is missing, or of another type.
+        """
+        with self._durable_at_exit():
+            answers = [
+                self._perform(
+                    Call(_ANSWER, self._request_programs().digest, rows),
+                    partial(answer_requests, self._state, rows, self._request_programs(), 0),
+                )
+                for rows in batches_of(requests, REQUESTS, owner="requests")
+            ]
+        return pa.Table.from_batches(answers, ANSWERS)
+
+    def _request_programs(self) -> RequestPrograms:
+        known = self._requests.programs.keys() | self._requests.refusals.keys()
+        if known != self._database.procedures.keys():
+            self._requests = RequestPrograms.collect(self._database.catalog, 1)
+        return self._requests
+
+    def _run_group(self, group: Sequence[Request]) -> None:
+        """Run requests for one procedure with values of equal types; answer each once it is durable."""
+        try:
+            with self._lock:
+                if self._broken:
+                    self._check_open()
+                with arrow_errors(group[0].procedure):
+                    rows = pa.array([request.attributes for request in group])
+                results = self._run(group[0].procedure, pa.RecordBatch.from_struct_array(rows)).to_pylist()
+                log = self._log
+                end = log.end if log is not None else 0
+        except BaseException as error:  # those who wait for the results must know
+            if len(group) == 1 or not isinstance(error, InvalidUsageError):
+                return answer(group, error)
+            for request in group:  # one of them does not fit
+                self._run_group([request])
+            return None
+        if log is None:
+            return answer(group, results)
+        return log.when_durable(end, lambda error: answer(group, results if error is None else error))
 
     def _run_strong(
         self,
@@ -260,7 +391,7 @@ class OpenDatabase:
 
     def _program(self, procedure: str, events: pa.Schema) -> Program | PlainProgram:
         # Finding the program anew takes longer than running a transaction.
-        _check_text(procedure, kind="procedure")
+        check_text(procedure, kind="procedure")
         program = self._programs.get((procedure, events))
         if program is None:
             database = self._database
@@ -291,74 +422,31 @@ class OpenDatabase:
         if self._closed:
             raise InvalidUsageError("the database is closed", hint="open it again")
 
-    @staticmethod
-    def _bounds(
-        program: Program | PlainProgram, events: pa.Table | pa.RecordBatch, batch: str
-    ) -> npt.NDArray[np.int64]:
-        check_batches(program)
-        if batch not in events.schema.names:
-            raise InvalidUsageError("there is no such column", column=batch)
-        column = events.column(batch)
-        return batch_bounds(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column, batch)
-
     def table(self, name: str) -> pa.Table:
         """Return all rows of a table, in no particular order."""
-        self._spec(name)
-        return pa.Table.from_batches([self._state[name].table()])
+        return self.snapshot(name).table(name)
+
+    def snapshot(self, *tables: str) -> Snapshot:
+        """Return a copy of tables, all if none is named, as of one moment between two calls.
+
+        The copy takes memory, and later calls do not change it. It may hold transactions that are not durable
+        yet.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such table.
+        """
+        with self._lock:
+            specs = [self._spec(name) for name in tables or self._database.tables]
+            return Snapshot(
+                {spec.name: pa.Table.from_batches([self._state[spec.name].table()]) for spec in specs}
+            )
 
     def _spec(self, name: str) -> TableSpec:
-        _check_text(name, kind="table")
+        check_text(name, kind="table")
         if name not in self._database.tables:
             hint = did_you_mean(name, self._database.tables, "tables")
             raise InvalidUsageError("there is no such table", table=name, hint=hint)
         self._check_opened(name)
         return self._database.tables[name]
-
-
-def _check_text(name: object, *, kind: str) -> None:
-    if not isinstance(name, str):
-        raise InvalidUsageError(f"the name of a {kind} is a text", got=type(name).__name__)
-
-
-def _as_arrow(
-    rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, owner: str
-) -> pa.Table | pa.RecordBatch:
-    if isinstance(rows, pa.Table | pa.RecordBatch):
-        return rows
-    if not isinstance(rows, Mapping):
-        raise InvalidUsageError(
-            "rows of this type are not taken",
-            of=owner,
-            got=type(rows).__name__,
-            hint="pass a pyarrow.Table, a pyarrow.RecordBatch, or a dict of columns",
-        )
-    with _arrow_errors(owner):
-        return pa.table({name: pa.array(values) for name, values in rows.items()})
-
-
-@contextlib.contextmanager
-def _arrow_errors(owner: str) -> Iterator[None]:
-    """Raise `InvalidUsageError` for values that Arrow cannot hold in an array."""
-    try:
-        yield
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise InvalidUsageError("a column does not fit", of=owner, reason=str(error)) from error
-
-
-def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str) -> list[pa.RecordBatch]:
-    """Convert rows to batches of a schema; columns match by name, and missing ones are null."""
-    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
-    if twice := [name for name in schema.names if table.column_names.count(name) > 1]:
-        raise InvalidUsageError("a column is there twice", of=owner, columns=twice)
-    if strange := [name for name in schema.names if name not in table.column_names]:
-        missing = [name for name in strange if not schema.field(name).nullable]
-        if missing:
-            raise InvalidUsageError("a column is missing", of=owner, columns=missing)
-    arrays = [
-        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
-        for field in schema
-    ]
-    # `pa.table` without columns has no rows, but a selection of no columns keeps their number.
-    columns = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
-    with _arrow_errors(owner):
-        return [cast_to_schema(batch, schema) for batch in columns.to_batches()]

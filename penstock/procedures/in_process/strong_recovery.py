@@ -82,6 +82,7 @@ class StrongRecovery:
             open_round.advance(transaction, open_round.streams)
             events = open_round.events if None in takes else None
             self._log.append(Call(program.name, program.digest, events, None, transaction, input_rows))
+            self._log.wait(self._log.end)
 
     def begin(self, program: Program, events: pa.RecordBatch) -> None:
         """Begin a round of the log, whose transactions follow."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -64,6 +65,12 @@ class RequestPrograms:
             else:
                 programs[name] = program
         return RequestPrograms(programs, refusals)
+
+    @property
+    def digest(self) -> str:
+        """A text that tells sets of programs apart."""
+        digests = sorted((name, program.digest) for name, program in self.programs.items())
+        return hashlib.sha256(repr((digests, sorted(self.refusals.items()))).encode()).hexdigest()
 
     def route(self, procedure: str) -> str | None:
         """Return the attribute that chooses the bucket; None if there is no such program."""

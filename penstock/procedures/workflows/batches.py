@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from penstock.procedures.compiler.program import PlainProgram, Program
     from penstock.procedures.engine import TableSet
 
-__all__ = ["HELD_EVENTS", "batch_bounds", "check_batches", "cut_batches", "held_events", "hold_events"]
+__all__ = [
+    "HELD_EVENTS",
+    "batch_bounds",
+    "bounds_of",
+    "check_batches",
+    "cut_batches",
+    "held_events",
+    "hold_events",
+]
 
 HELD_EVENTS = TableSpec(
     "held events",  # a name that no table of a user has
@@ -105,3 +113,20 @@ def hold_events(state: TableSet, events: pa.RecordBatch | None) -> None:
             writer.write_batch(events)
         row = {"place": 0, "events": sink.getvalue().to_pybytes()}
     state[HELD_EVENTS.name].replace({(0,): row})
+
+
+def bounds_of(
+    program: Program | PlainProgram, events: pa.Table | pa.RecordBatch, batch: str
+) -> npt.NDArray[np.int64]:
+    """Return the start of each atomic batch of a workflow's events, and their end.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the events have no column `batch`, or the program is no workflow.
+    """
+    check_batches(program)
+    if batch not in events.schema.names:
+        raise InvalidUsageError("there is no such column", column=batch)
+    column = events.column(batch)
+    return batch_bounds(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column, batch)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import InvalidUsageError
-from penstock.procedures.in_process.open_database import batches_of
+from penstock.procedures.in_process.arrow_rows import batches_of
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.border.connection import Shared, share
 from penstock.spark_ext.border.parcels import from_parcel, to_parcels

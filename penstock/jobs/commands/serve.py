@@ -1,0 +1,98 @@
+"""``penstock serve``: offers a database to other processes over Arrow Flight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from signal import Signals
+from typing import Annotated
+
+import typer
+
+from penstock.jobs.commands.common import SIGNALLED, DebugOption, errors
+
+__all__ = ["serve"]
+
+
+def serve(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A Python file that makes the database at its top.", show_default=False
+        ),
+    ],
+    location: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="The directory of the database. Without it, the tables are lost at the end.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The database, if the file makes several.", show_default=False)
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to listen at. Any but this machine's own needs a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8815,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file with the token that clients must send. By default PENSTOCK_TOKEN has it.",
+            show_default=False,
+        ),
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="A certificate chain in PEM, for TLS.", show_default=False)
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="The private key of the certificate, in PEM.", show_default=False)
+    ] = None,
+    commit_interval: Annotated[
+        str, typer.Option(help="How long a call may wait for others to become durable in the same sync.")
+    ] = "0ms",
+    debug: DebugOption = False,
+) -> None:
+    """Offer a database to other processes, until Ctrl-C or SIGTERM.
+
+    A call is answered once it is durable, and the end loses none. Clients use penstock.DatabaseClient.
+
+    \b
+    penstock serve bank.py --location bank
+    penstock serve bank.py --location bank --host 0.0.0.0 --token-file token \\
+        --tls-certificate chain.pem --tls-key key.pem
+    """  # noqa: D301 - the escape is the mark of lines that are not joined
+    with errors(debug=debug):
+        import os
+
+        from penstock.errors import InvalidUsageError
+        from penstock.jobs.pipelines.databases import database_in
+        from penstock.jobs.signals import StopSignals
+        from penstock.procedures.served.server import DatabaseServer
+
+        if (tls_certificate is None) != (tls_key is None):
+            raise InvalidUsageError("TLS needs both a certificate and its key")
+        certificate = None
+        if tls_certificate is not None and tls_key is not None:
+            certificate = _read(tls_certificate), _read(tls_key)
+        token = _read(token_file).decode().strip() if token_file else os.environ.get("PENSTOCK_TOKEN") or None
+        database = database_in(file, name)
+        with StopSignals() as signals, database.open(location, commit_interval=commit_interval) as db:
+            server = DatabaseServer(db, host, port, token=token, certificate=certificate)
+            try:
+                typer.echo(f"serving {database.name} at {server.uri}; Ctrl-C ends")
+                signals.wait()
+            finally:
+                server.shutdown()
+                server.wait()
+    typer.echo(f"stopped by {Signals(signals.received or 0).name}", err=True)
+    raise typer.Exit(SIGNALLED + (signals.received or 0))
+
+
+def _read(path: Path) -> bytes:
+    from penstock.errors import InvalidUsageError
+
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidUsageError("cannot read a file", file=path, reason=error.strerror) from error

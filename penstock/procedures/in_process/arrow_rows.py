@@ -1,0 +1,63 @@
+"""Rows that a caller passes, as batches of a schema."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.cast import cast_to_schema
+
+__all__ = ["arrow_errors", "as_arrow", "batches_of", "check_text"]
+
+
+def as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, owner: str) -> pa.Table | pa.RecordBatch:
+    """Return rows as Arrow; `owner` names them in errors."""
+    if isinstance(rows, pa.Table | pa.RecordBatch):
+        return rows
+    if not isinstance(rows, Mapping):
+        raise InvalidUsageError(
+            "rows of this type are not taken",
+            of=owner,
+            got=type(rows).__name__,
+            hint="pass a pyarrow.Table, a pyarrow.RecordBatch, or a dict of columns",
+        )
+    with arrow_errors(owner):
+        return pa.table({name: pa.array(values) for name, values in rows.items()})
+
+
+@contextlib.contextmanager
+def arrow_errors(owner: str) -> Iterator[None]:
+    """Raise `InvalidUsageError` for values that Arrow cannot hold in an array."""
+    try:
+        yield
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise InvalidUsageError("a column does not fit", of=owner, reason=str(error)) from error
+
+
+def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str) -> list[pa.RecordBatch]:
+    """Convert rows to batches of a schema; columns match by name, and missing ones are null."""
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    if twice := [name for name in schema.names if table.column_names.count(name) > 1]:
+        raise InvalidUsageError("a column is there twice", of=owner, columns=twice)
+    if strange := [name for name in schema.names if name not in table.column_names]:
+        missing = [name for name in strange if not schema.field(name).nullable]
+        if missing:
+            raise InvalidUsageError("a column is missing", of=owner, columns=missing)
+    arrays = [
+        table.column(field.name) if field.name in table.column_names else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
+    # `pa.table` without columns has no rows, but a selection of no columns keeps their number.
+    columns = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
+    with arrow_errors(owner):
+        return [cast_to_schema(batch, schema) for batch in columns.to_batches()]
+
+
+def check_text(name: object, *, kind: str) -> None:
+    """Refuse a name that is no text."""
+    if not isinstance(name, str):
+        raise InvalidUsageError(f"the name of a {kind} is a text", got=type(name).__name__)

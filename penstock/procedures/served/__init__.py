@@ -1,0 +1,1 @@
+"""A database that other processes call over Arrow Flight."""

@@ -1,0 +1,212 @@
+"""A client of a database that `penstock serve` offers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from penstock._clock import monotonic_s, pause
+from penstock.errors import InvalidUsageError, UnavailableError
+from penstock.procedures.in_process.arrow_rows import as_arrow
+from penstock.procedures.requests.messages import REQUESTS, encode_values
+from penstock.procedures.served.messages import (
+    ANSWER,
+    CALL,
+    PROCEDURE,
+    from_stream,
+    raise_from_flight,
+    to_stream,
+)
+from penstock.units import parse_duration_us
+
+__all__ = ["DatabaseClient"]
+
+_RUN_BYTES = 4 << 20
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+
+
+class DatabaseClient:
+    """Calls procedures of a database in another process. Threads may share it.
+
+    Parameters
+    ----------
+    uri : str
+        The server's address, such as ``grpc://localhost:8815``, or ``grpc+tls://...``.
+    token : str, optional
+        The token that the server wants.
+    certificates : bytes, optional
+        The certificates, in PEM, of those who may vouch for the server; by default those of the system.
+    timeout : str or timedelta
+        The longest wait for an answer.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the address is none.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        *,
+        token: str | None = None,
+        certificates: bytes | None = None,
+        timeout: str | timedelta = "30s",
+    ) -> None:
+        self.uri = uri
+        self._timeout_s = parse_duration_us(timeout) / 1e6
+        self._headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
+        options = {} if certificates is None else {"tls_root_certs": certificates}
+        try:
+            self._client = flight.connect(uri, **options)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise InvalidUsageError(
+                "this is no address of a server",
+                uri=uri,
+                hint="write grpc://host:port or grpc+tls://host:port",
+            ) from error
+
+    def __enter__(self) -> DatabaseClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
+        """Run one transaction; return its results and ``rejected``, once it is durable.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such procedure, or an attribute does not fit.
+        UnavailableError
+            If the server refuses, since too many calls wait, or does not answer. In the second case the
+            transaction may have run; `call_once` can be called again.
+        """
+        try:
+            rows = pa.Table.from_pylist([attributes]) if attributes else pa.table({"": [0]}).select([])
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+            raise InvalidUsageError(
+                "an attribute does not fit", procedure=procedure, reason=type(error).__name__
+            ) from error
+        return self._act(CALL, _named(rows, procedure)).to_pylist()[0]
+
+    def call_once(self, request_id: str, procedure: str, /, **attributes: Any) -> dict[str, Any]:
+        """Run one transaction once, even if it is called again with this id; return as `call`.
+
+        It tries again while the server does not answer, also if that is started anew. The database remembers
+        its last 131,072 such requests.
+
+        Parameters
+        ----------
+        request_id : str
+            The id, unique among all clients; penstock's `RequestClient` has the same rule.
+        procedure : str
+            The name of a procedure whose event is declared.
+        **attributes
+            The attributes of its event.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the attributes cannot be sent, or the server has another request of this id.
+        UnavailableError
+            If there is no answer in time.
+        """
+        try:
+            arguments = encode_values(attributes)
+        except TypeError as error:
+            raise InvalidUsageError(
+                "an attribute does not fit", procedure=procedure, reason=str(error)
+            ) from error
+        rows = pa.table({"id": [request_id], "procedure": [procedure], "arguments": [arguments]}, REQUESTS)
+        end, pause_s = monotonic_s() + self._timeout_s, _SHORTEST_PAUSE_S
+        while True:
+            try:
+                (answer,) = self._act(ANSWER, rows).to_pylist()
+            except UnavailableError:
+                if monotonic_s() + pause_s >= end:
+                    raise
+                pause(pause_s)  # a server that starts tells nobody
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            else:
+                results = {} if answer["results"] is None else json.loads(answer["results"])
+                return {**results, "rejected": answer["rejected"]}
+
+    def run(self, procedure: str, events: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> pa.Table:
+        """Run a transaction for each row of events, in order; return a row of results for each.
+
+        Large tables are sent in parts, each durable when the next is sent.
+
+        Raises
+        ------
+        InvalidUsageError, UnavailableError
+            See `call`.
+        """
+        rows = as_arrow(events, owner=procedure)
+        rows = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        count = max(int(len(rows) * _RUN_BYTES / max(rows.nbytes, 1)), 2)
+        parts = [rows.slice(begin, count) for begin in range(0, max(len(rows), 1), count)]
+        return pa.concat_tables(
+            [self._act(CALL, _named(part, procedure)) for part in parts], promote_options="default"
+        )
+
+    def table(self, name: str) -> pa.Table:
+        """Return all rows of a table.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such table.
+        UnavailableError
+            If the server does not answer.
+        """
+        return self._get({"table": name})
+
+    def sql(self, query: str) -> pa.Table:
+        """Return the result of a query over a snapshot, in DuckDB's SQL.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the query is refused, or the server lacks DuckDB.
+        UnavailableError
+            If the server does not answer.
+        """
+        return self._get({"sql": query})
+
+    def _options(self) -> flight.FlightCallOptions:
+        return flight.FlightCallOptions(timeout=self._timeout_s, headers=self._headers)
+
+    def _act(self, action: str, rows: pa.Table) -> pa.Table:
+        with self._errors():
+            (result,) = self._client.do_action(flight.Action(action, to_stream(rows)), self._options())
+            return from_stream(result.body)
+
+    def _get(self, ticket: dict[str, str]) -> pa.Table:
+        with self._errors():
+            return self._client.do_get(flight.Ticket(json.dumps(ticket).encode()), self._options()).read_all()
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except flight.FlightError as error:
+            raise_from_flight(error, uri=self.uri)
+
+
+def _named(rows: pa.Table, procedure: str) -> pa.Table:
+    return rows.replace_schema_metadata({PROCEDURE: procedure.encode()})

@@ -1,0 +1,85 @@
+"""What client and server of a database say to each other over Arrow Flight.
+
+    action "call"     rows of events, the procedure in the schema's metadata; answered by rows of results
+    action "answer"   rows of `REQUESTS`; answered by rows of `ANSWERS`
+    ticket            {"table": name} or {"sql": query}, of a snapshot
+    header            authorization: Bearer TOKEN
+
+Rows of actions are Arrow streams. An error of Penstock travels as JSON in the error's ``extra_info``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from penstock import errors
+from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
+
+__all__ = ["ANSWER", "CALL", "PROCEDURE", "from_stream", "raise_as_flight", "raise_from_flight", "to_stream"]
+
+CALL, ANSWER = "call", "answer"
+PROCEDURE = b"procedure"
+
+
+def to_stream(rows: pa.Table | pa.RecordBatch) -> pa.Buffer:
+    """Return rows as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write(rows)
+    return sink.getvalue()
+
+
+def from_stream(content: pa.Buffer | None) -> pa.Table:
+    """Return the rows of an Arrow stream.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is none.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(b"") if content is None else content) as reader:
+            rows = reader.read_all()
+        rows.validate(full=True)  # a client may send anything
+        return rows
+    except (pa.ArrowException, OSError, ValueError, NotImplementedError) as error:
+        raise InvalidUsageError(
+            "the message is no Arrow stream of rows", reason=type(error).__name__
+        ) from error
+
+
+def raise_as_flight(error: PenstockError) -> None:
+    """Raise an error of the server as one of Flight."""
+    context = {name: str(value) for name, value in error.context.items()}
+    known = {"error": type(error).__name__, "fact": error.fact, "hint": error.hint, "context": context}
+    # pyarrow carries no extra_info with a FlightServerError.
+    kind = (
+        flight.FlightUnavailableError if isinstance(error, UnavailableError) else flight.FlightInternalError
+    )
+    raise kind(str(error), extra_info=json.dumps(known).encode()) from error
+
+
+def raise_from_flight(error: flight.FlightError, **context: Any) -> None:
+    """Raise the server's error in the client."""
+    if (known := _error_of(error.extra_info)) is not None:
+        raise known from error
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        raise InvalidUsageError("the server refuses the token", hint="pass its token=", **context) from error
+    raise UnavailableError(
+        "the server does not answer", reason=type(error).__name__, hint="check that it runs", **context
+    ) from error
+
+
+def _error_of(extra_info: bytes) -> PenstockError | None:
+    """Return the error of Penstock that a server sent, if it is one."""
+    try:
+        known = json.loads(extra_info)
+        kind = getattr(errors, known["error"])
+        error = kind(known["fact"], hint=known["hint"], **known["context"])
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return None
+    return error if isinstance(error, PenstockError) else None

@@ -1,0 +1,168 @@
+"""A server that offers an open database over Arrow Flight."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import flight
+
+from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
+from penstock.procedures.in_process.open_database import OpenDatabase
+from penstock.procedures.served.messages import (
+    ANSWER,
+    CALL,
+    PROCEDURE,
+    from_stream,
+    raise_as_flight,
+    to_stream,
+)
+
+__all__ = ["DatabaseServer"]
+
+_LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+_MAX_MESSAGE_BYTES = 64 << 20
+
+
+class _TokenMiddleware(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # as below
+    """Refuses calls without the token."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._header = f"Bearer {token}".encode()
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
+        given = headers.get("authorization", [""])[0].encode()
+        if not hmac.compare_digest(given, self._header):
+            raise flight.FlightUnauthenticatedError("the token is missing or wrong")
+
+
+class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
+    """Offers an open database to other processes. It listens as soon as it exists.
+
+    Single calls of all clients run one after the other, in groups that become durable together. A call is
+    answered once it is durable.
+
+    Parameters
+    ----------
+    database : OpenDatabase
+        The database; its owner closes it, after the server.
+    host, port
+        The address to listen at. Port 0 takes a free one; `port` tells it.
+    token : str, optional
+        What clients must know; required unless only this machine can connect.
+    certificate : tuple of bytes, optional
+        A certificate chain and its private key, in PEM, for TLS.
+    most_waiting : int
+        The number of calls that may run or wait; further ones are refused with `UnavailableError`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If other machines could connect without a token.
+    UnavailableError
+        If the address cannot be listened at.
+    """
+
+    def __init__(
+        self,
+        database: OpenDatabase,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        token: str | None = None,
+        certificate: tuple[bytes, bytes] | None = None,
+        most_waiting: int = 1 << 12,
+    ) -> None:
+        if token is None and host not in _LOCAL_HOSTS:
+            raise InvalidUsageError(
+                "other machines could call the database without a token",
+                host=host,
+                hint="set a token, or listen at 127.0.0.1",
+            )
+        if token is not None and (not token or not token.isascii() or not token.isprintable()):
+            raise InvalidUsageError("a token has only printable ASCII characters, and at least one")
+        self._database = database
+        self._room = threading.BoundedSemaphore(most_waiting)
+        self._most_waiting = most_waiting
+        scheme = "grpc" if certificate is None else "grpc+tls"
+        authority = f"[{host}]" if ":" in host else host
+        try:
+            super().__init__(
+                f"{scheme}://{authority}:{port}",
+                middleware=None if token is None else {"token": _TokenMiddleware(token)},
+                tls_certificates=None if certificate is None else [certificate],
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise UnavailableError(
+                "cannot listen at this address", host=host, port=port, hint="choose another port"
+            ) from error
+        self.uri = f"{scheme}://{authority}:{self.port}"
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Take one of the places for calls, and raise errors as those of Flight."""
+        try:
+            if not self._room.acquire(blocking=False):
+                raise UnavailableError(
+                    "too many calls wait", waiting=self._most_waiting, hint="send it again, later"
+                )
+            try:
+                yield
+            finally:
+                self._room.release()
+        except PenstockError as error:
+            raise_as_flight(error)
+
+    def list_actions(self, context: Any) -> list[tuple[str, str]]:
+        """Return the actions."""
+        return [
+            (CALL, "run a transaction for each row of events"),
+            (ANSWER, "run requests, each id only once"),
+        ]
+
+    def do_action(self, context: Any, action: flight.Action) -> Iterator[pa.Buffer]:
+        """Run transactions; see `penstock.procedures.served.messages`."""
+        with self._admitted():
+            if action.type not in (CALL, ANSWER):
+                raise InvalidUsageError("there is no such action", action=str(action.type)[:80])
+            if action.body is not None and action.body.size > _MAX_MESSAGE_BYTES:
+                raise InvalidUsageError(
+                    "the message is too large",
+                    size_bytes=action.body.size,
+                    limit_bytes=_MAX_MESSAGE_BYTES,
+                    hint="send fewer rows at a time",
+                )
+            rows = from_stream(action.body)
+            results = self._call(rows) if action.type == CALL else self._database.answer(rows)
+        return iter([to_stream(results)])
+
+    def _call(self, rows: pa.Table) -> pa.Table:
+        procedure = (rows.schema.metadata or {}).get(PROCEDURE, b"").decode(errors="replace")
+        rows = rows.replace_schema_metadata(None)
+        if len(rows) != 1:
+            return self._database.run(procedure, rows)
+        (attributes,) = rows.to_pylist()
+        return pa.Table.from_pylist([self._database.submit(procedure, **attributes).result()])
+
+    def do_get(self, context: Any, ticket: flight.Ticket) -> flight.RecordBatchStream:
+        """Return rows of a snapshot."""
+        with self._admitted():
+            try:
+                wanted = json.loads(ticket.ticket)
+            except ValueError as error:
+                raise InvalidUsageError("the ticket is no JSON object") from error
+            if not isinstance(wanted, dict) or not all(isinstance(value, str) for value in wanted.values()):
+                raise InvalidUsageError("the ticket is no JSON object of texts")
+            if "table" in wanted:
+                rows = self._database.table(wanted["table"])
+            elif "sql" in wanted:
+                rows = self._database.snapshot().sql(wanted["sql"])
+            else:
+                raise InvalidUsageError("the ticket names no table and no query")
+        return flight.RecordBatchStream(rows)

@@ -1,0 +1,151 @@
+"""The write-ahead log of a database keeps what it acknowledged, through crashes and other processes."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock._durable import appended
+from penstock.errors import CorruptDataError, FencedError
+from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
+
+
+def calls(begin: int, count: int) -> pa.Table:
+    return pa.table({"call": [f"call {number}" * (number % 40) for number in range(begin, begin + count)]})
+
+
+def write(place: Path, counts: list[int]) -> list[int]:
+    """Write records; return the size of the file before the first and after each."""
+    log = WriteAheadLog(place)
+    sizes, offset = [log._file.path.stat().st_size], 0
+    for count in counts:
+        log.append(offset, calls(offset, count))
+        offset += count
+        sizes.append(log._file.path.stat().st_size)
+    log.close()
+    return sizes
+
+
+def read(place: Path) -> list[tuple[int, pa.Table]]:
+    log = WriteAheadLog(place)
+    try:
+        return list(log.read_earlier())
+    finally:
+        log.close()
+
+
+def prefix(counts: list[int], records: int) -> list[tuple[int, pa.Table]]:
+    offsets = [sum(counts[:number]) for number in range(records)]
+    return [(offset, calls(offset, count)) for offset, count in zip(offsets, counts, strict=False)]
+
+
+COUNTS = [1, 3, 1, 30, 2]
+
+
+def test_records_are_read_by_the_next_session_until_the_parts_are_deleted(tmp_path: Path) -> None:
+    write(tmp_path, COUNTS)
+    assert read(tmp_path) == prefix(COUNTS, 5)
+    log = WriteAheadLog(tmp_path)
+    assert list(log.read_earlier()) == prefix(COUNTS, 5)
+    log.append(37, calls(37, 1))
+    log.begin_part()
+    log.append(38, calls(38, 2))
+    log.close()
+    assert read(tmp_path) == [(38, calls(38, 2))]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cut_file_has_the_whole_records_before_the_cut(tmp_path: Path, seed: int) -> None:
+    sizes = write(tmp_path / "log", COUNTS)
+    (file,) = (tmp_path / "log").iterdir()
+    content, draw = file.read_bytes(), random.Random(seed)
+    cuts = {0, 5, *sizes, *(size + 7 for size in sizes[:-1]), *draw.sample(range(len(content)), 20)}
+    for cut in sorted(cuts):
+        place = tmp_path / f"cut {cut}"
+        place.mkdir()
+        (place / file.name).write_bytes(content[:cut])
+        assert read(place) == prefix(COUNTS, sum(size <= cut for size in sizes[1:]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sectors_that_power_loss_left_empty_end_the_log(tmp_path: Path, seed: int) -> None:
+    sizes = write(tmp_path / "log", COUNTS[:4])
+    (file,) = (tmp_path / "log").iterdir()
+    content, draw = file.read_bytes(), random.Random(seed)
+    begin, end = sizes[-2:]
+    sectors = [begin, *range(begin - begin % 512 + 512, end, 512), end]
+    assert len(sectors) > 4
+    empty = draw.sample(range(len(sectors) - 1), draw.randint(1, 3))
+    changed = bytearray(content)
+    for number in empty:
+        changed[sectors[number] : sectors[number + 1]] = bytes(sectors[number + 1] - sectors[number])
+    place = tmp_path / "lost"
+    place.mkdir()
+    (place / file.name).write_bytes(changed)
+    assert read(place) == prefix(COUNTS, 3)
+
+
+def flips(content: bytes) -> Iterator[tuple[int, bytes]]:
+    draw = random.Random(7)
+    for place in sorted({*range(16), *draw.sample(range(16, len(content)), 60)}):
+        yield place, content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :]
+
+
+def test_a_flipped_bit_is_damage_wherever_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "log", COUNTS)
+    (file,) = (tmp_path / "log").iterdir()
+    for flipped, changed in flips(file.read_bytes()):
+        if 12 <= flipped < 16:
+            continue  # reserved
+        place = tmp_path / f"flip {flipped}"
+        place.mkdir()
+        (place / file.name).write_bytes(changed)
+        with pytest.raises(CorruptDataError) as raised:
+            read(place)
+        assert str(place / file.name) in str(raised.value)
+
+
+def test_a_session_is_fenced_by_the_next_even_if_that_one_is_gone(tmp_path: Path) -> None:
+    first = WriteAheadLog(tmp_path)
+    first.append(0, calls(0, 1))
+    second = WriteAheadLog(tmp_path)
+    with pytest.raises(FencedError):
+        first.append(1, calls(1, 1))
+    third = WriteAheadLog(tmp_path)
+    third.begin_part()
+    assert not any(path.name.startswith(f"{2:020}") for path in tmp_path.iterdir())
+    with pytest.raises(FencedError):
+        first.append(2, calls(2, 1))
+    with pytest.raises(FencedError):
+        second.append(2, calls(2, 1))
+    third.append(1, calls(1, 1))
+    for log in (first, second, third):
+        log.close()
+
+
+def test_only_what_is_synced_survives_and_only_that_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power is lost at each sync in turn: the file is as long as it was at the last sync."""
+    synced: dict[Path, int] = {}
+
+    def sync(descriptor: int) -> None:
+        synced[Path(f"/proc/self/fd/{descriptor}").readlink()] = os.fstat(descriptor).st_size
+
+    monkeypatch.setattr(appended, "_sync_content", sync)
+    log = WriteAheadLog(tmp_path / "log")
+    acknowledged = 0
+    for number, count in enumerate(COUNTS):
+        log.append(acknowledged, calls(acknowledged, count))
+        acknowledged += count
+        place = tmp_path / f"after {number}"
+        place.mkdir()
+        for path, size in synced.items():
+            (place / path.name).write_bytes(path.read_bytes()[:size])
+        assert sum(len(rows) for _, rows in read(place)) == acknowledged
+    log.close()
