@@ -72,9 +72,7 @@ class OpenDatabase:
             raise InvalidUsageError("the location of a database is no path", got=type(location).__name__)
         if location is None and recovery == "strong":
             raise InvalidUsageError(
-                "only a database in a directory has strong recovery",
-                recovery=recovery,
-                hint="give open() a location",
+                "only a database in a directory has strong recovery", hint="give open() a location"
             )
         self._database = database
         self._programs: dict[tuple[str, pa.Schema], Program | PlainProgram] = {}
