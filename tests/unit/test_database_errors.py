@@ -58,7 +58,7 @@ def test_the_location_of_a_database_stays_though_the_process_changes_its_directo
 
 
 def test_strong_recovery_needs_a_location(bank: Database) -> None:
-    with pytest.raises(InvalidUsageError, match="recovery is of a database in a directory: recovery=strong"):
+    with pytest.raises(InvalidUsageError, match="only a database in a directory has strong recovery"):
         bank.open(recovery="strong")
 
 
