@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import pyspark
 import pytest
@@ -26,10 +26,11 @@ from tests.processes import kill, until
 
 HOST: Final = "127.0.0.1"
 _BROKER: Final = ("org.apache.kafka", "kafka_2.13", "4.3.1")
-# The newest connector that could be had; Spark 4.3 runs it, too.
+# The newest connectors that could be had; Spark 4.3 runs that of 4.2, too.
+_SPARK: Final = {"4.0": "4.0.1", "4.1": "4.1.1"}.get(pyspark.__version__[:3], "4.2.0")
 _CONNECTOR: Final = (
-    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
-    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.2.0"),
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", _SPARK),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", _SPARK),
     ("org.apache.kafka", "kafka-clients", "3.9.2"),
     ("org.apache.commons", "commons-pool2", "2.13.1"),
 )
@@ -88,6 +89,13 @@ def _fetch(target: Path, modules: Iterable[tuple[str, str, str]], configuration:
 def connector_jars() -> list[str]:
     """Return the paths of the connector's jars; a running session takes them by ``ADD JAR``."""
     return [str(jar) for jar in sorted(fetch_jars()[1].glob("*.jar"))]
+
+
+def leave_jars(session: Any) -> None:
+    """Let sessions of later modules not find the jars that a classic session has added."""
+    # They are in a class loader that Spark leaves to the JVM's thread of this one.
+    lang = session._jvm.java.lang
+    lang.Thread.currentThread().setContextClassLoader(lang.ClassLoader.getSystemClassLoader())
 
 
 class Record(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.conf.pipeline import Pipeline
-from tests.kafka import Broker, Record, connector_jars
+from tests.kafka import Broker, Record, connector_jars, leave_jars
 from tests.spark.conftest import Sessions
 
 _COLUMNS = "symbol STRING, time LONG, price DOUBLE"
@@ -22,11 +22,7 @@ def spark(broker: Broker, sessions: Sessions) -> Any:
         for jar in connector_jars():
             session.sql(f"ADD JAR '{jar}'")
         yield session
-        # The jars are in a class loader that Spark leaves to the JVM's thread of this one.
-        jvm = session._jvm
-        assert jvm is not None
-        lang = jvm.java.lang
-        lang.Thread.currentThread().setContextClassLoader(lang.ClassLoader.getSystemClassLoader())
+        leave_jars(session)
 
 
 def quote(symbol: str, time: int, price: float = 1.0, **more: Any) -> Record:

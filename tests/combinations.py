@@ -1,0 +1,136 @@
+"""The page of combinations, made from what tests recorded: ``python -m tests.combinations [RECORD ...]``.
+
+With ``PENSTOCK_RECORD=FILE``, pytest adds a line of JSON to the file for each test of Spark that ran; see
+`record`. The command takes such files into `RESULTS`, and writes `PAGE` from it. Recorded outcomes replace
+older ones of the same case, or the same file of tests, of a version and a kind of session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+__all__ = ["CASES", "PAGE", "RESULTS", "merge", "record", "render"]
+
+_HERE: Final = Path(__file__).parent
+RESULTS: Final = _HERE / "spark" / "combinations.json"
+PAGE: Final = _HERE.parent / "docs" / "reference" / "combinations.md"
+CASES: Final = "test_combinations.py"
+"""The file whose parameters are a source and a sink."""
+
+_VARIABLE: Final = "PENSTOCK_RECORD"
+_HEAD: Final = """\
+# Combinations
+
+Which source, sink, version of Spark and kind of session ran together. `python -m tests.combinations` writes
+this page from the records of test runs, which `script/versions` makes. A cell is empty where nothing was
+recorded. Results are of Python {pythons}.
+
+## Sources and sinks
+
+Each row is one case of `tests/spark/{cases}`: a pipeline from the source through an update queue to the
+sink, which must end with the newest row of each key. The source `spark` is `rate-micro-batch`, the sink
+`spark` JSON files, and `upsert` writes SQLite.
+
+"""
+_FILES: Final = """
+## Tests of each part
+
+The outcomes of whole files of tests: `12+1` means that 12 tests passed and one was skipped, because this
+version or kind of session lacks something, which the test names.
+
+"""
+
+
+def record(report: pytest.TestReport) -> None:
+    """Add the outcome of a test to the file that ``PENSTOCK_RECORD`` names, if it is set."""
+    file = os.environ.get(_VARIABLE)
+    if file is None or not (report.when == "call" or (report.when == "setup" and not report.passed)):
+        return
+    import pyspark
+
+    kind = "Connect" if os.environ.get("PENSTOCK_CONNECT") == "1" else "classic"
+    python = "{}.{}".format(*sys.version_info)
+    entry = {"run": f"{pyspark.__version__} {kind}", "python": python, "test": report.nodeid}
+    with Path(file).open("a") as lines:
+        lines.write(json.dumps(entry | {"outcome": report.outcome}) + "\n")
+
+
+def merge(results: dict[str, Any], lines: Iterable[str], day: str) -> None:
+    """Take recorded lines into the results."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for entry in map(json.loads, lines):
+        run = results.setdefault(entry["run"], {"cases": {}, "files": {}})
+        run["day"], run["python"] = day, entry["python"]
+        path, _, test = entry["test"].partition("::")
+        name = Path(path).name
+        if name == CASES:
+            if "[" in test:
+                run["cases"][test.partition("[")[2].removesuffix("]")] = entry["outcome"]
+        else:
+            counts.setdefault((entry["run"], name), Counter())[entry["outcome"]] += 1
+    for (run_name, name), outcomes in counts.items():
+        results[run_name]["files"][name] = dict(sorted(outcomes.items()))
+
+
+def _order(run: str) -> tuple[Any, ...]:
+    version, kind = run.split()
+    return *(-int(part) for part in version.split(".")), kind == "Connect"
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _count(outcomes: dict[str, int] | None) -> str:
+    if outcomes is None:
+        return ""
+    text = str(outcomes.get("passed", 0))
+    text += f"+{outcomes['skipped']}" if "skipped" in outcomes else ""
+    return text + (f", {outcomes['failed']} failed" if "failed" in outcomes else "")
+
+
+def render(results: dict[str, Any]) -> str:
+    """Return the page."""
+    runs = sorted(results, key=_order)
+    cases = sorted({case for run in results.values() for case in run["cases"]})
+    files = sorted({file for run in results.values() for file in run["files"]})
+    pythons = " and ".join(sorted({run["python"] for run in results.values()}))
+    marks = {"passed": "✓", None: ""}
+    text = _HEAD.format(pythons=pythons, cases=CASES)
+    text += _table(
+        ["Source", "Sink", *runs],
+        (
+            [f"`{part}`" for part in case.split("-")]
+            + [marks.get(found, found) for run in runs for found in [results[run]["cases"].get(case)]]
+            for case in cases
+        ),
+    )
+    text += _FILES + _table(
+        ["File below `tests/spark`", *runs],
+        ([f"`{file}`", *(_count(results[run]["files"].get(file)) for run in runs)] for file in files),
+    )
+    days = _table(["Run", "Recorded"], ([run, results[run]["day"]] for run in runs))
+    return f"{text}\n## When\n\n{days}"
+
+
+def main() -> None:
+    """Take the records of the given files into the results, and write the page."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for file in sys.argv[1:]:
+        merge(results, Path(file).read_text().splitlines(), f"{datetime.now(UTC):%Y-%m-%d}")
+    RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(render(results))
+
+
+if __name__ == "__main__":
+    main()
