@@ -1,4 +1,4 @@
-"""The queries that lose power (a plain query, a queue, windows, a join, a graph), and their driver.
+"""The queries that lose power (plain, queue, windows, join, graph, transactions), and their driver.
 
 Usage: ``python power_job.py DIRECTORY``; where checkpoints and p-streams lie is in the environment. Runs
 until it is killed, or until there is a file ``finished``.
@@ -20,7 +20,8 @@ from penstock.errors import PenstockError
 from penstock.spark_ext.api.failure import is_late_worker
 from penstock.spark_ext.graph.handle import RunningGraph
 from tests.crash.power_known_bad import DAEMON, SOURCES
-from tests.crash.power_source import KINDS, SCHEMA, WINDOW_S
+from tests.crash.power_source import CALLS, KINDS, SCHEMA, WINDOW_S
+from tests.crash.power_transactions import NUMBER, spend
 from tests.processes import until
 from tests.spark.conftest import lean_session
 
@@ -110,6 +111,11 @@ class Queries:
             other = self._read(kind, "right").selectExpr("k", "t", "v AS other")
             return penstock.update_join(
                 rows, other, within="0 s", watermark_delay="100000 s", unit="s", **options
+            )
+        if kind == "transactions":
+            right, state = self._read(kind, "right"), self._checkpoints / "state"
+            return penstock.transactions(
+                right, spend, keep=NUMBER, requests=self._streams / CALLS, state_location=state
             )
         return rows
 

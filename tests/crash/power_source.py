@@ -11,10 +11,14 @@ import pyarrow as pa
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
 from penstock.errors import InvalidUsageError
+from tests.crash.power_transactions import NUMBER, Requests, check_transactions
 
-__all__ = ["KINDS", "SCHEMA", "WINDOW_S", "Source"]
+__all__ = ["CALLS", "KINDS", "SCHEMA", "WINDOW_S", "Source"]
 
-KINDS = ("plain", "queue", "windows", "join", "graph")
+KINDS = ("plain", "queue", "windows", "join", "graph", "transactions")
+CALLS = "calls"
+"""The location of requests, below that of p-streams."""
+
 SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.int64()})
 WINDOW_S = 500
 
@@ -34,6 +38,7 @@ class Source:
         self.streams = streams
         self.rows = 0
         self._closed = False
+        self._requests = Requests(streams / CALLS)
 
     def add(self, commits: int) -> None:
         """Append commits of some rows each to both sides."""
@@ -44,9 +49,11 @@ class Source:
                     writer.append(_table(range(at, at + _COMMIT_ROWS)), clock={"n": at + _COMMIT_ROWS})
                     writer.flush()
         self.rows = stop
+        self._requests.keep_in_flight()
 
     def keep_ahead(self) -> None:
-        """Append some rows, unless the plain query still has many to read."""
+        """Keep requests in flight; append rows, unless the plain query still has many to read."""
+        self._requests.keep_in_flight()
         with contextlib.suppress(InvalidUsageError):
             if self.rows - PStream(self.streams / "out-plain").end < _AHEAD_ROWS:
                 self.add(2)
@@ -63,12 +70,15 @@ class Source:
         return {kind: len(self._out(kind)) for kind in KINDS}
 
     def _out(self, kind: str) -> list[Row]:
-        try:
-            rows = PStreamReader(self.streams / f"out-{kind}").read()
-        except InvalidUsageError:
-            return []
+        rows = self._rows_of(kind)
         columns = [rows[name].to_pylist() for name in rows.column_names]
         return list(zip(*columns, strict=True))
+
+    def _rows_of(self, kind: str) -> pa.Table:
+        try:
+            return PStreamReader(self.streams / f"out-{kind}").read()
+        except InvalidUsageError:
+            return pa.table({NUMBER: pa.array([], pa.int64())})
 
     def check(self, *, finished: bool) -> None:
         """Check that the results are a part of the expected ones, or all of them if `finished`.
@@ -76,6 +86,7 @@ class Source:
         1. The plain query's rows are those of its source, in their order.
         2. The times of a key grow in the results of queue and join.
         3. No window comes twice, and each has all its rows.
+        4. Transactions and requests happen once, as in a serial run.
         """
         plain = self._out("plain")
         wanted = self._plain()
@@ -91,6 +102,8 @@ class Source:
             assert len(set(found)) == len(found), f"{kind}: a window came twice"
             wrong = set(found) - set(self._all_windows())
             assert not wrong, f"{kind}: no such windows, or not with these rows: {sorted(wrong)[:5]}"
+        events = _table(range(self.rows))
+        check_transactions(self._rows_of("transactions"), events, self._requests, finished=finished)
         if finished:
             assert not self.missing(), self.missing()
 
@@ -105,6 +118,9 @@ class Source:
             found[kind] = sum(last.get(k) != t for k, t in want.items())
         for kind in ("windows", "graph"):
             found[kind] = len(set(self._all_windows()) - set(self._windows(kind)))
+        found["transactions"] = self.rows - len(self._out("transactions"))
+        self._requests.see()
+        found["requests"] = self._requests.unanswered
         return {kind: number for kind, number in found.items() if number}
 
     def _plain(self) -> list[Row]:
