@@ -56,6 +56,8 @@ class TableSet:
         Whether nothing was stored or restored yet.
     offset : int, optional
         The offset in a command log up to which the tables hold.
+    program : str, optional
+        The digest of the program that ran last, which versions have from then on.
     request_memory : object
         An index that requests derive from a table of this state (`penstock.procedures.requests`); None
         before.
@@ -75,6 +77,7 @@ class TableSet:
         self.transactions = 0
         self.is_new = True
         self.offset: int | None = None
+        self.program: str | None = None
         self.request_memory: Any = None
 
     def __getitem__(self, name: str) -> TableRows:
@@ -218,6 +221,8 @@ class TableSet:
         meta: dict[str, Any] = {"transactions": self.transactions, "rows": self.rows}
         if self.offset is not None:
             meta["offset"] = self.offset
+        if self.program is not None:
+            meta["program"] = self.program
         if self._indexes:
             meta["indexes"] = self._indexes
         return PUnit(kind, meta, blocks, packed=True)

@@ -45,17 +45,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from penstock._clock import new_id
 from penstock._failpoints import failpoint
-from penstock.checkpointing import PUnit, encode_blocks
+from penstock.checkpointing import PUnit, encode_blocks, head
 from penstock.checkpointing.files import Files
 from penstock.checkpointing.trace import trace
-from penstock.errors import InvalidUsageError, PenstockError
+from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 from penstock.state_store.bucket_files import BucketFiles, State
 from penstock.state_store.lineage import (
     CLOCK_SUFFIX,
@@ -284,6 +285,29 @@ class BucketStore(BucketFiles):
         """Return the handle and the unit of the version at `pointer`, without loading the chain."""
         newest, handle = self._open(pointer)
         return handle, PUnit(newest.kind, newest.meta["state"], newest.blocks)
+
+    def attempts_after(self, held: Handle) -> Iterator[Mapping[str, Any]]:
+        """Yield the state's facts in the headers of all attempts at the version that follows `held`.
+
+        Lists the directory. Files that are not whole are left out.
+
+        Raises
+        ------
+        UnavailableError
+            If the file system refuses.
+        """
+        version = 1 + (held.pointer.version if held.pointer else 0)
+        for facts in self.files.list():
+            pointer = pointer_of(facts.name)
+            if pointer is not None and pointer.version == version:
+                read = partial(self.files.read_range, pointer.file_name)
+                with contextlib.suppress(CorruptDataError, FileNotFoundError):
+                    unit, _ = head(read, facts.size_bytes, self.files.path_of(pointer.file_name))
+                    if (
+                        self._handle_in(pointer, self._check(pointer, unit), facts.size_bytes).parent
+                        == held.pointer
+                    ):
+                        yield unit.meta["state"]
 
     def find(self, pointer: Pointer) -> Handle:
         """Return the handle of the version at `pointer`, after checking that all files of its chain exist.

@@ -148,15 +148,13 @@ class Place:
 
         Unless it stays `planned`, it is also forgotten which input `batch` has.
         """
-        for directory, first in (
-            (self.checkpoint / "offsets", batch + planned),
-            (self.checkpoint / "commits", batch),
-            (self.sink / "_spark_metadata", batch),
-        ):
-            for path in directory.iterdir():
-                number = path.name.strip(".").removesuffix(".crc")
-                if number.isdigit() and int(number) >= first:
-                    path.unlink()
+        _delete_log(self.checkpoint / "offsets", batch + planned)
+        _delete_log(self.checkpoint / "commits", batch)
+        _delete_log(self.sink / "_spark_metadata", batch)
+
+    def forget_commits(self, batch: int) -> None:
+        """Let the checkpoint forget that `batch` and what followed were committed; the sink has its rows."""
+        _delete_log(self.checkpoint / "commits", batch)
 
     def rows(self, *columns: str) -> dict[int, list[Row]]:
         """Return the `columns` (k, t and v by default) of every micro-batch that emitted any."""
@@ -178,6 +176,14 @@ class Place:
     def state_files(self) -> list[Path]:
         """Return the files of all buckets' state, oldest version first."""
         return sorted(self.state.glob("*/*/*/*.punit"), key=lambda path: path.name)
+
+
+def _delete_log(directory: Path, first: int) -> None:
+    """Delete the entries of one of Spark's logs from a number on."""
+    for path in directory.iterdir():
+        number = path.name.strip(".").removesuffix(".crc")
+        if number.isdigit() and int(number) >= first:
+            path.unlink()
 
 
 def wait(query: StreamingQuery, condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:

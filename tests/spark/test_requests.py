@@ -31,7 +31,7 @@ KEYS = 12
 EVENTS = pa.schema({"number": pa.int64(), "account": pa.int64(), "amount": pa.int64()})
 
 
-def make_bank(opening: int = 5) -> Database:
+def make_bank(opening: int = 5, interest: int = 0) -> Database:
     """Return accounts that events charge, and requests pay into or read."""
     bank = penstock.database("bank")
     bank.table(
@@ -59,7 +59,7 @@ def make_bank(opening: int = 5) -> Database:
 
     @bank.procedure(event="account int", returns="balance bigint")
     def read(e: Any, accounts: Any) -> Any:
-        return accounts[e.account].balance
+        return accounts[e.account].balance + interest
 
     assert len(bank.procedures) == 3
     return bank
@@ -134,7 +134,7 @@ def test_requests_and_events_equal_a_serial_run_in_the_order_of_the_log(
     for _ in range(2):
         query = place.start(transactions(spark, place, bank, buckets, way))
         try:
-            with bank.connect(place.directory / "requests", timeout="60s") as client:
+            with bank.connect(place.directory / "requests", timeout="180s") as client:
                 own = drawn_calls(draw, len(calls), 24)
                 calls += own
                 sent = [client.send(id_, name, **values) for id_, name, values in own[:8]]
@@ -188,14 +188,18 @@ def test_workers_killed_with_requests_in_flight_answer_each_once(spark: SparkSes
         }
 
 
-def test_a_replay_with_other_answers_or_results_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_replay_with_another_program_or_other_answers_is_an_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     place, draw, bank = Place(tmp_path), random.Random(5), make_bank()
     penstock.register(spark)
     append_events(place, draw, 30)
     with bank.connect(place.directory / "requests") as client:
         client.send("a", "charge", account=1, amount=2)
+        client.send("b", "read", account=1)
         place.run(transactions(spark, place, bank, 1, "read_in_bucket"))
         assert client.wait("a") == {"left": 3, "rejected": None}
+        assert client.wait("b") == {"balance": 3, "rejected": None}
     place.forget(0)
     other = make_bank(opening=50)
     why = failure(transactions(spark, place, other, 1, "read_in_bucket"), place)
@@ -204,6 +208,8 @@ def test_a_replay_with_other_answers_or_results_is_an_error(spark: SparkSession,
         spark, place, other, 1, "read_in_bucket", bank.procedures["charge"].program().digest
     )
     why = failure(changed, place)
+    assert "a micro-batch that was not finished was begun with another program" in why
+    why = failure(transactions(spark, place, make_bank(interest=1), 1, "read_in_bucket"), place)
     assert "rows that tasks have written to a p-stream are ahead of the checkpoint, and differ" in why
     place.run(transactions(spark, place, bank, 1, "read_in_bucket"))
 

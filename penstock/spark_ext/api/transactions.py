@@ -90,7 +90,8 @@ def transactions(
         once the next batch begins. Needs one bucket, and is fixed for the life of a checkpoint.
     compatible_with : str, optional
         The digest of the checkpoint's first program. Pass it if the procedure has changed since, and its new
-        text works with the old tables. Without it a changed program is refused.
+        text works with the old tables. Without it a changed program is refused. The former program has to
+        finish a micro-batch that it began.
     state_location : str or path, optional
         The directory for state; by default the state location of the database, or the Spark setting
         ``spark.penstock.stateLocation``.

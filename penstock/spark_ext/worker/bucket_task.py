@@ -55,6 +55,8 @@ _CACHE: StateCache[Any] = StateCache(_CACHE_BYTES)
 _RELEASES = Releases()
 
 _CHECKED: set[tuple[str, str]] = set()
+_SERVED: dict[str, str] = {}
+"""The run of a query for which this process has served a bucket the last time, by the bucket's location."""
 
 
 @functools.cache
@@ -122,6 +124,9 @@ class TaskShare:
         Returns the operator's stored description, which the first start made.
     query_id : str
         The query.
+    other_attempts : callable
+        Returns the facts that other attempts at this micro-batch have stored with their state. Nothing, once
+        this process has served the bucket in this run of the query: other runs made no later attempts.
     """
 
     bucket: int
@@ -130,6 +135,7 @@ class TaskShare:
     parallel: int
     description: Callable[[], Mapping[str, Any]] = dict
     query_id: str = ""
+    other_attempts: Callable[[], Iterable[Mapping[str, Any]]] = tuple
 
     @property
     def buckets_per_task(self) -> int:
@@ -202,10 +208,12 @@ class BucketTask(Generic[S]):
         parcels: Iterable[Parcel],
         clock: Clock,
         query_name: str | None = None,
+        run_id: str | None = None,
     ) -> tuple[Pointer | None, list[pa.RecordBatch], BatchMetrics]:
         """Run one bucket of one micro-batch; return its new pointer, the rows to emit and metrics.
 
-        The query's name is stored with the operator's description, for people who inspect the state.
+        The query's name is stored with the operator's description, for people who inspect the state. The run
+        is one of the query's starts.
 
         Raises
         ------
@@ -244,6 +252,9 @@ class BucketTask(Generic[S]):
                 self.parallel,
                 lambda: specification_in(files) or {},
                 query_id,
+                tuple
+                if run_id is not None and _SERVED.get(store.files.location) == run_id
+                else functools.partial(store.attempts_after, held.handle),
             )
             if self.operator.follows_clock:
                 batches, metrics = self._run_recorded(store, held, parcels, task_share, clock)
@@ -259,6 +270,8 @@ class BucketTask(Generic[S]):
             held.state.close()
             raise
         _CACHE.put(store, held.state, handle)
+        if run_id is not None:
+            _SERVED[store.files.location] = run_id
         metrics.duration_ms["load"] = 1000 * (loaded - begin)
         metrics.duration_ms["commit"] = 1000 * (monotonic_s() - served)
         metrics.state_bytes_written = handle.bytes_since(held.handle)

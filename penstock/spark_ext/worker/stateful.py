@@ -199,8 +199,11 @@ class _BucketFunction:
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
         name = _query_name(context)
+        # Spark gives the jobs of a query's run one group.
+        run_id = context.getLocalProperty("spark.jobGroup.id") if context else None
         if not query_id or batch_id is None:
             query_id, batch_id, name = batch_of_setting(context, self.plan_name)
+            run_id = None
         if not query_id or batch_id is None:
             raise InternalError("Spark did not say which query and batch this task belongs to")
         bucket = bucket_labels(self.task.buckets).index(int(key[0]))
@@ -220,7 +223,7 @@ class _BucketFunction:
         )
         try:
             pointer, batches, metrics = self.task.run(
-                query_id, int(batch_id), bucket, pointer, parcels, now_us, name
+                query_id, int(batch_id), bucket, pointer, parcels, now_us, name, run_id
             )
             if self.into is not None:
                 begin = monotonic_s()

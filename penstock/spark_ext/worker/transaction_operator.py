@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock._clock import Clock, monotonic_s
+from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import concat
@@ -115,6 +116,8 @@ class TransactionOperator:
         if self.initial is not None and state.is_new and share.description().get(HAS_INITIAL_ROWS):
             for table, rows in self.initial.read_bucket(share.bucket):
                 state.load(table, rows)
+        self._check_program(share)
+        state.program = self.program.digest
         begin = monotonic_s()
         answers = None
         if asked and self.requests is not None:
@@ -145,6 +148,19 @@ class TransactionOperator:
             self.answers.publish(answers, share.query_id, share.batch_id, share.bucket)
             metrics.duration_ms["answer"] = 1000 * (monotonic_s() - begin)
         return batches, metrics
+
+    def _check_program(self, share: TaskShare) -> None:
+        """Check that no other program has run this micro-batch, the results of which may have been seen."""
+        for facts in share.other_attempts():
+            if facts.get("program", self.program.digest) != self.program.digest:
+                raise InvalidUsageError(
+                    "a micro-batch that was not finished was begun with another program",
+                    bucket=share.bucket,
+                    batch=share.batch_id,
+                    was=facts["program"],
+                    now=self.program.digest,
+                    hint="run the query with the program as it was until its input is read; then change it",
+                )
 
     def _ordered(self, parcels: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the rows of parcels in their order."""
