@@ -20,7 +20,7 @@ from penstock.procedures.compiler.program import (
     result_schema,
 )
 from penstock.procedures.plain.rounds import PlainRounds
-from penstock.procedures.rows import TableRows, arrow_column, from_python, numpy_column
+from penstock.procedures.rows import TableRows, arrow_column, from_python, null_mask, numpy_column
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import TextNumbers
 from penstock.procedures.workflows.rejections import rejections
@@ -182,7 +182,7 @@ class TableSet:
                 continue
             offsets = values.offsets.to_numpy().astype(np.int64)
             numbers, nulls = numpy_column(column, values.values, self.texts)
-            mask = values.is_null().to_numpy(zero_copy_only=False)
+            mask = null_mask(values)
             arrays += [numbers, offsets, *([mask] if column.nullable else []), nulls]
         return [np.ascontiguousarray(array) for array in arrays]
 

@@ -23,18 +23,25 @@ from penstock.procedures.plain.tables import python_rows
 from penstock.procedures.schema import Column, Kind, TableSpec
 from penstock.procedures.texts import Numbers, TextNumbers
 
-__all__ = ["TableRows", "arrow_column", "from_python", "numpy_column"]
+__all__ = ["TableRows", "arrow_column", "from_python", "null_mask", "numpy_column"]
 
 _LEAST_ROWS = 1 << 6
 _LEAST_GONE = 1 << 6
 _UNIT_ROWS = 1 << 17
 
 
+def null_mask(values: pa.Array[Any]) -> npt.NDArray[np.bool_]:
+    """Return the mask of an array's nulls."""
+    if not values.null_count:
+        return np.zeros(len(values), np.bool_)
+    return np.asarray(values.is_null().to_numpy(zero_copy_only=False))
+
+
 def numpy_column(
     column: Column, values: pa.Array[Any], texts: TextNumbers
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     """Return a column as an array for kernels, and the mask of its nulls."""
-    mask = values.is_null().to_numpy(zero_copy_only=False)
+    mask = null_mask(values)
     if column.kind.is_interned:
         return texts.numbers(values), mask
     if pa.types.is_date(values.type):
