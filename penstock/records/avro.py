@@ -36,6 +36,7 @@ from penstock.records.decoder import (
     UNKNOWN_SCHEMA,
     Decoder,
     file_of,
+    missing_rows,
     read_schema_file,
     scatter,
     subject_schema,
@@ -106,7 +107,7 @@ class AvroDecoder(Decoder):
 
         parts, places = decode_in_parts(np.arange(len(found)), convert)
         whole = [rows[place] for place in places]
-        for row in np.setdiff1d(rows, np.concatenate([*whole, np.zeros(0, np.int64)])).tolist():
+        for row in missing_rows(rows, whole, len(values)):
             reasons[row] = _NO_VALUE
         return scatter(parts, whole, len(values), self.schema), reasons
 

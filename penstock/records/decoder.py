@@ -17,6 +17,7 @@ __all__ = [
     "UNKNOWN_SCHEMA",
     "Decoder",
     "file_of",
+    "missing_rows",
     "read_schema_file",
     "scatter",
     "subject_schema",
@@ -69,6 +70,15 @@ def read_schema_file(file: Path) -> bytes:
         raise InvalidUsageError(
             "the file of the schema cannot be read", file=file, reason=error.strerror
         ) from None
+
+
+def missing_rows(rows: npt.NDArray[np.int64], read: list[npt.NDArray[np.int64]], count: int) -> list[int]:
+    """Return the rows of a batch of `count` rows that are in `rows`, and in no part of `read`."""
+    missing = np.zeros(count, np.bool_)
+    missing[rows] = True
+    for part in read:
+        missing[part] = False
+    return np.flatnonzero(missing).tolist()
 
 
 def scatter(

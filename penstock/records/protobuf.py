@@ -20,6 +20,7 @@ from penstock.records.decoder import (
     UNKNOWN_SCHEMA,
     Decoder,
     file_of,
+    missing_rows,
     read_schema_file,
     scatter,
     subject_schema,
@@ -66,7 +67,7 @@ class ProtobufDecoder(Decoder):
             rows = self._of_message(frames, rows, reasons, self._registry)
         handler = self._handler
         parts, places = decode_in_parts(rows, lambda some: handler.array_to_record_batch(frames.take(some)))
-        for row in np.setdiff1d(rows, np.concatenate([*places, np.zeros(0, np.int64)])).tolist():
+        for row in missing_rows(rows, places, len(values)):
             reasons[row] = _NO_VALUE
         nullable = [part.select(self.schema.names).cast(self.schema) for part in parts]
         return scatter(nullable, places, len(values), self.schema), reasons
@@ -80,7 +81,10 @@ class ProtobufDecoder(Decoder):
     ) -> npt.NDArray[np.int64]:
         """Return the rows that hold the message; note the reason for each other."""
         keys = np.column_stack([frames.schemas[rows], frames.paths[rows]])
-        kinds, which = np.unique(keys, axis=0, return_inverse=True)
+        if len(keys) and (keys == keys[0]).all():  # the usual batch, which need not be sorted
+            kinds, which = keys[:1], np.zeros(len(keys), np.int64)
+        else:
+            kinds, which = np.unique(keys, axis=0, return_inverse=True)
         found = [self._refusal(registry, number, path) for number, *path in kinds.tolist()]
         is_good = np.array([reason is None for reason in found], np.bool_)[which.reshape(-1)]
         for row, kind in zip(rows[~is_good].tolist(), which.reshape(-1)[~is_good].tolist(), strict=True):
