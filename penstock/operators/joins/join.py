@@ -10,7 +10,7 @@ The source has no tuples out of order. Here, a tuple is *late* if it is older th
 ``within`` older than the last match of its key. The watermark is the newest time of earlier micro-batches
 less ``delay``. With a time to live, a tuple is also late if keys without a newer tuple have left
 (`penstock.operators.joins.key_lives`). Late tuples are dropped. Of several tuples with the same side, key and
-time, the first is kept.
+time, the first is kept. A delete removes tuples and matches (`penstock.operators.joins.key_deletes`).
 
 Nothing here reads a clock.
 """
@@ -18,7 +18,6 @@ Nothing here reads a clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -26,9 +25,11 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
-from penstock.operators.joins.join_kernels import NOBODY, START, find_pairs, mark_old, unlink_useless
+from penstock.operators.joins.join_kernels import NOBODY, find_pairs, mark_old, unlink_useless
 from penstock.operators.joins.join_side import JoinSide
+from penstock.operators.joins.key_deletes import KeyDeletes
 from penstock.operators.joins.key_lives import KeyLives
+from penstock.operators.joins.matches import Matched, Pairs
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.expiry import Expired
 from penstock.operators.update_stream.arrivals import Arrivals
@@ -52,34 +53,6 @@ _LAST: Final = f"{RESERVED_PREFIX}last"
 _SIDES: Final = ("left", "right")
 
 
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """The result of one `UpdateJoin.join`.
-
-    Attributes
-    ----------
-    rows : pyarrow.RecordBatch
-        The newest match of each key that has a newer match than before.
-    rows_in : int
-        Arriving tuples.
-    late : int
-        Tuples dropped on arrival because they were too old for a future match.
-    duplicates : int
-        Tuples dropped because their side has a tuple with the same key and time.
-    freed : int
-        Tuples removed from the state because no future match needs them, or their key left.
-    expired : Expired
-        The keys that left after their time to live.
-    """
-
-    rows: pa.RecordBatch
-    rows_in: int
-    late: int
-    duplicates: int
-    freed: int
-    expired: Expired
-
-
 class UpdateJoin:
     """A join of update streams; in Spark, one bucket of it.
 
@@ -100,6 +73,7 @@ class UpdateJoin:
         self._index = KeyIndex()
         self._sides = [JoinSide(stream, page_rows) for stream in (joined.left, joined.right)]
         self._lives = None if joined.ttl is None else KeyLives()
+        self._deletes = KeyDeletes() if joined.has_deletes else None
         self._within = np.uint64(joined.within)
         # Per key: the times of the last match, and whether the match must still be stored.
         self._matched = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
@@ -143,26 +117,29 @@ class UpdateJoin:
             If the condition fails.
         """
         watermark = self.watermark
-        counts = np.zeros(3, np.int64)
-        touched = []
-        for side, arrivals in zip(self._sides, (left, right), strict=True):
+        counts = np.zeros(4, np.int64)
+        touched, deleted = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for place, arrivals in enumerate((left, right)):
             if arrivals is not None and len(arrivals):
-                touched.append(self._let_in(side, arrivals, watermark, counts))
-        ids = np.unique(np.concatenate(touched)) if touched else np.zeros(0, np.int64)
-        rows = self._newest_matches(ids)
+                new, gone = self._let_in(place, arrivals, watermark, counts)
+                touched.append(new)
+                deleted.append(gone)
+        rows = self._newest_matches(np.unique(np.concatenate(touched)))
+        rows = self._take_away(np.unique(np.concatenate(deleted)), self.joined.to_results(rows))
+        rows_in, late, duplicates, freed = counts.tolist()
         held = self.held
         expired = self._expire(newest)
-        freed = held - self.held + self._free(self.joined.delay)
+        freed += held - self.held + self._free(self.joined.delay)
         for side in self._sides:
             side.fresh[:] = False
             side.compact()
-        rows_in, late, duplicates = counts.tolist()
         return Matched(rows, rows_in, late, duplicates, freed, expired)
 
     def _let_in(
-        self, side: JoinSide, arrivals: Arrivals, watermark: int | None, counts: Integers
-    ) -> Integers:
-        """Add the tuples that are neither late nor duplicates; return their keys."""
+        self, place: int, arrivals: Arrivals, watermark: int | None, counts: Integers
+    ) -> tuple[Integers, Integers]:
+        """Add the tuples that are neither late nor duplicates; return their keys, and the deleted keys."""
+        side = self._sides[place]
         stream = side.stream
         times = stream.times(arrivals.rows)
         ids = self._index.find_or_add(stream.keys(arrivals.rows))
@@ -172,17 +149,37 @@ class UpdateJoin:
         late = mark_old(ids, times, self._matched[0], self._matched[1], self._within)
         if watermark is not None:
             late |= times < watermark
+        deletes = np.zeros(len(ids), np.bool_)
         if self._lives is not None:
             late |= times <= self._lives.horizon
+        if self._deletes is not None and stream.deleted:
+            late |= times <= self._deletes.sides[place][ids]
+            deletes = arrivals.rows.column(stream.deleted).to_numpy(zero_copy_only=False) & ~late
+        if self._lives is not None:
             self._lives.note(ids[~late], times[~late])
         # In time order, lists grow at their heads. The sort is stable, so the first of equal times wins.
         order = np.lexsort((arrivals.last, times))
-        order = order[~late[order]]
-        ids = ids[order]
-        payload = arrivals.rows.select(stream.payload).take(pa.array(order))
-        new = side.put(ids, times[order], payload)
-        counts += (len(arrivals), int(late.sum()), int((~new).sum()))
-        return ids[new]
+        order = order[~(late | deletes)[order]]
+        payload = arrivals.rows.select(side.payload.names).take(pa.array(order))
+        new = side.put(ids[order], times[order], payload)
+        gone, removed = np.unique(ids[deletes]), 0
+        if self._deletes is not None and len(gone):
+            deleted = self._deletes.sides[place]
+            np.maximum.at(deleted, ids[deletes], times[deletes])
+            removed = side.delete(gone, deleted[gone])
+            self._dirty[gone] = True
+        freed = int(np.count_nonzero(deletes)) + removed
+        counts += (len(arrivals), int(late.sum()), int((~new).sum()), freed)
+        return ids[order[new]], gone
+
+    def _take_away(self, ids: Integers, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Add to the new matches a row for each key whose last match lost a tuple and was not replaced."""
+        if self._deletes is None or not len(ids):
+            return rows
+        taken = self._deletes.take_away(ids, self._matched)
+        times = np.maximum(*(matched[taken] for matched in self._matched))
+        keys = self.joined.left.codec.decode(self._index.words, self._index.starts(taken))
+        return concat([rows, self.joined.deletes(keys, times)])
 
     def _make_room(self) -> None:
         size, needed = len(self._dirty), len(self._index)
@@ -195,13 +192,31 @@ class UpdateJoin:
             self._matched[number] = larger
         for side in self._sides:
             side.reserve(len(self._dirty))
+        for part in self._extras:
+            part.reserve(len(self._dirty))
+
+    @property
+    def _extras(self) -> list[KeyLives | KeyDeletes]:
+        """The optional parts of the state of keys."""
+        return [part for part in (self._lives, self._deletes) if part is not None]
+
+    @property
+    def _times(self) -> dict[str, Integers]:
+        """All arrays by key number that are stored."""
+        arrays = dict(zip(_MATCHED, self._matched, strict=True))
         if self._lives is not None:
-            self._lives.reserve(len(self._dirty))
+            arrays[_LAST] = self._lives.last
+        if self._deletes is not None:
+            arrays |= {
+                f"{RESERVED_PREFIX}{name}": array
+                for name, array in zip(KeyDeletes.names, self._deletes.arrays, strict=True)
+            }
+        return arrays
 
     def _newest_matches(self, ids: Integers) -> pa.RecordBatch:
         """Return and record the newest match of each key that has a newer match than before."""
         left, right = self._sides
-        pairs = _Pairs.start(ids, left.head[ids], right.head[ids])
+        pairs = Pairs.start(ids, left.head[ids], right.head[ids])
         limit = 1
         batches: list[pa.RecordBatch] = []
         while len(pairs.ids):
@@ -222,6 +237,8 @@ class UpdateJoin:
             for matched, side, places in zip(self._matched, self._sides, found, strict=True):
                 matched[pairs.ids[which]] = side.times[places[best]]
             self._dirty[pairs.ids[which]] = True
+            if self._deletes is not None:
+                self._deletes.away[pairs.ids[which]] = 0
             if len(best):
                 batches.append(rows.take(pa.array(best)))
             pairs = pairs.remove(which)
@@ -261,8 +278,8 @@ class UpdateJoin:
             places = np.flatnonzero(side.used)
             side.free(places[leaves[side.owner[places]]])
             side.head[ids] = NOBODY
-        for times in (*self._matched, self._lives.last):
-            times[ids] = NEVER
+        self._forget(ids)
+        # That they left follows from the horizon.
         self._dirty[ids] = False
         return expired
 
@@ -288,16 +305,28 @@ class UpdateJoin:
             alive |= side.head[:keys] != NOBODY
         if self._lives is not None and self.joined.tells_silent:
             alive |= self._lives.last[:keys] != NEVER
+        if self._deletes is not None:
+            # A match may be taken away at any time. A delete makes tuples late that the watermark does not.
+            alive |= (newest != NEVER) & (self._deletes.away[:keys] == 0)
+            deleted = np.maximum(*self._deletes.sides)[:keys]
+            alive |= deleted >= max(oldest, NEVER + 1)
         self.keys = int(np.count_nonzero(alive))
         if keys - self.keys > max(self.keys, _MIN_DEAD_KEYS_TO_REBUILD):
-            self._keep(np.flatnonzero(alive))
+            self._keep(np.flatnonzero(alive | self._dirty[:keys]))
         else:
             # The last match of a key without held tuples has no effect any more.
             dead = np.flatnonzero(~alive)
-            self._dirty[dead] = False
-            for times in (*self._matched, *([] if self._lives is None else [self._lives.last])):
-                times[dead] = NEVER
+            self._forget(dead)
         return count
+
+    def _forget(self, ids: Integers) -> None:
+        """Give keys without held tuples the state of new keys."""
+        if self._deletes is None:
+            self._dirty[ids] = False
+        for times in self._matched if self._lives is None else (*self._matched, self._lives.last):
+            times[ids] = NEVER
+        if self._deletes is not None:
+            self._deletes.forget(ids)
 
     def _keep(self, ids: Integers) -> None:
         columns = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
@@ -307,8 +336,8 @@ class UpdateJoin:
         self._index.find_or_add(self.joined.left.codec.encode(columns))
         self._matched = [matched[ids] for matched in self._matched]
         self._dirty = self._dirty[ids]
-        if self._lives is not None:
-            self._lives.keep(ids)
+        for part in self._extras:
+            part.keep(ids)
         for side in self._sides:
             side.head = side.head[ids]
             places = np.flatnonzero(side.used)
@@ -334,6 +363,8 @@ class UpdateJoin:
             alive |= side.head[: len(self._index)] != NOBODY
         if self._lives is not None:
             alive |= self._lives.last[: len(self._index)] != NEVER
+        if self._deletes is not None:
+            alive |= np.maximum(*self._deletes.sides)[: len(self._index)] != NEVER
         ids = np.flatnonzero(alive)
         places = [np.flatnonzero(side.used) for side in self._sides]
         owners = [side.owner[some] for side, some in zip(self._sides, places, strict=True)]
@@ -350,9 +381,7 @@ class UpdateJoin:
 
     def _unit(self, kind: str, ids: Integers, places: list[Integers]) -> PUnit:
         keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
-        times = {name: matched[ids] for name, matched in zip(_MATCHED, self._matched, strict=True)}
-        if self._lives is not None:
-            times[_LAST] = self._lives.last[ids]
+        times = {name: array[ids] for name, array in self._times.items()}
         keys_block = [*keys, *(pa.array(values) for values in times.values())]
         blocks = {
             "cells": pa.RecordBatch.from_arrays(keys_block, [*self.joined.left.key, *times]),
@@ -386,16 +415,14 @@ class UpdateJoin:
     def _apply(self, unit: PUnit) -> None:
         width = len(self.joined.left.key)
         keys = [self.joined.left.schema.field(name) for name in self.joined.left.key]
-        names = _MATCHED if self._lives is None else (*_MATCHED, _LAST)
-        fields = [*keys, *(pa.field(name, pa.int64()) for name in names)]
+        fields = [*keys, *(pa.field(name, pa.int64()) for name in self._times)]
         keys_block = unit.block("cells", pa.schema([field.with_nullable(False) for field in fields]))
         if not keys_block.num_rows:
             return
         ids = self._index.find_or_add(self.joined.left.codec.encode(keys_block.columns[:width]))
         self._make_room()
-        arrays = self._matched if self._lives is None else [*self._matched, self._lives.last]
-        for times, column in zip(arrays, keys_block.columns[width:], strict=True):
-            times[ids] = column.to_numpy()
+        for array, column in zip(self._times.values(), keys_block.columns[width:], strict=True):
+            array[ids] = column.to_numpy()
         for name, side in zip(_SIDES, self._sides, strict=True):
             stored = [
                 field.with_nullable(field.nullable and field.name != side.stream.time)
@@ -407,33 +434,15 @@ class UpdateJoin:
             order = np.argsort(times, kind="stable")
             owners = ids[unit.numbers_below(name, _OWNER, len(ids))]
             side.put(owners[order], times[order], payload.take(pa.array(order)))
+        if self._deletes is not None:
+            for side, deleted in zip(self._sides, self._deletes.sides, strict=True):
+                side.delete(ids, deleted[ids])
 
     def _mark_stored(self) -> None:
         self._dirty[:] = False
         for side in self._sides:
             side.dirty[:] = False
             side.fresh[:] = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Pairs:
-    """Cursor over the pairs of some keys; see `find_pairs`."""
-
-    ids: Integers
-    at_left: Integers
-    at_right: Integers
-    partner: Integers
-
-    @staticmethod
-    def start(ids: Integers, left: Integers, right: Integers) -> _Pairs:
-        """Return a cursor at the start of the lists."""
-        return _Pairs(ids, left.copy(), right.copy(), np.full(len(ids), START))
-
-    def remove(self, matched: Integers) -> _Pairs:
-        """Return the cursor without the keys at these positions and without exhausted keys."""
-        left = (self.at_left != NOBODY) & (self.at_right != NOBODY)
-        left[matched] = False
-        return _Pairs(self.ids[left], self.at_left[left], self.at_right[left], self.partner[left])
 
 
 def _clip(time: int) -> int:

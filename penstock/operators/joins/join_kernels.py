@@ -14,7 +14,7 @@ from penstock._kernels import kernel
 from penstock.operators.update_stream.stream import Integers
 from penstock.units import NEVER
 
-__all__ = ["NOBODY", "START", "find_pairs", "link", "mark_old", "unlink_useless"]
+__all__ = ["NOBODY", "START", "find_pairs", "link", "mark_old", "unlink_older", "unlink_useless"]
 
 NOBODY = -1
 """The end of a list."""
@@ -175,6 +175,29 @@ def unlink_useless(
             continue
         if before < 0:
             head[k] = NOBODY
+        else:
+            after[before] = NOBODY
+        while at >= 0:
+            freed[count] = at
+            count += 1
+            at = after[at]
+    return count
+
+
+@kernel
+def unlink_older(
+    ids: Integers, limits: Integers, head: Integers, after: Integers, held: Integers, freed: Integers
+) -> int:
+    """Unlink the tuples of each key up to its limit; return the number of locations in `freed`."""
+    count = 0
+    for i in range(ids.shape[0]):
+        before, at = NOBODY, head[ids[i]]
+        while at >= 0 and held[at] > limits[i]:
+            before, at = at, after[at]
+        if at < 0:
+            continue
+        if before < 0:
+            head[ids[i]] = NOBODY
         else:
             after[before] = NOBODY
         while at >= 0:

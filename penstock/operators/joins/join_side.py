@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.operators.joins.join_kernels import NOBODY, link
+from penstock.operators.joins.join_kernels import NOBODY, link, unlink_older
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.update_stream.stream import Integers, UpdateStream
 from penstock.state_store.keys.key_index import grow
@@ -20,7 +20,9 @@ class JoinSide:
 
     def __init__(self, stream: UpdateStream, page_rows: int) -> None:
         self.stream = stream
-        self.payload = pa.schema([stream.schema.field(name) for name in stream.payload])
+        self.payload = pa.schema(
+            [stream.schema.field(name) for name in stream.payload if name != stream.deleted]
+        )
         self.memory = PagedMemory(page_rows)
         self.rows = RowStore(self.payload)
         self.head = np.zeros(0, np.int64)
@@ -59,6 +61,13 @@ class JoinSide:
         for marks in (self.used, self.fresh, self.dirty):
             marks[locations] = True
         return new
+
+    def delete(self, ids: Integers, times: Integers) -> int:
+        """Remove the tuples of keys up to a time of each; return their number."""
+        freed = np.empty(len(self), np.int64)
+        count = unlink_older(ids, times, self.head, self.after, self.times, freed)
+        self.free(freed[:count])
+        return count
 
     def free(self, locations: Integers) -> None:
         """Free the locations of tuples that are not in a list any more."""

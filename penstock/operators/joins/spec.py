@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.update_stream.stream import UpdateStream
+from penstock.operators.update_stream.deletes import DELETED_COLUMN
+from penstock.operators.update_stream.stream import Integers, UpdateStream, to_times
 from penstock.sql.evaluate import evaluate, type_of_expression
 from penstock.sql.expression import Expression
 
@@ -39,8 +41,11 @@ class JoinedStream:
     Attributes
     ----------
     schema : pyarrow.Schema
-        The columns of the left side, then the columns of the right side without key and time. The time is the
-        greater of both times.
+        The columns of the left side, then the columns of the right side without key and time, and without the
+        marks of deletes (`UpdateStream.deleted`). The time is the greater of both times.
+    results : pyarrow.Schema
+        The columns of results. If a side has deletes, these are those of `schema`, which may all be null, and
+        a mark of deletes.
 
     Raises
     ------
@@ -56,6 +61,7 @@ class JoinedStream:
     ttl: int | None = None
     tells_silent: bool = False
     schema: pa.Schema = field(init=False, repr=False, compare=False)
+    results: pa.Schema = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check that the sides fit together."""
@@ -74,9 +80,10 @@ class JoinedStream:
                     "a column has different types on the sides of a join",
                     column=name, left=types[0], right=types[1], hint="cast one of them",
                 )  # fmt: skip
-        shared = {*left.key, left.time}
+        shared = {*left.key, left.time, right.deleted}
         more = [column for column in right.schema if column.name not in shared]
-        here = {name.lower() for name in left.schema.names}
+        own = [column for column in left.schema if column.name != left.deleted]
+        here = {column.name.lower() for column in own}
         twice = [column.name for column in more if column.name.lower() in here]
         if twice:
             raise InvalidUsageError(
@@ -87,9 +94,28 @@ class JoinedStream:
         for name in ("within", "delay"):
             if not 0 <= getattr(self, name) < 1 << 63:
                 raise InvalidUsageError("a duration is out of range", option=name, steps=getattr(self, name))
-        object.__setattr__(self, "schema", pa.schema([*left.schema, *more]))
+        object.__setattr__(self, "schema", pa.schema([*own, *more]))
+        object.__setattr__(self, "results", self._results())
         if self.condition is not None:
             object.__setattr__(self, "condition", self._check_condition(self.condition))
+
+    @property
+    def has_deletes(self) -> bool:
+        """Whether a side marks deletes."""
+        return self.left.deleted is not None or self.right.deleted is not None
+
+    def _results(self) -> pa.Schema:
+        if not self.has_deletes:
+            return self.schema
+        there = [name for name in self.schema.names if name.lower() == DELETED_COLUMN]
+        if there:
+            raise InvalidUsageError(
+                "the stream has this column already",
+                column=there[0],
+                hint="rename it, or name it in delete_when if it marks deletes",
+            )
+        nullable = [column.with_nullable(True) for column in self.schema]
+        return pa.schema([*nullable, pa.field(DELETED_COLUMN, pa.bool_())])
 
     def _check_condition(self, condition: Expression) -> Expression:
         """Return the condition with columns spelt as in the schema."""
@@ -125,6 +151,22 @@ class JoinedStream:
         columns |= dict(zip(left.schema.names, left.columns, strict=True))
         columns[time] = pc.if_else(pc.greater_equal(here, there), here, there)
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema)
+
+    def to_results(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return matches with the columns of results."""
+        if not self.has_deletes:
+            return rows
+        marks = pa.array(np.zeros(rows.num_rows, np.bool_))
+        return pa.RecordBatch.from_arrays([*rows.columns, marks], schema=self.results)
+
+    def deletes(self, keys: list[pa.Array[Any]], times: Integers) -> pa.RecordBatch:
+        """Return rows that say that matches of keys are taken away."""
+        count = len(times)
+        known = dict(zip(self.left.key, keys, strict=True))
+        known[self.left.time] = to_times(times, self.left.schema.field(self.left.time).type)
+        known[DELETED_COLUMN] = pa.array(np.ones(count, np.bool_))
+        columns = [known.get(column.name, pa.nulls(count, column.type)) for column in self.results]
+        return pa.RecordBatch.from_arrays(columns, schema=self.results)
 
     def holds(self, rows: pa.RecordBatch) -> pa.Array[Any]:
         """Return whether the condition is true for each pair, without nulls.
