@@ -83,6 +83,7 @@ def _queues() -> None:
         some = stream.keys(pa.record_batch([["a"], [1]], ["s", "i"]))
         known.add(some)
         known.contains(some)
+        known.remove(some)
 
 
 def _state() -> None:
@@ -195,6 +196,9 @@ def _fragments_and_joins() -> None:
     stream = UpdateStream(pa.schema({"k": pa.int64(), "t": pa.int64()}), ("k",), "t")
     side = Arrivals.from_rows(stream, pa.record_batch([[1, 2], [1, 2]], ["k", "t"]))
     UpdateJoin(JoinedStream(stream, stream, 5, 5)).join(side, side)
+    marks = UpdateStream(stream.schema.append(pa.field("d", pa.bool_())), ("k",), "t", deleted="d")
+    deletes = Arrivals.of(marks, side.rows.append_column("d", pa.array([False, True])))
+    UpdateJoin(JoinedStream(marks, stream, 5, 5)).join(deletes, side)
 
 
 def _transactions() -> None:

@@ -47,7 +47,7 @@ KERNELS = {
     "key_words": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
     "key_index": {"_find", "_find_or_add", "_find_or_add_words", "_rebuild", "_gather_words"},
     "word_index": {"number_block"},
-    "key_set": {"_second_hash", "_home", "_slot_of", "_add", "_contains"},
+    "key_set": {"_second_hash", "_home", "_slot_of", "_add", "_contains", "_remove"},
     "row_codec": {"_append", "_extract"},
     "row_store": {"_missing_room", "_touch", "_write", "_gather"},
     "pages": {"_elp_remove", "_elp_add", "_allocate", "_free"},
@@ -135,7 +135,7 @@ KERNELS = {
     },
     "selection": {"_find_true"},
     "comparison_kernels": {"keep"},
-    "join_kernels": {"mark_old", "link", "find_pairs", "unlink_useless"},
+    "join_kernels": {"mark_old", "link", "find_pairs", "unlink_older", "unlink_useless"},
     "fragment_kernels": {
         *("_bits", "_position", "enter", "find_slots", "find_slots_of_one", "add_count", "add_sum"),
         *("find_runs", "add_count_of_runs", "add_sum_of_runs", "add_whole_of_runs"),
