@@ -262,6 +262,7 @@ class JoinSection(Section):
     within: Annotated[str, BeforeValidator(delay_of)]
     condition: Annotated[Text | None, BeforeValidator(sql)] = None
     watermark_delay: Annotated[str | None, BeforeValidator(delay_of)] = None
+    delete_when: Text | dict[Literal["left", "right"], Text] | None = None
     ttl: Annotated[int | str | None, BeforeValidator(ttl_of)] = None
     on_silent: Literal["row"] | None = None
     unit: TimeUnit | None = None

@@ -71,14 +71,14 @@ class DeletingModel:
             default=None,
         )
         found: dict[int, tuple[Any, ...]] = {}
-        for one in self.held[0].values():
+        for here in self.held[0].values():
             for other in self.held[1].values():
-                order = (max(one.time, other.time), one.time, other.time)
-                if one.key != other.key or abs(one.time - other.time) > self.within:
+                order = (max(here.time, other.time), here.time, other.time)
+                if here.key != other.key or abs(here.time - other.time) > self.within:
                     continue
-                if order > self.order.get(one.key, (-1000, 0, 0)) and holds(self.condition, one, other):
-                    self.order[one.key], self.shown[one.key] = order, (one.time, other.time)
-                    found[one.key] = (one.key, order[0], one.value, other.value, False)
+                if order > self.order.get(here.key, (-1000, 0, 0)) and holds(self.condition, here, other):
+                    self.order[here.key], self.shown[here.key] = order, (here.time, other.time)
+                    found[here.key] = (here.key, order[0], here.value, other.value, False)
         for key in list(self.order):
             _, *times = self.order[key]
             after = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import penstock
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.run import run_to_end
+from tests.property.test_join_deletes import Change, DeletingModel
 from tests.spark.queries import Input, Place
 
 pytestmark = pytest.mark.spark
@@ -162,3 +164,58 @@ def test_a_union_takes_deletes_from_each_input(spark: SparkSession, tmp_path: Pa
         )
     )
     assert sorted(place.sequence("k", "t", "deleted")) == [(1, 2, True), (2, 5, True), (3, 4, False)]
+
+
+def _draw_change(draw: random.Random, batch: int) -> Change:
+    return Change(draw.randrange(6), 4 * batch + draw.randrange(6), draw.randrange(9), draw.random() < 0.3)
+
+
+def test_a_table_behind_a_join_loses_the_matches_that_a_side_deletes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    draw, model = random.Random(7), DeletingModel(5, 1000, None)
+    place, kinds = Place(tmp_path / "join"), pa.schema({"k": pa.int64(), "t": pa.int64(), "v": pa.int64()})
+    sides = Input(tmp_path / "left"), Input(tmp_path / "right")
+    table: dict[int, tuple[int, int, int]] = {}
+
+    def start() -> None:
+        left, right = (side.frame(spark, "k long, t long, v long") for side in sides)
+        joined = penstock.update_join(
+            left.withColumnRenamed("v", "a"), right.withColumnRenamed("v", "b"), key="k", time="t",
+            within="5 s", unit="s", watermark_delay="1000 s", delete_when={"left": "a < 0", "right": "b < 0"},
+            buckets=2, state_location=str(place.state),
+        )  # fmt: skip
+        assert joined.columns == ["k", "t", "a", "b", "deleted"]
+        writer = penstock.upsert(
+            joined, to=f"sqlite:///{tmp_path}/pairs.db", table="pairs", key="k", time="t",
+            delete_when="deleted", create=True,
+        )  # fmt: skip
+        penstock.run(writer.option("checkpointLocation", str(place.checkpoint)).trigger(availableNow=True))
+
+    for part in range(2):
+        for batch in range(3 * part, 3 * part + 3):
+            changes = [
+                [
+                    Change(
+                        draw.randrange(6),
+                        4 * batch + draw.randrange(6),
+                        draw.randrange(9),
+                        draw.random() < 0.3,
+                    )
+                    for _ in range(8)
+                ]
+                for _ in sides
+            ]
+            for key, time, a, b, deleted in model.run(changes[0], changes[1]):
+                table[key] = (time, a, b)
+                if deleted:
+                    del table[key]
+            for side, rows in zip(sides, changes, strict=True):
+                values = [{"k": r.key, "t": r.time, "v": -1 if r.deletes else r.value} for r in rows]
+                side.add(pa.Table.from_pylist(values, kinds))
+        start()
+    with sqlite3.connect(tmp_path / "pairs.db") as connection:
+        found = {key: values for key, *values in connection.execute("SELECT k, t, a, b FROM pairs")}
+    assert {key: tuple(values) for key, values in found.items()} == table
+    assert 0 < len(table) < 6
+    assert penstock.read_state(spark, place.state).count() >= len(table)

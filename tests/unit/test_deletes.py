@@ -9,7 +9,7 @@ import pytest
 
 from penstock.conf.pipeline import Pipeline
 from penstock.dataflow import Graph, graph
-from penstock.dataflow.nodes import PushedScan, UpdateQueue, topological
+from penstock.dataflow.nodes import Join, PushedScan, UpdateQueue, topological
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.late_decoding import decodes_late
 from penstock.operators.joins.join import UpdateJoin
@@ -100,12 +100,33 @@ def test_readers_of_a_p_stream_mark_and_conflate() -> None:
     assert [type(node) for node in topological(plain.root)][1:] == [UpdateQueue], "without deletes, no step"
 
 
-def test_windows_and_joins_refuse_the_option() -> None:
+def test_windows_refuse_the_option() -> None:
     with pytest.raises(InvalidUsageError, match="no such option: option=delete_when"):
         changes().window("t", size="1 s", unit="s", mode="lazy", delete_when="op = 'd'")  # type: ignore[call-arg]
+
+
+def test_the_sides_of_a_join_mark_their_deletes() -> None:
     other = changes("more").select("k", "t", w="v")
-    with pytest.raises(InvalidUsageError, match="no such option: option=delete_when"):
-        changes().join(other, on="k", time="t", within="1 s", unit="s", delete_when="op = 'd'")  # type: ignore[call-arg]
+
+    def joined(delete_when: Any) -> Graph:
+        return changes().join(
+            other, on="k", time="t", within="1 s", unit="s", updates=True, delete_when=delete_when
+        )
+
+    one = joined({"left": "op = 'd'"})
+    assert one.schema.names == ["k", "t", "op", "v", "w", "deleted"]
+    assert isinstance(one.root, Join)
+    assert one.root.marked == (True, False)
+    assert one.root.describe().endswith(", deletes")
+    assert [input.schema.names[-1] for input in one.root.inputs] == ["deleted", "w"]
+    assert one.root.needs(frozenset({"deleted"})) == ({"k", "t", "deleted"}, {"k", "t"})
+    with pytest.raises(InvalidUsageError, match="no column 'op'"):
+        joined("op = 'd'")
+    for wrong in ({}, {"middle": "v < 0"}):
+        with pytest.raises(InvalidUsageError, match="other sides than left and right"):
+            joined(wrong)
+    with pytest.raises(InvalidUsageError, match="delete_when is not a condition: "):
+        joined({"right": "w + 1"})
 
 
 def test_a_join_matches_a_deleted_row_and_keeps_its_mark() -> None:

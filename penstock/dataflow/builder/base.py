@@ -14,7 +14,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.deletes import check_delete_results, mark_deletes
 from penstock.sql.expression import Expression, did_you_mean
 
-__all__ = ["GraphBase"]
+__all__ = ["GraphBase", "mark_input"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class GraphBase:
         if delete_when is None:
             return self._append(node)
         inputs = tuple(
-            _mark_deletes(
+            mark_input(
                 input, delete_when, f"{node.name}_deletes_{place}" if place else f"{node.name}_deletes"
             )
             for place, input in enumerate(node.inputs)
@@ -110,7 +110,7 @@ class GraphBase:
         return self._append(queue)
 
 
-def _mark_deletes(input: Node, delete_when: str, name: str) -> Select:
+def mark_input(input: Node, delete_when: str, name: str) -> Select:
     """Return a projection of a queue's input that adds the column of deletes."""
     condition, columns = mark_deletes(delete_when, input.schema.names)
     projection = Select(name, (input,), columns)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Self, Unpack
 
-from penstock.dataflow.builder.base import GraphBase
+from penstock.dataflow.builder.base import GraphBase, mark_input
 from penstock.dataflow.nodes import (
     Join,
     Node,
@@ -22,6 +22,7 @@ from penstock.dataflow.nodes import (
 from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import TimeUnit
+from penstock.operators.update_stream.deletes import delete_conditions
 from penstock.operators.update_stream.lives import life_steps
 from penstock.operators.update_stream.operator_options import (
     JoinArguments,
@@ -157,10 +158,17 @@ class Streams(GraphBase):
         option_names = (*JoinArguments.__annotations__, "condition", "unit", "updates")
         join_options = make_options(JoinOptions, options, option_names, node=node_name)
         names = (on,) if isinstance(on, str) else tuple(on)
-        inputs = (self.root, other._ready())
+        conditions = delete_conditions(join_options.delete_when)
+        inputs = [
+            node if condition is None else mark_input(node, condition, f"{node_name}_{side}_deletes")
+            for side, node, condition in zip(
+                ("left", "right"), (self.root, other._ready()), conditions, strict=True
+            )
+        ]
         join = Join(
-            *(node_name, inputs, names, time, parse_duration_us(within)),
-            updates=updates, unit=unit, options=join_options,
+            *(node_name, tuple(inputs), names, time, parse_duration_us(within)),
+            updates=updates, unit=unit, options=replace(join_options, delete_when=None),
+            marked=(conditions[0] is not None, conditions[1] is not None),
         )  # fmt: skip
         if join.key:
             kind = join.schema.field(time).type

@@ -194,6 +194,8 @@ class Join(Node):
         The unit of an integer time.
     options : JoinOptions
         Other arguments of `penstock.update_join`.
+    marked : tuple of bool
+        Whether each input has a column that marks deletes.
     """
 
     stateful: ClassVar[bool] = True
@@ -206,6 +208,7 @@ class Join(Node):
     updates: bool = False
     unit: TimeUnit | None = None
     options: JoinOptions = field(default_factory=JoinOptions)
+    marked: tuple[bool, bool] = (False, False)
 
     def _schema(self) -> pa.Schema:
         left, right = (input.schema for input in self.inputs)
@@ -222,8 +225,13 @@ class Join(Node):
                     left=types[0],
                     right=types[1],
                 )
+        left, right = (
+            pa.schema([field for field in schema if field.name != DELETED_COLUMN]) if mark else schema
+            for schema, mark in zip((left, right), self.marked, strict=True)
+        )
         shared_columns = {*self.on, self.time}
         fields = [*left, *(field for field in right if field.name not in shared_columns)]
+        fields += [pa.field(DELETED_COLUMN, pa.bool_())] if any(self.marked) else []
         schema = distinct(self, pa.schema(fields))
         if self.condition is not None and infer(self, self.condition, schema) not in (UNKNOWN, pa.bool_()):
             raise self.wrong("a join's condition is not boolean", expression=self.condition.text)
@@ -248,12 +256,17 @@ class Join(Node):
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Return the required columns of each side, with keys and time."""
         used = required | {*self.on, self.time} | set(self.condition.columns if self.condition else ())
-        return tuple(used & set(input.schema.names) for input in self.inputs)
+        return tuple(
+            (used - {DELETED_COLUMN} | ({DELETED_COLUMN} if mark else set())) & set(input.schema.names)
+            if any(self.marked)
+            else used & set(input.schema.names)
+            for input, mark in zip(self.inputs, self.marked, strict=True)
+        )
 
     def describe(self) -> str:
         """Return keys, interval and condition."""
         suffix = f" and {self.condition.text}" if self.condition else ""
-        lives = describe_lives(self.options)
+        lives = (", deletes" if any(self.marked) else "") + describe_lives(self.options)
         return f"on {', '.join(self.on)} within {_duration_us(self.within_us)} of {self.time}{suffix}{lives}"
 
 

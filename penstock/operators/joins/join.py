@@ -265,13 +265,13 @@ class UpdateJoin:
     def _let_go(self, ids: Integers) -> Expired:
         """Remove keys from the state, and return them."""
         keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
-        none = np.zeros(len(ids), np.bool_)
         if self._lives is None or not len(ids):
-            return Expired(keys, ids, none)
+            return Expired(keys, ids, np.zeros(0, np.bool_))
         # The numbers of keys depend on what this copy loaded, their hashes do not.
         ids = ids[np.lexsort((self._index.keys.hashes[ids], self._lives.last[ids]))]
         keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
-        expired = Expired(keys, self._lives.last[ids], none)
+        deleted = np.zeros(len(ids), np.int64) if self._deletes is None else self._deletes.away[ids]
+        expired = Expired(keys, self._lives.last[ids], deleted != 0)
         leaves = np.zeros(len(self._dirty), np.bool_)
         leaves[ids] = True
         for side in self._sides:

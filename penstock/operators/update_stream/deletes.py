@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -10,7 +10,13 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError
 from penstock.sql.expression import Expression, column
 
-__all__ = ["DELETED_COLUMN", "check_delete_results", "mark_deletes", "parse_delete_when"]
+__all__ = [
+    "DELETED_COLUMN",
+    "check_delete_results",
+    "delete_conditions",
+    "mark_deletes",
+    "parse_delete_when",
+]
 
 DELETED_COLUMN: Final = "deleted"
 """The boolean column, never null, that is true in the rows for which ``delete_when`` holds."""
@@ -32,6 +38,27 @@ def parse_delete_when(text: object) -> Expression:
     if expression.aggregate or expression.generates:
         raise InvalidUsageError("delete_when is not a condition on single rows", delete_when=text)
     return expression
+
+
+def delete_conditions(delete_when: str | Mapping[str, str] | None) -> tuple[str | None, str | None]:
+    """Return the conditions for the left and the right side of a join.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is neither a condition nor a mapping of sides to conditions, or `parse_delete_when` refuses one.
+    """
+    if delete_when is None:
+        return None, None
+    if not isinstance(delete_when, Mapping):
+        delete_when = {"left": delete_when, "right": delete_when}
+    if not delete_when or not delete_when.keys() <= {"left", "right"}:
+        raise InvalidUsageError(
+            "delete_when of a join names other sides than left and right", sides=list(delete_when)
+        )
+    for condition in delete_when.values():
+        parse_delete_when(condition)
+    return delete_when.get("left"), delete_when.get("right")
 
 
 def mark_deletes(

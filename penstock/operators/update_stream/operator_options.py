@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.choices import Semantics, WindowMode
-from penstock.operators.update_stream.deletes import parse_delete_when
+from penstock.operators.update_stream.deletes import delete_conditions, parse_delete_when
 from penstock.operators.update_stream.lives import Ttl, check_lives
 from penstock.operators.update_stream.options import (
     Budget,
@@ -98,6 +98,7 @@ class JoinArguments(StateArguments, total=False):
     """Keyword arguments of `penstock.update_join`."""
 
     watermark_delay: str | timedelta | None
+    delete_when: str | Mapping[str, str] | None
     ttl: Ttl | None
     on_silent: str | None
 
@@ -241,6 +242,7 @@ class JoinOptions(StateOptions):
     """The options of a join of update streams; see `penstock.update_join`."""
 
     watermark_delay: str | timedelta | None = None
+    delete_when: str | Mapping[str, str] | None = None
     ttl: Ttl | None = None
     on_silent: str | None = None
 
@@ -251,6 +253,7 @@ class JoinOptions(StateOptions):
         """
         StateOptions.__post_init__(self)
         check_lives(self)
+        delete_conditions(self.delete_when)
         if self.watermark_delay is not None:
             parse_duration_us(self.watermark_delay)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,10 +19,12 @@ from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.silence import with_silent_rows
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.deletes import DELETED_COLUMN, delete_conditions
 from penstock.operators.update_stream.lives import Ttl, life_steps
 from penstock.operators.update_stream.operator_options import JoinOptions
 from penstock.operators.update_stream.steps import steps_of
 from penstock.operators.update_stream.stream import UpdateStream
+from penstock.spark_ext.api.update_queue import add_delete_column
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.connection import check_own_readers
 from penstock.spark_ext.border.packing import Packer, newest_of, side_of
@@ -34,6 +36,7 @@ from penstock.spark_ext.worker.stateful import (
     check_streaming,
     columns_of,
     key_columns,
+    with_mark,
     with_safe_names,
     with_silent,
 )
@@ -58,6 +61,7 @@ def update_join(
     unit: str | None = None,
     buckets: int | None = None,
     nulls: str = "error",
+    delete_when: str | Mapping[str, str] | None = None,
     ttl: Ttl | None = None,
     on_silent: str | None = None,
     state_location: str | os.PathLike[str] | None = None,
@@ -95,6 +99,11 @@ def update_join(
         As for `penstock.update_queue`.
     nulls : {"error", "drop"}
         The treatment of rows with a null key or time: fail the query, or drop and count them.
+    delete_when : str or mapping, optional
+        An SQL condition for the rows that delete their key on their side, such as ``"op = 'd'"``, for both
+        sides; or a mapping of ``left`` and ``right`` to conditions. A match whose tuple is deleted is taken
+        away: the result has a row with the key, a time and null in all other columns. The boolean column
+        ``deleted`` is true in such rows. See "Deletes" in ``docs/concepts/joins-and-unions.md``.
     ttl : str, timedelta or int, optional
         How long a key stays in the state without a tuple of either side; by default until no future match
         needs it. An integer is a number of steps of the time. See "Keys that go silent" in
@@ -123,7 +132,8 @@ def update_join(
     """
     options = JoinOptions(
         watermark_delay=watermark_delay, buckets=buckets, nulls=nulls, state_location=state_location,
-        retain_versions=retain_versions, ttl=ttl, on_silent=on_silent,
+        retain_versions=retain_versions, delete_when=delete_when, ttl=ttl,
+        on_silent=on_silent,
     )  # fmt: skip
     return run_join(left, right, key, time, within, condition, unit, options, name)
 
@@ -138,8 +148,15 @@ def run_join(
     unit: str | None,
     options: JoinOptions,
     name: str,
+    marked: tuple[bool, bool] = (False, False),
 ) -> DataFrame:
-    """Return the output of a join of update streams; see `update_join`."""
+    """Return the output of a join of update streams; see `update_join`.
+
+    Parameters
+    ----------
+    marked : tuple of bool
+        Whether each side has the column of deletes already.
+    """
     check_streaming(left)
     place = Stateful.plan(left.sparkSession, name, options)
     if not right.isStreaming:
@@ -149,8 +166,20 @@ def run_join(
         )
     check_own_readers(left, right)
     large = left.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
+    conditions = delete_conditions(options.delete_when)
+    left, right = (
+        df if condition is None else add_delete_column(df, condition)
+        for df, condition in zip((left, right), conditions, strict=True)
+    )
+    marks = [
+        DELETED_COLUMN if done or condition is not None else None
+        for done, condition in zip(marked, conditions, strict=True)
+    ]
     columns = key_columns(key, left.schema, right.schema)
-    sides = [UpdateStream(arrow_schema(df.schema, large=large), columns, time) for df in (left, right)]
+    sides = [
+        UpdateStream(arrow_schema(df.schema, large=large), columns, time, deleted=mark)
+        for df, mark in zip((left, right), marks, strict=True)
+    ]
     kind = sides[0].schema.field(time).type
     steps, delay = steps_of("within", within, kind, unit), options.watermark_delay
     joined = JoinedStream(
@@ -163,8 +192,7 @@ def run_join(
         tells_silent=options.on_silent is not None,
     )
     _check_alike(joined, left, right)
-    shared = {*columns, time}
-    output = StructType([*left.schema, *(one for one in right.schema if one.name not in shared)])
+    output = _output(left.schema, right.schema, joined)
     packed = [
         with_safe_names(df).mapInArrow(
             Packer(
@@ -174,7 +202,7 @@ def run_join(
         )
         for df, stream, side in zip((left, right), sides, (_LEFT, _RIGHT), strict=True)
     ]
-    rows = joined.schema
+    rows = joined.results
     if options.on_silent is not None:
         output = with_silent(output, (*columns, time))
         rows = arrow_schema(output, large=large)
@@ -182,6 +210,19 @@ def run_join(
         joined, columns_of(left.schema), columns_of(right.schema), rows if options.on_silent else None
     )
     return place.run(packed[0].union(packed[1]), operator, output, rows, waits=False)
+
+
+def _output(left: StructType, right: StructType, joined: JoinedStream) -> StructType:
+    """Return the columns of results."""
+    known = {*joined.left.key, joined.left.time}
+    own = [one for one in left if one.name != joined.left.deleted]
+    output = StructType(
+        [
+            *own,
+            *(one for one in right if one.name not in known and one.name != joined.right.deleted),
+        ]
+    )
+    return with_mark(output, known, DELETED_COLUMN) if joined.has_deletes else output
 
 
 def _check_alike(joined: JoinedStream, left: DataFrame, right: DataFrame) -> None:
@@ -228,6 +269,7 @@ class JoinOperator:
             "condition": None if condition is None else condition.text,
             "left": list(self.left),
             "right": list(self.right),
+            "deletes": True if self.joined.has_deletes else None,
             "ttl": True if self.joined.ttl is not None else None,
             "on_silent": "row" if self.joined.tells_silent else None,
         }

@@ -34,7 +34,7 @@ from penstock.spark_ext.worker.stateful import (
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
-__all__ = ["STATE_LOCATION_SETTING", "run_queue", "update_queue"]
+__all__ = ["STATE_LOCATION_SETTING", "add_delete_column", "run_queue", "update_queue"]
 
 
 def update_queue(
@@ -183,7 +183,7 @@ def run_queue(
     """
     check_streaming(df)
     if options.delete_when is not None:
-        df = _add_delete_column(df, options.delete_when)
+        df = add_delete_column(df, options.delete_when)
     place = Stateful.plan(df.sparkSession, name, options)
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
 
@@ -232,7 +232,7 @@ def _lives(stream: UpdateStream, options: QueueOptions) -> Lives:
     return Lives(key, key if deleted is None else deleted)
 
 
-def _add_delete_column(df: DataFrame, delete_when: str) -> DataFrame:
+def add_delete_column(df: DataFrame, delete_when: str) -> DataFrame:
     """Return the rows with a column that marks deletes."""
     condition, columns = mark_deletes(delete_when, df.columns)
     kind = df.selectExpr(condition.text).schema[0].dataType

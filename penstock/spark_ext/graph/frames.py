@@ -318,6 +318,7 @@ class Frames:
             node.unit,
             self._locate(node.options),
             _plain(node.name),
+            node.marked,
         )
 
     def _locate(self, options: OptionsT) -> OptionsT:

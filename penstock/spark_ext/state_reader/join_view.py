@@ -11,6 +11,7 @@ from pyspark.sql.types import StringType, StructType
 from penstock.checkpointing import PUnit
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream
 from penstock.spark_ext.state_reader.state_view import Ours, Stored, displayed_schema, one_of_tables, to_times
 from penstock.sql.expression import Expression
@@ -83,7 +84,12 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
     held = one_of_tables((_KEYS, _HELD), table, of="a join") == _HELD
     sides = [stored.columns(specification[side], "cells", side) for side in _SIDES]
     key, time = tuple(specification["key"]), specification["time"]
-    left, right = (UpdateStream(stored.arrow(columns), key, time) for columns in sides)
+    # Conditions may change at a restart, but not which sides have deletes: such a side ends with their mark.
+    marks = [specification.get("deletes") and columns.names[-1] == DELETED_COLUMN for columns in sides]
+    left, right = (
+        UpdateStream(stored.arrow(columns), key, time, deleted=DELETED_COLUMN if mark else None)
+        for columns, mark in zip(sides, marks, strict=True)
+    )
     condition = specification["condition"]
     joined = JoinedStream(
         left,
@@ -95,7 +101,13 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
         ttl=1 if specification.get("ttl") else None,
         tells_silent=specification.get("on_silent") is not None,
     )
-    both = StructType([*sides[0], *(side for side in sides[1] if side.name not in {*key, time})])
+    own = [one for one in sides[0] if one.name != left.deleted]
+    both = StructType(
+        [
+            *own,
+            *(side for side in sides[1] if side.name not in {*key, time} and side.name != right.deleted),
+        ]
+    )
     if held:
         schema = displayed_schema([Ours("side", StringType()), *both])
     else:

@@ -51,6 +51,7 @@ __all__ = [
     "columns_of",
     "key_columns",
     "result_frames",
+    "with_mark",
     "with_safe_names",
     "with_silent",
 ]
@@ -338,8 +339,12 @@ def with_silent(output: StructType, known: Iterable[str]) -> StructType:
     InvalidUsageError
         If the output has a column with the name of the mark.
     """
-    mark = silent_field(output.names).name
-    never_null = {*known, DELETED_COLUMN}
+    return with_mark(output, (*known, DELETED_COLUMN), silent_field(output.names).name)
+
+
+def with_mark(output: StructType, known: Iterable[str], mark: str) -> StructType:
+    """Return columns and a mark of rows in which only `known` columns have values."""
+    never_null = set(known)
     columns = [
         StructField(one.name, one.dataType, one.nullable or one.name not in never_null) for one in output
     ]
