@@ -308,17 +308,11 @@ class Frames:
 
     def _join(self, node: Join) -> DataFrame:
         left, right = (self._build(above) for above in node.inputs)
+        within = timedelta(microseconds=node.within_us)
+        condition = None if node.condition is None else node.condition.text
         return run_join(
-            left,
-            right,
-            node.key,
-            node.time,
-            timedelta(microseconds=node.within_us),
-            None if node.condition is None else node.condition.text,
-            node.unit,
-            self._locate(node.options),
-            _plain(node.name),
-            node.marked,
+            *(left, right, node.key, node.time, within, condition, node.unit),
+            *(self._locate(node.options), _plain(node.name), node.marked),
         )
 
     def _locate(self, options: OptionsT) -> OptionsT:
