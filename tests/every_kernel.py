@@ -197,7 +197,7 @@ def _fragments_and_joins() -> None:
     side = Arrivals.from_rows(stream, pa.record_batch([[1, 2], [1, 2]], ["k", "t"]))
     UpdateJoin(JoinedStream(stream, stream, 5, 5)).join(side, side)
     marks = UpdateStream(stream.schema.append(pa.field("d", pa.bool_())), ("k",), "t", deleted="d")
-    deletes = Arrivals.of(marks, side.rows.append_column("d", pa.array([False, True])))
+    deletes = Arrivals.from_rows(marks, side.rows.append_column("d", pa.array([False, True])))
     UpdateJoin(JoinedStream(marks, stream, 5, 5)).join(deletes, side)
 
 

@@ -98,7 +98,7 @@ def marked(stream: UpdateStream, batch: Sequence[Change], plain: Any) -> Arrival
     if arrivals is None:
         return None
     marks = pa.array([one.deletes for one in batch])
-    return Arrivals.of(stream, arrivals.rows.append_column(MARK, marks))
+    return Arrivals.from_rows(stream, arrivals.rows.append_column(MARK, marks))
 
 
 def rows_of(rows: pa.RecordBatch) -> list[tuple[Any, ...]]:

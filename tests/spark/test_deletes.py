@@ -218,4 +218,4 @@ def test_a_table_behind_a_join_loses_the_matches_that_a_side_deletes(
         found = {key: values for key, *values in connection.execute("SELECT k, t, a, b FROM pairs")}
     assert {key: tuple(values) for key, values in found.items()} == table
     assert 0 < len(table) < 6
-    assert penstock.read_state(spark, place.state).count() >= len(table)
+    assert penstock.read_state(spark, place.state, table="keys").count() >= len(table)

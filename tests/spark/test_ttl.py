@@ -207,4 +207,4 @@ def test_a_join_tells_which_keys_went_silent_also_after_a_restart(
     assert [{(row["k"], row["t"]) for row in rows if row["silent"]} for rows in found] == expected
     assert [{(row["k"], row["t"]) for row in rows if not row["silent"]} for rows in found] == matches
     assert metrics[-1]["keys"] == len(model.updated)
-    assert penstock.read_state(spark, place.state).count() == len(model.updated)
+    assert penstock.read_state(spark, place.state, table="keys").count() == len(model.updated)
