@@ -24,7 +24,7 @@ from tests.s3 import S3Server
 _PATIENCE_S = 300.0
 _ROWS, _KEYS = 1_500, 40
 _SCHEMA = pa.schema({"k": pa.int64(), "n": pa.int64()})
-_MODULE = """\
+STEPS_MODULE = """\
 import pyarrow.compute as pc
 
 
@@ -46,7 +46,7 @@ queue:
 sink: {type: pstream, path: '${SINK}'}
 query: {checkpoint: checkpoint, state_location: '${STATE}', trigger: available_now}
 """
-_SETTINGS = {
+SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "1g",
     "spark.executor.memory": "512m",
@@ -71,7 +71,7 @@ def run_pipeline_with_kills(
     """
     modules = directory / "modules"
     modules.mkdir(parents=True)
-    (modules / "cluster_steps.py").write_text(_MODULE)
+    (modules / "cluster_steps.py").write_text(STEPS_MODULE)
     (directory / "pipeline.yaml").write_text(_PIPELINE)
     keys = [random.Random(row).randrange(_KEYS) for row in range(_ROWS)]
     with PStreamWriter(directory / "source", _SCHEMA) as writer:
@@ -106,7 +106,7 @@ def run_pipeline_with_kills(
 
 
 def _start(master: str, directory: Path, log: int, places: dict[str, str]) -> subprocess.Popen[str]:
-    conf = [f"--conf={name}={value}" for name, value in _SETTINGS.items()]
+    conf = [f"--conf={name}={value}" for name, value in SETTINGS.items()]
     return subprocess.Popen(
         [sys.executable, "-m", "penstock.cli", "run", "pipeline.yaml", f"--master={master}", *conf],
         cwd=directory, stdout=log, stderr=log, text=True, start_new_session=True,
