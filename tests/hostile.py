@@ -24,7 +24,7 @@ GONE = object()
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Return the paths to all values in what JSON can hold, but for the whole."""
+    """Return the paths to all values inside a JSON value."""
     if isinstance(value, dict | list):
         for key in value if isinstance(value, dict) else range(len(value)):
             yield (*path, key)
@@ -45,7 +45,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def every_change(value: Any) -> Iterator[tuple[str, Any]]:
-    """Return `value` with each strange value in each place, and without it, each with a description."""
+    """Return descriptions and variants of `value`: a strange value in each place, or the place removed."""
     for path in places(value):
         for new in (GONE, *STRANGE):
             yield f"{path} {'gone' if new is GONE else repr(new)[:20]}", changed(value, path, new)

@@ -123,7 +123,7 @@ class _Group:
 
 
 def conflated(updates: Iterable[Update]) -> dict[int, _Group]:
-    """Return the newest update of each key, for equal times the later one, and what it stands for."""
+    """Return each key's newest update (of equal times the later one), with the updates that it replaces."""
     groups: dict[int, _Group] = {}
     for position, update in enumerate(updates):
         group = groups.get(update.key)
@@ -248,7 +248,7 @@ class NaiveHeap:
         return len(self.content)
 
     def missing(self, locations: Sequence[int], values: Sequence[bytes]) -> int:
-        """Return how many bytes do not fit where their locations have theirs."""
+        """Return the number of bytes that are larger than the old bytes at their locations."""
         pairs = zip(locations, values, strict=True)
         return sum(len(value) for at, value in pairs if len(value) > self.places.get(at, (0, 0))[1])
 
@@ -286,7 +286,7 @@ def _column_bytes(kind: str, values: Sequence[Any]) -> bytes:
 
 
 def last_of_each(numbers: Sequence[int]) -> list[bool]:
-    """Say of each position whether its number does not come again."""
+    """Return for each position whether its number does not occur later."""
     return [number not in numbers[i + 1 :] for i, number in enumerate(numbers)]
 
 
@@ -357,7 +357,7 @@ def simple8b_words(values: Sequence[int], sub_block: int) -> list[int] | None:
 def fragments_of(
     rows: Iterable[tuple[int, tuple[int, ...], int]], steps: int
 ) -> dict[tuple[int, tuple[int, ...]], tuple[int, int, int, int, int]]:
-    """Return of each pane and group the count, sum, least, greatest and newest value of rows."""
+    """Return the count, sum, least, greatest and newest value of the rows of each pane and group."""
     found: dict[tuple[int, tuple[int, ...]], list[tuple[int, int]]] = {}
     for time, group, value in rows:
         found.setdefault((time // steps * steps, group), []).append((time, value))

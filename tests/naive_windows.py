@@ -89,7 +89,7 @@ class NaiveWindows:
         return kept
 
     def enqueue(self, entries: Iterable[tuple[int, int, int]], watermark: int | None = None) -> int:
-        """Let (key, pane, value) in, then the watermark; return how many were late."""
+        """Add (key, pane, value) entries, then advance the watermark; return the number of late entries."""
         late = 0
         for key, pane, value in entries:
             known = self.keys.get(key)
@@ -193,7 +193,7 @@ class NaiveWindows:
         return count
 
     def advance(self, by_us: int) -> None:
-        """Let time pass and add up the staleness of all keys."""
+        """Advance the time, and add up the staleness of all keys."""
         for own in self.keys.values():
             if own.waiting is not None:
                 self.queue_area += _area(self.now_us - own.waits_since, by_us)
@@ -236,7 +236,7 @@ class Sessions:
         self.late = 0
 
     def batch(self, events: list[Event]) -> list[list[Event]]:
-        """Let events in; return the sessions that close, their events in the order of time and arrival."""
+        """Add events; return the closing sessions, with their events in the order of time and arrival."""
         sessions = self.open
         for event in events:
             touching = [one for one in sessions if any(self._touch(event, other) for other in one)]

@@ -1,4 +1,4 @@
-"""Random procedures, and other ways to run them than compiled."""
+"""Random procedures, and ways to run them without the compiler."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _numbers = itertools.count()
 
 
 def define(source: str, names: dict[str, Any] | None = None) -> Callable[..., Any]:
-    """Return the function that a text defines, whose text `inspect` finds."""
+    """Return the function that a text defines; `inspect` finds its text."""
     file = f"<procedure {next(_numbers)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     space: dict[str, Any] = dict(names or {})

@@ -1,4 +1,4 @@
-"""Processes of this machine: whose they are, and their end."""
+"""Processes of this machine: their parents, and how to end them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def running() -> Iterator[Process]:
 
 
 def kill(ids: Iterable[int]) -> None:
-    """Kill processes, whosever children they are, all before waiting until they have ended."""
+    """Kill all processes, then wait until they have ended; they need not be children of this process."""
     with contextlib.ExitStack() as stack:
         handles = []
         for process in ids:

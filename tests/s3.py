@@ -24,7 +24,7 @@ _CODES = {
 
 @dataclass(frozen=True)
 class Request:
-    """One request: what S3 calls it, and the path it is for."""
+    """One request: S3's name for it, and its path."""
 
     operation: str
     path: str

@@ -45,7 +45,7 @@ def lacks_client() -> bool:
 
 
 class ConnectServer:
-    """A server that runs as long as the context.
+    """A server that runs while its ``with`` block lasts.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Hadoop without the work that it does for every job and file and that no test needs."""
+"""Hadoop without work for each job and file that no test needs."""
 
 from __future__ import annotations
 

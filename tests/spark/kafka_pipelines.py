@@ -17,7 +17,7 @@ _COLUMNS = "symbol STRING, time LONG, price DOUBLE"
 
 @pytest.fixture(scope="module")
 def spark(broker: Broker, sessions: Sessions) -> Any:
-    """Give a session with Spark's connector, which sessions of other modules do not find."""
+    """Provide a session with Spark's connector; sessions of other modules do not have it."""
     with sessions.session() as session:
         for jar in connector_jars():
             session.sql(f"ADD JAR '{jar}'")
@@ -32,7 +32,7 @@ def quote(symbol: str, time: int, price: float = 1.0, **more: Any) -> Record:
 
 
 def pipeline(broker: Broker, directory: Path, options: dict[str, str], **sections: Any) -> Pipeline:
-    """Return a pipeline from topics to the topic ``out`` and a number, unless sections say otherwise."""
+    """Return a pipeline from topics to the topic ``out`` with a number; `sections` replace its sections."""
     servers = {"kafka.bootstrap.servers": broker.address}
     source = {"type": "kafka", "value_format": "json", "schema": _COLUMNS} | sections.pop("source", {})
     source["options"] = servers | {"startingOffsets": "earliest"} | options

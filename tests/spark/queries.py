@@ -51,7 +51,7 @@ class Input:
         self._count = len(list(directory.glob("*.parquet")))
 
     def add(self, *tables: pa.Table, group_rows: int | None = None) -> None:
-        """Add one file for each table, of groups of so many rows; a file appears whole."""
+        """Add one file for each table, with row groups of this size; a file appears as a whole."""
         for table in tables:
             path = self.directory / f"{self._count:06d}.parquet"
             hidden = path.with_name(f"_{path.name}")
@@ -144,7 +144,7 @@ class Place:
         return found
 
     def forget(self, batch: int, *, planned: bool = True) -> None:
-        """Let checkpoint and sink forget that `batch` and what followed were committed, as a crash does.
+        """Remove the commits from `batch` on from checkpoint and sink, as if the query had crashed.
 
         Unless it stays `planned`, it is also forgotten which input `batch` has.
         """

@@ -1,4 +1,4 @@
-"""The setting that an update queue makes in its session."""
+"""The setting that an update queue changes in its session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Atomic batches on Spark equal those of a database in this process, however micro-batches cut them."""
+"""Atomic batches on Spark equal those of a database in this process, for any micro-batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong is said when the query is planned, or by an error of `penstock.errors` when it runs."""
+"""Wrong input raises an error when the query is planned, or an error of `penstock.errors` when it runs."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_an_aggregate_is_sql_or_a_column_that_means_the_same(spark: SparkSession
 
 
 class _GoneError(Exception):
-    """What a query of a user raises."""
+    """An error that a user's function raises."""
 
 
 def _raising(table: pa.Table) -> pa.Table:

@@ -77,7 +77,7 @@ OVER_ALL = "SELECT start, sum(bids) AS bids, count(*) AS auctions FROM made GROU
 
 
 def by_spark() -> Graph:
-    """An expression that only Spark knows is Spark's, and what follows it."""
+    """Spark evaluates an expression that only Spark knows, and all later steps."""
     made = windows().agg(bids="count(*)").select("window", "bids", word="repeat('x', auction % 2)")
     return made.group_by("window", "word").agg(bids="sum(bids)")
 
@@ -93,7 +93,7 @@ OF_SETS = "SELECT start, count(DISTINCT bids) AS sizes FROM made GROUP BY ALL"
 
 
 def dearest() -> Graph:
-    """The auctions with the dearest bids of each half, of which some have none with a price."""
+    """The auctions with the highest bids of each half; some have no bid with a price."""
     made = windows().agg(dearest="max(price)", bids="count(*)")
     most = made.group_by("window", "half").agg(top="max(dearest)")
     return made.join_windows(most, on="half", condition="top <= dearest AND bids > 1")

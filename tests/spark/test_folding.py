@@ -1,4 +1,4 @@
-"""Conditions of which Spark drops a part that can fail: a reader fails only where Spark does."""
+"""Spark drops parts of conditions, even parts that can fail. A reader fails only where Spark fails."""
 
 from __future__ import annotations
 

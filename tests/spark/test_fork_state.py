@@ -1,4 +1,4 @@
-"""A forked query continues as the old one would have, wherever the fork was interrupted."""
+"""A forked query continues as the old query would have, even if the fork was interrupted at any step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUDGET: dict[str, Any] = {"buckets": 3, "budget": 4}
 
 
 class _KilledError(BaseException):
-    """Stands for SIGKILL: nothing catches it."""
+    """Simulates SIGKILL: no code catches it."""
 
 
 def _feed(place: Place, first: int) -> None:

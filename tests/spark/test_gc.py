@@ -1,4 +1,4 @@
-"""Garbage collection by hand around a checkpoint that was set back: the query goes on as if nothing was."""
+"""Garbage collection by hand before and after a checkpoint is set back does not disturb the query."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Place:
 def test_gc_after_a_checkpoint_was_set_back_loses_nothing(
     spark: SparkSession, ran: Place, tmp_path: Path, exact: bool, anew: int
 ) -> None:
-    """By two versions, or by three of which one is committed anew before garbage is collected."""
+    """Set back by two versions; or by three, and commit one again before garbage collection."""
     place = ran.copy_to(tmp_path)
     expected = ran.rows()
     assert place.rows() == expected

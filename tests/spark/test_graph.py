@@ -1,4 +1,4 @@
-"""Running graphs: what comes out, restarts, failures, several sources and readers, markers, recovery."""
+"""Running graphs: results, restarts, failures, several sources and readers, markers, recovery."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def filtered(name: str = "quotes") -> Graph:
 
 
 def sink_to(path: Path) -> Callable[[DataFrame], DataStreamWriter]:
-    """Return what writes results into a p-stream."""
+    """Return a writer of results into a p-stream."""
     return lambda rows: rows.writeStream.format("pstream").option("path", str(path))
 
 
@@ -57,7 +57,7 @@ def rows_in(path: Path) -> list[tuple[Any, ...]]:
 
 
 def same(path: Path, graph: Graph, **tables: pa.Table) -> bool:
-    """Say whether a p-stream holds what a graph means, by DuckDB."""
+    """Return whether a p-stream has the graph's result, computed by DuckDB."""
     return sorted((tuple(map(rounded, row)) for row in rows_in(path)), key=repr) == rows_of(
         graph.root, tables
     )

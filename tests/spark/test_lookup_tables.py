@@ -1,4 +1,4 @@
-"""Which tables readers look fragments up in, and which Spark joins."""
+"""The tables in which readers look up fragments, and the tables that Spark joins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every type of Spark goes through a p-stream, with nulls, on every way, and comes back the same."""
+"""Every type of Spark, with nulls, comes back unchanged from a p-stream, by all code paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests beside a stream of transactions run once, and all equals a serial run in the log's order."""
+"""Requests beside a stream of transactions run once; results equal a serial run in the log's order."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def transactions(
 def check_serial(
     spark: SparkSession, place: Place, bank: Database, events: pa.Table, calls: Sequence[tuple[str, str, Any]]
 ) -> None:
-    """Run events and requests again, in plain Python, in the order that results and answers name."""
+    """Run events and requests again in plain Python, in the order that the results and answers show."""
     answers = penstock.PStreamReader(place.directory / "requests" / "answers").read()
     assert answers.num_rows == len(calls), "a request has no answer, or several"
     columns = ("bucket", "transaction", "number", "account", "amount", "left", "rejected")

@@ -1,4 +1,4 @@
-"""An update queue stops and starts again from its checkpoint, or says clearly why it does not."""
+"""An update queue starts again from its checkpoint, or a clear error says why it cannot."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_damaged_state_fails_the_query_with_the_name_of_the_file(
 
 
 def test_waiting_keys_survive_the_deletion_of_old_versions(spark: SparkSession, tmp_path: Path) -> None:
-    """Deltas that outgrow the first version get a snapshot; then what it supersedes is deleted."""
+    """If the deltas outgrow the first version, a snapshot is written; superseded files are deleted."""
     place = Place(tmp_path)
     batches = [[Update(key, batch, batch) for key in range(100)] for batch in range(7)]
     place.input.add(*map(updates_table, batches))
@@ -278,7 +278,7 @@ def test_waiting_keys_survive_the_deletion_of_old_versions(spark: SparkSession, 
 def test_a_replayed_micro_batch_emits_what_it_emitted_before(
     spark: SparkSession, tmp_path: Path, policy: str
 ) -> None:
-    """A sink drops the second output of a micro-batch, so it has to be the first one again."""
+    """A sink drops the second output of a micro-batch, so the second output must equal the first."""
     place = Place(tmp_path)
     batches = random_batches(seed=6, batches=3, rows=40, keys=30)
     place.input.add(*map(updates_table, batches))

@@ -95,7 +95,7 @@ def test_a_run_with_a_budget_ends_when_the_input_is_used_up_and_nothing_waits(
 
 
 class Behind(StreamingQueryListener):
-    """Keeps Spark from telling of any batch until all queries have ended."""
+    """Holds back all of Spark's progress events until all queries have ended."""
 
     def __init__(self, spark: SparkSession) -> None:
         self.streams, self.pause = spark.streams, Event()

@@ -1,4 +1,4 @@
-"""A query whose state lies in an object store: it fails for a moment, stops, starts anew and is looked at."""
+"""A query with state in an object store that fails for a moment: stop, restart and inspection."""
 
 from __future__ import annotations
 

@@ -426,7 +426,7 @@ def workflow(*, nested: bool = False, window: int = 3) -> Any:
 
 
 def bills(rows: list[tuple[Any, ...]], *, nested: bool) -> tuple[list[Any], dict[int, Any], set[int]]:
-    """Return the results, the bills and the orders that there should be."""
+    """Return the expected results, bills and orders."""
     made: list[Any] = []
     totals, orders, inserted = dict[int, tuple[int, int]](), set[int](), list[int]()
     for number, _, _, source, _, amount in rows:

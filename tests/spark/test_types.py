@@ -159,7 +159,7 @@ def test_keys_of_every_simple_type_group_as_in_spark(spark: SparkSession, tmp_pa
 
 
 def wait_for_end(query: Any) -> None:
-    """Wait until `query` ended by itself, well."""
+    """Wait until `query` has ended by itself without an error."""
     query.awaitTermination()
     assert query.exception() is None
 

@@ -120,7 +120,7 @@ def test_queues_that_are_persisted_before_a_join(spark: SparkSession, tmp_path: 
 
 
 def with_many(table: pa.Table) -> pa.Table:
-    """Add so many rows with keys that nothing has that a table does not go to the readers."""
+    """Add rows with unused keys, until the table is too large for the readers."""
     count = LookupLimits().rows
     keys, groups = table.schema
     others = [pa.array(range(1000, 1000 + count), keys.type), pa.array(["none"] * count, groups.type)]

@@ -101,7 +101,7 @@ def rounded(value: Any) -> Any:
 
 
 def environments(df: DataFrame) -> list[str | None]:
-    """Return what tells the workers of the stateful functions of a query from others."""
+    """Return the property that distinguishes the workers of a query's stateful functions."""
     found, nodes = [], [df._jdf.queryExecution().analyzed()]
     while nodes:
         node = nodes.pop()

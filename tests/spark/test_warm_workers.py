@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 
 
 def facts_of_a_worker(spark: SparkSession) -> dict[str, Any]:
-    """Return what the first function that a new worker runs finds there."""
+    """Return the facts that the first function in a new worker sees."""
 
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import gc

@@ -47,7 +47,7 @@ def windows(time: str, delay: str, lookup: str | None) -> Graph:
 
 
 def ends(place: Path) -> list[int]:
-    """Return when the windows end that came out, in seconds."""
+    """Return the ends of the emitted windows, in seconds."""
     rows = starting(PStreamReader(place).read())
     return sorted({row["start"] // 1_000_000 + SIZE_S for row in rows})
 

@@ -1,4 +1,4 @@
-"""Arrivals stand for what they conflate, and travel whole."""
+"""Arrivals keep the counts of conflated tuples, and are sent without loss."""
 
 from __future__ import annotations
 

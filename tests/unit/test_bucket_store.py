@@ -1,4 +1,4 @@
-"""The files of a bucket: named by version and attempt, chained by headers, released when proven needless."""
+"""A bucket's files: named by version and attempt, linked by headers, deleted when surely not needed."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_release_deletes_what_a_snapshot_superseded_and_what_no_attempt_can_need
 def test_attempts_at_a_version_that_are_all_committed_stay_until_no_recent_version_follows_them(
     store: BucketStore, first: int
 ) -> None:
-    """Two executors have a lineage each in memory, and either is on disk."""
+    """Each of two executors has its own lineage in memory; both lineages are on disk."""
     later = [Later(), Later()]
     stores = [
         BucketStore(store.files, background=work, snapshots=SnapshotRule(max_deltas=2)) for work in later
@@ -238,7 +238,7 @@ def test_attempts_at_a_version_that_are_all_committed_stay_until_no_recent_versi
 
 
 def test_a_snapshot_stays_that_a_committed_sibling_may_yet_adopt(store: BucketStore) -> None:
-    """It is complete, and the other lineage has even replaced it; but its writer was not told yet."""
+    """The snapshot is complete, and the other lineage uses it, but its writer does not know that yet."""
     later, rule = Later(), SnapshotRule(max_deltas=1)
     store = BucketStore(store.files, snapshots=rule)
     writer = BucketStore(store.files, background=later, snapshots=rule)

@@ -1,4 +1,4 @@
-"""A worker's cache gives the version that was asked for, never a half-done one."""
+"""A worker's cache returns the requested version, never a partly changed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be cast is told by one error, whatever Arrow raises."""
+"""A failed cast raises one kind of error, whatever Arrow raises."""
 
 from __future__ import annotations
 

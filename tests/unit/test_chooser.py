@@ -24,7 +24,7 @@ BYTES = Goal(0.0)
 
 
 class Clock:
-    """Seconds that move only when they are told to."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -327,7 +327,7 @@ def test_statistics_and_a_search_see_few_bytes_of_long_text(monkeypatch: pytest.
 
 
 def test_codecs_are_tried_on_arrays_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each kernel is compiled for both kinds of array."""
+    """Otherwise each kernel would be compiled for both kinds of array."""
     kinds = set()
     pack = bits._pack
 

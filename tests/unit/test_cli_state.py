@@ -49,7 +49,7 @@ def _orphan(store: BucketStore, held: Handle) -> Path:
 
 
 def _unfinished(store: BucketStore, version: int, size: int = 100) -> Path:
-    """Leave what a process that was killed leaves; return its file."""
+    """Leave an unfinished file, as a killed process does; return it."""
     path = Path(store.files.path_of(f".{version:012d}-{'0' * 32}.punit.{'1' * 32}.tmp"))
     path.write_bytes(bytes(size))
     return path

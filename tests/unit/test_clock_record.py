@@ -1,4 +1,4 @@
-"""A micro-batch that runs again serves what the first attempt served, whatever the clock says by then."""
+"""A micro-batch that runs again serves the same rows as its first attempt, at any later time."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_windows_that_are_served_by_time_are_repeated(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_ends_when_the_next_micro_batch_runs_serves_the_same(tmp_path: Path) -> None:
-    """Spark may have its pointer on disk, in place of that of the attempt whose rows the sink took."""
+    """Spark may store this attempt's pointer, although the sink took the rows of another attempt."""
     task = queue_task(tmp_path, Policy.FIFO, TIMED)
     pointers: list[Pointer | None] = [None]
     for batch in range(5):
@@ -240,7 +240,7 @@ def test_a_record_that_nothing_ended_is_garbage_once_a_later_pointer_arrives(tmp
 
 
 class Overtaken(QueueOperator):
-    """While it runs, another attempt does, and is faster."""
+    """Another attempt runs at the same time, and is faster."""
 
     other: Callable[[], object]
     done: list[object]

@@ -144,7 +144,7 @@ def test_a_zip_file_that_is_not_there_does_no_harm(monkeypatch: pytest.MonkeyPat
 
 
 class _OpenedError(Exception):
-    """What a session is asked for is known: none is opened."""
+    """No session is opened; the test knows the settings that a session would get."""
 
 
 class _Builder:

@@ -1,4 +1,4 @@
-"""What finds and runs the code blocks of the documents."""
+"""The helpers that find and run the code blocks of the documents."""
 
 from pathlib import Path
 

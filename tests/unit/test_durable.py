@@ -1,4 +1,4 @@
-"""A file is published whole, synced, and once; when the file system refuses, it says so."""
+"""A file is published once, as a whole and synced; if the file system refuses, an error says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without an extra, what needs it says in one line what to install, and all else works."""
+"""Without an extra, features that need it raise a one-line error that names it; the rest works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of an error that comes out of Spark."""
+"""The messages for errors that Spark raises."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def closed(made: Finish, windows: pa.RecordBatch) -> ClosedWindows:
 
 
 def by_duckdb(made: Finish, aggregates: dict[str, str], windows: pa.RecordBatch, rest: str) -> pa.Table:
-    """Return what the SQL of the assembly means."""
+    """Return the results of the assembly's SQL, computed by DuckDB."""
     split = decompose(aggregates, "t", ("k",))
     assert split is not None
     texts = ", ".join(f"{duck_sql(text)} AS {name}" for name, text in split.assembly.items())

@@ -18,7 +18,7 @@ from tests.graph_directories import offset, write_graph, write_logs
 
 
 class Ticks:
-    """A clock that moves on a second whenever it is asked."""
+    """A clock that advances by a second at each reading."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -26,7 +26,7 @@ class _Spark:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """Answer what Spark is asked, unless its JVM has ended."""
+        """Answer a request to Spark, unless its JVM has ended."""
         if self.error is not None:
             raise self.error
         if name == "status":

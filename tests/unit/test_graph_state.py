@@ -1,4 +1,4 @@
-"""The state that a recovery looks for: what is missing is told before any task starts, and only that."""
+"""Before any task starts, a recovery reports exactly the state files that are missing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Checkpoint:
         return find_state(directory, "results", directory.progress("results"), self.state, held_by_spark)
 
     def loaded(self, bucket: int) -> str | None:
-        """Return what a task would say that loads a bucket."""
+        """Return the error of a task that loads a bucket."""
         try:
             self.store(bucket).load(self.handles[bucket][-1].links[-1].pointer, DictState())
         except PenstockError as error:

@@ -31,7 +31,7 @@ ROWS = pa.table({"k": range(4), "text": ["a", None, "b", "c"]}, SCHEMA)
 
 
 def _refused(use: Callable[[], object], file: Path, what: str) -> bool:
-    """Say whether a file is refused, with its name; nothing but errors of ours may come."""
+    """Return whether a file is refused by an error with its name. Only Penstock's errors are allowed."""
     try:
         use()
     except CorruptDataError as error:

@@ -1,4 +1,4 @@
-"""When a query over what is there now has done what it should, and that its runners ask so."""
+"""When a query over the available input has finished its work, and that its runners check this."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def report(number: int, *, new: bool, waiting: int | None) -> Any:
 
 
 class Query:
-    """A query of which one micro-batch after the other ends, until it is stopped."""
+    """A query that runs micro-batches until it is stopped."""
 
     def __init__(self, reports: list[Any]) -> None:
         self.recentProgress: list[Any] = []
@@ -107,7 +107,7 @@ def test_a_graph_ends_after_the_batch_in_which_nothing_is_left(
 
 
 class Failing(Query):
-    """A query that fails right after it was asked whether it is active, which it was."""
+    """A query that says that it is active, and then fails."""
 
     def __init__(self) -> None:
         super().__init__([])

@@ -1,4 +1,4 @@
-"""The options of a time to live: their checks, and their place in graphs and pipelines."""
+"""The options of a time to live: their checks, and their use in graphs and pipelines."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_rows_are_joined_as_duckdb_does(seed: int) -> None:
 
 
 def made(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
-    """Return rows with their numbers behind them."""
+    """Return rows with their numbers as the last column."""
     whole = [dict(zip(schema.names, (*row, number), strict=True)) for number, row in enumerate(rows)]
     return pa.Table.from_pylist(whole, schema)
 

@@ -1,4 +1,4 @@
-"""A query whose input gains columns or wider types goes on with what waited."""
+"""A query whose input gains columns or wider types continues with its waiting tuples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock gc --orphans``: only what is known to be unreachable is named, and deleted only when told to."""
+"""``penstock gc --orphans`` lists only files that are surely unreachable; it deletes on request."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ SCHEMA = pa.schema({"n": pa.int64()})
 
 
 class _Held:
-    """Files that publish nothing before they are let go, and then fail if they are to."""
+    """Files that publish nothing until the test releases them, and then fail if the test wants that."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -134,7 +134,7 @@ def files(writer: PStreamWriter) -> Iterator[_Held]:
 
 
 def _hold_up(writer: PStreamWriter, files: _Held) -> None:
-    """Append twice ten rows, of which the first wait to be committed, and the others are coded."""
+    """Append ten rows twice: the first ten wait for their commit, the others are encoded."""
     writer.append(numbers(0, 10))
     files.waits.wait()
     writer.append(numbers(10, 20))

@@ -1,4 +1,4 @@
-"""Paged memory as (UpStream §7.1) tells it."""
+"""Paged memory as in UpStream §7.1."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "explain"
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_a_query_is_explained_as_before(name: str) -> None:
-    """To take what is said now: python -m tests.golden.make_explanations."""
+    """``python -m tests.golden.make_explanations`` accepts the present texts."""
     assert QUERIES[name]().plan().explain() == (GOLDEN / f"{name}.txt").read_text()
 
 

@@ -1,4 +1,4 @@
-"""A release has a later version, a dated changelog, and a README that a package index can show."""
+"""A release has a greater version, a dated changelog, and a README that a package index can show."""
 
 import importlib.util
 import re

@@ -357,7 +357,7 @@ def test_windows_that_are_joined_with_the_most_of_them_leave_the_others_out(made
 
 
 def _others() -> list[Graph]:
-    """Return joins of windows that are not what the other side is made of, or that others read, too."""
+    """Return joins of windows to which the rule must not apply: unrelated sides, or other readers."""
     windows = _stream().window("t", size="4 s", unit="s").group_by("k", "n").agg(bids="count(*)")
     most = windows.group_by("window").agg(most="max(bids)")
     of_halves = windows.group_by("window", half="k % 2").agg(most="max(bids)")

@@ -1,4 +1,4 @@
-"""A snapshot that one worker began is known to all: none begins another, and whoever commits may adopt it."""
+"""All workers know a snapshot that one worker began. No other begins one; any that commits may adopt it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Worker]:
 
 
 def _turns(workers: list[Worker], count: int, last: Handle | None = None) -> list[Handle]:
-    """Let the workers commit in turn, each without a look at what the others hold."""
+    """Let the workers commit in turn; none sees the states of the others."""
     handles = [last or Handle()]
     for _ in range(count):
         version = len(handles[-1].links) and handles[-1].links[-1].pointer.version
@@ -232,7 +232,7 @@ def test_a_damaged_snapshot_is_not_adopted_and_fails_no_commit(
 def test_parts_stay_when_their_snapshot_may_be_there_although_its_writer_was_told_otherwise(
     workers: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer to the last request was lost: others may have adopted what the writer takes for failed."""
+    """The last reply was lost: the writer believes that its snapshot failed, but others may adopt it."""
     handles = _turns(workers, 5)
     own, publish = _own_file(handles[-1]), LocalFiles.publish
 
@@ -254,7 +254,7 @@ def test_parts_stay_when_their_snapshot_may_be_there_although_its_writer_was_tol
 
 
 class SlowState(DictState):
-    """Between the first part of its snapshots and the others something happens."""
+    """An event happens between the first part of a snapshot and the others."""
 
     meanwhile: Callable[[], None]
 

@@ -66,7 +66,7 @@ def state(place: Path, *versions: int, kind: str = "delta", part: str = "0/0") -
 
 
 def tear(*paths: Path) -> None:
-    """Leave of files what a power cut leaves: their names."""
+    """Empty files as a power cut does; their names stay."""
     for path in paths:
         path.write_bytes(b"")
         if sums_of(path).exists():
@@ -88,7 +88,7 @@ def made(place: Path, planned: int, committed: int, versions: int = 0) -> Path:
 
 
 def repaired(place: Path) -> Repair:
-    """Repair a checkpoint after a look that changes nothing, twice, of which the second has nothing to do."""
+    """Repair a checkpoint twice, each time after a dry run. The second repair has nothing to do."""
     before = names(place)
     found = repair_checkpoint(place)
     assert names(place) == before
@@ -209,7 +209,7 @@ def test_logs_without_checksums_are_judged_by_their_last_line(tmp_path: Path, la
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what is synced, where nothing is."""
+    """Return the synced paths; nothing is really synced."""
     calls: list[str] = []
     file_system = _durable.sync_file_system
 
@@ -384,7 +384,7 @@ def test_a_reader_releases_micro_batches_in_bulk_each_time_after_a_sync(
 
 
 def test_power_cuts_are_found_where_nothing_is_synced(tmp_path: Path) -> None:
-    """The random tests' model has to find fault with the protocol that it is there for."""
+    """The model of the random tests must detect errors in the protocol."""
     for queue in (False, True):
         for seed in range(20):
             place = tmp_path / f"{queue}-{seed}"

@@ -1,4 +1,4 @@
-"""Locations in object stores: where their settings come from, and what is refused before a request."""
+"""Locations in object stores: the sources of their settings, and the locations that are refused at once."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_of_attempts_that_contradict_each_other_only_the_checkpoint_knows_which_
 
 
 def test_the_newly_committed_version_after_a_checkpoint_was_set_back_stays(store: BucketStore) -> None:
-    """It looks like an attempt that lost: an older number, and nothing follows it."""
+    """The file looks like a lost attempt: it has an older number, and no version follows it."""
     _, handles = _commits(store, 6)
     state = DictState()
     again = store.commit(state, store.load(handles[2].links[-1].pointer, state))
@@ -510,7 +510,7 @@ def test_without_the_checkpoint_it_may_point_at_any_version_that_can_be_loaded(
 
 
 class _History:
-    """A bucket's attempts, of which some lose, with snapshots that come late, and releases, or not."""
+    """A bucket's attempts, some of which lose; snapshots may come late, and releases may be missing."""
 
     def __init__(
         self, store: BucketStore, monkeypatch: pytest.MonkeyPatch, seed: int, retain_versions: int
@@ -555,7 +555,7 @@ class _History:
         return handle
 
     def set_back(self) -> None:
-        """Go on from any version that can be loaded, in a new process."""
+        """Continue from any version that can be loaded, in a new process."""
         pointers = self._loadable()
         self.later.work = []
         self.state = DictState()

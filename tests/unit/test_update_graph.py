@@ -1,4 +1,4 @@
-"""Graphs of update streams: keys survive, and unions and joins of them are planned as what they are."""
+"""Graphs of update streams: nodes keep the key; unions and joins of updates are planned."""
 
 from __future__ import annotations
 

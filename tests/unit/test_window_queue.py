@@ -144,7 +144,7 @@ def test_a_key_that_waits_under_processing_keeps_its_place_and_others_pass() -> 
 
 
 def test_a_window_buffer_never_holds_more_than_size_plus_slide_less_one() -> None:
-    """UpStream §7.2 has that bound for the enqueue side."""
+    """UpStream §7.2 has this bound for the enqueue side."""
     for mode in (WindowMode.LAZY, WindowMode.EAGER):
         for size, slide in ((7, 3), (5, 5), (6, 1)):
             queue = WindowQueue(mode, size, slide, PAYLOAD, Policy.IN_PLACE, block_rows=2)

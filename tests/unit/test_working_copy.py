@@ -1,4 +1,4 @@
-"""Which working copies there are, and what becomes of the directories of those on local disk."""
+"""The kinds of working copies, and what happens to the directories of copies on local disk."""
 
 from __future__ import annotations
 

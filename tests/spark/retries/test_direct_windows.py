@@ -54,7 +54,7 @@ def run(spark: SparkSession, graph: Graph, place: Path, **options: Any) -> Runni
 
 
 def into(path: Path) -> Any:
-    """Return a sink that the planner knows nothing of, which writes into a p-stream."""
+    """Return a sink that writes into a p-stream, without the planner's knowledge."""
     return lambda rows: rows.writeStream.format("pstream").option("path", str(path))
 
 
