@@ -79,9 +79,9 @@ def cells(line: str) -> list[str]:
 
 
 def text_table(name: str, begins: str, header: Sequence[str], *, section: str = "", gap: int = -1) -> str:
-    """Return a text table as Markdown: the first of a section whose header line begins so.
+    """Return as Markdown the section's first text table whose header line begins with `begins`.
 
-    Rows that are a cell short lack the one at `gap`.
+    A row with one cell too few lacks the cell at `gap`.
     """
     found = lines(name)
     at = found.index(section) if section else 0

@@ -35,7 +35,7 @@ def check_merged_log(
     target : Procedure or Workflow
         The program of the stream.
     events : pyarrow.Table
-        The events, of which a row of `made` names one by its place, in the first column of `keep`.
+        The events. The first column of `keep` in `made` has the row number of each result's event.
     made : pyarrow.Table
         The results of the stream.
     answers : pyarrow.Table, optional

@@ -21,7 +21,7 @@ PANE_MS, SIZE_MS = 500, 2000
 
 
 def finish(aggregates: dict[str, str], *steps: Step, kind: pa.DataType | None = None) -> Finish:
-    """Return what makes results of windows of groups ``k``; aggregates have a type, by default ``double``."""
+    """Return the `Finish` of windows of groups ``k``; aggregates have a type, by default ``double``."""
     split = decompose(aggregates, "t", ("k",))
     assert split is not None
     partials = [(one.name, KINDS[one.kind]) for one in split.partials]

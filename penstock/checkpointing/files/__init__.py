@@ -76,8 +76,8 @@ def open_files(location: str | os.PathLike[str]) -> Files:
         ``az://container/prefix?account_name=...``, ``hdfs://`` and any other that
         ``pyarrow.fs.FileSystem.from_uri`` takes. Special characters in a URI are percent-encoded. The
         parameters for object stores are the settings of obstore's ``S3Config``, ``GCSConfig`` and
-        ``AzureConfig``; what they leave open comes from the variables of the environment named there, for S3
-        also from AWS's shared files (profile), or from the machine's role.
+        ``AzureConfig``. Other settings come from the environment variables named there, for S3 also from
+        AWS's shared files (profile), or from the machine's role.
 
     Raises
     ------

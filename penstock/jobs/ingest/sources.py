@@ -384,7 +384,7 @@ class ParquetFile(TableFile):
 
 
 class ArrowFile(TableFile):
-    """A file of Arrow IPC, or what a stream of it left."""
+    """A file in one of Arrow's IPC formats, file or stream."""
 
     def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         # Not mapped: if another process truncates the file, reading beyond the end kills this process.

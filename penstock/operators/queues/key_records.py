@@ -190,7 +190,7 @@ class KeyRecords:
         """
 
     def remove(self, ids: Integers) -> None:
-        """Let keys leave. Their numbers stay until `keep`, and their records until they return as new keys.
+        """Let keys leave. Numbers are kept until `keep`, and records until the keys return as new keys.
 
         If a key changed since it was stored, its record is stored once more: it may have waited before.
         """

@@ -1,4 +1,4 @@
-"""Random graphs over random rows, from DataFrames and p-streams, and what they mean by DuckDB.
+"""Random graphs over random rows, from DataFrames and p-streams, compared with DuckDB's results.
 
 Of a graph that ends in an update queue, the last result of each key is compared: which came before depends on
 how the input was cut.
