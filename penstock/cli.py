@@ -20,6 +20,7 @@ import typer
 from penstock._version import __version__
 from penstock.errors import redact
 from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors, size, unwrap
+from penstock.jobs.commands.compact import compact
 from penstock.jobs.commands.gc import gc
 from penstock.jobs.commands.ingest import ingest
 from penstock.jobs.commands.inspect import inspect
@@ -367,6 +368,7 @@ def warm_up(
 
 
 app.command()(ingest)
+app.command()(compact)
 app.command()(gc)
 app.command()(pack)
 app.command()(repair)

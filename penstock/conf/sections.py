@@ -132,10 +132,17 @@ class KafkaSink(Section):
 
 
 class PStreamSink(Section):
-    """A p-stream, which gets each row exactly once; `options` are those of the data source ``pstream``."""
+    """A p-stream, which gets each row exactly once; `options` are those of the data source ``pstream``.
+
+    `key` and `time` make it an update log, whose deletes are the rows for which `delete_when` holds.
+    """
 
     type: Literal["pstream"]
     path: Text
+    key: Names | None = None
+    time: Text | None = None
+    delete_when: Annotated[Text | None, BeforeValidator(sql)] = None
+    keep_deletes: Annotated[str | None, BeforeValidator(delay_of)] = None
     options: Options = {}
 
 

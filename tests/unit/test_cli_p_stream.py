@@ -249,3 +249,41 @@ def test_looking_at_p_streams_does_not_load_spark(place: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_an_update_log_is_compacted_shown_and_kept_by_gc(tmp_path: Path) -> None:
+    place = tmp_path / "log"
+    with PStreamWriter(
+        place, SCHEMA, writer="a", threads=1, key="n", time="n", delete_when="n = 3"
+    ) as writer:
+        for first in (0, 50):
+            writer.append(rows(first, 100))
+            writer.flush()
+    PStreamReader(place, reader="r")
+    PStream(place).claim("r", 120)
+    result = penstock("compact", str(place))
+    assert "200 rows became 150, of which 1 delete their key; deleted 0 older segments" in result.stdout
+    assert "nothing to compact" in penstock("compact", str(place)).stdout
+    with PStreamWriter(place, writer="a", threads=1) as writer:
+        writer.append(rows(0, 50))
+    found = inspected(place)
+    kept = found["update_log"].pop("kept_bytes")
+    assert kept > 0
+    assert found["update_log"] == {
+        "key": ["n"], "time": "n", "keep_deletes_us": 86_400_000_000, "delete_when": "n = 3",
+        "compacted_end": 200, "keys": 150, "deletes": 1, "tail_rows": 50, "superseded_share_at_most": 0.25,
+    }  # fmt: skip
+    assert [writer["name"] for writer in found["writers"]] == ["a"]
+    shown = penstock("inspect", "pstream", str(place)).stdout
+    for text in ("the newest of (n) by n; deleted when n = 3", "150 keys, 1 of them deletes", "at most 25%"):
+        assert text in shown, (text, shown)
+    before = {path.name for path in (place / "segments").iterdir()}
+    assert penstock("gc", str(place)).exit_code == 0
+    assert {path.name for path in (place / "segments").iterdir()} == before, "readers may need all of them"
+    assert len(PStream(place).pieces(0, 120, "r")) == 2
+    assert "is no update log" in penstock("compact", str(plain(tmp_path))).stderr
+
+
+def plain(tmp_path: Path) -> Path:
+    PStream(tmp_path / "plain", SCHEMA)
+    return tmp_path / "plain"

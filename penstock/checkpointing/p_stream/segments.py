@@ -297,6 +297,11 @@ class Piece:
     compacted: bool = False
 
     @property
+    def end(self) -> int:
+        """The offset after it."""
+        return self.stop if self.compacted else self.begin + self.stop
+
+    @property
     def most_rows(self) -> int:
         """The limit of its rows, for dividing work."""
         return min(self.rows, self.stop - self.first)

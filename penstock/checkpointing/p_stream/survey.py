@@ -9,10 +9,21 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from penstock.checkpointing.files import FileFacts, Files
+from penstock.checkpointing.p_stream.description import COMPACTOR
 from penstock.checkpointing.p_stream.log_record import Commit, Segment
 from penstock.checkpointing.p_stream.stream import PStream, is_settled
+from penstock.checkpointing.p_stream.update_log import UpdateLog
 
-__all__ = ["Garbage", "Reader", "Survey", "Writer", "delete_garbage", "is_p_stream", "survey_p_stream"]
+__all__ = [
+    "Garbage",
+    "LogFacts",
+    "Reader",
+    "Survey",
+    "Writer",
+    "delete_garbage",
+    "is_p_stream",
+    "survey_p_stream",
+]
 
 _DESCRIPTION = "p-stream"
 _UNFINISHED = re.compile(r"^\.(?P<name>.+)\.[0-9a-f]{32}\.tmp$")
@@ -64,6 +75,37 @@ class Garbage:
 
 
 @dataclass(frozen=True, slots=True)
+class LogFacts:
+    """The state of an update log.
+
+    Parameters
+    ----------
+    log : UpdateLog
+        Its key, time and deletes.
+    end : int
+        The end of what is compacted.
+    keys, deletes : int
+        The rows of the newest compaction, one for each key, and those that delete their key.
+    tail : int
+        The rows that came since. So many at most are superseded.
+    kept_bytes : int
+        The bytes of replaced segments, which readers may still need until the next compaction.
+    """
+
+    log: UpdateLog
+    end: int
+    keys: int
+    deletes: int
+    tail: int
+    kept_bytes: int
+
+    @property
+    def superseded_share(self) -> float:
+        """The limit of the share of superseded rows."""
+        return self.tail / max(1, self.tail + self.keys)
+
+
+@dataclass(frozen=True, slots=True)
 class Survey:
     """The result of a survey.
 
@@ -89,6 +131,8 @@ class Survey:
         Segments that no commit names yet, but a later one may.
     damage : tuple of str
         Problems of the segments that their sizes show.
+    log : LogFacts, optional
+        The state of an update log.
     """
 
     location: str
@@ -107,6 +151,7 @@ class Survey:
     pending_files: int
     pending_bytes: int
     damage: tuple[str, ...] = field(default=())
+    log: LogFacts | None = None
 
     @property
     def segments(self) -> list[Segment]:
@@ -164,8 +209,8 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
     stream.refresh()
     progress = {name: offset for name, offset in stream.readers().items() if name not in without}
     commits = tuple(stream.log.commits)
-    needed = min(progress.values(), default=stream.start)
-    named = {segment.name for commit in commits for segment in commit.segments}
+    needed = stream.start if stream.update_log else min(progress.values(), default=stream.start)
+    named = stream.log.segments()
     loose = [fact for fact in segments if fact.name not in named]
     settled = [
         fact for fact in loose if is_settled(_UNFINISHED.sub(r"\g<name>", fact.name), stream.log.writers)
@@ -190,6 +235,7 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
         tuple(
             Writer(name, state.batch, state.session, state.clock, times.get(name))
             for name, state in sorted(stream.log.writers.items())
+            if name != COMPACTOR
         ),
         tuple(Reader(name, offset, stream.end - offset) for name, offset in sorted(progress.items())),
         tuple(commit for commit in commits if commit.end <= needed),
@@ -197,6 +243,22 @@ def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey
         len(loose) - len(settled),
         sum(fact.size_bytes for fact in loose) - sum(fact.size_bytes for fact in settled),
         tuple(_damage(stream, commits, segments)),
+        _log_facts(stream, sum(fact.size_bytes for fact in segments if fact.name in named)),
+    )
+
+
+def _log_facts(stream: PStream, size_bytes: int) -> LogFacts | None:
+    if stream.update_log is None:
+        return None
+    compaction, commits = stream.log.compaction, stream.log.commits
+    rows = 0 if compaction is None else compaction.commit.rows
+    return LogFacts(
+        stream.update_log,
+        0 if compaction is None else compaction.end,
+        rows,
+        0 if compaction is None else compaction.deletes,
+        sum(commit.rows for commit in commits) - rows,
+        size_bytes - sum(commit.size_bytes for commit in commits),
     )
 
 

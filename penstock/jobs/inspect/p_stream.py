@@ -14,7 +14,7 @@ from rich.text import Text
 
 from penstock.checkpointing.p_stream import PStream, read_blocks
 from penstock.checkpointing.p_stream.segments import pieces
-from penstock.checkpointing.p_stream.survey import Survey, delete_garbage, survey_p_stream
+from penstock.checkpointing.p_stream.survey import LogFacts, Survey, delete_garbage, survey_p_stream
 from penstock.errors import InvalidUsageError
 from penstock.jobs.commands.common import amount, size, utc_time
 from penstock.jobs.inspect.block import describe_column
@@ -120,6 +120,29 @@ def describe_p_stream(survey: Survey, columns: list[dict[str, Any]]) -> dict[str
         "pending_files": survey.pending_files,
         "pending_bytes": survey.pending_bytes,
         "damage": list(survey.damage),
+        "update_log": None if survey.log is None else _describe_log(survey.log),
+    }
+
+
+def _describe_log(facts: LogFacts) -> dict[str, Any]:
+    return {
+        **facts.log.to_meta(),
+        "compacted_end": facts.end,
+        "keys": facts.keys,
+        "deletes": facts.deletes,
+        "tail_rows": facts.tail,
+        "superseded_share_at_most": round(facts.superseded_share, 4),
+        "kept_bytes": facts.kept_bytes,
+    }
+
+
+def _log_rows(facts: LogFacts) -> dict[str, str]:
+    deletes = "" if facts.log.delete_when is None else f"; deleted when {facts.log.delete_when}"
+    return {
+        "update log": f"the newest of ({', '.join(facts.log.key)}) by {facts.log.time}{deletes}",
+        "compacted": f"rows before {facts.end:,}: {facts.keys:,} keys, {facts.deletes:,} of them deletes",
+        "tail": f"{facts.tail:,} rows; at most {facts.superseded_share:.0%} of all rows are superseded",
+        "kept for readers": size(facts.kept_bytes),
     }
 
 
@@ -171,6 +194,8 @@ def _facts(survey: Survey) -> Table:
             rows[name] = "none"
     if survey.direct_io:
         rows["direct I/O"] = "yes"
+    if survey.log is not None:
+        rows |= _log_rows(survey.log)
     if survey.pending_files:
         rows["not committed"] = amount(survey.pending_files, survey.pending_bytes)
     for name, text in rows.items():

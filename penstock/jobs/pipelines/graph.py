@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -163,7 +164,7 @@ class _Builder:
             raise PipelineError(self.document.problems)
         if isinstance(pipeline.sink, PStreamSink):
             place = {"path": self.binding.resolve(pipeline.sink.path)}
-            return flow.sink("pstream", **pipeline.sink.options, **place)
+            return flow.sink("pstream", **_p_stream_options(pipeline.sink), **place)
         return flow.sink(pipeline.sink.type)
 
     def _field(self, *path: str, goes_on: bool = False) -> Any:
@@ -341,3 +342,14 @@ def _kind_of(source: Source) -> tuple[Any, dict[str, str]]:
     if isinstance(source, SparkSource):
         return "spark", {"format": source.format}
     return source.type, {}
+
+
+def _p_stream_options(sink: PStreamSink) -> dict[str, str]:
+    """Return the options of the data source, with those of an update log."""
+    log = {
+        "key": None if sink.key is None else json.dumps(sink.key),
+        "time": sink.time,
+        "deleteWhen": sink.delete_when,
+        "keepDeletes": sink.keep_deletes,
+    }
+    return {**sink.options, **{name: text for name, text in log.items() if text is not None}}

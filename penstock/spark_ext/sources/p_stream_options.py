@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from penstock.checkpointing.p_stream import EARLIEST, LATEST, PStream
 from penstock.checkpointing.p_stream.description import check_name
 from penstock.checkpointing.p_stream.segments import UNIT_ROWS
+from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.compression.choice.goals import goal_of
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import Scan
@@ -28,7 +29,19 @@ _READ = (
     "start",
     "transactions",
 )
-_WRITE = ("batch", "descriptors", "deterministic", "directIo", "goal", "unitRows", "writer")
+_WRITE = (
+    "batch",
+    "deleteWhen",
+    "descriptors",
+    "deterministic",
+    "directIo",
+    "goal",
+    "keepDeletes",
+    "key",
+    "time",
+    "unitRows",
+    "writer",
+)
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 
 
@@ -90,7 +103,7 @@ def _name(texts: Mapping[str, str], name: str) -> str | None:
     return None if text is None else check_name(text)
 
 
-def _columns(text: str | None) -> tuple[str, ...] | None:
+def _columns(text: str | None, option: str = "columns") -> tuple[str, ...] | None:
     if text is None:
         return None
     if not text.lstrip().startswith("["):
@@ -100,7 +113,7 @@ def _columns(text: str | None) -> tuple[str, ...] | None:
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise InvalidUsageError("the option columns is not a JSON list of names", got=text)
+        raise InvalidUsageError(f"the option {option} is not a JSON list of names", got=text)
     return tuple(names)
 
 
@@ -221,6 +234,8 @@ class WriteOptions:
         Whether a micro-batch that runs again has the same rows in the same order.
     direct_io : bool or None
         Whether rows of a new p-stream bypass the page cache on write and read.
+    update_log : UpdateLog or None
+        Makes a new p-stream an update log.
     checkpoint : str or None
         The query's checkpoint, if Spark passes it.
     """
@@ -233,6 +248,7 @@ class WriteOptions:
     descriptors: bool = False
     deterministic: bool = False
     direct_io: bool | None = None
+    update_log: UpdateLog | None = None
     checkpoint: str | None = None
 
     @classmethod
@@ -256,5 +272,11 @@ class WriteOptions:
             descriptors=_flag(texts, "descriptors") or False,
             deterministic=_flag(texts, "deterministic") or False,
             direct_io=_flag(texts, "directIo"),
+            update_log=UpdateLog.of(
+                _columns(texts.get("key"), "key"),
+                texts.get("time"),
+                texts.get("deletewhen"),
+                texts.get("keepdeletes"),
+            ),
             checkpoint=texts.get("checkpointlocation"),
         )

@@ -57,10 +57,10 @@ def open_stream(options: WriteOptions, schema: StructType, *, overwrite: bool = 
         )
     stored = stored_schema(schema)
     try:
-        stream = PStream(options.path, stored, direct_io=options.direct_io)
+        stream = PStream(options.path, stored, direct_io=options.direct_io, update_log=options.update_log)
     except InvalidUsageError:
         # Different Arrow types may map to the same Spark types.
-        stream = PStream(options.path, direct_io=options.direct_io)
+        stream = PStream(options.path, direct_io=options.direct_io, update_log=options.update_log)
     check_same(schema, spark_schema(stream.schema), stream.files.location)
     return stream
 
@@ -74,6 +74,7 @@ class SegmentRows:
         self._identity = stream.identity
         self._schema: pa.Schema = stream.schema
         self._segments: Files = stream.segments
+        self._update_log = stream.update_log
 
     def write(
         self, rows: Iterable[pa.RecordBatch], writer: str, batch: int, partition: int
@@ -83,7 +84,10 @@ class SegmentRows:
         segments = SegmentWriter(self._segments, coder, writer, batch, partition, unit_rows=self._unit_rows)
         for some in rows:
             if some.num_rows:
-                segments.add(pa.Table.from_batches([convert(some, self._schema)]))
+                table = pa.Table.from_batches([convert(some, self._schema)])
+                if self._update_log is not None:
+                    self._update_log.check_rows(table)
+                segments.add(table)
         written = segments.finish()
         failpoint("sink.after_segments")
         return written

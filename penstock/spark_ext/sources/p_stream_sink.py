@@ -17,6 +17,7 @@ from penstock._failpoints import failpoint
 from penstock.checkpointing.p_stream import PStream, Segment
 from penstock.checkpointing.p_stream.log_record import WriterState
 from penstock.checkpointing.p_stream.segments import pieces, read_blocks
+from penstock.checkpointing.p_stream.update_log.background import compact_if_due
 from penstock.checkpointing.spark_checkpoint import make_durable, plan_of
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.spark_ext.border.spark_versions import DataSourceStreamArrowWriter
@@ -140,6 +141,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             _LOGGER.info("the batch is there already [writer=%s batch=%d]", writer, batchId)
         failpoint("sink.after_commit")
         stream.log.shorten()
+        compact_if_due(stream, sum(segment.rows for segment in segments), self._options.goal)
         if batchId % _SWEEP_BATCHES == 0:
             stream.cut_back(writer)
 
@@ -243,10 +245,11 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _end(self, messages: list[WriterCommitMessage | None]) -> None:
         stream = PStream(self._options.path)
-        segments = chain.from_iterable(message.segments for message in _sort_segments(messages))
+        segments = list(chain.from_iterable(message.segments for message in _sort_segments(messages)))
         if self._options.batch is not None:
             # The rows may come from a micro-batch whose plan is not durable yet.
             make_durable(None)
-        stream.log.commit(self._writer, self._batch, list(segments))
+        stream.log.commit(self._writer, self._batch, segments)
         stream.log.shorten()
+        compact_if_due(stream, sum(segment.rows for segment in segments), self._options.goal)
         stream.cut_back(self._writer)

@@ -106,6 +106,9 @@ class PStreamDataSource(DataSource):
         The goal of compression; see `penstock.compression.Chooser`.
     unitRows : 65536
         The most rows of a p-unit.
+    key, time, deleteWhen, keepDeletes
+        Make a new p-stream an update log; see `penstock.PStreamWriter`. `key` is one name, several separated
+        by commas, or a JSON list.
     directIo
         Whether rows of a new p-stream bypass the page cache on write and read; an existing one keeps its
         setting.
@@ -201,11 +204,11 @@ class _Pieces(InputPartition):
 
 def balance(pieces: Sequence[Piece], parts: int) -> list[_Pieces]:
     """Divide pieces, in their order, into at most `parts` of about the same number of rows."""
-    total = sum(piece.stop - piece.first for piece in pieces)
+    total = sum(piece.most_rows for piece in pieces)
     groups: list[list[Piece]] = [[] for _ in range(parts)]
     before = 0
     for piece in pieces:
-        rows = piece.stop - piece.first
+        rows = piece.most_rows
         groups[(2 * before + rows) * parts // (2 * total)].append(piece)
         before += rows
     return [_Pieces(group, part) for part, group in enumerate(groups) if group]
@@ -235,7 +238,9 @@ class _Plan:
 
     def split(self, start: int, stop: int) -> list[_Pieces]:
         """Return the tasks that read the rows from `start` to before `stop`."""
-        return balance(self.stream.pieces(start, stop), self.partitions) if start < stop else []
+        if start >= stop:
+            return []
+        return balance(self.stream.pieces(start, stop, self.options.reader), self.partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return a task's rows, at most a p-unit at a time."""
@@ -277,6 +282,12 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         for name in ("max_rows", "max_bytes"):
             if getattr(plan.options, name) is not None:
                 require_admission_control(f"the option {name.replace('_', '')}")
+        if plan.stream.update_log is not None and plan.options.reader is None:
+            raise InvalidUsageError(
+                "a stream of an update log needs a reader",
+                location=plan.stream.files.location,
+                hint="give the option reader a name of its own, so that a micro-batch can run again",
+            )
         self._target: int | None = None  # where an AvailableNow run ends
         self._is_known = False
         self._releases = Releases()
@@ -324,7 +335,15 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         if not self._is_known:
             stream = self._plan.stream
             stream.offset_of(row)
-            self._subscribe(row)
+            released = self._subscribe(row)
+            if stream.update_log is not None and row < released:
+                raise InvalidUsageError(
+                    "the checkpoint is older than what its reader has released of the update log",
+                    location=stream.files.location,
+                    wanted=row,
+                    released=released,
+                    hint="start with a new checkpoint and another reader",
+                )
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._plan.stream.refresh()
@@ -347,12 +366,15 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
             stream.refresh()
         end = stream.end if self._target is None else self._target
         if isinstance(limit, ReadMaxRows):
-            end = min(end, row + limit.max_rows)
+            end = stream.stop_within(row, end, limit.max_rows)
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         if limit == self.getDefaultReadLimit():
             max_bytes = self._options.max_bytes
         if max_bytes is not None and row < end:
             end = _end_within(stream.pieces(row, end), row, max_bytes)
+        if stream.update_log is not None and row < end:
+            # Before Spark plans these rows, so that they are the same if it plans them again.
+            stream.claim(self._options.reader or "", end)
         return self._offset(max(row, end))
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -392,5 +414,5 @@ def _end_within(pieces: Sequence[Piece], row: int, max_bytes: int) -> int:
         size += piece.size_bytes
         if number and size > max_bytes:
             break
-        row += piece.stop - piece.first
+        row = piece.end
     return row
