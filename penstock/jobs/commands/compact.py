@@ -27,9 +27,9 @@ def compact(
     """
     with errors(debug=debug):
         from penstock.checkpointing.p_stream import PStream
-        from penstock.checkpointing.p_stream.update_log.compaction import compact as compact_log
+        from penstock.checkpointing.p_stream.update_log import compaction
 
-        found = compact_log(PStream(path), goal=goal)
+        found = compaction.compact(PStream(path), goal=goal)
     if found is None:
         typer.echo("nothing to compact: no rows came since the last compaction")
     else:
