@@ -35,7 +35,7 @@ def releases_before_the_checkpoint(patch: Patch) -> None:
 
 def trims_before_the_release(patch: Patch) -> None:
     """Trim all written rows of a p-stream, not only those that its readers have released."""
-    patch.setattr(PStream, "_needed", lambda self: self.end)
+    patch.setattr(PStream, "needed", lambda self: self.end)
 
 
 def commits_before_segments_are_durable(patch: Patch) -> None:
