@@ -37,16 +37,21 @@ class NaiveJoin:
     sides: tuple[dict[tuple[int, int], Tuple], ...] = field(default_factory=lambda: ({}, {}))
     late: int = 0
     duplicates: int = 0
+    dropped: list[tuple[int, Tuple, str, int | None]] = field(default_factory=list)
 
     def join(self, left: Sequence[Tuple], right: Sequence[Tuple]) -> list[tuple[Any, ...]]:
         watermark = None if self.newest is None else self.newest - self.delay
-        for side, batch in zip(self.sides, (left, right), strict=True):
+        for number, (side, batch) in enumerate(zip(self.sides, (left, right), strict=True)):
             for one in batch:
                 before = watermark is not None and one.time < watermark
                 if before or (one.key in self.last and one.time < self.last[one.key][0] - self.within):
                     self.late += 1
+                    reach = [self.last[one.key][0] - self.within] if one.key in self.last else []
+                    missed = max(reach if watermark is None else [*reach, watermark])
+                    self.dropped.append((number, one, "late", missed))
                 elif (one.key, one.time) in side:
                     self.duplicates += 1
+                    self.dropped.append((number, one, "duplicate", None))
                 else:
                     side[one.key, one.time] = one
         times = [one.time for one in (*left, *right)]

@@ -234,6 +234,7 @@ class Sessions:
         self.open: list[list[Event]] = []
         self.watermark: int | None = None
         self.late = 0
+        self.dropped: list[Event] = []
 
     def batch(self, events: list[Event]) -> list[list[Event]]:
         """Add events; return the closing sessions, with their events in the order of time and arrival."""
@@ -243,7 +244,8 @@ class Sessions:
             sessions = [one for one in sessions if one not in touching]
             sessions.append([*(other for one in touching for other in one), event])
         dropped = [one for one in sessions if self._ended(one)]
-        self.late += sum(map(len, dropped))
+        self.dropped = [event for one in dropped for event in one]
+        self.late += len(self.dropped)
         sessions = [one for one in sessions if one not in dropped]
         if events:
             newest = max(event.time for event in events) - self.delay

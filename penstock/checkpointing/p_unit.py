@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -101,11 +101,12 @@ class PUnit:
         """The metadata, checked when it is read."""
         return Fields(self.meta)
 
-    def block(self, name: str, schema: pa.Schema) -> pa.RecordBatch:
+    def block(self, name: str, schema: pa.Schema, may_lack: Collection[str] = ()) -> pa.RecordBatch:
         """Return a block with a schema, with nulls only in its nullable fields.
 
         Text and binary may be stored with offsets of the other width, since that is a Spark setting, and
-        fields of structs may differ in nullability.
+        fields of structs may differ in nullability. Columns in `may_lack`, which were added since the block
+        was stored, are null, and may be anywhere.
 
         Raises
         ------
@@ -115,6 +116,8 @@ class PUnit:
         block = self.blocks.get(name)
         if block is None:
             raise CorruptDataError("a p-unit lacks a block", block=name, kind=self.kind)
+        if may_lack and block.schema.names != schema.names:
+            block = _add_nulls(block, schema, may_lack)
         if block.schema.names != schema.names or (
             block.schema.types != schema.types
             and [*map(_narrow, block.schema.types)] != [*map(_narrow, schema.types)]
@@ -150,6 +153,17 @@ class PUnit:
         ):
             raise CorruptDataError("a block has an impossible number", block=name, column=column, limit=limit)
         return numbers
+
+
+def _add_nulls(block: pa.RecordBatch, schema: pa.Schema, may_lack: Collection[str]) -> pa.RecordBatch:
+    """Return a block with the columns that it may lack; other blocks as they are."""
+    known = set(block.schema.names)
+    if len(known) < block.num_columns or not known <= set(schema.names) <= known | set(may_lack):
+        return block
+    columns = [
+        block.column(one.name) if one.name in known else pa.nulls(block.num_rows, one.type) for one in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema.names)
 
 
 def _narrow(kind: pa.DataType) -> pa.DataType:

@@ -75,9 +75,10 @@ def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
 def side_streams(pipeline: PipelineSections) -> list[tuple[FieldPath, str]]:
     """Return the fields with p-streams of late rows and rejected records, and their locations."""
     sources = [((), pipeline.source), *((place, other.source) for place, other in _others(pipeline))]
-    streams = [((*place, "source", "reject_to"), getattr(one, "reject_to", None)) for place, one in sources]
-    streams.append((("window", "late_to"), pipeline.window.late_to if pipeline.window is not None else None))
-    return [(path, location) for path, location in streams if location is not None]
+    found = [((*place, "source", "reject_to"), getattr(one, "reject_to", None)) for place, one in sources]
+    steps = ("window", "queue", "union", "join")
+    found += [((name, "late_to"), getattr(getattr(pipeline, name), "late_to", None)) for name in steps]
+    return [(path, location) for path, location in found if location is not None]
 
 
 def _side_problems(pipeline: PipelineSections) -> Iterator[Problem]:

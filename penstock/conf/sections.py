@@ -251,6 +251,7 @@ class Queue(Section):
     on_silent: Literal["row"] | None = None
     semantics: SemanticsName | None = None
     working_copy: WorkingCopyName = "memory"
+    late_to: PStreamPath = None
 
 
 class UnionSection(Queue):
@@ -275,6 +276,7 @@ class JoinSection(Section):
     unit: TimeUnit | None = None
     buckets: int | None = Field(default=None, ge=1)
     nulls: Nulls = "error"
+    late_to: PStreamPath = None
 
 
 class DatabaseSection(Section):

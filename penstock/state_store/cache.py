@@ -113,6 +113,11 @@ class StateCache(Generic[S]):
             _, (oldest, _) = self._entries.popitem(last=False)
             oldest.close()
 
+    def forget(self, location: str) -> None:
+        """Close the states at locations below a directory."""
+        for below in [one for one in self._entries if one.startswith(f"{location}/")]:
+            self._entries.pop(below)[0].close()
+
     @property
     def size_bytes(self) -> int:
         """Memory of the cached states."""

@@ -19,6 +19,7 @@ from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.operators.update_stream.options import parse_ms
 from penstock.spark_ext.api.metrics import metrics
 from penstock.spark_ext.kafka.decode import decode_kafka
+from tests.naive_windows import Event, Sessions
 from tests.spark.queries import Place
 
 pytestmark = pytest.mark.spark
@@ -31,7 +32,8 @@ Late = Counter[str]
 def readings(seed: int, rows: int, pieces: int) -> list[pa.Table]:
     """Return out-of-order readings, cut into files; some have no time, group or value."""
     rng = np.random.default_rng(seed)
-    seconds = np.sort(rng.uniform(0, 100, rows)) - rng.exponential(8, rows)
+    # Many times are equal, also to a watermark.
+    seconds = np.round(4 * (np.sort(rng.uniform(0, 100, rows)) - rng.exponential(8, rows))) / 4
     table = pa.table(
         {
             "t": pa.array(
@@ -88,6 +90,24 @@ def of_rows(files: list[pa.Table], delay: str) -> Late:
     return late
 
 
+def of_sessions(files: list[pa.Table], gap: str, delay: str) -> Late:
+    """Return the rows that are in no open session."""
+    gap_us, delay_us = (1000 * parse_ms("", text, least=0) for text in (gap, delay))
+    oracle, late = Sessions(gap_us, delay_us), Counter[str]()
+    for file in files:
+        times, rows = file["t"].cast(pa.int64()).to_pylist(), file.to_pylist()
+        late.update(repr((row, "the time is null", None)) for row in rows if row["t"] is None)
+        events = [
+            Event(row["k"], time, place)
+            for place, (row, time) in enumerate(zip(rows, times, strict=True))
+            if time is not None
+        ]
+        passed = oracle.watermark
+        oracle.batch(events)
+        late.update(repr((rows[int(event.value or 0)], "late", passed)) for event in oracle.dropped)
+    return late
+
+
 def found(stream: Path) -> Late:
     """Return the rows of a p-stream of late rows."""
     table = PStreamReader(stream).read()
@@ -103,6 +123,7 @@ def found(stream: Path) -> Late:
         ("append", "10 s", "4 s", "3 s"),
         ("lazy", "10 s", "4 s", "3 s"),
         ("append", "5 rows", "2 rows", "3 s"),
+        ("append", "2 s gap", "", "3 s"),
     ],
 )
 def test_late_rows_of_windows_are_those_of_a_loop_and_replays_add_none(
@@ -111,9 +132,11 @@ def test_late_rows_of_windows_are_those_of_a_loop_and_replays_add_none(
     files = readings(5, 600, 6)
     place, late = Place(tmp_path), tmp_path / "late"
     options: dict[str, Any] = {
-        "key": "k", "time": "t", "size": size, "slide": slide, "mode": mode, "watermark_delay": delay,
+        "key": "k", "time": "t", "mode": mode, "watermark_delay": delay,
         "aggs": {"total": "sum(v)"}, "nulls": "drop", "state_location": place.state,
     }  # fmt: skip
+    gap = size.removesuffix(" gap") if "gap" in size else None
+    options |= {"size": size, "slide": slide} if gap is None else {"session": gap}
 
     def run(**more: Any) -> list[dict[str, Any]]:
         frame = place.input.frame(spark, SCHEMA)
@@ -124,11 +147,12 @@ def test_late_rows_of_windows_are_those_of_a_loop_and_replays_add_none(
     place.forget(3)
     place.input.add(*files[4:])
     counted = [one for one in counted if one["batch_id"] < 3] + run(late_to=late)
-    wanted = (
-        of_rows(files, delay)
-        if "rows" in size
-        else of_time(files, size, slide, delay, append=mode == "append")
-    )
+    if gap is not None:
+        wanted = of_sessions(files, gap, delay)
+    elif "rows" in size:
+        wanted = of_rows(files, delay)
+    else:
+        wanted = of_time(files, size, slide, delay, append=mode == "append")
     assert found(late) == wanted
     assert sum(one["late"] + one["dropped"] for one in counted) == wanted.total() > 40
     assert PStreamReader(late).read().num_rows == wanted.total()

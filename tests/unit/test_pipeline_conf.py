@@ -231,7 +231,7 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
             "p.yaml:7: queue.xyzzy: unknown field. Hint: the fields here are key, time, policy, "
             "budget, apply, "
             "output_schema, buckets, arrival, cost, weight, nulls, combine, staleness_column, "
-            "delete_when, semantics, working_copy.",
+            "delete_when, ttl, delete_ttl, on_silent, semantics, working_copy, late_to.",
         ),
         (7, "  policy: 3", "p.yaml:7: queue.policy: 3 is not one of fifo, in_place, linecutting."),
         (

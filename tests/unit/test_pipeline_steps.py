@@ -179,3 +179,32 @@ def test_results_are_of_a_step_with_a_key() -> None:
                 "sink": {"type": "console"},
             }
         )
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "label"),
+    [
+        ("queue", "queue:\n  key: k\n  time: t\n", "update queue"),
+        ("union", _UNION, "update union"),
+        ("join", _JOIN, "join"),
+        ("window", "window: {time: t, session: 5 s}\ngroup_by: [k]\naggregates: {n: sum(v)}\n", "window"),
+    ],
+)
+def test_a_plan_shows_where_late_rows_and_bad_records_go(
+    tmp_path: Path, step: str, steps: str, label: str
+) -> None:
+    with_late = steps.replace("{time: t,", "{time: t, late_to: late,")
+    with_late = with_late.replace("  time: t\n", "  time: t\n  late_to: late\n")
+    path = Path(_file(tmp_path, with_late))
+    path.write_text(path.read_text().replace("{type: files,", "{type: files, reject_to: rejected,", 1))
+    plan = plan_file(str(path))
+    (found,) = (node for node in topological(plan.root) if node.label == label)
+    assert found.describe().endswith(", late rows to late")
+    assert "bad records to rejected" in " ".join(plan.explain().split())
+    if step != "window":
+        # Whole rows are late, so no column may be left out.
+        columns = {"k", "t", "v"}
+        assert all(columns <= set(above.schema.names) for above in found.inputs[:1])
+    path.write_text(path.read_text().replace("late_to: late", "late_to: rejected"))
+    with pytest.raises(PipelineError, match="late rows and rejected records have other columns"):
+        load_pipeline(str(path))

@@ -252,7 +252,7 @@ def test_a_rescaling_that_was_killed_at_any_step_continues(
     ("name", "value", "fact"),
     [
         ("semantics", "append", "a queue of these semantics cannot"),
-        ("mode", "lazy", "only the state of update queues and unions"),
+        ("mode", "lazy", "only the state of update queues, unions, joins"),
     ],
 )
 def test_what_cannot_be_rescaled_is_refused_before_anything_is_written(

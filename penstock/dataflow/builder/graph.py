@@ -96,6 +96,7 @@ class GraphName:
         options: Mapping[str, str] | None = None,
         key: str | Sequence[str] = (),
         time: str | None = None,
+        rejects_to: str | None = None,
     ) -> Graph:
         """Return a graph with a single source.
 
@@ -115,6 +116,8 @@ class GraphName:
         key, time : str or sequence of str, and str, optional
             For an update stream: the update key, and the column that orders the updates of a key. No operator
             may then drop or change the key.
+        rejects_to : str, optional
+            The p-stream into which the reader puts records that it cannot read, for `explain`.
 
         Raises
         ------
@@ -126,7 +129,8 @@ class GraphName:
             raise InvalidUsageError(
                 "an update stream needs a key and a time", key=names, time=time, source=name
             )
-        node = Source(name, (), _schema_of(schema), kind, tuple((options or {}).items()), names, time)
+        columns, given = _schema_of(schema), tuple((options or {}).items())
+        node = Source(name, (), columns, kind, given, names, time, rejects_to)
         return Graph(self.name, node)
 
 

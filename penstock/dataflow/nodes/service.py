@@ -1,7 +1,8 @@
-"""Checks of an operator's weights against the columns and the key of a graph."""
+"""Checks and descriptions of how operators serve: weights, and where late rows go."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,12 @@ from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.options import check_by_key, check_weight
 
-__all__ = ["check_weights"]
+__all__ = ["check_weights", "late_rows"]
+
+
+def late_rows(late_to: str | os.PathLike[str] | None) -> str:
+    """Describe where an operator's late rows go; nothing if they are not kept."""
+    return "" if late_to is None else f", late rows to {os.fspath(late_to)}"
 
 
 def check_weights(

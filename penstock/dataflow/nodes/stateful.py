@@ -8,7 +8,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
-from penstock.dataflow.nodes.service import check_weights
+from penstock.dataflow.nodes.service import check_weights, late_rows
 from penstock.dataflow.nodes.stateless import Select, Source, Union
 from penstock.dataflow.nodes.window import Aggregate, Assemble
 from penstock.dataflow.types import UNKNOWN
@@ -57,7 +57,7 @@ def _check_results(node: Node, key: tuple[str, ...]) -> None:
 def _needed_columns(node: UpdateQueue | UpdateUnion, required: frozenset[str]) -> tuple[frozenset[str], ...]:
     """Return the columns that a queue needs; a user function may need every column."""
     columns = frozenset(node.inputs[0].schema.names)
-    if node.options.apply is None:
+    if node.options.apply is None and node.options.late_to is None:
         columns &= required | {*node.update_key, node.time, *node.options.columns}
     return (columns,) * len(node.inputs)
 
@@ -119,7 +119,7 @@ class UpdateQueue(Node):
         options = self.options
         budget = "" if options.budget is None else f", budget {options.budget}"
         suffix = "" if options.semantics == Semantics.UPDATE else f", {options.semantics}"
-        suffix += describe_lives(options, options.delete_ttl)
+        suffix += describe_lives(options, options.delete_ttl) + late_rows(options.late_to)
         return f"({', '.join(self.update_key)}) newest by {self.time}, {options.policy}{budget}{suffix}"
 
 
@@ -173,7 +173,7 @@ class UpdateUnion(Union):
     def describe(self) -> str:
         """Return key, time and the preferred input."""
         prefer = "" if self.prefer is None else f", ties to {self.inputs[self.prefer].name}"
-        lives = describe_lives(self.options, self.options.delete_ttl)
+        lives = describe_lives(self.options, self.options.delete_ttl) + late_rows(self.options.late_to)
         return f"({', '.join(self.key)}) newest by {self.time}{prefer}{lives}"
 
 
@@ -254,7 +254,9 @@ class Join(Node):
         return left
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return the required columns of each side, with keys and time."""
+        """Return the required columns of each side, with keys and time; all if whole late rows are kept."""
+        if self.options.late_to is not None:
+            return tuple(frozenset(input.schema.names) for input in self.inputs)
         used = required | {*self.on, self.time} | set(self.condition.columns if self.condition else ())
         return tuple(
             (used - {DELETED_COLUMN} | ({DELETED_COLUMN} if mark else set())) & set(input.schema.names)
@@ -267,6 +269,7 @@ class Join(Node):
         """Return keys, interval and condition."""
         suffix = f" and {self.condition.text}" if self.condition else ""
         lives = (", deletes" if any(self.marked) else "") + describe_lives(self.options)
+        lives += late_rows(self.options.late_to)
         return f"on {', '.join(self.on)} within {_duration_us(self.within_us)} of {self.time}{suffix}{lives}"
 
 

@@ -45,6 +45,8 @@ class Source(Node):
         The update key, if the source is an update stream (UpStream §3.1).
     time : str, optional
         The column that orders the updates of a key.
+    rejects_to : str, optional
+        The p-stream of records that cannot be read, to be shown.
     """
 
     label: ClassVar[str] = "source"
@@ -54,6 +56,7 @@ class Source(Node):
     options: tuple[tuple[str, str], ...] = ()
     update_key: tuple[str, ...] = ()
     time: str | None = None
+    rejects_to: str | None = None
 
     def _schema(self) -> pa.Schema:
         if self.kind not in get_args(SourceKind):
@@ -73,9 +76,10 @@ class Source(Node):
         return self.kind in _REPLAYABLE
 
     def describe(self) -> str:
-        """Return its kind, and the update key."""
+        """Return its kind, the update key, and where bad records go."""
         kind = f"{self.name} ({self.kind}{', replayable' if self.replayable else ''})"
-        return f"{kind}, updates of ({', '.join(self.key)}) by {self.time}" if self.key else kind
+        kind += f", updates of ({', '.join(self.key)}) by {self.time}" if self.key else ""
+        return kind if self.rejects_to is None else f"{kind}, bad records to {self.rejects_to}"
 
 
 @dataclass(frozen=True, slots=True)

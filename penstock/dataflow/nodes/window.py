@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
@@ -10,7 +9,7 @@ from typing import ClassVar, Final
 import pyarrow as pa
 
 from penstock.dataflow.nodes.base import Node, distinct, duration, find_column
-from penstock.dataflow.nodes.service import check_weights
+from penstock.dataflow.nodes.service import check_weights, late_rows
 from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketch_argument
@@ -123,8 +122,7 @@ class Window(Node):
                 service += (
                     f", weight {options.weight}" if isinstance(options.weight, str) else ", weights by key"
                 )
-        if self.options.late_to is not None:
-            service += f", late rows to {os.fspath(self.options.late_to)}"
+        service += late_rows(self.options.late_to)
         return f"{self._describe_lengths()} {self._describe_order()}{late}{service}"
 
 

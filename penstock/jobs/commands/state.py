@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.errors import InvalidUsageError
 from penstock.jobs.commands.common import DebugOption, errors
 
 __all__ = ["state"]
@@ -71,7 +72,9 @@ def rescale(
     at: AtOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Copy the state and checkpoint of an update queue's query, with another number of buckets.
+    """Copy a query's state and checkpoint, with another number of buckets.
+
+    For update queues, unions, joins, and windows in append mode.
 
     The old query is only read. After an interruption, run the same command again: it continues. Start the
     query with the new checkpoint, the same state_location, and buckets=N.
@@ -92,18 +95,26 @@ def migrate(
     path: StateOption,
     to: ToOption,
     schema: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--schema",
             metavar="COLUMNS",
             help='All columns of the new input: "symbol string, time timestamp, price double".',
             show_default=False,
         ),
-    ],
+    ] = None,
+    left: Annotated[
+        str | None,
+        typer.Option("--left", metavar="COLUMNS", help="Those of a join's left side.", show_default=False),
+    ] = None,
+    right: Annotated[
+        str | None,
+        typer.Option("--right", metavar="COLUMNS", help="Those of a join's right side.", show_default=False),
+    ] = None,
     at: AtOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Copy the state and checkpoint of an update queue's query, for an input with more or wider columns.
+    """Copy the state and checkpoint of an update queue, union or join, for more or wider columns.
 
     Columns may be added, and integers, float and date may become wider. The old query is only read. After an
     interruption, run the same command again: it continues. Start the query with the new checkpoint, the same
@@ -112,7 +123,13 @@ def migrate(
     with errors(debug=debug):
         from penstock.spark_ext.state_copy.migrate import migrate_state
 
-        copy = migrate_state(checkpoint, path, to, schema=schema, at=at, progress=_show)
+        sides = {side: text for side, text in (("left", left), ("right", right)) if text is not None}
+        if (schema is None) == (not sides):
+            raise InvalidUsageError(
+                "the new columns are missing" if schema is None else "there are new columns of two kinds",
+                hint="pass --schema, or for a join --left and --right",
+            )
+        copy = migrate_state(checkpoint, path, to, schema=schema or sides, at=at, progress=_show)
         typer.echo(
             f"{copy.checkpoint}: query {copy.query}, added {', '.join(copy.added) or 'no columns'}, "
             f"widened {', '.join(copy.widened) or 'none'}, continues after micro-batch {copy.batch}"

@@ -175,7 +175,10 @@ class _Builder:
         with self._field(*path, "source"):
             kind, options = _kind_of(section.source)
             columns = self.binding.columns(name, section.source)
-            flow = graph(self.pipeline.query.name).source(name, columns, kind=kind, options=options)
+            rejects_to = getattr(section.source, "reject_to", None)
+            flow = graph(self.pipeline.query.name).source(
+                name, columns, kind=kind, options=options, rejects_to=rejects_to
+            )
         prefix = "" if name == SOURCE else f"{name}."
         if section.filter is not None:
             with self._field(*path, "filter", goes_on=True):
@@ -187,7 +190,10 @@ class _Builder:
 
     def _queue_options(self, queue: Queue) -> dict[str, Any]:
         apply = None if queue.apply is None else self.binding.function(queue.apply)
-        return queue_options(queue, apply) | self._location
+        return queue_options(queue, apply) | self._late(queue) | self._location
+
+    def _late(self, section: Queue | JoinSection | WindowSection) -> dict[str, Any]:
+        return {} if section.late_to is None else {"late_to": self.binding.resolve(section.late_to)}
 
     @property
     def _location(self) -> dict[str, Any]:
@@ -209,7 +215,7 @@ class _Builder:
             return flow.join(
                 other, on=join.key, time=join.time, within=join.within, condition=join.condition,
                 unit=join.unit, updates=True, name="join",
-                **_collect_fields(join, JoinArguments.__annotations__), **self._location,
+                **_collect_fields(join, JoinArguments.__annotations__) | self._late(join), **self._location,
             )  # fmt: skip
 
     def _transactions(self, flow: Graph, database: DatabaseSection) -> Graph:
@@ -230,8 +236,7 @@ class _Builder:
         before = flow
         # Leave out defaults: append mode refuses any policy, even the default one.
         serving = {name: getattr(window, name) for name in window.SERVING if name in window.model_fields_set}
-        if window.late_to is not None:
-            serving["late_to"] = self.binding.resolve(window.late_to)
+        serving |= self._late(window)
         with self._field("window"):
             flow = flow.window(
                 window.time, size=window.size, slide=window.slide, session=window.session, unit=window.unit,

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
+from penstock.operators.joins.dropped import dropped_in
 from penstock.operators.joins.join_kernels import NOBODY, find_pairs, mark_old, unlink_useless
 from penstock.operators.joins.join_side import JoinSide
 from penstock.operators.joins.key_deletes import KeyDeletes
@@ -33,6 +34,7 @@ from penstock.operators.joins.matches import Matched, Pairs
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.expiry import Expired
 from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.dropped import DroppedTuples
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers, concat
 from penstock.state_store.keys.key_index import KeyIndex, grow
 from penstock.units import FOREVER, NEVER
@@ -40,12 +42,9 @@ from penstock.units import FOREVER, NEVER
 __all__ = ["Matched", "UpdateJoin"]
 
 _PAGE_ROWS: Final = 256
-_UNIT_KEYS: Final = 1 << 20
-"""Maximum number of keys in a unit of a snapshot."""
-_MOST_PAIRS_PER_ROUND: Final = 1 << 18
-"""Number of pairs evaluated together; each key contributes at least one."""
-_MIN_DEAD_KEYS_TO_REBUILD: Final = 1024
-"""Tolerated number of keys without state before the index is rebuilt."""
+_UNIT_KEYS: Final = 1 << 20  # maximum number of keys in a unit of a snapshot
+_MOST_PAIRS_PER_ROUND: Final = 1 << 18  # evaluated together; each key contributes at least one
+_MIN_DEAD_KEYS_TO_REBUILD: Final = 1024  # keys without state, before the index is rebuilt
 
 _OWNER: Final = f"{RESERVED_PREFIX}cell"
 _MATCHED: Final = (f"{RESERVED_PREFIX}left", f"{RESERVED_PREFIX}right")
@@ -74,6 +73,7 @@ class UpdateJoin:
         self._sides = [JoinSide(stream, page_rows) for stream in (joined.left, joined.right)]
         self._lives = None if joined.ttl is None else KeyLives()
         self._deletes = KeyDeletes() if joined.has_deletes else None
+        self.dropped: tuple[list[DroppedTuples], list[DroppedTuples]] | None = None  # lists of the owner
         self._within = np.uint64(joined.within)
         # Per key: the times of the last match, and whether the match must still be stored.
         self._matched = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
@@ -139,8 +139,7 @@ class UpdateJoin:
         self, place: int, arrivals: Arrivals, watermark: int | None, counts: Integers
     ) -> tuple[Integers, Integers]:
         """Add the tuples that are neither late nor duplicates; return their keys, and the deleted keys."""
-        side = self._sides[place]
-        stream = side.stream
+        side, stream = self._sides[place], self._sides[place].stream
         times = stream.times(arrivals.rows)
         ids = self._index.find_or_add(stream.keys(arrivals.rows))
         self._make_room()
@@ -162,6 +161,10 @@ class UpdateJoin:
         order = order[~(late | deletes)[order]]
         payload = arrivals.rows.select(side.payload.names).take(pa.array(order))
         new = side.put(ids[order], times[order], payload)
+        if self.dropped is not None:
+            matched = np.maximum(self._matched[0][ids], self._matched[1][ids])
+            bounds = (self.joined.within, watermark, self._lives)
+            self.dropped[place].extend(dropped_in(arrivals.rows, late, order[~new], matched, *bounds))
         gone, removed = np.unique(ids[deletes]), 0
         if self._deletes is not None and len(gone):
             deleted = self._deletes.sides[place]
@@ -424,11 +427,10 @@ class UpdateJoin:
         for array, column in zip(self._times.values(), keys_block.columns[width:], strict=True):
             array[ids] = column.to_numpy()
         for name, side in zip(_SIDES, self._sides, strict=True):
-            stored = [
-                field.with_nullable(field.nullable and field.name != side.stream.time)
-                for field in side.payload
-            ]
-            block = unit.block(name, pa.schema([pa.field(_OWNER, pa.int64(), nullable=False), *stored]))
+            time = side.stream.time
+            stored = [field.with_nullable(field.nullable and field.name != time) for field in side.payload]
+            schema = pa.schema([pa.field(_OWNER, pa.int64(), nullable=False), *stored])
+            block = unit.block(name, schema, side.stream.may_add)
             payload = pa.RecordBatch.from_arrays(block.columns[1:], schema=side.payload)
             times = side.stream.times(payload)
             order = np.argsort(times, kind="stable")
@@ -441,8 +443,7 @@ class UpdateJoin:
     def _mark_stored(self) -> None:
         self._dirty[:] = False
         for side in self._sides:
-            side.dirty[:] = False
-            side.fresh[:] = False
+            side.dirty[:] = side.fresh[:] = False
 
 
 def _clip(time: int) -> int:

@@ -14,6 +14,7 @@ from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.dropped import DroppedTuples
 from penstock.operators.update_stream.stream import Integers, UpdateStream
 from penstock.state_store.keys.key_words import Keys
 
@@ -56,6 +57,8 @@ class KeyedQueue(ABC):
         self.given_cost_us = cost_us
         self.measured_cost_us: float | None = None
         self.weights = weights
+        self.dropped: list[DroppedTuples] | None = None
+        """Late tuples and duplicates, if the owner sets a list. Arrivals must not be conflated then."""
 
     @abstractmethod
     def __len__(self) -> int:

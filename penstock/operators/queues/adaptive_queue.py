@@ -207,7 +207,7 @@ class AdaptiveQueue(KeyedQueue):
 
         def collect() -> Iterator[PUnit]:
             for unit in units:
-                appended.append((unit.fields, unit.block("appended", schema)))
+                appended.append((unit.fields, unit.block("appended", schema, self.stream.may_add)))
                 yield unit
 
         self._update.restore(collect())

@@ -115,11 +115,16 @@ class KeyExpiry:
         if lives.deleted is not None:
             self.deleted_horizon = max(self.deleted_horizon, newest - min(lives.deleted, newest - NEVER))
 
+    @property
+    def last_horizon(self) -> int:
+        """The later horizon; a key without a record may have left with a tuple up to this time."""
+        return max(self.horizon, self.deleted_horizon)
+
     def find_late(
         self, emitted: Integers, resident: npt.NDArray[np.bool_], times: Integers
     ) -> npt.NDArray[np.bool_]:
         """Mark arrivals of keys without a record that may have left with a newer tuple."""
-        return (emitted == NEVER) & ~resident & (times <= max(self.horizon, self.deleted_horizon))
+        return (emitted == NEVER) & ~resident & (times <= self.last_horizon)
 
     def watch(self, records: KeyRecords, ids: Integers) -> None:
         """Add keys that have become idle to the candidates, if they may leave before the next pass."""

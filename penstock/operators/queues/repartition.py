@@ -235,9 +235,14 @@ def _set_column(table: pa.Table, name: str, values: npt.NDArray[Any]) -> pa.Tabl
 
 
 def _concat(parts: Sequence[pa.RecordBatch | pa.Table]) -> pa.Table:
-    """Concatenate parts, with the last part's width of text offsets, which is a setting of Spark."""
+    """Concatenate parts. The last decides the width of texts' offsets, which is a setting of Spark.
+
+    Columns that were added later are null in earlier parts.
+    """
     tables = [pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part for part in parts]
-    return pa.concat_tables([table.cast(tables[-1].schema) for table in tables])
+    types = {field.name: field for table in tables for field in table.schema}
+    cast = [table.cast(pa.schema([types[name] for name in table.column_names])) for table in tables]
+    return pa.concat_tables(cast, promote_options="default")
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:

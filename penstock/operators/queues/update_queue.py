@@ -19,6 +19,7 @@ from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.accounts import NOWHERE, KeyAccounts
+from penstock.operators.queues.dropped import find_dropped, find_replaced_duplicates
 from penstock.operators.queues.expiry import Expired, KeyExpiry, Lives
 from penstock.operators.queues.key_records import BOOKED, ForgetRule
 from penstock.operators.queues.pages import PagedMemory
@@ -29,6 +30,7 @@ from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.scheduling.weights import KeyWeights, column_shares
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
+from penstock.operators.update_stream.dropped import DUPLICATE, DroppedTuples
 from penstock.operators.update_stream.stream import (
     RESERVED_PREFIX,
     Integers,
@@ -133,7 +135,7 @@ class UpdateQueue(KeyedQueue):
             return Enqueued()
         if not len(self):
             self.accounts.served_at_us = now_us
-        arrivals = self._sort_arrivals(conflate(self.stream, arrivals))
+        whole, arrivals = arrivals, self._sort_arrivals(conflate(self.stream, arrivals))
         arrived = self.accounts.arrive(arrivals, now_us)
         keys = self.stream.keys(arrivals.rows)
         ids, records = self.number(keys), self._records
@@ -142,6 +144,11 @@ class UpdateQueue(KeyedQueue):
 
         resident = records["location"][ids] != NOWHERE
         accepted, newest, given_way = self._compare(arrivals, ids, times)
+        if self.dropped is not None:
+            compared = (accepted, newest, given_way, self.expiry.last_horizon)
+            self.dropped += find_dropped(self.stream, records, whole, arrivals, ids, *compared)
+            if len(replaced := find_replaced_duplicates(self.stream, records, ids, times, newest)):
+                self.dropped.append(DroppedTuples(self._rows_of(replaced), DUPLICATE))
         duplicates = int(given_way.sum())
         late = int((count - given_way)[~accepted].sum())
         strangers = ids[~accepted & ~resident & (records["emitted"][ids] == NEVER)]
@@ -171,7 +178,7 @@ class UpdateQueue(KeyedQueue):
         ids = self._queue.pop(limit)
         records = self._records
         locations = records["location"][ids]
-        rows = self._assemble(ids, self._rows.take(locations))
+        rows = self._rows_of(ids)
         arrived = records["arrived_us"][ids]
         self.accounts.queue_meter.add(arrived, records["queue_booked_us"][ids], now_us)
         self.memory.free(locations)
@@ -233,10 +240,7 @@ class UpdateQueue(KeyedQueue):
         return unit
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return the whole current state, in units of bounded size.
-
-        The state is copied now, because the queue changes while the units are written.
-        """
+        """Return the whole current state, in units of bounded size; see `KeyedQueue.snapshot`."""
         ids, others = self._records.split_records(self._held_keys())
         begins = range(0, max(len(ids), 1), _UNIT_KEYS)
         units = [self._unit("snapshot", ids[begin : begin + _UNIT_KEYS]) for begin in begins]
@@ -295,7 +299,7 @@ class UpdateQueue(KeyedQueue):
     def _apply(self, unit: PUnit) -> None:
         records_block, rows_block = (
             unit.block("cells", self._records.schema),
-            unit.block("rows", self._row_schema),
+            unit.block("rows", self._row_schema, self.stream.may_add),
         )
         if records_block.num_rows == 0:
             return
@@ -430,7 +434,8 @@ class UpdateQueue(KeyedQueue):
         payload = rows.select(self.stream.payload)
         return payload if len(chosen) == rows.num_rows else payload.take(pa.array(chosen))
 
-    def _assemble(self, ids: Integers, payload: pa.RecordBatch) -> pa.RecordBatch:
+    def _rows_of(self, ids: Integers) -> pa.RecordBatch:
+        payload = self._rows.take(self._records["location"][ids])
         keys = dict(zip(self.stream.key, self._records.key_columns(ids), strict=True))
         names = self.stream.schema.names
         arrays = [keys[name] if name in keys else payload.column(name) for name in names]

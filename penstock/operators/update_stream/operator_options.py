@@ -86,6 +86,7 @@ class UnionArguments(StateArguments, total=False):
     delete_ttl: Ttl | None
     on_silent: str | None
     working_copy: str
+    late_to: str | os.PathLike[str] | None
 
 
 class QueueArguments(UnionArguments, total=False):
@@ -101,6 +102,7 @@ class JoinArguments(StateArguments, total=False):
     delete_when: str | Mapping[str, str] | None
     ttl: Ttl | None
     on_silent: str | None
+    late_to: str | os.PathLike[str] | None
 
 
 class WindowArguments(TypedDict, total=False):
@@ -183,6 +185,7 @@ class QueueOptions(StateOptions):
     on_silent: str | None = None
     semantics: str = Semantics.UPDATE
     working_copy: str = WorkingCopy.MEMORY
+    late_to: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         """Check the options."""
@@ -215,6 +218,18 @@ class QueueOptions(StateOptions):
             raise InvalidUsageError(
                 "combine=True drops tuples that these semantics need", semantics=str(self.semantics)
             )
+        if self.late_to is not None:
+            self._check_late()
+
+    def _check_late(self) -> None:
+        if self.combine is True:
+            raise InvalidUsageError("combine=True drops tuples that late_to needs", hint="leave out combine=")
+        if self.semantics == Semantics.ADAPTIVE:
+            raise InvalidUsageError(
+                "an adaptive queue cannot write its late rows",
+                hint="which tuples it drops depends on their order; use semantics='update', or leave out "
+                "late_to=",
+            )
 
     @property
     def limits(self) -> Budget:
@@ -234,7 +249,7 @@ class QueueOptions(StateOptions):
     @property
     def may_conflate(self) -> bool:
         """True if older tuples of a key may be dropped before they reach the queue."""
-        return self.combine is not False and self.semantics == Semantics.UPDATE
+        return self.combine is not False and self.semantics == Semantics.UPDATE and self.late_to is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +260,7 @@ class JoinOptions(StateOptions):
     delete_when: str | Mapping[str, str] | None = None
     ttl: Ttl | None = None
     on_silent: str | None = None
+    late_to: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         """Check the options.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +110,12 @@ class UpdateStream:
         """The columns outside of the key."""
         return [name for name in self.schema.names if name not in self.key]
 
+    @property
+    def may_add(self) -> frozenset[str]:
+        """The columns that the stream may gain at a restart: those that may be null and have no role."""
+        roles = {*self.key, self.time, self.arrival, self.source, self.weight}
+        return frozenset(one.name for one in self.schema if one.nullable and one.name not in roles)
+
     def keys(self, rows: pa.RecordBatch) -> Keys:
         """Return the update keys of `rows`."""
         return self.codec.encode([rows.column(name) for name in self.key])
@@ -134,16 +140,30 @@ class UpdateStream:
         A weight is a positive, finite number.
         """
         mask = np.zeros(rows.num_rows, np.bool_)
-        for name in (*self.key, self.time, *((self.arrival,) if self.arrival else ())):
+        for unusable, _ in self._causes(rows):
+            mask |= unusable
+        return mask
+
+    def say_why_unusable(self, rows: pa.RecordBatch) -> pa.Array[Any]:
+        """Return the first reason why each row is unusable."""
+        reasons = np.full(rows.num_rows, None, object)
+        for unusable, reason in reversed(list(self._causes(rows))):
+            reasons[unusable] = reason
+        return pa.array(reasons, pa.string())
+
+    def _causes(self, rows: pa.RecordBatch) -> Iterator[tuple[npt.NDArray[np.bool_], str]]:
+        """Yield the rows that are unusable for a reason, and the reason."""
+        parts = [*((name, "key") for name in self.key), (self.time, "time")]
+        for name, part in [*parts, *(((self.arrival, "arrival"),) if self.arrival else ())]:
             column = rows.column(name)
             nan = name == self.time and pa.types.is_floating(column.type)
             if column.null_count or nan:
-                mask |= pc.is_null(column, nan_is_null=nan).to_numpy(zero_copy_only=False)
+                unusable = pc.is_null(column, nan_is_null=nan).to_numpy(zero_copy_only=False)
+                yield unusable, f"the {part} is null"
         if self.weight is not None:
             weights = pc.cast(rows.column(self.weight), pa.float64(), safe=False)
             numbers = weights.to_numpy(zero_copy_only=False)
-            mask |= ~((numbers > 0) & np.isfinite(numbers))
-        return mask
+            yield ~((numbers > 0) & np.isfinite(numbers)), "the weight is not positive and finite"
 
     def drop_unusable(self, rows: pa.RecordBatch, nulls: str) -> tuple[pa.RecordBatch, int]:
         """Return the usable rows and the number of dropped rows.

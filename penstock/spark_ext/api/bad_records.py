@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import (
@@ -53,6 +53,10 @@ REJECTED: Final = StructType(
     ]
 )
 """The columns of rejected records."""
+
+_FILE_TASKS: Final = "spark.sql.files.minPartitionNum"
+_MIN_FILE_TASKS: Final = "32"
+"""Spark cuts files into at least this many parts, of 4 MiB or more."""
 
 _REFUSAL: Final = (
     "a record cannot be read, or a field of it has another type than the schema says. Hint: on_error: skip "
@@ -98,7 +102,7 @@ def reject_bad_records(
     """Write the rows of a source that have `BAD_RECORD` into a p-stream, each exactly once.
 
     The task of a partition commits them before Spark commits the micro-batch. Only the facts of bad records
-    reach Python.
+    reach Python. Sets ``spark.sql.files.minPartitionNum``, unless the session has it.
 
     Parameters
     ----------
@@ -128,6 +132,7 @@ def reject_bad_records(
         )
     if not rows.isStreaming:
         raise InvalidUsageError("only a stream can reject records", reject_to=os.fspath(reject_to))
+    _fix_division(rows.sparkSession)
     options = WriteOptions.parse({"path": absolute_location(reject_to)})
     to = TaskRows(options.path, SegmentRows(options, open_stream(options, REJECTED)))
     columns = {"source": sf.lit(place), **facts}
@@ -139,6 +144,15 @@ def reject_bad_records(
     # Its annotations do not know functions of iterators of frames.
     reject = cast("Any", pandas_udf)(_rejecter(to, place), BooleanType())
     return rows.where(reject.asNondeterministic()(sf.when(sf.col(BAD_RECORD).isNotNull(), record)))
+
+
+def _fix_division(spark: SparkSession) -> None:
+    """Divide files among tasks in a way that does not depend on the number of cores.
+
+    Each task writes the records that it rejects, so a micro-batch that runs again needs the same tasks.
+    """
+    if spark.conf.get(_FILE_TASKS, None) is None:
+        spark.conf.set(_FILE_TASKS, _MIN_FILE_TASKS)
 
 
 def _rejecter(to: TaskRows, place: str) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.Series]]:

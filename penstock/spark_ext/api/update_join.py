@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,13 +13,15 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from penstock._clock import Clock
+from penstock.checkpointing.files import absolute_location
 from penstock.errors import InvalidUsageError
-from penstock.operators.joins.join import UpdateJoin
+from penstock.operators.joins.join import Matched, UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.silence import with_silent_rows
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.deletes import DELETED_COLUMN, delete_conditions
+from penstock.operators.update_stream.dropped import order_ties
 from penstock.operators.update_stream.lives import Ttl, life_steps
 from penstock.operators.update_stream.operator_options import JoinOptions
 from penstock.operators.update_stream.steps import steps_of
@@ -27,8 +29,9 @@ from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.api.update_queue import add_delete_column
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.connection import check_own_readers
-from penstock.spark_ext.border.packing import Packer, newest_of, side_of
+from penstock.spark_ext.border.packing import DROPPED, Packer, newest_of, side_of
 from penstock.spark_ext.border.parcels import PARCELS
+from penstock.spark_ext.sources.task_rows import LateStream, dropped_columns
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.stateful import (
     Stateful,
@@ -66,6 +69,7 @@ def update_join(
     on_silent: str | None = None,
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
+    late_to: str | os.PathLike[str] | None = None,
     name: str = "update_join",
 ) -> DataFrame:
     """Join two update streams by key within an interval of time; emit the newest match of each key.
@@ -110,6 +114,11 @@ def update_join(
         ``docs/concepts/joins-and-unions.md``.
     on_silent : {"row"}, optional
         As for `penstock.update_queue`.
+    late_to : str or path, optional
+        The location of a p-stream for the rows that are dropped, each exactly once: the columns of both
+        sides, of which a row has those of its own, ``reason`` (``"late"``, ``"duplicate"``, or why the row is
+        refused), ``watermark``, the first time that would not have been late, and ``side`` (``"left"`` or
+        ``"right"``). See ``docs/how-to/late-rows.md``.
 
     Returns
     -------
@@ -133,7 +142,7 @@ def update_join(
     options = JoinOptions(
         watermark_delay=watermark_delay, buckets=buckets, nulls=nulls, state_location=state_location,
         retain_versions=retain_versions, delete_when=delete_when, ttl=ttl,
-        on_silent=on_silent,
+        on_silent=on_silent, late_to=late_to,
     )  # fmt: skip
     return run_join(left, right, key, time, within, condition, unit, options, name)
 
@@ -193,21 +202,28 @@ def run_join(
     )
     _check_alike(joined, left, right)
     output = _output(left.schema, right.schema, joined)
+    late = None
+    if options.late_to is not None:
+        both = [*left.schema, *(one for one in right.schema if one.name not in left.schema.names)]
+        dropped = dropped_columns(StructType(both), left.schema[time].dataType, sides=True)
+        late = LateStream.open(absolute_location(options.late_to), name, dropped, place.state_location)
+    form = None if late is None else late.form
     packed = [
         with_safe_names(df).mapInArrow(
             Packer(
-                stream, place.buckets, options.nulls, False, name, side, tells_newest=options.ttl is not None
+                stream, place.buckets, options.nulls, False, name, side,
+                tells_newest=options.ttl is not None, dropped=form,
             ),
             PARCELS,
         )
         for df, stream, side in zip((left, right), sides, (_LEFT, _RIGHT), strict=True)
-    ]
+    ]  # fmt: skip
     rows = joined.results
     if options.on_silent is not None:
         output = with_silent(output, (*columns, time))
         rows = arrow_schema(output, large=large)
     operator = JoinOperator(
-        joined, columns_of(left.schema), columns_of(right.schema), rows if options.on_silent else None
+        joined, columns_of(left.schema), columns_of(right.schema), rows if options.on_silent else None, late
     )
     return place.run(packed[0].union(packed[1]), operator, output, rows, waits=False)
 
@@ -252,12 +268,15 @@ class JoinOperator:
         Names and Spark types of the inputs' columns, for the check at a restart.
     silent : pyarrow.Schema, optional
         The output's columns if it has rows of keys that went silent.
+    late : LateStream, optional
+        Writes the dropped rows into a p-stream.
     """
 
     joined: JoinedStream
     left: tuple[str, ...]
     right: tuple[str, ...]
     silent: pa.Schema | None = None
+    late: LateStream | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return the fixed settings; see `Operator.specification`."""
@@ -273,6 +292,16 @@ class JoinOperator:
             "ttl": True if self.joined.ttl is not None else None,
             "on_silent": "row" if self.joined.tells_silent else None,
         }
+
+    @property
+    def may_add(self) -> Mapping[str, Collection[str]]:
+        """See `GrowingOperator.may_add`."""
+        found = {}
+        for side, texts in ((_LEFT, self.left), (_RIGHT, self.right)):
+            stream = self.joined.left if side == _LEFT else self.joined.right
+            named = zip(texts, stream.schema.names, strict=True)
+            found[side] = [text for text, name in named if name in stream.may_add]
+        return found
 
     @property
     def follows_clock(self) -> bool:
@@ -292,16 +321,19 @@ class JoinOperator:
         newest: int | None = None
         arrivals: dict[str, list[Arrivals]] = {_LEFT: [], _RIGHT: []}
         streams = {_LEFT: self.joined.left, _RIGHT: self.joined.right}
+        unusable: list[pa.RecordBatch] = []
         for parcel in parcels:
             dropped += parcel.dropped
             if parcel.batch is not None:
                 side = side_of(parcel.batch)
+                if side == DROPPED:
+                    unusable.append(parcel.batch)
+                    continue
                 if (told := newest_of(parcel.batch)) is not None:
                     newest = told if newest is None else max(newest, told)
                     continue
                 arrivals[side].append(Arrivals.from_batch(parcel.batch, streams[side].schema))
-        left, right = (Arrivals.concat(parts) if parts else None for parts in arrivals.values())
-        matched = state.join(left, right, newest)
+        matched = self._join(state, arrivals, newest, unusable, task_share)
         emitted, expired = matched.rows.num_rows, matched.expired
         batches = [matched.rows] if emitted else []
         if self.silent is not None:
@@ -320,3 +352,25 @@ class JoinOperator:
             duration_ms={"join": (clock() - begin) / 1000},
         )
         return batches, metrics
+
+    def _join(
+        self,
+        state: UpdateJoin,
+        arrivals: Mapping[str, list[Arrivals]],
+        newest: int | None,
+        unusable: list[pa.RecordBatch],
+        task_share: TaskShare,
+    ) -> Matched:
+        """Join the arrivals; write those that are dropped, and the unusable rows."""
+        sides = {side: Arrivals.concat(parts) for side, parts in arrivals.items() if parts}
+        state.dropped = None if self.late is None else ([], [])
+        if self.late is not None:
+            streams = {_LEFT: self.joined.left, _RIGHT: self.joined.right}
+            sides = {side: order_ties(streams[side], some) for side, some in sides.items()}
+        matched = state.join(sides.get(_LEFT), sides.get(_RIGHT), newest)
+        if self.late is not None and state.dropped is not None:
+            rows = list(unusable)
+            for side, dropped in zip((_LEFT, _RIGHT), state.dropped, strict=True):
+                rows += self.late.form.fill_all(dropped, side)
+            self.late.write(rows, task_share)
+        return matched

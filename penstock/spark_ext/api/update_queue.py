@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, DataType, DoubleType, StructField, StructType
 
+from penstock.checkpointing.files import absolute_location
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.expiry import Lives
 from penstock.operators.scheduling.serve import STALENESS_COLUMN, Budget, Query
@@ -21,6 +22,7 @@ from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.packing import Packer
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.graph.steps import select_item
+from penstock.spark_ext.sources.task_rows import LateStream, dropped_columns
 from penstock.spark_ext.worker.queue_operator import QueueOperator
 from penstock.spark_ext.worker.stateful import (
     STATE_LOCATION_SETTING,
@@ -59,6 +61,7 @@ def update_queue(
     on_silent: str | None = None,
     semantics: str = "update",
     working_copy: str = "memory",
+    late_to: str | os.PathLike[str] | None = None,
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
     name: str = "update_queue",
@@ -129,6 +132,11 @@ def update_queue(
     on_silent : {"row"}, optional
         With ``"row"``, a key that leaves after `ttl` gets a row with its key and last time. The output then
         has the boolean column ``silent``, which is true in such rows.
+    late_to : str or path, optional
+        The location of a p-stream for the rows that are dropped, each exactly once: all columns of `df`,
+        ``reason`` (``"late"``, or why the row is refused), and ``watermark``, the time of the key's newest
+        emitted tuple, if the row is older. Tuples that a newer one replaced are not among them. All rows then
+        cross the shuffle. See ``docs/how-to/late-rows.md``.
     state_location : str or path, optional
         The directory for state: a path, or a URI of a file system that pyarrow knows (``s3://``, ``gs://``,
         ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
@@ -159,7 +167,8 @@ def update_queue(
         policy=policy, budget=budget, apply=apply, output_schema=output_schema, buckets=buckets,
         arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
         staleness_column=staleness_column, delete_when=delete_when, ttl=ttl, delete_ttl=delete_ttl,
-        on_silent=on_silent, semantics=semantics, working_copy=working_copy, state_location=state_location,
+        on_silent=on_silent, semantics=semantics, working_copy=working_copy, late_to=late_to,
+        state_location=state_location,
         retain_versions=retain_versions,
     )  # fmt: skip
     return run_queue(df, key, time, options, name)
@@ -203,6 +212,10 @@ def run_queue(
     if options.delete_when is not None:
         check_delete_results(arrow(output))
     results = output if options.on_silent is None else with_silent(output, (*stream.key, stream.time))
+    late = None
+    if options.late_to is not None:
+        dropped = dropped_columns(columns, columns[time].dataType)
+        late = LateStream.open(absolute_location(options.late_to), name, dropped, place.state_location)
     operator = QueueOperator(
         stream,
         options,
@@ -211,9 +224,11 @@ def run_queue(
         None if by_key is None else KeyWeights(stream, by_key),
         _lives(stream, options),
         None if results is output else arrow(results),
+        late,
     )
     combine = None if options.combine == "auto" and options.may_conflate else bool(options.may_conflate)
-    packer = Packer(stream, place.buckets, options.nulls, combine, name, tells_newest=lives_end)
+    form = None if late is None else late.form
+    packer = Packer(stream, place.buckets, options.nulls, combine, name, tells_newest=lives_end, dropped=form)
     parcels = with_safe_names(df).mapInArrow(packer, PARCELS)
     return place.run(parcels, operator, results, arrow(results), waits=options.limits != Budget())
 

@@ -53,7 +53,7 @@ def update_union(
     **options
         ``policy``, ``budget``, ``apply``, ``output_schema``, ``buckets``, ``arrival``, ``cost``, ``weight``,
         ``nulls``, ``combine``, ``staleness_column``, ``delete_when``, ``ttl``, ``delete_ttl``,
-        ``on_silent``, ``working_copy``, ``state_location`` and ``retain_versions``, as for
+        ``on_silent``, ``working_copy``, ``late_to``, ``state_location`` and ``retain_versions``, as for
         `penstock.update_queue`.
 
     Returns

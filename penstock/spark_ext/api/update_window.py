@@ -247,8 +247,6 @@ def plan_windows(
         )  # fmt: skip
         packer = RowOrderPacker(schema, TIME, plan.packer(buckets), options.nulls)
     elif gap_ms is not None:
-        if options.late_to is not None:
-            raise InvalidUsageError("sessions cannot write their late rows", hint="leave out late_to=")
         fragments = session_fragments(gap_ms, TIME, unit, keys, partials)
         with _users_expressions(split):
             made = row_fragmenter(schema, fragments).schema
@@ -266,7 +264,7 @@ def plan_windows(
         packer = RowPacker(schema, fragments, plan.packer(buckets), options.nulls)
     if options.late_to is not None:
         whole = arrow_schema(df.schema, large=False)
-        packer = replace(packer, whole=WholeRows(whole, plan.steps, buckets))
+        packer = replace(packer, whole=WholeRows(whole, plan.steps, buckets, keys))
     return PlannedWindows(plan, rows.mapInArrow(packer, PARCELS), columns_of(needed))
 
 

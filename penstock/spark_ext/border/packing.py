@@ -19,18 +19,22 @@ from pyspark import TaskContext
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.conflation import Conflation
+from penstock.operators.update_stream.dropped import DroppedForm
 from penstock.operators.update_stream.stream import UpdateStream, concat
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.parcels import PARCELS, ParcelLimits, to_parcels
 from penstock.spark_ext.border.types import as_arrow_of_spark
 
-__all__ = ["Packer", "PackingLimits", "mark_side", "newest_of", "parcel_row", "side_of"]
+__all__ = ["DROPPED", "Packer", "PackingLimits", "mark_side", "newest_of", "parcel_row", "side_of"]
 
 _SIDE = b"penstock.side"
 """The key in a parcel's schema metadata for the rows' side."""
 
 _NEWEST = b"penstock.newest"
 """The key in a parcel's schema metadata for the newest time of a task's rows, in all buckets."""
+
+DROPPED = "dropped"
+"""The side of a parcel with rows that were dropped before the shuffle, in their final form."""
 
 _ARROW_PARCELS = as_arrow_of_spark(PARCELS)
 
@@ -103,6 +107,7 @@ class _Facts:
 
     rows: int = 0
     newest: int | None = None
+    held: list[pa.RecordBatch] = field(default_factory=list)
 
 
 def parcel_row(label: int, dropped: int, payload: bytes | None) -> pa.RecordBatch:
@@ -154,6 +159,8 @@ class Packer:
         With `combine` None, conflation continues only if it leaves at most this share of the rows.
     limits : PackingLimits
         The sizes of chunks and parcels.
+    dropped : DroppedForm, optional
+        The form in which dropped rows go to the first bucket.
     """
 
     stream: UpdateStream
@@ -165,6 +172,7 @@ class Packer:
     tells_newest: bool = False
     most_left: float = 0.4
     limits: PackingLimits = PackingLimits()
+    dropped: DroppedForm | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition's rows; the last one holds the number of dropped rows."""
@@ -176,6 +184,8 @@ class Packer:
         for arrivals in self._conflate(self._usable(batches, facts), part, choice):
             for label, payload in self._split_by_bucket(arrivals):
                 yield parcel_row(label, 0, payload)
+            yield from self._dropped_parcels(facts)
+        yield from self._dropped_parcels(facts)
         if self.tells_newest and facts.newest is not None:
             yield from self._tell(facts.newest)
         if facts.rows:
@@ -191,11 +201,23 @@ class Packer:
         for label in bucket_labels(self.buckets):
             yield parcel_row(label, 0, payload)
 
+    def _dropped_parcels(self, facts: _Facts) -> Iterator[pa.RecordBatch]:
+        """Return the parcels of dropped rows."""
+        if facts.held:
+            rows, facts.held = mark_side(concat(facts.held), DROPPED), []
+            for payload in to_parcels([rows], self.limits.parcels):
+                yield parcel_row(bucket_labels(self.buckets)[0], 0, payload)
+
     def _usable(self, batches: Iterable[pa.RecordBatch], facts: _Facts) -> Iterator[pa.RecordBatch]:
         """Return the usable rows."""
         for batch in batches:
-            rows, dropped = self.stream.drop_unusable(cast_to_schema(batch, self.stream.schema), self.nulls)
+            given = cast_to_schema(batch, self.stream.schema)
+            rows, dropped = self.stream.drop_unusable(given, self.nulls)
             facts.rows += dropped
+            if dropped and self.dropped is not None:
+                unusable = given.filter(pa.array(self.stream.find_unusable(given)))
+                reasons = self.stream.say_why_unusable(unusable)
+                facts.held.append(self.dropped.fill(unusable, reasons, side=self.side))
             if rows.num_rows:
                 if self.tells_newest:
                     newest = int(self.stream.times(rows).max())

@@ -33,6 +33,7 @@ from penstock.windows.layout import ENTRY_PANE
 
 __all__ = [
     "PLACE",
+    "WHOLE_GROUP",
     "WHOLE_ROWS",
     "EntryPacker",
     "RowPacker",
@@ -54,6 +55,9 @@ WHOLE_ROWS = "whole"
 
 PLACE = f"{RESERVED_PREFIX}place"
 """The column with the pane, or the time, of a whole row."""
+
+WHOLE_GROUP = f"{RESERVED_PREFIX}group_"
+"""The columns with the group of a whole row, and a number."""
 
 
 def facts_of(batch: pa.RecordBatch) -> tuple[int, int]:
@@ -246,7 +250,7 @@ def null_time_error(rows: int) -> InvalidUsageError:
 class WholeRows:
     """Sends whole rows in addition to their fragments, so that a bucket can tell which rows are late.
 
-    All buckets know the same watermark, so each partition sends its rows to one bucket.
+    A row goes to the bucket of its group, however Spark divides a micro-batch.
 
     Parameters
     ----------
@@ -256,32 +260,44 @@ class WholeRows:
         The length of a pane in steps of the time.
     buckets : int
         The number of buckets.
+    group_by : tuple of str
+        The columns of the group, among those of a packer.
     """
 
     schema: pa.Schema
     steps: int
     buckets: int
+    group_by: tuple[str, ...]
 
-    def parcels(self, batch: pa.RecordBatch, times: pa.Array) -> Iterator[pa.RecordBatch]:
+    def parcels(
+        self, batch: pa.RecordBatch, input_rows: pa.RecordBatch, time: str
+    ) -> Iterator[pa.RecordBatch]:
         """Return the parcels of a packer's input.
 
         Parameters
         ----------
         batch : pyarrow.RecordBatch
             The packer's input; the last columns are those of the rows.
-        times : pyarrow.Array
-            The times of the rows.
+        input_rows : pyarrow.RecordBatch
+            The packer's own columns.
+        time : str
+            The packer's column of the time.
         """
         rows = cast_to_schema(
             batch.select(range(batch.num_columns - len(self.schema), batch.num_columns)), self.schema
         )
+        times, groups = input_rows.column(time), input_rows.select(list(self.group_by))
         panes = times.cast(pa.int64()).fill_null(0).to_numpy() // self.steps
         missing = times.is_null().to_numpy(zero_copy_only=False)
         placed = mark_side(rows.append_column(PLACE, pa.array(panes, mask=missing)), WHOLE_ROWS)
-        context = TaskContext.get()
-        label = bucket_labels(self.buckets)[(context.partitionId() if context else 0) % self.buckets]
-        for payload in to_parcels([placed]):
-            yield parcel_row(label, 0, payload)
+        for number, column in enumerate(groups.columns):
+            placed = placed.append_column(f"{WHOLE_GROUP}{number}", column)
+        numbers = GroupCodec(list(groups.schema)).encode(groups.columns, rows.num_rows).bucket(self.buckets)
+        for bucket, label in enumerate(bucket_labels(self.buckets)):
+            mine = numbers == bucket
+            if mine.any():
+                for payload in to_parcels([placed.filter(pa.array(mine))]):
+                    yield parcel_row(label, 0, payload)
 
 
 @dataclass(frozen=True)
@@ -324,7 +340,7 @@ class RowPacker:
             if fragmenter.null_times and self.nulls == "error":
                 raise null_time_error(fragmenter.null_times)
             if self.whole is not None:
-                yield from self.whole.parcels(batch, rows.column(self.fragments.time))
+                yield from self.whole.parcels(batch, rows, self.fragments.time)
             if fragmenter.count >= MOST_FRAGMENTS:
                 yield fragmenter.finish()
         yield fragmenter.finish()

@@ -21,13 +21,13 @@ from penstock.checkpointing.p_stream import PStream
 from penstock.checkpointing.p_stream.description import check_name
 from penstock.checkpointing.spark_checkpoint import make_durable
 from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.operators.update_stream.dropped import REASON, SIDE, WATERMARK, DroppedForm
+from penstock.spark_ext.border.types import as_arrow_of_spark
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import SegmentRows, open_stream
+from penstock.spark_ext.worker.bucket_task import TaskShare
 
 __all__ = ["REASON", "WATERMARK", "LateStream", "TaskRows", "add_reasons", "dropped_columns"]
-
-REASON, WATERMARK = "reason", "watermark"
-"""The columns that dropped rows have in addition to their own."""
 
 _SWEEP_BATCHES = 64
 """The number of micro-batches between searches for files of failed attempts."""
@@ -132,10 +132,13 @@ class LateStream:
         Commits the rows.
     name : str
         The operator's name.
+    form : DroppedForm
+        The form of the rows.
     """
 
     rows: TaskRows
     name: str
+    form: DroppedForm
 
     @classmethod
     def open(cls, location: str | os.PathLike[str], name: str, columns: StructType, state: str) -> LateStream:
@@ -167,19 +170,21 @@ class LateStream:
                 late_to=options.path,
                 hint="use another directory",
             )
-        return cls(TaskRows(options.path, SegmentRows(options, open_stream(options, columns))), name)
+        rows = TaskRows(options.path, SegmentRows(options, open_stream(options, columns)))
+        return cls(rows, name, DroppedForm(as_arrow_of_spark(columns)))
 
-    def write(self, late: list[pa.RecordBatch], query: str, batch: int, bucket: int) -> None:
+    def write(self, late: list[pa.RecordBatch], share: TaskShare) -> None:
         """Commit the dropped rows of a bucket and a micro-batch; see `TaskRows.commit`."""
         if any(one.num_rows for one in late):
-            self.rows.commit(late, _writer(query, self.name, bucket), batch, bucket)
+            writer = _writer(share.query_id, self.name, share.bucket)
+            self.rows.commit(late, writer, share.batch_id, share.bucket)
 
 
 def _writer(query: str, name: str, bucket: int) -> str:
     return f"{query}-{name}-{bucket}"
 
 
-def dropped_columns(columns: StructType, watermark: DataType | None) -> StructType:
+def dropped_columns(columns: StructType, watermark: DataType | None, *, sides: bool = False) -> StructType:
     """Return the columns of dropped rows.
 
     Parameters
@@ -188,6 +193,8 @@ def dropped_columns(columns: StructType, watermark: DataType | None) -> StructTy
         The columns of the rows.
     watermark : DataType, optional
         The type of `WATERMARK`, if the operator has one.
+    sides : bool
+        Whether the rows are those of a join's sides, and have the columns of both.
 
     Raises
     ------
@@ -196,6 +203,7 @@ def dropped_columns(columns: StructType, watermark: DataType | None) -> StructTy
     """
     added = [StructField(REASON, StringType())]
     added += [] if watermark is None else [StructField(WATERMARK, watermark)]
+    added += [StructField(SIDE, StringType())] if sides else []
     names = {name.lower() for name in columns.names}
     if clashes := [field.name for field in added if field.name in names]:
         raise InvalidUsageError(
@@ -203,7 +211,8 @@ def dropped_columns(columns: StructType, watermark: DataType | None) -> StructTy
             columns=clashes,
             hint="rename it before the operator",
         )
-    return StructType([*columns.fields, *added])
+    own = [StructField(one.name, one.dataType, one.nullable or sides) for one in columns]
+    return StructType([*own, *added])
 
 
 def add_reasons(rows: pa.RecordBatch, reasons: pa.Array, watermark: pa.Array | None = None) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ import logging
 import os
 from dataclasses import dataclass
 
+from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import Files
 from penstock.errors import ConflictError
 from penstock.spark_ext.state_copy.query_copy import (
@@ -17,7 +18,9 @@ from penstock.spark_ext.state_copy.query_copy import (
     Progress,
     explain_missing_file,
     plan_copy,
+    publish_once,
 )
+from penstock.spark_ext.state_reader.committed import specification_of
 from penstock.state_store.bucket_store import BucketStore
 from penstock.state_store.location import SPECIFICATION_FILE
 
@@ -90,7 +93,9 @@ def fork_state(
     copy.begin()
     parts = len(copy.buckets) + 1
     for name, files in copy.operators.items():
-        _copy(files, copy.target.child(name), SPECIFICATION_FILE)
+        publish_once(
+            copy.target.child(name), SPECIFICATION_FILE, encode(PUnit("operator", specification_of(files)))
+        )
     for count, bucket in enumerate(copy.buckets, 1):
         _copy_bucket(bucket, copy.target.child(bucket.operator).child(bucket.bucket))
         if progress is not None:

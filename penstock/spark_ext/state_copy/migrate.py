@@ -6,9 +6,10 @@ widened values.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.queues.repartition import QueueState
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
+from penstock.spark_ext.state_copy.keyed_units import SIDES, JoinBuckets
 from penstock.spark_ext.state_copy.query_copy import (
     CopiedQuery,
     Progress,
@@ -28,7 +30,7 @@ from penstock.spark_ext.state_copy.query_copy import (
     explain_missing_file,
     plan_copy,
 )
-from penstock.spark_ext.state_copy.rewrite import OldBuckets, check_queue, rewrite_buckets
+from penstock.spark_ext.state_copy.rewrite import OldBuckets, RewrittenState, rewritable_kind, rewrite_buckets
 from penstock.spark_ext.worker.stateful import columns_of
 from penstock.state_store.bucket_store import BucketStore
 
@@ -66,11 +68,11 @@ def migrate_state(
     path: str | os.PathLike[str],
     to: str | os.PathLike[str],
     *,
-    schema: str | StructType,
+    schema: str | StructType | Mapping[str, str | StructType],
     at: int | None = None,
     progress: Progress | None = None,
 ) -> Migrated:
-    """Copy an update queue's query for an input with more columns, or wider types.
+    """Copy the query of an update queue, union or join for an input with more columns, or wider types.
 
     Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
     directory in the state location, nothing of the old query changes, and a call that was interrupted
@@ -81,9 +83,10 @@ def migrate_state(
     ----------
     checkpoint, path, to, at, progress
         See `fork_state`. The parts are the buckets, and Spark's files as one.
-    schema : str or StructType
+    schema : str or StructType, or a mapping of these for a join
         All columns of the queue's new input, in their order, such as ``df.schema`` or ``"symbol string, time
         timestamp, price double"``. With `delete_when`, the queue's input has ``deleted boolean`` at the end.
+        For a join, the columns of ``"left"``, of ``"right"``, or of both.
 
     Returns
     -------
@@ -93,9 +96,9 @@ def migrate_state(
     Raises
     ------
     InvalidUsageError
-        As `fork_state`; or if the operator is not an update queue or union of update semantics, a column is
-        missing or has another type that is not wider, or an added column does not allow nulls. Nothing has
-        been written then.
+        As `fork_state`; or if the operator is another one, such as windows, which hold no columns of their
+        input, a column is missing or has another type that is not wider, or an added column does not allow
+        nulls. Nothing has been written then.
     CorruptDataError
         If a file of the micro-batch is damaged or gone; a running query may have deleted it.
     UnavailableError
@@ -111,20 +114,20 @@ def migrate_state(
     >>> columns = "plug int, ts timestamp, watts double, room string"
     >>> penstock.migrate_state("/ck/a", "/var/lib/penstock", "/ck/b", schema=columns)  # doctest: +SKIP
     """
-    columns = schema if isinstance(schema, StructType) else _parse(schema)
-    change = {"schema": list(columns_of(columns))}
-    copy = plan_copy(checkpoint, path, to, at, change=change)
-    specification = check_queue(copy)
-    columns, added, widened = _compare(copy, specification, columns)
+    given = dict(schema) if isinstance(schema, Mapping) else {"schema": schema}
+    new = {name: one if isinstance(one, StructType) else _parse(one) for name, one in given.items()}
+    listed: dict[str, Any] = {name: list(columns_of(columns)) for name, columns in new.items()}
+    copy = plan_copy(checkpoint, path, to, at, change=listed)
+    kind, specification = rewritable_kind(copy)
+    _check_kind(kind, new)
+    found = {part: _compare(copy, specification, part, columns) for part, columns in new.items()}
+    columns = {part: one[0] for part, one in found.items()}
+    added = [name for one in found.values() for name in one[1]]
+    widened = [name for one in found.values() for name in one[2]]
     copy.begin()
-    old = OldBuckets(copy, specification)
-
-    def state_of(bucket: int) -> QueueState | None:
-        state = old.read(bucket)
-        return None if state is None else _convert(state, columns, set(specification["key"]))
-
-    changed = {**specification, "schema": list(columns_of(columns))}
-    rewrite_buckets(copy, changed, state_of, progress)
+    convert = _converted_queues if kind == "queue" else _converted_joins
+    changed = {part: list(columns_of(one)) for part, one in columns.items()}
+    rewrite_buckets(copy, {**specification, **changed}, convert(copy, specification, columns), progress)
     _LOGGER.info(
         "migrated a query [query=%s batch=%d new_query=%s checkpoint=%s]",
         copy.query, copy.batch, copy.own, copy.new,
@@ -132,12 +135,57 @@ def migrate_state(
     return Migrated(str(copy.new), copy.own, copy.batch, tuple(added), tuple(widened))
 
 
+def _check_kind(kind: str, new: Mapping[str, StructType]) -> None:
+    """Refuse schemas that do not belong to an operator of this kind."""
+    if kind == "windows":
+        raise InvalidUsageError(
+            "the state of windows cannot be migrated",
+            hint="windows hold no columns of their input: restart the query with more columns over its "
+            "checkpoint. Other aggregates, or wider types in them, need a new checkpoint",
+        )
+    known = {"schema"} if kind == "queue" else {*SIDES}
+    if not new or not new.keys() <= known:
+        raise InvalidUsageError(
+            "a join has the schemas of its sides" if kind == "join" else "only a join has several schemas",
+            got=sorted(new),
+            hint="pass schema={'left': ..., 'right': ...}" if kind == "join" else "pass one schema",
+        )
+
+
+def _converted_queues(
+    copy: QueryCopy, specification: Mapping[str, Any], columns: Mapping[str, StructType]
+) -> Callable[[int], RewrittenState | None]:
+    """Return the function that returns a bucket of a queue with other columns."""
+    old, key = OldBuckets(copy, specification), set(specification["key"])
+
+    def state_of(bucket: int) -> RewrittenState | None:
+        state = old.read(bucket)
+        return None if state is None else _convert(state, columns["schema"], key)
+
+    return state_of
+
+
+def _converted_joins(
+    copy: QueryCopy, specification: Mapping[str, Any], columns: Mapping[str, StructType]
+) -> Callable[[int], RewrittenState | None]:
+    """Return the function that returns a bucket of a join with other columns of its sides."""
+    key = set(specification["key"])
+
+    def change(side: str, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if side not in columns:
+            return rows
+        table = _convert_rows(pa.Table.from_batches([rows]), columns[side], key).combine_chunks()
+        return table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
+
+    return functools.partial(JoinBuckets(copy, specification).convert, change=change)
+
+
 def _parse(text: str) -> StructType:
     return from_arrow_schema(parse_schema(text), prefer_timestamp_ntz=True)
 
 
 def _compare(
-    copy: QueryCopy, specification: Mapping[str, Any], columns: StructType
+    copy: QueryCopy, specification: Mapping[str, Any], part: str, columns: StructType
 ) -> tuple[StructType, list[str], list[str]]:
     """Return the new columns with the hidden one of a union, the names of added and of widened columns."""
     if not copy.buckets:
@@ -147,7 +195,7 @@ def _compare(
         blocks = BucketStore(place.files).look(place.pointer)[1].blocks
     stored = {
         field.name: field.type
-        for block in (blocks["cells"], blocks["rows"])
+        for block in (blocks["cells"], blocks["rows" if part == "schema" else part])
         for field in block.schema
         if not field.name.startswith(RESERVED_PREFIX) or field.name == SOURCE_COLUMN
     }
@@ -156,9 +204,9 @@ def _compare(
     missing = sorted(stored.keys() - set(columns.names))
     if missing:
         raise InvalidUsageError("columns are missing in the new schema", columns=missing, hint="keep them")
-    fixed = {*specification["key"], specification["time"], specification["arrival"]}
+    fixed = {*specification["key"], specification["time"], specification.get("arrival")}
     fixed |= {specification.get("weight"), SOURCE_COLUMN}
-    stored_texts = set(specification["schema"])
+    stored_texts = set(specification[part])
     added, widened = [], []
     for column, text, kind in zip(columns, columns_of(columns), as_arrow_schema(columns).types, strict=True):
         name = column.name
@@ -195,7 +243,11 @@ def _compare(
 
 def _convert(state: QueueState, columns: StructType, key: set[str]) -> QueueState:
     """Return the state with other columns of waiting tuples."""
-    old = state.waiting
+    return replace(state, waiting=_convert_rows(state.waiting, columns, key))
+
+
+def _convert_rows(old: pa.Table, columns: StructType, key: set[str]) -> pa.Table:
+    """Return stored tuples with other columns. Those of Penstock stay, and come first."""
     ours = [name for name in old.schema.names if name.startswith(RESERVED_PREFIX) and name != SOURCE_COLUMN]
     fields = [field for field in as_arrow_schema(columns) if field.name not in key]
     present = set(old.schema.names)
@@ -203,10 +255,9 @@ def _convert(state: QueueState, columns: StructType, key: set[str]) -> QueueStat
         _cast(old.column(field.name), field) if field.name in present else pa.nulls(old.num_rows, field.type)
         for field in fields
     ]
-    waiting = pa.Table.from_arrays(
+    return pa.Table.from_arrays(
         [*(old.column(name) for name in ours), *values], [*ours, *(field.name for field in fields)]
     )
-    return replace(state, waiting=waiting)
 
 
 def _cast(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:

@@ -27,14 +27,22 @@ from penstock import _durable
 from penstock._clock import new_id
 from penstock.checkpointing.files import Files, LocalFiles, open_files
 from penstock.checkpointing.spark_checkpoint import local_path, make_durable
-from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_reader.committed import pointers_of, specification_of
 from penstock.spark_ext.state_reader.spark_state import Held, read_pointer_files
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.location import find_operators
 
-__all__ = ["CopiedBucket", "CopiedQuery", "Progress", "QueryCopy", "explain_missing_file", "plan_copy"]
+__all__ = [
+    "CopiedBucket",
+    "CopiedQuery",
+    "Progress",
+    "QueryCopy",
+    "explain_missing_file",
+    "plan_copy",
+    "publish_once",
+]
 
 _PLAN = "penstock_fork.json"
 _OFFSETS, _COMMITS, _SOURCES, _STATE, _METADATA = "offsets", "commits", "sources", "state", "metadata"
@@ -237,6 +245,14 @@ def plan_copy(
     plan = plan or arguments | {"batch": batch, "query": str(uuid.UUID(new_id()))}
     target = states.child(str(plan["query"]))
     return QueryCopy(old, new, unfinished, query, plan, continues, operators, target, held, buckets)
+
+
+def publish_once(files: Files, name: str, content: Any) -> None:
+    """Write a file, unless an earlier call has."""
+    try:
+        files.publish(name, content)
+    except ConflictError:
+        return
 
 
 def _local(location: str | os.PathLike[str]) -> Path:

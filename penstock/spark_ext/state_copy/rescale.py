@@ -5,14 +5,23 @@ The keys go to the new buckets as `penstock.operators.queues.repartition` says.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.errors import InvalidUsageError
-from penstock.operators.queues.repartition import QueueState, merge_states, source_buckets
-from penstock.spark_ext.state_copy.query_copy import CopiedQuery, Progress, plan_copy
-from penstock.spark_ext.state_copy.rewrite import OldBuckets, check_queue, rewrite_buckets
+from penstock.operators.queues.repartition import merge_states, source_buckets
+from penstock.spark_ext.state_copy.keyed_units import JoinBuckets, WindowBuckets
+from penstock.spark_ext.state_copy.query_copy import CopiedQuery, Progress, QueryCopy, plan_copy
+from penstock.spark_ext.state_copy.rewrite import (
+    OldBuckets,
+    RewrittenState,
+    rewritable_kind,
+    rewrite_buckets,
+)
 
 __all__ = ["Rescaled", "rescale_state"]
 
@@ -28,7 +37,7 @@ class Rescaled(CopiedQuery):
     old_buckets, buckets : int
         The numbers of buckets before and now.
     keys : int
-        The number of keys.
+        The number of keys; of windows, the number of pane partials.
     """
 
     old_buckets: int
@@ -45,7 +54,7 @@ def rescale_state(
     at: int | None = None,
     progress: Progress | None = None,
 ) -> Rescaled:
-    """Copy an update queue's query with another number of buckets.
+    """Copy the query of an update queue, union, join or windows with another number of buckets.
 
     Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
     directory in the state location, nothing of the old query changes, and a call that was interrupted
@@ -54,7 +63,9 @@ def rescale_state(
     Every key keeps the time of its newest emitted tuple, its waiting tuple, and the arrival of its oldest
     pending update. In a new bucket with keys of several old ones, the keys of one old bucket keep their
     order. Keys of different old buckets are ordered by the arrival of their pending updates; see "Change the
-    number of buckets" in ``docs/how-to/state.md``.
+    number of buckets" in ``docs/how-to/state.md``. Windows keep their open panes, rows and sessions, and the
+    watermark. Joins keep their held tuples and last matches; a new bucket's watermark is that of the newest
+    of its old ones.
 
     Parameters
     ----------
@@ -71,8 +82,8 @@ def rescale_state(
     Raises
     ------
     InvalidUsageError
-        As `fork_state`, or if the query's operator is not an update queue or union of update semantics.
-        Nothing has been written then.
+        As `fork_state`, or if the query has an append or adaptive queue, lazy or eager windows, windows that
+        are joined, or transactions. Nothing has been written then.
     CorruptDataError
         If a file of the micro-batch is damaged or gone; a running query may have deleted it.
     UnavailableError
@@ -89,19 +100,32 @@ def rescale_state(
     if buckets < 1:
         raise InvalidUsageError("less than one bucket is asked for", buckets=buckets)
     copy = plan_copy(checkpoint, path, to, at, change={"buckets": buckets})
-    specification = check_queue(copy)
+    kind, specification = rewritable_kind(copy)
     copy.begin()
+    old_buckets = int(specification["buckets"])
+    if kind == "queue":
+        state_of = _queue_states(copy, specification, buckets)
+    else:
+        old = (JoinBuckets if kind == "join" else WindowBuckets)(copy, specification)
+        state_of = functools.partial(old.rescale, buckets=buckets)
+    keys = rewrite_buckets(copy, {**specification, "buckets": buckets}, state_of, progress)
+    _LOGGER.info(
+        "rescaled a query [query=%s batch=%d old_buckets=%d buckets=%d new_query=%s checkpoint=%s]",
+        copy.query, copy.batch, old_buckets, buckets, copy.own, copy.new,
+    )  # fmt: skip
+    return Rescaled(str(copy.new), copy.own, copy.batch, old_buckets, buckets, keys)
+
+
+def _queue_states(
+    copy: QueryCopy, specification: Mapping[str, Any], buckets: int
+) -> Callable[[int], RewrittenState | None]:
+    """Return the function that returns the state of a new bucket of a queue."""
     old = OldBuckets(copy, specification)
 
-    def state_of(bucket: int) -> QueueState | None:
+    def state_of(bucket: int) -> RewrittenState | None:
         states = map(old.read, source_buckets(bucket, buckets, old.buckets))
         parts = [state.select(bucket, buckets) for state in states if state is not None]
         parts = [part for part in parts if part.records.num_rows]
         return merge_states(parts, buckets / old.buckets) if parts else None
 
-    keys = rewrite_buckets(copy, {**specification, "buckets": buckets}, state_of, progress)
-    _LOGGER.info(
-        "rescaled a query [query=%s batch=%d old_buckets=%d buckets=%d new_query=%s checkpoint=%s]",
-        copy.query, copy.batch, old.buckets, buckets, copy.own, copy.new,
-    )  # fmt: skip
-    return Rescaled(str(copy.new), copy.own, copy.batch, old.buckets, buckets, keys)
+    return state_of

@@ -1,4 +1,4 @@
-"""Rewrite the buckets of an update queue in a copy of its query.
+"""Rewrite the buckets of an operator in a copy of its query.
 
 The steps are those of `penstock.spark_ext.state_copy.query_copy`. In step 2, each new bucket gets one
 version. In step 3, Spark's pointers are not copied but written anew, as a snapshot of each partition. A call
@@ -10,18 +10,20 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import Files
-from penstock.errors import ConflictError, CorruptDataError, InternalError, InvalidUsageError
+from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.operators.queues.repartition import QueueState, read_state
+from penstock.operators.update_stream.choices import WindowMode
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_copy.query_copy import (
     CopiedBucket,
     Progress,
     QueryCopy,
     explain_missing_file,
+    publish_once,
 )
 from penstock.spark_ext.state_reader.committed import specification_of
 from penstock.spark_ext.state_reader.spark_state import (
@@ -34,7 +36,7 @@ from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Vers
 from penstock.state_store.keys.key_words import buckets_of
 from penstock.state_store.location import SPECIFICATION_FILE
 
-__all__ = ["OldBuckets", "check_queue", "rewrite_buckets"]
+__all__ = ["OldBuckets", "RewrittenState", "rewritable_kind", "rewrite_buckets"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -42,43 +44,62 @@ _QUEUE = {"key", "time", "arrival", "policy", "schema"}
 """Keys of the specification of a queue."""
 _OTHERS = {"mode", "sides", "within"}
 """Keys of the specifications of windows and joins, which a queue does not have."""
+_JOIN = {"key", "time", "within", "left", "right"}
+_WINDOWS = {"mode", "window", "aggregates"}
+Kind = Literal["queue", "join", "windows"]
 _FILE_ID = FileId("rewritten")
 """The file of each new bucket. It is the only one of its version, and a repeated call finds it."""
 
 
-def check_queue(copy: QueryCopy) -> Mapping[str, Any]:
-    """Return the specification of a query's update queue.
+def rewritable_kind(copy: QueryCopy) -> tuple[Kind, Mapping[str, Any]]:
+    """Return the kind and the specification of a query's operator.
 
     Raises
     ------
     InvalidUsageError
-        If the query has another operator, or several.
+        If the query has several operators, or its operator's state cannot be rewritten.
     """
     if len(copy.operators) != 1 or len(copy.held) != 1:
         operators = sorted(copy.operators)
         raise InvalidUsageError("the query has several operators with state", operators=operators)
     ((name, files),) = copy.operators.items()
     specification = specification_of(files)
-    if not specification.keys() >= _QUEUE or specification.keys() & _OTHERS:
-        raise InvalidUsageError(
-            "only the state of update queues and unions can be rewritten",
-            operator=name,
-            hint="start this operator with a new checkpoint",
-        )
-    if specification.get("semantics") is not None:
-        raise InvalidUsageError(
-            "the state of a queue of these semantics cannot be rewritten",
-            operator=name,
-            semantics=specification["semantics"],
-            hint="start this operator with a new checkpoint",
-        )
-    return specification
+    hint = "start this operator with a new checkpoint"
+    if specification.keys() >= _QUEUE and not specification.keys() & _OTHERS:
+        if specification.get("semantics") is not None:
+            raise InvalidUsageError(
+                "the state of a queue of these semantics cannot be rewritten",
+                operator=name,
+                semantics=specification["semantics"],
+                hint=hint,
+            )
+        return "queue", specification
+    if specification.keys() >= _JOIN:
+        if specification.get("ttl") or specification.get("deletes"):
+            raise InvalidUsageError(
+                "the state of a join with ttl or deletes cannot be rewritten", operator=name, hint=hint
+            )
+        return "join", specification
+    if specification.keys() >= _WINDOWS:
+        if specification["mode"] != WindowMode.APPEND:
+            raise InvalidUsageError(
+                "the state of windows in this mode cannot be rewritten",
+                operator=name,
+                mode=specification["mode"],
+                hint=hint,
+            )
+        return "windows", specification
+    raise InvalidUsageError(
+        "only the state of update queues, unions, joins and windows can be rewritten",
+        operator=name,
+        hint=hint,
+    )
 
 
 def rewrite_buckets(
     copy: QueryCopy,
     specification: Mapping[str, Any],
-    state_of: Callable[[int], QueueState | None],
+    state_of: Callable[[int], RewrittenState | None],
     progress: Progress | None,
 ) -> int:
     """Write all buckets of a copy, and finish it.
@@ -86,7 +107,7 @@ def rewrite_buckets(
     Parameters
     ----------
     copy : QueryCopy
-        The copy, after `check_queue`.
+        The copy, after `rewritable_kind`.
     specification : mapping
         The new specification.
     state_of : callable
@@ -107,7 +128,7 @@ def rewrite_buckets(
         )  # fmt: skip
     (name,) = copy.operators
     target, buckets = copy.target.child(name), int(specification["buckets"])
-    _publish_once(target, SPECIFICATION_FILE, bytes(encode(PUnit("operator", specification))))
+    publish_once(target, SPECIFICATION_FILE, bytes(encode(PUnit("operator", specification))))
     pointers: dict[int, Pointer] = {}
     due: set[int] = set()
     keys = 0
@@ -116,7 +137,7 @@ def rewrite_buckets(
         if meta is not None:
             pointers[label] = Pointer(Version(1), _FILE_ID)
             keys += meta["rows"]
-            if meta["waiting"]:
+            if meta.get("waiting"):
                 due.add(label)
         if progress is not None:
             progress(bucket + 1, buckets + 1)
@@ -125,6 +146,13 @@ def rewrite_buckets(
     if progress is not None:
         progress(buckets + 1, buckets + 1)
     return keys
+
+
+class RewrittenState(Protocol):
+    """The state of a new bucket."""
+
+    def units(self) -> Iterator[PUnit]:
+        """Return it as units, at least one."""
 
 
 class _Collector:
@@ -171,7 +199,7 @@ def _path_of(place: CopiedBucket) -> str:
 
 
 def _write_bucket(
-    files: Files, bucket: int, state_of: Callable[[int], QueueState | None]
+    files: Files, bucket: int, state_of: Callable[[int], RewrittenState | None]
 ) -> Mapping[str, Any] | None:
     """Write a new bucket unless it is there; return its metadata, None if it has no keys."""
     store, pointer = BucketStore(files), Pointer(Version(1), _FILE_ID)
@@ -191,11 +219,4 @@ def _write_pointers(copy: QueryCopy, pointers: Mapping[int, Pointer], due: set[i
     waits = due if has_timeouts(old) else None
     for partition, labels in enumerate(partition_labels(pointers, partitions_of(old))):
         content = encode_pointers({label: pointers[label] for label in sorted(labels)}, waits)
-        _publish_once(new.child(str(partition)), f"{copy.batch + 1}.snapshot", content)
-
-
-def _publish_once(files: Files, name: str, content: bytes) -> None:
-    try:
-        files.publish(name, content)
-    except ConflictError:
-        return
+        publish_once(new.child(str(partition)), f"{copy.batch + 1}.snapshot", content)

@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
-from penstock.checkpointing import decode
 from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import Files
 from penstock.errors import CorruptDataError, InvalidUsageError
@@ -19,6 +18,7 @@ from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_reader.spark_state import POINTER_FIELDS, SPARK_OPERATOR, Held
 from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE
 from penstock.state_store.bucket_store import FileId, Pointer, Version
+from penstock.state_store.descriptions import read_description
 
 __all__ = ["committed_pointers", "pointers_of", "query_of", "read_pointers", "specification_of"]
 
@@ -39,13 +39,11 @@ def specification_of(files: Files) -> Mapping[str, Any]:
         If the file system refuses.
     """
     path = files.path_of(SPECIFICATION_FILE)
-    try:
-        content = files.read(SPECIFICATION_FILE)
-    except FileNotFoundError:
+    meta = read_description(files)
+    if meta is None:
         raise CorruptDataError(
             "the description of the operator is missing", file=path, hint="restore the file"
-        ) from None
-    meta = decode(content, path).meta
+        )
     if "buckets" not in meta:
         raise InvalidUsageError("this is not the state of an operator", file=path)
     Fields(meta, path).number("buckets", least=1)

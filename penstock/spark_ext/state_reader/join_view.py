@@ -12,8 +12,8 @@ from penstock.checkpointing import PUnit
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
-from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream
-from penstock.spark_ext.state_reader.state_view import Ours, Stored, displayed_schema, one_of_tables, to_times
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream, to_times
+from penstock.spark_ext.state_reader.state_view import Ours, Stored, displayed_schema, one_of_tables
 from penstock.sql.expression import Expression
 from penstock.units import FOREVER
 

@@ -16,14 +16,13 @@ from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
-from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, UpdateStream
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN, UpdateStream, to_times
 from penstock.spark_ext.state_reader.state_view import (
     Ours,
     Stored,
     displayed_schema,
     numbers,
     one_of_tables,
-    to_times,
 )
 from penstock.units import NEVER
 

@@ -15,16 +15,16 @@ import functools
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
 from penstock._clock import Clock, monotonic_s
 from penstock._failpoints import failpoint
-from penstock.checkpointing import PUnit, decode, encode
+from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import Files, open_files
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.trace import trace
@@ -33,6 +33,7 @@ from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
 from penstock.state_store.cache import CachedState, LoadedState, StateCache
 from penstock.state_store.clock_record import ClockRecord, RecordedClock
+from penstock.state_store.descriptions import add_columns, find_added, read_description
 from penstock.state_store.location import QUERY_NAME, SPECIFICATION_FILE
 from penstock.state_store.snapshot_rule import SnapshotRule
 
@@ -81,11 +82,7 @@ def _release(store: BucketStore, held: Handle) -> None:
 
 def specification_in(files: Files) -> Mapping[str, Any] | None:
     """Return the specification of an operator's stored state; None if there is no state."""
-    try:
-        content = files.read(SPECIFICATION_FILE)
-    except FileNotFoundError:
-        return None
-    return decode(content, files.path_of(SPECIFICATION_FILE)).meta
+    return read_description(files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +157,15 @@ class Operator(Protocol[S]):
         self, state: S, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
         """Apply arrivals to the state; return the rows to emit, and metrics except the state's."""
+
+
+@runtime_checkable
+class GrowingOperator(Protocol):
+    """An operator whose inputs may gain columns at a restart. Stored tuples have null there."""
+
+    @property
+    def may_add(self) -> Mapping[str, Collection[str]]:
+        """The settings that list columns, with the columns, as "name type", that may be new."""
 
 
 @dataclass(frozen=True)
@@ -333,19 +339,29 @@ class BucketTask(Generic[S]):
             theirs = specification_in(files)
         if theirs is None:
             raise missing_state_error(path)
-        self.check_same(theirs, path)
+        if added := self.check_same(theirs, path):
+            add_columns(files, {name: self.specification()[name] for name in added})
+            self.check_same(specification_in(files) or {}, path)
+        # Cached states of an earlier start may lack columns.
+        _CACHE.forget(files.location)
         _CHECKED.add(mark)
 
-    def check_same(self, theirs: Mapping[str, Any], path: str) -> None:
-        """Check that a checkpoint was made with the same settings.
+    def check_same(self, theirs: Mapping[str, Any], path: str) -> list[str]:
+        """Check that a checkpoint was made with the same settings; return those that have more columns now.
 
         Raises
         ------
         InvalidUsageError
             If the settings differ.
         """
+        growing = self.operator.may_add if isinstance(self.operator, GrowingOperator) else {}
+        more = []
         for name, value in self.specification().items():
-            if theirs.get(name) != value:
+            if theirs.get(name) == value:
+                continue
+            if name in growing and find_added(theirs.get(name) or (), value, growing[name]):
+                more.append(name)
+            else:
                 fact = "number of buckets" if name == "buckets" else name
                 raise InvalidUsageError(
                     f"the checkpoint was made with another {fact}",
@@ -355,6 +371,7 @@ class BucketTask(Generic[S]):
                     file=path,
                     hint="set it back, or start with a new checkpoint",
                 )
+        return more
 
 
 def missing_state_error(path: str) -> CorruptDataError:

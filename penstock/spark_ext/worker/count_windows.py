@@ -167,7 +167,7 @@ class RowOrderPacker:
                 raise null_time_error(missing)
             dropped += missing
             if self.whole is not None:
-                yield from self.whole.parcels(batch, rows.column(self.time))
+                yield from self.whole.parcels(batch, rows, self.time)
             held.append(rows.filter(rows.column(self.time).is_valid()) if missing else rows)
             if sum(one.num_rows for one in held) >= _CHUNK_ROWS:
                 yield self._add_times(held)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from penstock._clock import Clock
+from penstock._clock import Clock, monotonic_s
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue
 from penstock.operators.queues.expiry import Lives
@@ -22,9 +22,11 @@ from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.arrivals import Arrivals, conflate
 from penstock.operators.update_stream.choices import Semantics
+from penstock.operators.update_stream.dropped import order_ties
 from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.operators.update_stream.stream import UpdateStream
-from penstock.spark_ext.border.packing import newest_of
+from penstock.spark_ext.border.packing import DROPPED, newest_of, side_of
+from penstock.spark_ext.sources.task_rows import LateStream
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.state_store.tables.working_copy import WorkingCopy, table_maker
 
@@ -54,6 +56,8 @@ class QueueOperator:
         How long keys stay in the state without updates.
     silent : pyarrow.Schema, optional
         The output's columns if it has rows of keys that went silent.
+    late : LateStream, optional
+        Writes the dropped rows into a p-stream.
     """
 
     stream: UpdateStream
@@ -63,6 +67,7 @@ class QueueOperator:
     weights: KeyWeights | None = None
     lives: Lives = field(default_factory=Lives)
     silent: pa.Schema | None = None
+    late: LateStream | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return the fixed settings; see `Operator.specification`."""
@@ -82,6 +87,12 @@ class QueueOperator:
             # With a time to live, records of keys remember that the key is deleted.
             "remembers_deletes": True if self.stream.deleted else None,
         }
+
+    @property
+    def may_add(self) -> Mapping[str, Collection[str]]:
+        """See `GrowingOperator.may_add`."""
+        named = zip(self.columns, self.stream.schema.names, strict=True)
+        return {"schema": [text for text, name in named if name in self.stream.may_add]}
 
     @property
     def follows_clock(self) -> bool:
@@ -104,7 +115,8 @@ class QueueOperator:
         cost_us = self.options.cost_us
         state.given_cost_us = None if cost_us is None else cost_us * task_share.buckets_per_task
         state.weights = self.weights
-        arrivals, dropped, newest = self._arrivals(parcels)
+        state.dropped = None if self.late is None else []
+        arrivals, dropped, newest, unusable = self._arrivals(parcels)
         budget = share(self.options.limits, task_share)
         switches = 0
         if isinstance(state, AdaptiveQueue):
@@ -125,6 +137,10 @@ class QueueOperator:
             batches = self._expire(state, newest, batches, metrics)
         metrics.dropped = dropped
         metrics.rows_in += dropped
+        if self.late is not None:
+            begin = monotonic_s()
+            self.late.write([*unusable, *self.late.form.fill_all(state.dropped or ())], task_share)
+            metrics.duration_ms["late"] = 1000 * (monotonic_s() - begin)
         return batches, metrics
 
     def _expire(
@@ -148,26 +164,38 @@ class QueueOperator:
             return None
         return budget.duration_us * task_share.buckets_per_task / state.measured_cost_us
 
-    def _arrivals(self, parcels: Iterable[Parcel]) -> tuple[Arrivals | None, int, int | None]:
+    def _arrivals(
+        self, parcels: Iterable[Parcel]
+    ) -> tuple[Arrivals | None, int, int | None, list[pa.RecordBatch]]:
         """Return the arrivals, conflated if memory requires it, the dropped rows, and the newest time.
+
+        The last result are the rows that were dropped before the shuffle, in their final form.
 
         Parcels come in any order: their rows carry their positions.
         """
         dropped = size_bytes = 0
         newest: int | None = None
         held: list[Arrivals] = []
+        unusable: list[pa.RecordBatch] = []
+        conflates = self.options.semantics == Semantics.UPDATE and self.late is None
         for parcel in parcels:
             dropped += parcel.dropped
             if parcel.batch is None:
+                continue
+            if side_of(parcel.batch) == DROPPED:
+                unusable.append(parcel.batch)
                 continue
             if (told := newest_of(parcel.batch)) is not None:
                 newest = told if newest is None else max(newest, told)
                 continue
             held.append(Arrivals.from_batch(parcel.batch, self.stream.schema))
             size_bytes += parcel.batch.nbytes
-            if size_bytes > _HELD_BYTES and self.options.semantics == Semantics.UPDATE:
+            if size_bytes > _HELD_BYTES and conflates:
                 held, size_bytes = [conflate(self.stream, Arrivals.concat(held))], 0
-        return (Arrivals.concat(held) if held else None), dropped, newest
+        arrivals = Arrivals.concat(held) if held else None
+        if arrivals is not None and self.late is not None and self.stream.source:
+            arrivals = order_ties(self.stream, arrivals)
+        return arrivals, dropped, newest, unusable
 
 
 def local_directory() -> Path | None:

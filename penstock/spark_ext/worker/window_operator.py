@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,21 +16,27 @@ from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
 from penstock.operators.update_stream.choices import WindowMode
 from penstock.operators.update_stream.operator_options import WindowOptions
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.border.packing import side_of
-from penstock.spark_ext.border.window_packing import PLACE, WHOLE_ROWS, facts_of
+from penstock.spark_ext.border.window_packing import PLACE, WHOLE_GROUP, WHOLE_ROWS, facts_of
 from penstock.spark_ext.sources.task_rows import LateStream, add_reasons
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.queue_operator import follows_clock, share
 from penstock.units import NEVER
 from penstock.windows.append.panes import Panes
+from penstock.windows.groups import GroupCodec
 from penstock.windows.layout import WindowLayout
 from penstock.windows.panes import new_panes
+from penstock.windows.sessions.panes import SessionPanes
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 
 if TYPE_CHECKING:
     from penstock.windows.emitters import WindowEmitter
 
 __all__ = ["ParcelInputs", "WindowOperator"]
+
+_IsLate = Callable[[pa.RecordBatch], "pa.Array[Any]"]
+"""Marks the late ones of whole rows; rows without a time may have any mark, but no null."""
 
 
 @dataclass
@@ -143,32 +150,37 @@ class WindowOperator:
         started = clock()
         gathered = ParcelInputs(1).add(parcels)
         entering = WindowArrivals(gathered.arriving(0), gathered.watermark(0, self.delay))
-        dropped = self._dropped_rows(gathered.whole, state.oldest, state.watermark)
+        before = state.watermark
+        sessions = state if isinstance(state, SessionPanes) else None
+        dropped = [] if sessions else self._dropped_rows(gathered.whole, _older_than(state.oldest), before)
         if isinstance(state, UpdateWindows):
             output = self._serve(state, entering, gathered.dropped, task_share, clock)
         else:
             output = self._close(state, entering, gathered.dropped, started, clock)
+        if sessions is not None:
+            late = _late_in(sessions, GroupCodec(list(self.layout.groups)))
+            dropped = self._dropped_rows(gathered.whole, late, before)
         if self.late is not None and dropped:
             begin = monotonic_s()
-            self.late.write(dropped, task_share.query_id, task_share.batch_id, task_share.bucket)
+            self.late.write(dropped, task_share)
             output[1].duration_ms["late"] = 1000 * (monotonic_s() - begin)
         return output
 
     def _dropped_rows(
-        self, whole: list[pa.RecordBatch], oldest: int | None, watermark: int | None
+        self, whole: list[pa.RecordBatch], is_late: _IsLate, watermark: int | None
     ) -> list[pa.RecordBatch]:
         """Return the rows that are late, or have no time, with reasons."""
         found = []
         for batch in whole:
-            places = batch.column(PLACE)
-            rows = batch.filter(pc.less(places, NEVER if oldest is None else oldest).fill_null(True))
+            rows = batch.filter(pc.or_(is_late(batch), batch.column(PLACE).is_null()))
             if not rows.num_rows:
                 continue
             missing = rows.column(PLACE).is_null()
             reasons = pc.if_else(missing, "the time is null", "late")
             passed = None if watermark is None else watermark * self.steps
             missed = pc.if_else(missing, None, pa.scalar(passed, pa.int64()))
-            found.append(add_reasons(rows.drop_columns([PLACE]), reasons, missed))
+            internal = [name for name in rows.schema.names if name.startswith(RESERVED_PREFIX)]
+            found.append(add_reasons(rows.drop_columns(internal), reasons, missed))
         return found
 
     def _close(
@@ -209,3 +221,21 @@ class WindowOperator:
         metrics.dropped = dropped
         metrics.rows_in += dropped
         return batches, metrics
+
+
+def _older_than(oldest: int | None) -> _IsLate:
+    """Return the mark of rows before a pane or time."""
+    return lambda rows: pc.less(rows.column(PLACE), NEVER if oldest is None else oldest).fill_null(True)
+
+
+def _late_in(state: SessionPanes, codec: GroupCodec) -> _IsLate:
+    """Return the mark of rows in the sessions that were dropped."""
+
+    def mark(rows: pa.RecordBatch) -> pa.Array[Any]:
+        late = state.late_sessions
+        if late is None:
+            return pa.array(np.zeros(rows.num_rows, np.bool_))
+        groups = [rows.column(f"{WHOLE_GROUP}{number}") for number in range(len(codec.fields))]
+        return pa.array(late.mark_rows(codec, groups, rows.column(PLACE).fill_null(0).to_numpy()))
+
+    return mark

@@ -31,6 +31,7 @@ from penstock.windows.append.sliding import slide
 from penstock.windows.append.sorted_runs import combine_duplicates, merge_sorted
 from penstock.windows.layout import SessionLayout
 from penstock.windows.sessions import session_kernels
+from penstock.windows.sessions.late_sessions import LateSessions
 
 __all__ = ["SessionPanes"]
 
@@ -55,6 +56,8 @@ class SessionPanes(Panes):
             raise InternalError("sessions have no final panes")
         super().__init__(layout, limits=limits)
         self._sessions = layout
+        self.late_sessions: LateSessions | None = None
+        """The sessions that the last micro-batch dropped."""
 
     @property
     def border(self) -> int | None:
@@ -67,7 +70,7 @@ class SessionPanes(Panes):
         """Combine input with open sessions, then advance the watermark."""
         parts = [self._partials_of(batch) for batch in arriving]
         rows = sum(int(part.values.column(self._sessions.rows).to_numpy().sum()) for part in parts)
-        before = self.watermark
+        before, self.late_sessions = self.watermark, None
         self._advance(watermark)
         late = self._combine(PanePartials.concat(parts), before) if rows else 0
         return rows, late
@@ -107,6 +110,8 @@ class SessionPanes(Panes):
         late = self._is_closed(ends, before)
         counts = np.add.reduceat(entries.values.column(layout.rows).to_numpy(), low)
         if late.any():
+            groups = self.groups_of(entries.ids[low[late]])
+            self.late_sessions = LateSessions(groups, firsts[low[late]], ends[late])
             sizes = (high - low)[~late]
             entries = entries.where(np.repeat(~late, high - low))
             high = np.cumsum(sizes)

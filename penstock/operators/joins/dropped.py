@@ -1,0 +1,45 @@
+"""The tuples that a join drops."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.operators.joins.key_lives import KeyLives
+from penstock.operators.update_stream.dropped import DUPLICATE, LATE, DroppedTuples
+from penstock.operators.update_stream.stream import Integers
+from penstock.units import NEVER
+
+__all__ = ["dropped_in"]
+
+
+def dropped_in(
+    rows: pa.RecordBatch,
+    late: npt.NDArray[np.bool_],
+    duplicates: Integers,
+    newest_match: Integers,
+    within: int,
+    watermark: int | None,
+    lives: KeyLives | None,
+) -> list[DroppedTuples]:
+    """Return the late tuples, with the first time of their key that is not late, and the duplicates.
+
+    Parameters
+    ----------
+    late : bool array
+        The mask of the late tuples.
+    duplicates : int64 array
+        The places of the duplicates.
+    newest_match : int64 array
+        The time of the newest match of each tuple's key, or `NEVER`.
+    """
+    # Below the least integer, a difference would be a great one.
+    missed = np.maximum(newest_match, NEVER + within) - within
+    bounds = [] if watermark is None else [watermark]
+    bounds += [] if lives is None else [lives.horizon + 1]
+    missed = np.maximum(missed, max(bounds, default=NEVER))
+    dropped = DroppedTuples.choose(rows, late, LATE, missed)
+    if len(duplicates):
+        dropped.append(DroppedTuples(rows.take(pa.array(duplicates)), DUPLICATE))
+    return dropped

@@ -1,0 +1,66 @@
+"""The tuples that an update queue or union drops."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.operators.queues.accounts import NOWHERE
+from penstock.operators.queues.key_records import KeyRecords
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.dropped import DUPLICATE, LATE, DroppedTuples
+from penstock.operators.update_stream.stream import Integers, UpdateStream
+from penstock.units import NEVER
+
+__all__ = ["find_dropped", "find_replaced_duplicates"]
+
+
+def find_dropped(
+    stream: UpdateStream,
+    records: KeyRecords,
+    whole: Arrivals,
+    arrivals: Arrivals,
+    ids: Integers,
+    accepted: npt.NDArray[np.bool_],
+    newest: npt.NDArray[np.bool_],
+    given_way: Integers,
+    horizon: int,
+) -> list[DroppedTuples]:
+    """Return the arriving tuples that are late or duplicates. Called before the records change.
+
+    Parameters
+    ----------
+    whole, arrivals : Arrivals
+        All tuples, and the newest of each key.
+    ids : int64 array
+        The number of each key of `arrivals`.
+    accepted, newest, given_way : arrays
+        By key: whether its newest tuple is in time, whether it will wait, and the number of duplicates.
+    horizon : int
+        Keys whose last time is at most this may have left.
+    """
+    place = np.empty(len(records), np.int64)
+    place[ids] = np.arange(len(ids))
+    of = place[records.find(stream.keys(whole.rows))]
+    repeats = np.zeros(len(whole), np.bool_)
+    if stream.source:
+        same = stream.times(whole.rows) == stream.times(arrivals.rows)[of]
+        # The tuple that will wait has the position of its conflated arrival.
+        repeats = (given_way > 0)[of] & same & ~(newest[of] & (whole.last == arrivals.last[of]))
+    late = ~accepted[of] & ~repeats
+    emitted = records["emitted"][ids][of]
+    missed = np.where(emitted == NEVER, horizon + 1, emitted)
+    return [
+        *DroppedTuples.choose(whole.rows, late, LATE, missed),
+        *DroppedTuples.choose(whole.rows, repeats, DUPLICATE),
+    ]
+
+
+def find_replaced_duplicates(
+    stream: UpdateStream, records: KeyRecords, ids: Integers, times: Integers, newest: npt.NDArray[np.bool_]
+) -> Integers:
+    """Return the keys whose waiting tuple gives way to one of the same time, in a union."""
+    if not stream.source:
+        return ids[:0]
+    same = (records["location"][ids] != NOWHERE) & (times == records["waiting"][ids])
+    return ids[newest & same]

@@ -1,0 +1,234 @@
+"""Move the keys of windows and joins to another number of buckets, on the units of a restored state.
+
+Each old bucket's state is restored, and written as a snapshot, whose rows go to the new buckets of their
+groups or keys. All buckets of windows have the same watermark, and so have the new ones. A bucket of a join
+has the newest time of its tuples; a new bucket gets the newest one of its old buckets.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.errors import InvalidUsageError
+from penstock.operators.joins.join import UpdateJoin
+from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.queues.repartition import source_buckets
+from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream
+from penstock.spark_ext.state_copy.query_copy import CopiedBucket, QueryCopy, explain_missing_file
+from penstock.spark_ext.state_reader.state_view import Stored
+from penstock.spark_ext.state_reader.window_view import window_view
+from penstock.sql.expression import Expression
+from penstock.state_store.bucket_store import BucketStore
+from penstock.state_store.keys.key_words import KeyCodec, buckets_of
+from penstock.units import FOREVER
+from penstock.windows.append.panes import Panes
+from penstock.windows.groups import GroupCodec
+from penstock.windows.layout import WindowLayout
+
+__all__ = ["SIDES", "JoinBuckets", "WindowBuckets", "WrittenState"]
+
+_OWNER = f"{RESERVED_PREFIX}cell"
+SIDES = ("left", "right")
+"""The blocks with the tuples of a join's sides; the settings with their columns have these names, too."""
+_UNIT_ROWS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenState:
+    """The state of a new bucket.
+
+    Attributes
+    ----------
+    parts : list of PUnit
+        The units, at least one.
+    """
+
+    parts: list[PUnit]
+
+    def units(self) -> Iterator[PUnit]:
+        """Return the units."""
+        return iter(self.parts)
+
+
+class _OldBuckets:
+    """Reads the old buckets of a copy; keeps the units of the last one read."""
+
+    def __init__(self, copy: QueryCopy, specification: Mapping[str, Any]) -> None:
+        self.buckets = int(specification["buckets"])
+        self._places = {int(place.bucket): place for place in copy.buckets}
+        self.units = functools.lru_cache(maxsize=2)(self._load)
+        """Returns the units of a bucket's snapshot and the stored metadata; nothing if it has no state."""
+        self._specification = specification
+
+    def _stored(self) -> Stored:
+        return Stored(self._specification, self._look, large=False)
+
+    def _look(self) -> PUnit | None:
+        place = next(iter(self._places.values()), None)
+        return None if place is None else self._newest(place)
+
+    def _new_state(self) -> Any:
+        raise NotImplementedError  # each kind of operator has its own
+
+    def _load(self, bucket: int) -> tuple[list[PUnit], Mapping[str, Any]]:
+        if bucket not in self._places:
+            return [], {}
+        place, state = self._places[bucket], self._new_state()
+        with explain_missing_file(place):
+            BucketStore(place.files).load(place.pointer, state)
+        return list(state.snapshot()), self._meta(place)
+
+    @staticmethod
+    def _newest(place: CopiedBucket) -> PUnit:
+        with explain_missing_file(place):
+            return BucketStore(place.files).look(place.pointer)[1]
+
+    def _meta(self, place: CopiedBucket) -> Mapping[str, Any]:
+        return self._newest(place).meta
+
+    def sources(self, bucket: int, buckets: int) -> list[tuple[list[PUnit], Mapping[str, Any]]]:
+        """Return the units of the old buckets whose keys may belong to a new one."""
+        found = map(self.units, source_buckets(bucket, buckets, self.buckets))
+        return [(units, meta) for units, meta in found if units]
+
+
+class WindowBuckets(_OldBuckets):
+    """The old buckets of windows in append mode: windows of time or of rows, or sessions."""
+
+    @functools.cached_property
+    def _layout(self) -> WindowLayout:
+        return window_view(self._stored(), "panes").layout
+
+    def _new_state(self) -> Panes:
+        state = window_view(self._stored(), "panes").new_state()
+        if not isinstance(state, Panes):
+            raise InvalidUsageError("windows that are served key by key cannot be rewritten")
+        return state
+
+    def rescale(self, bucket: int, buckets: int) -> WrittenState | None:
+        """Return the state of a new bucket; None if no old one has any.
+
+        Also a bucket without groups has a watermark, by which rows are late.
+        """
+        if not self._places:
+            return None
+        facts = self._facts
+        parts: list[PUnit] = []
+        count = 0
+        for units, _ in self.sources(bucket, buckets) or [(self.units(next(iter(self._places)))[0], {})]:
+            blocks = self._select(units, bucket, buckets)
+            entries = blocks.pop("entries")
+            for begin in range(0, max(entries.num_rows, 1), _UNIT_ROWS):
+                piece = entries.slice(begin, _UNIT_ROWS)
+                last = begin + _UNIT_ROWS >= entries.num_rows
+                # A snapshot begins where no entry is before; its first unit removes all others.
+                meta = {**facts, "entries_before": max(count, 1) if parts else 0}
+                held = {"entries": piece, **(blocks if last else {})}
+                parts.append(PUnit("snapshot", meta, held, packed=True))
+                count += piece.num_rows
+        return WrittenState([replace(part, meta={**part.meta, "rows": count}) for part in parts])
+
+    @functools.cached_property
+    def _facts(self) -> dict[str, int | None]:
+        """The watermark and the next window, which all buckets have."""
+        stored = [self._meta(place) for place in self._places.values()]
+        return {
+            name: max((meta[name] for meta in stored if meta[name] is not None), default=None)
+            for name in ("watermark", "next")
+        }
+
+    def _select(self, units: Sequence[PUnit], bucket: int, buckets: int) -> dict[str, pa.RecordBatch]:
+        """Return the rows of each block whose groups belong to a bucket."""
+        names = self._layout.groups.names
+        codec = GroupCodec(list(self._layout.groups))
+        found: dict[str, list[pa.RecordBatch]] = {}
+        for unit in units:
+            for name, block in unit.blocks.items():
+                groups = [block.column(group) for group in names]
+                mine = codec.encode(groups, block.num_rows).bucket(buckets) == bucket
+                found.setdefault(name, []).append(block.filter(pa.array(mine)))
+        return {name: pa.concat_batches(parts) for name, parts in found.items()}
+
+
+class JoinBuckets(_OldBuckets):
+    """The old buckets of a join of update streams."""
+
+    @functools.cached_property
+    def _joined(self) -> JoinedStream:
+        """The join, as far as a restore needs it. Its columns are those of the newest blocks."""
+        units = [self._newest(place) for place in self._places.values()]
+        key, streams = tuple(self._specification["key"]), []
+        for side in SIDES:
+            unit = max(units, key=lambda unit: unit.blocks[side].num_columns)
+            fields = [unit.blocks["cells"].schema.field(name) for name in key]
+            fields += [one for one in unit.blocks[side].schema if one.name != _OWNER]
+            streams.append(UpdateStream(pa.schema(fields), key, self._specification["time"]))
+        condition = self._specification["condition"]
+        parsed = None if condition is None else Expression.parse(condition)
+        # The stored delay counts.
+        return JoinedStream(streams[0], streams[1], self._specification["within"], FOREVER, parsed)
+
+    def _new_state(self) -> UpdateJoin:
+        return UpdateJoin(self._joined)
+
+    def rescale(self, bucket: int, buckets: int) -> WrittenState | None:
+        """Return the state of a new bucket; None if it has no keys."""
+        sources = self.sources(bucket, buckets)
+        parts = [
+            _select_keys(unit, self._specification["key"], bucket, buckets)
+            for units, _ in sources
+            for unit in units
+        ]
+        stored = [meta for _, meta in sources]
+        return _join_state(parts, stored)
+
+    def convert(
+        self, bucket: int, change: Callable[[str, pa.RecordBatch], pa.RecordBatch]
+    ) -> WrittenState | None:
+        """Return a bucket with other columns of its sides."""
+        units, meta = self.units(bucket)
+        parts = [
+            replace(unit, blocks={**unit.blocks, **{side: change(side, unit.blocks[side]) for side in SIDES}})
+            for unit in units
+        ]
+        return _join_state(parts, [meta] if units else [])
+
+
+def _select_keys(unit: PUnit, key: Sequence[str], bucket: int, buckets: int) -> PUnit:
+    """Return the keys of a unit that belong to a bucket, and their tuples."""
+    cells = unit.blocks["cells"]
+    codec = KeyCodec([cells.schema.field(name) for name in key])
+    mine = buckets_of(codec.encode([cells.column(name) for name in key]).hashes, buckets) == bucket
+    numbers = np.cumsum(mine) - 1
+    blocks = {"cells": cells.filter(pa.array(mine))}
+    for side in SIDES:
+        rows = unit.blocks[side]
+        owner = rows.column(_OWNER).to_numpy()
+        kept = rows.filter(pa.array(mine[owner]))
+        place = kept.schema.get_field_index(_OWNER)
+        owners = pa.array(numbers[owner[mine[owner]]])
+        blocks[side] = kept.set_column(place, kept.schema.field(place), owners)
+    return replace(unit, blocks=blocks)
+
+
+def _join_state(parts: list[PUnit], stored: Sequence[Mapping[str, Any]]) -> WrittenState | None:
+    """Return units with the metadata of a bucket; None if no old bucket had a tuple."""
+    newest = max((meta["newest"] for meta in stored if meta["newest"] is not None), default=None)
+    if newest is None:
+        return None
+    meta = {
+        "rows": sum(part.blocks["cells"].num_rows for part in parts),
+        "held": sum(part.blocks[side].num_rows for part in parts for side in SIDES),
+        "newest": newest,
+    }
+    # The longest delay keeps the most tuples.
+    delays = [one["delay"] for one in stored if "delay" in one]
+    meta |= {"delay": max(delays)} if delays else {}
+    return WrittenState([replace(part, meta=meta) for part in parts])

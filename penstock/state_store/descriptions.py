@@ -1,0 +1,80 @@
+"""The description of an operator: the settings that are fixed for the life of a checkpoint.
+
+The first start writes ``operator.punit``. Columns may be added to an input at a restart, which writes the
+whole description again, as ``operator-2.punit`` and so on. The last one counts. Files are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from penstock.checkpointing import PUnit, decode, encode
+from penstock.checkpointing.files import Files
+from penstock.errors import ConflictError
+from penstock.state_store.location import SPECIFICATION_FILE
+
+__all__ = ["add_columns", "find_added", "read_description"]
+
+
+def read_description(files: Files) -> Mapping[str, Any] | None:
+    """Return the newest description in an operator's directory; None if there is none.
+
+    Raises
+    ------
+    CorruptDataError
+        If a file is damaged.
+    UnavailableError
+        If the file system refuses.
+    """
+    found = None
+    for name in _names():
+        try:
+            content = files.read(name)
+        except FileNotFoundError:
+            return found
+        found = decode(content, files.path_of(name)).meta
+    return found
+
+
+def add_columns(files: Files, changes: Mapping[str, Any]) -> None:
+    """Write the description with changed settings, unless another task has."""
+    theirs = read_description(files) or {}
+    known = {facts.name for facts in files.list()}
+    name = next(name for name in _names() if name not in known)
+    try:
+        files.publish(name, encode(PUnit("operator", {**theirs, **changes})))
+    except ConflictError:
+        return  # the caller compares with the newest
+
+
+def find_added(theirs: Sequence[str], ours: Sequence[str], may_add: Collection[str]) -> list[str] | None:
+    """Return the columns by which ours are more than theirs; None if they differ in another way.
+
+    Parameters
+    ----------
+    theirs, ours : sequence of str
+        Columns, as "name type".
+    may_add : collection of str
+        The columns that may be added.
+    """
+    rest = iter(ours)
+    added: list[str] = []
+    for column in theirs:
+        for other in rest:
+            if other == column:
+                break
+            added.append(other)
+        else:
+            return None
+    added += rest
+    return added if set(added) <= set(may_add) else None
+
+
+def _names() -> Iterator[str]:
+    stem, suffix = SPECIFICATION_FILE.split(".")
+    yield SPECIFICATION_FILE
+    number = 2
+    while True:
+        yield f"{stem}-{number}.{suffix}"
+        number += 1

@@ -1,0 +1,186 @@
+"""Buckets of windows and joins that are rewritten hold what as many buckets would hold from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.checkpointing.files import LocalFiles
+from penstock.operators.aggregates.moments import to_settings
+from penstock.operators.joins.join import UpdateJoin
+from penstock.operators.joins.spec import JoinedStream
+from penstock.operators.scan.fragments import Fragmenter
+from penstock.operators.scan.spec import PANE, Fragments, Partial
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.operators.update_stream.stream import UpdateStream
+from penstock.spark_ext.state_copy.keyed_units import JoinBuckets, WindowBuckets
+from penstock.spark_ext.state_copy.query_copy import CopiedBucket
+from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME
+from penstock.sql.expression import Expression
+from penstock.state_store.bucket_store import BucketStore, Handle
+from penstock.windows.groups import GroupCodec
+from penstock.windows.layout import ENTRY_PANE, SessionLayout, WindowLayout
+from penstock.windows.panes import new_panes
+from penstock.windows.spec import WindowSpec
+
+pytestmark = pytest.mark.usefixtures("unsynced")
+
+PARTIALS = (Partial("count", "*", "rows"), Partial("sum", "value", "total"))
+BOUNDS = (Partial("min", "time", FIRST_TIME), Partial("max", "time", LAST_TIME))
+GROUPS = pa.schema([pa.field("group", pa.string())])
+PANE_MS = 4
+
+
+class Buckets:
+    """The buckets of an operator, each with a state in a directory."""
+
+    def __init__(self, directory: Path, count: int, new: Callable[[], Any]) -> None:
+        self.stores = [BucketStore(LocalFiles(directory / f"{n:05d}")) for n in range(count)]
+        self.states = [new() for _ in range(count)]
+        self.handles = [Handle() for _ in range(count)]
+
+    def commit(self) -> None:
+        self.handles = [
+            store.commit(state, handle)
+            for store, state, handle in zip(self.stores, self.states, self.handles, strict=True)
+        ]
+
+    def copied(self) -> Any:
+        """Return what a copy of the query knows of the buckets."""
+        found = []
+        for number, (store, handle) in enumerate(zip(self.stores, self.handles, strict=True)):
+            assert handle.pointer is not None
+            found.append(CopiedBucket("one", f"{number:05d}", store.files, handle.pointer))
+        return SimpleNamespace(buckets=found)
+
+
+def restored(states: Iterable[Any], new: Callable[[], Any]) -> list[Any]:
+    made = []
+    for written in states:
+        state = new()
+        if written is not None:
+            state.restore(written.units())
+        made.append(state)
+    return made
+
+
+def layout_of(kind: str) -> WindowLayout:
+    if kind == "time":
+        return WindowLayout(WindowSpec(3, 1), GROUPS, PARTIALS, (pa.int64(), pa.int64()), {}, "rows")
+    types = (pa.int64(),) * 4
+    return SessionLayout(
+        WindowSpec(1, 1), GROUPS, (*PARTIALS, *BOUNDS), types, {}, "rows", 6, bounds=(FIRST_TIME, LAST_TIME)
+    )
+
+
+def entries(layout: WindowLayout, seed: int, batch: int) -> tuple[pa.RecordBatch, int]:
+    """Return entries of random events, and the newest time."""
+    rng = np.random.default_rng(100 * seed + batch)
+    count = 60
+    time = pa.array(20 * batch + rng.integers(-40, 20, count))
+    group = pa.array([None if n == 0 else f"g{n}" for n in rng.integers(0, 30, count)])
+    value = pa.array(rng.integers(0, 9, count))
+    types = {one.name: pa.int64() for one in layout.partials} | {"time": pa.int64(), "group": pa.string()}
+    fragmenter = Fragmenter(Fragments(PANE_MS, "time", "ms", ("group",), layout.partials), types)
+    columns = {"*": None, "value": value, "time": time}
+    fragmenter.add(time, [group], [columns[one.expression] for one in layout.partials])
+    made = fragmenter.finish()
+    panes = pa.array(made.column(PANE).to_numpy() // PANE_MS)
+    arrays = [panes if name == ENTRY_PANE else made.column(name) for name in layout.entry.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=layout.entry), int(np.max(time))
+
+
+def run_windows(states: list[Any], layout: WindowLayout, seed: int, batch: int) -> list[str]:
+    """Let all buckets run a micro-batch; return the windows and the number of late rows."""
+    rows, newest = entries(layout, seed, batch)
+    watermark = newest - 5 if isinstance(layout, SessionLayout) else (newest - 5) // PANE_MS
+    numbers = GroupCodec(list(GROUPS)).encode([rows.column("group")], rows.num_rows).bucket(len(states))
+    found, late = [], 0
+    for number, state in enumerate(states):
+        done = state.run([rows.filter(pa.array(numbers == number))], watermark)
+        found += [repr(row) for windows in done.windows for row in windows.to_pylist()]
+        late += done.late
+    return [*sorted(found), f"late {late}"]
+
+
+@pytest.mark.parametrize("kind", ["time", "session"])
+@pytest.mark.parametrize("buckets", [1, 2, 3, 7])
+def test_rewritten_buckets_of_windows_go_on_as_if_there_had_been_as_many(
+    tmp_path: Path, kind: str, buckets: int
+) -> None:
+    layout = layout_of(kind)
+    window = [3 * PANE_MS, PANE_MS, 0] if kind == "time" else ["session", 6, 0, 6, PANE_MS]
+    settings = {
+        "mode": "append", "key": ["group"], "time": "t", "window": window, "schema": ["t bigint"],
+        "aggregates": [to_settings(one) for one in PARTIALS], "buckets": 3,
+    }  # fmt: skip
+
+    def new() -> Any:
+        return new_panes(layout)
+
+    old = Buckets(tmp_path, 3, new)
+    oracle = [new() for _ in range(buckets)]
+    for batch in range(4):
+        assert run_windows(old.states, layout, 5, batch) == run_windows(oracle, layout, 5, batch)
+        old.commit()
+    copied = WindowBuckets(old.copied(), settings)
+    made = restored((copied.rescale(number, buckets) for number in range(buckets)), new)
+    assert [len(state) for state in made] == [len(state) for state in oracle]
+    assert {state.watermark for state in made} == {state.watermark for state in oracle}
+    late = set()
+    for batch in range(4, 8):
+        found = run_windows(made, layout, 5, batch)
+        assert found == run_windows(oracle, layout, 5, batch)
+        late.add(found[-1])
+    assert late != {"late 0"}
+
+
+LEFT = UpdateStream(pa.schema({"k": pa.string(), "t": pa.int64(), "b": pa.int64()}), ("k",), "t")
+RIGHT = UpdateStream(pa.schema({"c": pa.int64(), "k": pa.string(), "t": pa.int64()}), ("k",), "t")
+
+
+@pytest.mark.parametrize("condition", [None, "b <> c"])
+@pytest.mark.parametrize("buckets", [1, 2, 3, 7])
+def test_rewritten_buckets_of_a_join_go_on_as_if_there_had_been_as_many(
+    tmp_path: Path, condition: str | None, buckets: int
+) -> None:
+    joined = JoinedStream(LEFT, RIGHT, 5, 1000, None if condition is None else Expression.parse(condition))
+    settings = {"key": ["k"], "time": "t", "within": 5, "condition": condition, "buckets": 3}
+
+    def new() -> UpdateJoin:
+        return UpdateJoin(joined)
+
+    def run(states: list[UpdateJoin], batch: int) -> list[str]:
+        rng = np.random.default_rng(batch)
+        sides = []
+        for stream, name in ((LEFT, "b"), (RIGHT, "c")):
+            columns = {
+                "k": pa.array([f"key {n}" for n in rng.integers(0, 20, 30)]),
+                "t": pa.array(10 * batch + rng.integers(-5, 10, 30)),
+                name: pa.array(rng.integers(0, 3, 30)),
+            }
+            rows = pa.RecordBatch.from_arrays(
+                [columns[one] for one in stream.schema.names], schema=stream.schema
+            )
+            sides.append((Arrivals.from_rows(stream, rows), stream.keys(rows).bucket(len(states))))
+        found = []
+        for number, state in enumerate(states):
+            mine = [arrivals.take(np.flatnonzero(at == number)) for arrivals, at in sides]
+            found += [repr(row) for row in state.join(mine[0], mine[1]).rows.to_pylist()]
+        return sorted(found)
+
+    old, oracle = Buckets(tmp_path, 3, new), [new() for _ in range(buckets)]
+    for batch in range(4):
+        assert run(old.states, batch) == run(oracle, batch) != []
+        old.commit()
+    copied = JoinBuckets(old.copied(), settings)
+    made = restored((copied.rescale(number, buckets) for number in range(buckets)), new)
+    assert [(state.keys, state.held) for state in made] == [(state.keys, state.held) for state in oracle]
+    for batch in range(4, 8):
+        assert run(made, batch) == run(oracle, batch) != []
