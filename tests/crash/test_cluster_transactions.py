@@ -18,6 +18,9 @@ _KILLS_WITH_DOUBLE_COMMITS = 5
 """A run of so many has a version that two attempts committed."""
 
 
+@pytest.mark.skipif(
+    not os.environ.get("PENSTOCK_CRASH_KILLS"), reason="a cluster takes long to start; script/crash runs it"
+)
 def test_speculative_attempts_of_transactions_count_once(tmp_path: Path) -> None:
     print(f"replay: script/crash {_KILLS} {_SEED}")
     double_commits = run_transactions_with_speculation(tmp_path, _SEED, _KILLS)

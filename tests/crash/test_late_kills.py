@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ _KILLS = [
     *((point, kind) for kind in (*WANTED, _SESSION) for point in TASK_ROWS_POINTS),
     *((point, "queue") for point in ("sink.after_segments", "operator.after_commit")),
 ]
+if not os.environ.get("PENSTOCK_CRASH_KILLS"):  # each kind once, and each point of writing
+    _KILLS = [(TASK_ROWS_POINTS[number % 2], kind) for number, kind in enumerate((*WANTED, _SESSION))]
 
 
 class Workload:
