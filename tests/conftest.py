@@ -37,7 +37,9 @@ settings.load_profile(os.environ.get("PENSTOCK_HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Forget the values that earlier tests made messages hide."""
+    """Skip long tests, and forget the values that earlier tests made messages hide."""
+    if item.get_closest_marker("long") and not os.environ.get("PENSTOCK_LONG"):
+        pytest.skip("takes long; PENSTOCK_LONG=1 runs it")
     errors._hidden.clear()
 
 

@@ -137,6 +137,7 @@ def _change(kind: str, id: int, before: tuple[str, str] | None, after: tuple[str
     return json.dumps({"payload": event}).encode()
 
 
+@pytest.mark.long
 def test_the_changes_of_a_table_reach_delta_lake_exactly(
     tmp_path: Path, draw: random.Random, broker: Broker
 ) -> None:
@@ -180,6 +181,7 @@ def redis() -> Iterator[Redis]:
     server.remove()
 
 
+@pytest.mark.long
 def test_the_newest_readings_of_mqtt_reach_redis(
     tmp_path: Path, draw: random.Random, mosquitto: Mosquitto, redis: Redis
 ) -> None:

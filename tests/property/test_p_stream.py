@@ -29,7 +29,7 @@ from penstock.checkpointing.p_stream.segments import writer_of
 from penstock.errors import FencedError, InvalidUsageError
 
 SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
-EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 40)
+EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 20)
 """`script/fuzz` has more."""
 
 WRITERS = st.sampled_from(["a", "b"])

@@ -24,7 +24,7 @@ from penstock.checkpointing.p_stream.update_log.compaction import compact
 from penstock.checkpointing.p_stream.update_log.newest import newest_rows
 
 SCHEMA = pa.schema({"n": pa.int64(), "k": pa.string(), "t": pa.int64(), "gone": pa.bool_()})
-EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 40)
+EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 20)
 OFTEN = CleanupRule(min_trim_commits=2, min_log_entries=4)
 
 PROCESSES = st.integers(0, 2)

@@ -66,7 +66,10 @@ def emitted(place: Place, *, ordered: bool) -> list[dict[str, Any]]:
     return found if ordered else sorted(found, key=repr)
 
 
-@pytest.mark.parametrize("kind", ["queue", "append", "union", "join", "window"])
+_LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("append", "union", "window")]
+
+
+@pytest.mark.parametrize("kind", ["queue", "join", *_LONG])
 def test_a_query_that_gains_columns_continues_as_if_it_had_had_them(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:

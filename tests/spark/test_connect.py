@@ -87,6 +87,7 @@ def test_a_restart_with_another_policy_is_refused(remote: SparkSession, tmp_path
         place.start(place.queue(remote, policy="in_place"))
 
 
+@pytest.mark.long
 def test_windows_take_spark_columns_and_a_second_operator_is_refused(
     remote: SparkSession, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_unions_and_joins_run(remote: SparkSession, tmp_path: Path) -> None:
     assert second.sequence("k", "v", "w") == [("a", 1.0, 3.0)]
 
 
+@pytest.mark.long
 def test_late_rows_are_kept_and_metrics_count_them(remote: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.input.add(quotes([("a", 100, 1.0)]), quotes([("a", 1, 2.0)]), quotes([("a", 200, 3.0)]))
@@ -145,6 +147,7 @@ def test_late_rows_are_kept_and_metrics_count_them(remote: SparkSession, tmp_pat
     assert (sum(entry["rows_in"] for entry in entries), sum(entry["late"] for entry in entries)) == (3, 1)
 
 
+@pytest.mark.long
 def test_a_graph_with_a_p_stream_inside_goes_on_after_a_restart(remote: SparkSession, tmp_path: Path) -> None:
     source, out = Input(tmp_path / "in"), tmp_path / "out"
     graph = penstock.graph("g").source("quotes", quotes([]).schema).update_queue("k", "t")
@@ -162,6 +165,7 @@ def test_a_graph_with_a_p_stream_inside_goes_on_after_a_restart(remote: SparkSes
     assert sorted(tuple(row.values()) for row in kept) == [*NEWEST, ("c", 1, 5.0)]
 
 
+@pytest.mark.long
 def test_transactions_keep_their_tables(remote: SparkSession, tmp_path: Path) -> None:
     database: Any = penstock.database("shop")
     database.table("totals", "k string, sum double NOT NULL", key="k")
@@ -206,6 +210,7 @@ def write(batch, number):
 """
 
 
+@pytest.mark.long
 def test_functions_of_a_pipeline_reach_the_server(
     remote: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

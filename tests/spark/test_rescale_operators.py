@@ -83,7 +83,12 @@ def emitted(*places: Place) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "buckets"), [("time", 5), ("rows", 2), ("session", 5), ("join", 5), ("join", 2)]
+    ("kind", "buckets"),
+    [
+        ("time", 5),
+        ("join", 2),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("rows", 2), ("session", 5), ("join", 5))),
+    ],
 )
 def test_a_rescaled_query_emits_what_one_with_these_buckets_does(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, buckets: int
@@ -157,6 +162,7 @@ def _break_later(monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
     monkeypatch.setattr(_durable, "replace", replaced)
 
 
+@pytest.mark.long
 def test_a_migrated_join_emits_what_one_with_these_columns_does(spark: SparkSession, tmp_path: Path) -> None:
     old, whole = Place(tmp_path / "old"), Place(tmp_path / "whole")
     more = [sf.expr("CAST(IF(t > 60, concat('more ', v), NULL) AS string) AS more")]

@@ -149,6 +149,7 @@ def test_a_table_loses_the_keys_that_are_deleted_or_silent(spark: SparkSession, 
     assert found == table
 
 
+@pytest.mark.long
 def test_a_pipeline_over_a_p_stream_has_silent_rows(spark: SparkSession, tmp_path: Path) -> None:
     batches = readings(3, 1)
     Input(tmp_path / "in").add(*tables(batches))
