@@ -79,7 +79,7 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"name": 5}, "the name is not allowed: name=5"),
     ({"state_location": None}, "no location for state is given"),
     ({"state_location": "nosuch://bucket/state"}, "no file system is known for this location"),
-    ({"state_location": "s3a://bucket/state"}, "write s3:// instead of s3a://"),
+    ({"state_location": "s3n://bucket/state"}, "write s3:// instead of s3n://"),
     ({"retain_versions": 0}, "the number of retained versions is not a positive integer"),
 ]
 
@@ -153,7 +153,7 @@ def test_an_aggregate_is_sql_or_a_column_that_means_the_same(spark: SparkSession
             windows(a=unknown)
     with pytest.raises(InvalidUsageError, match=r"cannot aggregate .* expression=t\. Hint"):
         windows(a="sum(t)")
-    with pytest.raises(InvalidUsageError, match=r"aggs is no mapping: got=list"):
+    with pytest.raises(InvalidUsageError, match=r"aggs is not a mapping: got=list"):
         penstock.update_window(df, "k", "t", "1 s", aggs=["sum(v)"], state_location=str(tmp_path))  # type: ignore[arg-type]
     with pytest.raises(InvalidUsageError, match=r"no such column: .* Hint: did you mean 'k'"):
         penstock.update_window(df, "kk", "t", "1 s", aggs={"n": "count(*)"}, state_location=str(tmp_path))
