@@ -299,7 +299,8 @@ class JoinOperator:
         found = {}
         for side, texts in ((_LEFT, self.left), (_RIGHT, self.right)):
             stream = self.joined.left if side == _LEFT else self.joined.right
-            named = zip(texts, stream.schema.names, strict=True)
+            # Without descriptions of columns, none may be added.
+            named = zip(texts, stream.schema.names, strict=False)
             found[side] = [text for text, name in named if name in stream.may_add]
         return found
 

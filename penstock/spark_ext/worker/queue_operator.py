@@ -91,7 +91,8 @@ class QueueOperator:
     @property
     def may_add(self) -> Mapping[str, Collection[str]]:
         """See `GrowingOperator.may_add`."""
-        named = zip(self.columns, self.stream.schema.names, strict=True)
+        # Without descriptions of columns, none may be added.
+        named = zip(self.columns, self.stream.schema.names, strict=False)
         return {"schema": [text for text, name in named if name in self.stream.may_add]}
 
     @property
