@@ -224,7 +224,7 @@ def test_a_block_that_states_too_much_takes_no_memory() -> None:
     block = encode(pa.array(np.zeros(1 << 20, np.int64)))
     assert len(block) < 30
     with pytest.raises(
-        CorruptDataError, match=r"states more than may be decoded at once.*stated_bytes=8388608"
+        CorruptDataError, match=r"claims more bytes than may be decoded at once.*stated_bytes=8388608"
     ):
         decode(block, max_bytes=1 << 20)
 
