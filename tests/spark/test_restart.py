@@ -129,7 +129,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"key": ["k", "v"]}, "another key: operator=update_queue was=['k'] now=['k', 'v']"),
     ({"time": "v"}, "another time: operator=update_queue was='t' now='v'"),
     ({"policy": "fifo"}, "another policy: operator=update_queue was='in_place' now='fifo'"),
-    ({"schema": "k string, t long, v double, w int"}, "another schema: operator=update_queue was=["),
+    ({"schema": "k string, t long, v string"}, "another schema: operator=update_queue was=["),
     ({"schema": "k string, t long"}, "another schema: operator=update_queue was=["),
     ({"arrival": "at"}, "another "),
 ]
