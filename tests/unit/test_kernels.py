@@ -18,6 +18,7 @@ import pytest
 
 import penstock
 from penstock import _kernels
+from penstock.checkpointing.p_stream.update_log import newest
 from penstock.compression.choice import statistics
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.compression.kernels import bits, symbols, text, token_decoding, token_encoding
@@ -44,6 +45,7 @@ ROOT = PACKAGE.parent
 
 # Which property tests run each kernel against a plain reference, compiled and not.
 KERNELS = {
+    "newest": {"_newest"},
     "key_words": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
     "key_index": {"_find", "_find_or_add", "_find_or_add_words", "_rebuild", "_gather_words"},
     "word_index": {"number_block"},
@@ -165,6 +167,7 @@ KERNELS = {
     },
 }
 REFERENCES = {
+    "newest": "test_update_log",
     "key_words": "test_keys",
     "key_index": "test_keys",
     "word_index": "test_keys",
@@ -203,7 +206,7 @@ REFERENCES = {
     "trees": "test_index_trees",
 }
 MODULES = [
-    *(key_words, key_index, word_index, key_set, row_codec, row_store),
+    *(key_words, key_index, word_index, key_set, row_codec, row_store, newest),
     *(
         pages,
         arrivals,
