@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from obstore.store import MemoryStore
 
-from penstock.checkpointing.files import Content, Files, open_files, stores
+from penstock.checkpointing.files import open_files, stores
 from penstock.checkpointing.p_stream import (
     Coder,
     PStream,
@@ -27,6 +25,7 @@ from penstock.checkpointing.p_stream import (
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.segments import writer_of
 from penstock.errors import FencedError, InvalidUsageError
+from tests.interrupted_files import InterruptedFiles
 
 SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
 EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 20)
@@ -41,21 +40,6 @@ OFTEN = CleanupRule(min_trim_commits=2, min_log_entries=4)
 def rows(first: int, count: int) -> pa.Table:
     numbers = list(range(first, first + count))
     return pa.table({"n": numbers, "text": [str(n) if n % 3 else None for n in numbers]}, SCHEMA)
-
-
-class _Interrupted:
-    """Files where something happens before the next one is published."""
-
-    def __init__(self, files: Files, interrupt: Callable[[], None]) -> None:
-        self._files, self._interrupt = files, [interrupt]
-
-    def publish(self, name: str, *content: Content) -> None:
-        while self._interrupt:
-            self._interrupt.pop()()
-        self._files.publish(name, *content)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._files, name)
 
 
 class PStreamMachine(RuleBasedStateMachine):
@@ -203,7 +187,7 @@ class PStreamMachine(RuleBasedStateMachine):
                 other.trim(now=True)
             other.log.shorten()
 
-        view.log._files = _Interrupted(files, interrupt)
+        view.log._files = InterruptedFiles(files, interrupt)
         try:
             assert view.log.commit(writer, batch, segments)
         finally:

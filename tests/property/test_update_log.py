@@ -6,7 +6,6 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.checkpointing.files import Content, Files
 from penstock.checkpointing.p_stream import Coder, PStream, SegmentWriter, read_blocks
 from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.checkpointing.p_stream.update_log.compaction import compact
 from penstock.checkpointing.p_stream.update_log.newest import newest_rows
+from tests.interrupted_files import InterruptedFiles
 
 SCHEMA = pa.schema({"n": pa.int64(), "k": pa.string(), "t": pa.int64(), "gone": pa.bool_()})
 EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 20)
@@ -30,21 +29,6 @@ OFTEN = CleanupRule(min_trim_commits=2, min_log_entries=4)
 PROCESSES = st.integers(0, 2)
 READERS = st.sampled_from(["x", "y"])
 UPDATES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.booleans()), min_size=1, max_size=9)
-
-
-class _Interrupted:
-    """Files where something happens before the next one is published."""
-
-    def __init__(self, files: Files, interrupt: Callable[[], None]) -> None:
-        self._files, self._interrupt = files, [interrupt]
-
-    def publish(self, name: str, *content: Content) -> None:
-        while self._interrupt:
-            self._interrupt.pop()()
-        self._files.publish(name, *content)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._files, name)
 
 
 class _Reader:
@@ -135,7 +119,7 @@ class UpdateLogMachine(RuleBasedStateMachine):
                 for name in self.readers:
                     self.plan(other, name, 3)
 
-        view.log._files = _Interrupted(files, interrupt)
+        view.log._files = InterruptedFiles(files, interrupt)
         try:
             found = compact(view, goal="fast", threads=1, unit_rows=4)
         finally:

@@ -13,6 +13,7 @@ from penstock.dataflow import graph
 from penstock.dataflow.shape import shape
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.expiry import Lives
+from penstock.operators.queues.key_records import ForgetRule, KeyRecords
 from penstock.operators.queues.repartition import merge_states, read_state
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
@@ -112,3 +113,18 @@ def test_the_state_really_becomes_smaller_and_copies_of_it_have_no_keys_that_lef
     copy.restore(merged.units())
     assert copy.keys == 10_000
     assert enqueue(copy, [Update(5, 50, 0), Update(6, 51, 0)], 200) == (2, 0, 1)
+
+
+def test_a_key_that_returns_has_the_record_of_a_new_key() -> None:
+    columns = {"gone": 0, "emitted": -1, "interval_us": 2.5}
+    records = KeyRecords(STREAM, columns, ["emitted"], ForgetRule())
+    keys = STREAM.codec.encode([pa.array([7, 8], STREAM.schema.field("key").type)])
+    ids = records.find_or_add(keys)
+    records["interval_us"][ids] = 40.0
+    records.remove(ids[:1])
+    assert records.keys == 1
+    assert records.find_or_add(keys).tolist() == ids.tolist()
+    assert records.keys == 2
+    assert {name: records[name][ids].tolist() for name in columns} == {
+        "gone": [0, 0], "emitted": [-1, -1], "interval_us": [2.5, 40.0]
+    }  # fmt: skip

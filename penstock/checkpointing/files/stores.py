@@ -203,7 +203,7 @@ def store_refusals(fact: str, file: str) -> Iterator[None]:
         yield
     except PenstockError:
         raise
-    except (BaseError, OSError, ValueError, NotImplementedError) as error:
+    except (BaseError, OSError, ValueError, NotImplementedError) as error:  # the last: a store lacks this
         if isinstance(error, FileNotFoundError) and error.filename == file:
             raise
         raise UnavailableError(
