@@ -300,7 +300,7 @@ class JoinOperator:
         for side, texts in ((_LEFT, self.left), (_RIGHT, self.right)):
             stream = self.joined.left if side == _LEFT else self.joined.right
             # Without descriptions of columns, none may be added.
-            named = zip(texts, stream.schema.names, strict=False)
+            named = zip(texts, stream.schema.names, strict=bool(texts))
             found[side] = [text for text, name in named if name in stream.may_add]
         return found
 
