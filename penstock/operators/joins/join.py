@@ -267,12 +267,12 @@ class UpdateJoin:
 
     def _let_go(self, ids: Integers) -> Expired:
         """Remove keys from the state, and return them."""
+        if self._lives is not None:
+            # The numbers of keys depend on what this copy loaded, their hashes do not.
+            ids = ids[np.lexsort((self._index.keys.hashes[ids], self._lives.last[ids]))]
         keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
         if self._lives is None or not len(ids):
             return Expired(keys, ids, np.zeros(0, np.bool_))
-        # The numbers of keys depend on what this copy loaded, their hashes do not.
-        ids = ids[np.lexsort((self._index.keys.hashes[ids], self._lives.last[ids]))]
-        keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
         deleted = np.zeros(len(ids), np.int64) if self._deletes is None else self._deletes.away[ids]
         expired = Expired(keys, self._lives.last[ids], deleted != 0)
         leaves = np.zeros(len(self._dirty), np.bool_)
