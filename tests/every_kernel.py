@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from penstock.checkpointing.p_stream.update_log.newest import newest_rows
 from penstock.compression import decode, encode
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
@@ -53,6 +54,7 @@ def use_every_kernel() -> None:
     _state()
     _windows()
     _codecs()
+    newest_rows(pa.table({"key": NUMBERS, "time": NUMBERS}), ["key"], "time")
     _fragments_and_joins()
     _transactions()
 

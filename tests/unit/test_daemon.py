@@ -182,7 +182,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
         monkeypatch.setattr(session, "SparkSession", Session)
         monkeypatch.setattr(session, "_launch_jvm", lambda options, home: None)
         context = SimpleNamespace(_gateway=None, getOrCreate=lambda conf: None)
-        monkeypatch.setattr(session, "SparkContext", context)
+        monkeypatch.setattr("pyspark.SparkContext", context)
         with pytest.raises(_OpenedError):
             session.open_session("test", {name.replace("__", "."): value for name, value in settings.items()})
         return Session.builder.settings.get(got)

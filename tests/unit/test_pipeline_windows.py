@@ -98,7 +98,7 @@ def test_fragments_are_made_where_penstock_reads_the_files(tmp_path: Path) -> No
         ),
         ("{size: 3600 s}", "{size: 1500 ms}", "6: window_join.window.size: windows of '1500 ms' never end"),
         ("{size: 3600 s}", "{}", "window_join.window.size: is required. Hint: write a duration"),
-        ("{size: 3600 s}", "{size: 9 rows}", "6: window_join.window.size: windows of 9 rows do not end with"),
+        ("{size: 3600 s}", "{size: 9 rows}", "6: window_join.window.size: windows of 9 rows do not end"),
         (
             "size: 60 s, slide: 1 s",
             "size: 60 rows, slide: 1 s",

@@ -149,7 +149,7 @@ class UpdateJoin:
         if watermark is not None:
             late |= times < watermark
         deletes = np.zeros(len(ids), np.bool_)
-        if self._lives is not None:
+        if self._lives is not None and self._lives.horizon != NEVER:
             late |= times <= self._lives.horizon
         if self._deletes is not None and stream.deleted:
             late |= times <= self._deletes.sides[place][ids]

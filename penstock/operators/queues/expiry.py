@@ -124,7 +124,9 @@ class KeyExpiry:
         self, emitted: Integers, resident: npt.NDArray[np.bool_], times: Integers
     ) -> npt.NDArray[np.bool_]:
         """Mark arrivals of keys without a record that may have left with a newer tuple."""
-        return (emitted == NEVER) & ~resident & (times <= self.last_horizon)
+        # The least time is a time, too, unless a key may have left.
+        late = times <= self.last_horizon if self.last_horizon != NEVER else np.zeros(len(times), np.bool_)
+        return (emitted == NEVER) & ~resident & late
 
     def watch(self, records: KeyRecords, ids: Integers) -> None:
         """Add keys that have become idle to the candidates, if they may leave before the next pass."""
