@@ -180,5 +180,5 @@ def test_what_is_wrong_with_a_join_is_told_before_it_runs(spark: SparkSession, t
     finally:
         spark.conf.unset("spark.sql.ansi.enabled")
     one, other = (df.withColumn("f", sf.col("t").cast("double")).drop("t") for df in (left, right))
-    with pytest.raises(InvalidUsageError, match="unsupported type: type=double"):
+    with pytest.raises(InvalidUsageError, match="unsupported type: option=within type=double"):
         penstock.update_join(one, other, "k", "f", "1 s", state_location=tmp_path)

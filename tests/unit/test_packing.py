@@ -42,6 +42,8 @@ from tests.streams import STREAM, rows_of, updates_of
 
 Task: TypeAlias = BucketTask[KeyedQueue]
 
+COLUMNS = ("value bigint", "key bigint", "text string", "time bigint")
+
 
 @pytest.fixture(autouse=True)
 def _no_memory_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +239,7 @@ def task(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
             stream=STREAM,
             options=QueueOptions(budget=3),
             query=Query(None, STREAM.schema, STREAM.key),
-            columns=("k bigint",),
+            columns=COLUMNS,
         ),
         buckets=2,
         parallel=2,
@@ -312,7 +314,7 @@ def _with(task: Task, buckets: int | None = None, **changes: Any) -> Task:
         ({"buckets": 4}, "number of buckets"),
         ({"options": QueueOptions(policy="fifo", budget=3)}, "policy"),
         ({"options": QueueOptions()}, "budget"),
-        ({"columns": ("k string",)}, "schema"),
+        ({"columns": ("value string", *COLUMNS[1:])}, "schema"),
     ],
 )
 def test_a_restart_with_other_settings_is_refused(
