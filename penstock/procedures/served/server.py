@@ -99,8 +99,11 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
                 tls_certificates=None if certificate is None else [certificate],
             )
         except (pa.ArrowException, OSError) as error:
+            hint = "choose another port"
+            if certificate is not None:
+                hint += ", or check that certificate and key are PEM and belong together"
             raise UnavailableError(
-                "cannot listen at this address", host=host, port=port, hint="choose another port"
+                "cannot listen at this address", host=host, port=port, hint=hint
             ) from error
         self.uri = f"{scheme}://{authority}:{self.port}"
 
