@@ -20,6 +20,7 @@ from penstock.operators.scan.spec import PANE, Fragments, Partial
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.state_copy.keyed_units import JoinBuckets, WindowBuckets
+from penstock.spark_ext.state_copy.migrate import _converted_joins, _parse
 from penstock.spark_ext.state_copy.query_copy import CopiedBucket
 from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME
 from penstock.sql.expression import Expression
@@ -143,15 +144,35 @@ def test_rewritten_buckets_of_windows_go_on_as_if_there_had_been_as_many(
 
 LEFT = UpdateStream(pa.schema({"k": pa.string(), "t": pa.int64(), "b": pa.int64()}), ("k",), "t")
 RIGHT = UpdateStream(pa.schema({"c": pa.int64(), "k": pa.string(), "t": pa.int64()}), ("k",), "t")
+WIDER = UpdateStream(
+    pa.schema([*RIGHT.schema, ("more", pa.string()), ("deleted", pa.bool_())]), ("k",), "t", deleted="deleted"
+)
+DELETING = UpdateStream(RIGHT.schema.append(pa.field("deleted", pa.bool_())), ("k",), "t", deleted="deleted")
 
 
-@pytest.mark.parametrize("condition", [None, "b <> c"])
+@pytest.mark.parametrize(
+    ("condition", "ttl", "deletes"),
+    [
+        (None, None, False),
+        ("b <> c", None, False),
+        ("b <> c", 3, False),
+        (None, 3, True),
+        (None, None, True),
+    ],
+)
 @pytest.mark.parametrize("buckets", [1, 2, 3, 7])
 def test_rewritten_buckets_of_a_join_go_on_as_if_there_had_been_as_many(
-    tmp_path: Path, condition: str | None, buckets: int
+    tmp_path: Path, condition: str | None, ttl: int | None, buckets: int, *, deletes: bool
 ) -> None:
-    joined = JoinedStream(LEFT, RIGHT, 5, 1000, None if condition is None else Expression.parse(condition))
-    settings = {"key": ["k"], "time": "t", "within": 5, "condition": condition, "buckets": 3}
+    streams = (LEFT, DELETING if deletes else RIGHT)
+    parsed = None if condition is None else Expression.parse(condition)
+    joined = JoinedStream(*streams, 5, 1000, parsed, ttl=ttl, tells_silent=ttl is not None)
+    settings = {
+        "key": ["k"], "time": "t", "within": 5, "condition": condition, "buckets": 3,
+        "ttl": ttl is not None or None, "on_silent": None if ttl is None else "row",
+        "deletes": deletes or None, "left": ["k string", "t bigint", "b bigint"],
+        "right": ["c bigint", "k string", "t bigint", *(["deleted boolean"] if deletes else [])],
+    }  # fmt: skip
 
     def new() -> UpdateJoin:
         return UpdateJoin(joined)
@@ -159,23 +180,29 @@ def test_rewritten_buckets_of_a_join_go_on_as_if_there_had_been_as_many(
     def run(states: list[UpdateJoin], batch: int) -> list[str]:
         rng = np.random.default_rng(batch)
         sides = []
-        for stream, name in ((LEFT, "b"), (RIGHT, "c")):
+        for stream, name in zip(streams, ("b", "c"), strict=True):
             columns = {
                 "k": pa.array([f"key {n}" for n in rng.integers(0, 20, 30)]),
                 "t": pa.array(10 * batch + rng.integers(-5, 10, 30)),
                 name: pa.array(rng.integers(0, 3, 30)),
+                "deleted": pa.array(rng.integers(0, 4, 30) == 0),
             }
             rows = pa.RecordBatch.from_arrays(
                 [columns[one] for one in stream.schema.names], schema=stream.schema
             )
             sides.append((Arrivals.from_rows(stream, rows), stream.keys(rows).bucket(len(states))))
+        newest = max(int(np.max(at.rows.column("t").to_numpy())) for at, _ in sides)
         found = []
         for number, state in enumerate(states):
             mine = [arrivals.take(np.flatnonzero(at == number)) for arrivals, at in sides]
-            found += [repr(row) for row in state.join(mine[0], mine[1]).rows.to_pylist()]
+            matched = state.join(mine[0], mine[1], newest)
+            found += [repr(row) for row in matched.rows.to_pylist()]
+            found += [f"gone {key}" for key in matched.expired.keys[0].to_pylist()]
+            found += ["late"] * matched.late
         return sorted(found)
 
     old, oracle = Buckets(tmp_path, 3, new), [new() for _ in range(buckets)]
+    seen: list[str] = []
     for batch in range(4):
         assert run(old.states, batch) == run(oracle, batch) != []
         old.commit()
@@ -183,4 +210,31 @@ def test_rewritten_buckets_of_a_join_go_on_as_if_there_had_been_as_many(
     made = restored((copied.rescale(number, buckets) for number in range(buckets)), new)
     assert [(state.keys, state.held) for state in made] == [(state.keys, state.held) for state in oracle]
     for batch in range(4, 8):
-        assert run(made, batch) == run(oracle, batch) != []
+        found = run(made, batch)
+        assert found == run(oracle, batch) != []
+        seen += found
+    assert ttl is None or any(one.startswith("gone") for one in seen)
+    assert not deletes or any("'deleted': True" in one for one in seen)
+
+
+def test_a_migrated_side_with_deletes_has_the_new_column_in_its_tuples(tmp_path: Path) -> None:
+    columns = ["c bigint", "k string", "t bigint", "deleted boolean"]
+    settings = {
+        "key": ["k"], "time": "t", "within": 5, "condition": None, "buckets": 1, "deletes": True, "ttl": True,
+        "left": ["k string", "t bigint", "b bigint"], "right": columns,
+    }  # fmt: skip
+
+    def side(stream: UpdateStream, *rows: dict[str, Any]) -> Arrivals:
+        return Arrivals.from_rows(stream, pa.RecordBatch.from_pylist(list(rows), stream.schema))
+
+    old = Buckets(tmp_path, 1, lambda: UpdateJoin(JoinedStream(LEFT, DELETING, 5, 1000, ttl=90)))
+    held = [{"k": key, "t": time, "c": 3, "deleted": False} for key, time in (("a", 10), ("b", 10))]
+    old.states[0].join(None, side(DELETING, *held, {"k": "b", "t": 11, "deleted": True}), 11)
+    old.commit()
+    new = _parse(", ".join([*columns[:3], "more string", columns[3]]))
+    (made,) = restored(
+        [_converted_joins(old.copied(), settings, {"right": new})(0)],
+        lambda: UpdateJoin(JoinedStream(LEFT, WIDER, 5, 1000, ttl=90)),
+    )
+    found = made.join(side(LEFT, *({"k": key, "t": 9, "b": 1} for key in "ab")), None, 11)
+    assert found.rows.to_pylist() == [{"k": "a", "t": 10, "b": 1, "c": 3, "more": None, "deleted": False}]

@@ -20,6 +20,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.repartition import source_buckets
+from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, UpdateStream
 from penstock.spark_ext.state_copy.query_copy import CopiedBucket, QueryCopy, explain_missing_file
 from penstock.spark_ext.state_reader.state_view import Stored
@@ -32,11 +33,12 @@ from penstock.windows.append.panes import Panes
 from penstock.windows.groups import GroupCodec
 from penstock.windows.layout import WindowLayout
 
-__all__ = ["SIDES", "JoinBuckets", "WindowBuckets", "WrittenState"]
+__all__ = ["SIDES", "JoinBuckets", "WindowBuckets", "WrittenState", "marks_deletes"]
 
 _OWNER = f"{RESERVED_PREFIX}cell"
 SIDES = ("left", "right")
 """The blocks with the tuples of a join's sides; the settings with their columns have these names, too."""
+_MARK = f"{DELETED_COLUMN} boolean"
 _UNIT_ROWS = 1 << 20
 
 
@@ -97,6 +99,11 @@ class _OldBuckets:
         """Return the units of the old buckets whose keys may belong to a new one."""
         found = map(self.units, source_buckets(bucket, buckets, self.buckets))
         return [(units, meta) for units, meta in found if units]
+
+
+def marks_deletes(specification: Mapping[str, Any], side: str) -> bool:
+    """Return whether a side of a join has deletes: its input ends with their mark, which is not stored."""
+    return bool(specification.get("deletes")) and specification[side][-1:] == [_MARK]
 
 
 class WindowBuckets(_OldBuckets):
@@ -169,11 +176,20 @@ class JoinBuckets(_OldBuckets):
             unit = max(units, key=lambda unit: unit.blocks[side].num_columns)
             fields = [unit.blocks["cells"].schema.field(name) for name in key]
             fields += [one for one in unit.blocks[side].schema if one.name != _OWNER]
-            streams.append(UpdateStream(pa.schema(fields), key, self._specification["time"]))
+            marks = marks_deletes(self._specification, side)
+            fields += [pa.field(DELETED_COLUMN, pa.bool_())] if marks else []
+            deleted = DELETED_COLUMN if marks else None
+            streams.append(UpdateStream(pa.schema(fields), key, self._specification["time"], deleted=deleted))
         condition = self._specification["condition"]
-        parsed = None if condition is None else Expression.parse(condition)
-        # The stored delay counts.
-        return JoinedStream(streams[0], streams[1], self._specification["within"], FOREVER, parsed)
+        return JoinedStream(
+            streams[0],
+            streams[1],
+            self._specification["within"],
+            FOREVER,  # the stored delay counts
+            None if condition is None else Expression.parse(condition),
+            ttl=1 if self._specification.get("ttl") else None,  # the stored horizon counts
+            tells_silent=self._specification.get("on_silent") is not None,
+        )
 
     def _new_state(self) -> UpdateJoin:
         return UpdateJoin(self._joined)
@@ -219,9 +235,10 @@ def _select_keys(unit: PUnit, key: Sequence[str], bucket: int, buckets: int) -> 
 
 
 def _join_state(parts: list[PUnit], stored: Sequence[Mapping[str, Any]]) -> WrittenState | None:
-    """Return units with the metadata of a bucket; None if no old bucket had a tuple."""
+    """Return units with the metadata of a bucket; None if no old bucket had a tuple, or heard of one."""
     newest = max((meta["newest"] for meta in stored if meta["newest"] is not None), default=None)
-    if newest is None:
+    horizons = [meta["horizon"] for meta in stored if "horizon" in meta]
+    if newest is None and not horizons:
         return None
     meta = {
         "rows": sum(part.blocks["cells"].num_rows for part in parts),
@@ -231,4 +248,7 @@ def _join_state(parts: list[PUnit], stored: Sequence[Mapping[str, Any]]) -> Writ
     # The longest delay keeps the most tuples.
     delays = [one["delay"] for one in stored if "delay" in one]
     meta |= {"delay": max(delays)} if delays else {}
+    if horizons:
+        # All buckets hear the same clock, so only a bucket without a micro-batch can be behind.
+        meta |= {"horizon": max(horizons), "expired": sum(one["expired"] for one in stored)}
     return WrittenState([replace(part, meta=meta) for part in parts])

@@ -20,9 +20,10 @@ from pyspark.sql.types import ByteType, StructField, StructType
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.repartition import QueueState
+from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
-from penstock.spark_ext.state_copy.keyed_units import SIDES, JoinBuckets
+from penstock.spark_ext.state_copy.keyed_units import SIDES, JoinBuckets, marks_deletes
 from penstock.spark_ext.state_copy.query_copy import (
     CopiedQuery,
     Progress,
@@ -85,7 +86,7 @@ def migrate_state(
         See `fork_state`. The parts are the buckets, and Spark's files as one.
     schema : str or StructType, or a mapping of these for a join
         All columns of the queue's new input, in their order, such as ``df.schema`` or ``"symbol string, time
-        timestamp, price double"``. With `delete_when`, the queue's input has ``deleted boolean`` at the end.
+        timestamp, price double"``. With `delete_when`, the input has ``deleted boolean`` at the end.
         For a join, the columns of ``"left"``, of ``"right"``, or of both.
 
     Returns
@@ -174,7 +175,9 @@ def _converted_joins(
     def change(side: str, rows: pa.RecordBatch) -> pa.RecordBatch:
         if side not in columns:
             return rows
-        table = _convert_rows(pa.Table.from_batches([rows]), columns[side], key).combine_chunks()
+        # The mark of deletes is not stored, so it is a column only of the input.
+        left_out = key | ({DELETED_COLUMN} if marks_deletes(specification, side) else set())
+        table = _convert_rows(pa.Table.from_batches([rows]), columns[side], left_out).combine_chunks()
         return table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
 
     return functools.partial(JoinBuckets(copy, specification).convert, change=change)
@@ -246,10 +249,10 @@ def _convert(state: QueueState, columns: StructType, key: set[str]) -> QueueStat
     return replace(state, waiting=_convert_rows(state.waiting, columns, key))
 
 
-def _convert_rows(old: pa.Table, columns: StructType, key: set[str]) -> pa.Table:
+def _convert_rows(old: pa.Table, columns: StructType, left_out: set[str]) -> pa.Table:
     """Return stored tuples with other columns. Those of Penstock stay, and come first."""
     ours = [name for name in old.schema.names if name.startswith(RESERVED_PREFIX) and name != SOURCE_COLUMN]
-    fields = [field for field in as_arrow_schema(columns) if field.name not in key]
+    fields = [field for field in as_arrow_schema(columns) if field.name not in left_out]
     present = set(old.schema.names)
     values = [
         _cast(old.column(field.name), field) if field.name in present else pa.nulls(old.num_rows, field.type)

@@ -75,10 +75,6 @@ def rewritable_kind(copy: QueryCopy) -> tuple[Kind, Mapping[str, Any]]:
             )
         return "queue", specification
     if specification.keys() >= _JOIN:
-        if specification.get("ttl") or specification.get("deletes"):
-            raise InvalidUsageError(
-                "the state of a join with ttl or deletes cannot be rewritten", operator=name, hint=hint
-            )
         return "join", specification
     if specification.keys() >= _WINDOWS:
         if specification["mode"] != WindowMode.APPEND:
