@@ -1,8 +1,11 @@
-"""A query with state in an object store that fails for a moment: stop, restart and inspection."""
+"""A query with state in an object store, by Spark's settings of it: failures, restart and inspection."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,10 +14,25 @@ import penstock
 from penstock.checkpointing.files import open_files
 from penstock.state_store.location import find_operators
 from penstock.state_store.survey import survey_bucket
-from tests.s3 import Request, S3Server
+from tests.s3 import KEY, SECRET, Request, S3Server
 from tests.spark.queries import Place, fresh_workers, quotes
 
 pytestmark = pytest.mark.spark
+
+
+@contextmanager
+def settings_of(server: S3Server, spark: SparkSession) -> Iterator[None]:
+    """Let the application have settings of S3, as if it had started with them."""
+    given = {"endpoint": f"http://127.0.0.1:{server.port}", "access.key": KEY, "secret.key": SECRET}
+    conf: Any = spark.sparkContext._conf
+    for name, value in given.items():
+        conf.set(f"spark.hadoop.fs.s3a.{name}", value)
+    try:
+        yield
+    finally:
+        for name in given:
+            conf._jconf.remove(f"spark.hadoop.fs.s3a.{name}")
+        penstock.register(spark)
 
 
 def test_state_on_s3_outlives_refusals_and_workers_and_can_be_read(
@@ -22,8 +40,8 @@ def test_state_on_s3_outlives_refusals_and_workers_and_can_be_read(
 ) -> None:
     place = Place(tmp_path)
     batches = [[(f"k{key}", 10 * batch + key, float(batch)) for key in range(8)] for batch in range(4)]
-    with S3Server() as server:
-        location = server.uri("state")
+    with S3Server() as server, settings_of(server, spark):
+        location = "s3a://bucket/state"
         queue = place.queue(spark, buckets=2, state_location=location)
         place.input.add(*map(quotes, batches[:2]))
         place.run(queue)

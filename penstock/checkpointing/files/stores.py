@@ -14,6 +14,7 @@ from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from penstock.checkpointing.files.locations import redact_secrets
+from penstock.checkpointing.files.s3a import S3A_SETTINGS, s3a_settings
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
 
 __all__ = ["OBJECT_STORES", "open_store", "store_refusals"]
@@ -43,8 +44,8 @@ _NOT_IN_URIS: Final = re.compile(r"[\x00-\x20\x7f<>\"{}|\\^`]")
 _URL: Final = re.compile(r"\w+://\S+")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 
-_stores: dict[int, dict[str, tuple[Any, str]]] = {}
-"""The stores of each process, by URI. A forked process sees its parent's."""
+_stores: dict[int, dict[tuple[str, str | None], tuple[Any, str]]] = {}
+"""The stores of each process, by URI and Spark's settings. A forked process sees its parent's."""
 
 
 def open_store(uri: str) -> tuple[Any, str]:
@@ -65,9 +66,10 @@ def open_store(uri: str) -> tuple[Any, str]:
                 hint="start processes by 'spawn' or 'forkserver', or fork before the first use",
             )
         own = _stores[os.getpid()] = {}
-    found = own.get(uri)
+    key = uri, os.environ.get(S3A_SETTINGS)
+    found = own.get(key)
     if found is None:
-        found = own[uri] = _connect(uri)
+        found = own[key] = _connect(uri)
     return found
 
 
@@ -85,6 +87,11 @@ def _connect(uri: str) -> tuple[Any, str]:
     if endpoint is not None:
         full = endpoint if "://" in endpoint else f"{parameters.get('scheme', 'https')}://{endpoint}"
         settings["base_url" if kind == "GCS" else "endpoint"] = full
+    if kind == "S3":
+        try:
+            settings |= s3a_settings(bucket, settings, os.environ)
+        except ValueError:
+            raise _refusal(uri, "fs.s3a.endpoint is no address", "write https://host:port") from None
     try:
         limit = timedelta(seconds=float(parameters.get("retry_limit_seconds", _RETRY_LIMIT_S)))
     except ValueError:
