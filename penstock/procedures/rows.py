@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from penstock.procedures.schema import Column, Kind, TableSpec
 from penstock.procedures.texts import Numbers, TextNumbers
 
 __all__ = ["TableRows", "arrow_column", "from_python", "null_mask", "numpy_column"]
+
+_Column = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
+"""The values of a column, and the mask of its nulls."""
 
 _LEAST_ROWS = 1 << 6
 _LEAST_GONE = 1 << 6
@@ -191,10 +194,32 @@ class TableRows:
         """Return all rows, in no particular order."""
         return self._rows(np.flatnonzero(self._live))
 
+    def freeze(self) -> Callable[[], pa.RecordBatch]:
+        """Copy the rows; return a function that converts the copy to what `table` returns now.
+
+        The copy takes a fraction of the time. Any thread may convert it, while the table changes.
+        """
+        used = int(self._facts[USED])
+        # Slices are copied several times as fast as selected slots.
+        place: slice | Numbers = slice(used) if used == len(self) else np.flatnonzero(self._live[:used])
+        copies = [
+            (values[place].copy(), None if null is None else null[place].copy())
+            for values, null in zip(self._columns, self._nulls, strict=True)
+        ]
+        texts = self._texts.freeze()
+        return lambda: self._batch(copies, texts)
+
     def _rows(self, slots: Numbers) -> pa.RecordBatch:
+        copies = [
+            (values[slots], None if null is None else null[slots])
+            for values, null in zip(self._columns, self._nulls, strict=True)
+        ]
+        return self._batch(copies, self._texts)
+
+    def _batch(self, columns: list[_Column], texts: TextNumbers) -> pa.RecordBatch:
         arrays = [
-            arrow_column(column, values[slots], None if null is None else null[slots], self._texts)
-            for column, values, null in zip(self.spec.columns, self._columns, self._nulls, strict=True)
+            arrow_column(column, values, null, texts)
+            for column, (values, null) in zip(self.spec.columns, columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.spec.schema)
 

@@ -13,6 +13,9 @@ __all__ = ["Numbers", "TextNumbers"]
 
 Numbers = npt.NDArray[np.int64]
 
+_LEAST_SHARE = 4
+"""Sorting numbers is faster than marking them if there are this many times more texts than numbers."""
+
 
 class TextNumbers:
     """An interning dictionary. Numbers are valid in this process and are never stored."""
@@ -55,13 +58,19 @@ class TextNumbers:
         inside = numbers if mask is None else numbers[~mask]
         if not len(inside):
             return pa.nulls(len(numbers), kind)
-        used, places = np.unique(inside, return_inverse=True)
+        used, places = _ranked(inside, len(self._texts))
         texts = pa.array([self._texts[number] for number in used], kind)
         if mask is None:
             return texts.take(pa.array(places))
         spread = np.zeros(len(numbers), np.int64)
         spread[~mask] = places
         return texts.take(pa.array(spread, mask=mask))
+
+    def freeze(self) -> TextNumbers:
+        """Return the texts that there are now; `keep` does not change them."""
+        frozen = TextNumbers()
+        frozen._texts = self._texts
+        return frozen
 
     @property
     def bytes(self) -> tuple[Numbers, npt.NDArray[np.uint8]]:
@@ -94,6 +103,15 @@ class TextNumbers:
         self._stored = 0
         self.size_bytes = sum(120 + len(text) for text in texts)
         return new_numbers
+
+
+def _ranked(numbers: Numbers, limit: int) -> tuple[Numbers, Numbers]:
+    """Return the distinct numbers, all below `limit`, and the place of each number among them."""
+    if limit > _LEAST_SHARE * len(numbers):
+        return np.unique(numbers, return_inverse=True)
+    exists = np.zeros(limit, np.bool_)
+    exists[numbers] = True
+    return np.flatnonzero(exists), (np.cumsum(exists) - 1)[numbers]
 
 
 def _write_from(array: npt.NDArray[Any], begin: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -437,9 +437,9 @@ class OpenDatabase:
         """
         with self._lock:
             specs = [self._spec(name) for name in tables or self._database.tables]
-            return Snapshot(
-                {spec.name: pa.Table.from_batches([self._state[spec.name].table()]) for spec in specs}
-            )
+            copies = {spec.name: self._state[spec.name].freeze() for spec in specs}
+        # Transactions run while the copies are converted.
+        return Snapshot({name: pa.Table.from_batches([convert()]) for name, convert in copies.items()})
 
     def _spec(self, name: str) -> TableSpec:
         check_text(name, kind="table")
