@@ -181,9 +181,8 @@ class CommandLog:
                     file=path,
                 )
 
-    def restore(self) -> tuple[TableSet, Iterator[Call]]:
-        """Return the newest version of the tables, and the calls since, to run again."""
-        state = TableSet(self._tables)
+    def restore(self, state: TableSet) -> Iterator[Call]:
+        """Restore the newest version into empty tables; return the calls since, to run again."""
         survey = survey_bucket(self._store.files)
         for damage in survey.damage:
             # Decoding raises the full error, of which the survey keeps only the fact.
@@ -196,7 +195,7 @@ class CommandLog:
             self._handle = self._store.load(newest, state)
             begin = offsets[newest]
         self._calls = self._end - begin
-        return state, self._read(begin)
+        return self._read(begin)
 
     def _offset_of(self, unit: PUnit) -> int:
         return unit.fields.count("offset")

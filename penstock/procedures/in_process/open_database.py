@@ -18,17 +18,16 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import TableSet, event_schema, result_schema
-from penstock.procedures.in_process.arrow_rows import arrow_errors, as_arrow, batches_of, check_text
+from penstock.procedures.in_process.arrow_rows import arrow_errors, as_arrow, batches_of
 from penstock.procedures.in_process.command_log import Call, CommandLog
+from penstock.procedures.in_process.open_programs import OpenPrograms
+from penstock.procedures.in_process.replay import ANSWER, LOAD, replay
 from penstock.procedures.in_process.request_queue import Request, RequestQueue, answer
 from penstock.procedures.in_process.snapshot import Snapshot
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
 from penstock.procedures.requests.messages import ANSWERS, REQUESTS
-from penstock.procedures.requests.programs import RequestPrograms
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS, answer_requests
-from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.batches import bounds_of
-from penstock.sql.expression import did_you_mean
 from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
@@ -37,12 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["OpenDatabase"]
 
 T = TypeVar("T")
-
-_LOAD = "load "
-"""The prefix of a table's name in the log, for calls of `OpenDatabase.load`."""
-_ANSWER = "answer requests"
-"""The name in the log for calls of `OpenDatabase.answer`; no procedure can have it."""
-_NO_PROGRAMS = RequestPrograms({}, {})
 
 
 class OpenDatabase:
@@ -75,24 +68,21 @@ class OpenDatabase:
                 "only a database in a directory has strong recovery", hint="give open() a location"
             )
         self._database = database
-        self._programs: dict[tuple[str, pa.Schema], Program | PlainProgram] = {}
         self._closed = self._broken = False
         self._lock = threading.RLock()
         self._queue: RequestQueue | None = None
-        self._requests = _NO_PROGRAMS
         self._log: CommandLog | None = None
         self._strong: StrongRecovery | None = None
         tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
+        self._state = TableSet(tables)
+        self._programs = OpenPrograms(database, {spec.name for spec in tables})
         if location is None:
-            self._state = TableSet(tables)
             return
         self._log = CommandLog(location, database.name, tables, interval_s)
         try:
-            self._state, calls = self._log.restore()
+            calls = self._log.restore(self._state)
             strong = StrongRecovery(self._state, self._log)
-            for call in calls:
-                self._repeat(call, strong)
-            strong.end()
+            replay(calls, self._state, self._programs, strong)
             self._strong = strong if recovery == "strong" else None
         except BaseException:
             self._log.close()
@@ -135,46 +125,6 @@ class OpenDatabase:
             if self._log is not None:
                 with self._abandon_on_error():
                     self._log.checkpoint(self._state)
-
-    def _repeat(self, call: Call, strong: StrongRecovery) -> None:
-        """Run a call or a transaction of the log again."""
-        if call.events is None:
-            strong.repeat(call)
-            return
-        if call.called == _ANSWER:
-            programs = self._request_programs()
-            self._check_program(call, programs.digest)
-            answer_requests(self._state, call.events, programs, 0)
-            return
-        table = call.called.removeprefix(_LOAD)
-        if table != call.called:
-            self._state.load(table, call.events)
-            return
-        program = self._program(call.called, call.events.schema)
-        self._check_program(call, program.digest)
-        if call.transaction is None:
-            self._state.run(program, call.events, call.bounds)
-            return
-        if isinstance(program, PlainProgram):
-            raise InvalidUsageError(
-                "a workflow with plain=True cannot repeat transactions of strong recovery",
-                workflow=program.name,
-                hint="open the database once without plain=True, and close it: then nothing is repeated",
-            )
-        if call.transaction == 0:
-            strong.begin(program, call.events)
-        strong.repeat(call)
-
-    @staticmethod
-    def _check_program(call: Call, digest: str) -> None:
-        if digest != call.program:
-            raise InvalidUsageError(
-                "the log has calls of another program",
-                procedure=call.called,
-                was=call.program,
-                now=digest,
-                hint="open it once with the procedure as it was, and close it: then no calls are repeated",
-            )
 
     def _perform(self, call: Call, change: Callable[[], T], *harmless: type[Exception]) -> T:
         """Change the tables and log the call. Errors that are `harmless` change nothing."""
@@ -235,11 +185,11 @@ class OpenDatabase:
             If a key exists already, or a column does not fit.
         """
         with self._durable_at_exit():
-            spec, columns = self._spec(table), as_arrow(rows, owner=table)
+            spec, columns = self._programs.table(table), as_arrow(rows, owner=table)
             spec.check_known(columns.schema.names)
             for batch in batches_of(columns, spec.schema, owner=table):
                 change = partial(self._state.load, table, batch)
-                self._perform(Call(_LOAD + table, "", batch), change, InvalidUsageError)
+                self._perform(Call(LOAD + table, "", batch), change, InvalidUsageError)
 
     def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
         """Run one transaction, or a round of a workflow; return its results and ``rejected``.
@@ -284,7 +234,7 @@ class OpenDatabase:
 
     def _run(self, procedure: str, events: pa.Table | pa.RecordBatch, batch: str | None = None) -> pa.Table:
         """Run transactions, whose results are not durable yet."""
-        program = self._program(procedure, events.schema)
+        program = self._programs.find(procedure, events.schema)
         results = []
         bounds = None if batch is None else bounds_of(program, events, batch)
         for rows in batches_of(events, event_schema(program.event), owner=procedure):
@@ -333,20 +283,15 @@ class OpenDatabase:
             If a column is missing, or of another type.
         """
         with self._durable_at_exit():
+            programs = self._programs.requests()
             answers = [
                 self._perform(
-                    Call(_ANSWER, self._request_programs().digest, rows),
-                    partial(answer_requests, self._state, rows, self._request_programs(), 0),
+                    Call(ANSWER, programs.digest, rows),
+                    partial(answer_requests, self._state, rows, programs, 0),
                 )
                 for rows in batches_of(requests, REQUESTS, owner="requests")
             ]
         return pa.Table.from_batches(answers, ANSWERS)
-
-    def _request_programs(self) -> RequestPrograms:
-        known = self._requests.programs.keys() | self._requests.refusals.keys()
-        if known != self._database.procedures.keys():
-            self._requests = RequestPrograms.collect(self._database.catalog, 1)
-        return self._requests
 
     def _run_group(self, group: Sequence[Request]) -> None:
         """Run requests for one procedure with values of equal types; answer each once it is durable."""
@@ -387,33 +332,6 @@ class OpenDatabase:
             self._checkpoint_if_due()
             return results
 
-    def _program(self, procedure: str, events: pa.Schema) -> Program | PlainProgram:
-        # Finding the program anew takes longer than running a transaction.
-        check_text(procedure, kind="procedure")
-        program = self._programs.get((procedure, events))
-        if program is None:
-            database = self._database
-            definition = database.procedures.get(procedure) or database.workflows.get(procedure)
-            if definition is None:
-                raise InvalidUsageError(
-                    "there is no such procedure",
-                    procedure=procedure,
-                    hint=did_you_mean(procedure, [*database.procedures, *database.workflows], "procedures"),
-                )
-            program = definition.program(events)
-            self._check_opened(*(spec.name for spec in program.tables))
-            self._programs[procedure, events] = program
-        return program
-
-    def _check_opened(self, *tables: str) -> None:
-        """Refuse tables, including those of windows, that were declared after the database was opened."""
-        if missing := [name for name in tables if name not in self._state]:
-            raise InvalidUsageError(
-                "the database was opened before these tables were declared",
-                tables=", ".join(missing),
-                hint="declare tables and windows before database.open()",
-            )
-
     def _check_open(self) -> None:
         if self._broken:
             raise InvalidUsageError("a call could not be stored", hint="open the database again")
@@ -436,15 +354,7 @@ class OpenDatabase:
             If there is no such table.
         """
         with self._lock:
-            specs = [self._spec(name) for name in tables or self._database.tables]
+            specs = [self._programs.table(name) for name in tables or self._database.tables]
             copies = {spec.name: self._state[spec.name].freeze() for spec in specs}
         # Transactions run while the copies are converted.
         return Snapshot({name: pa.Table.from_batches([convert()]) for name, convert in copies.items()})
-
-    def _spec(self, name: str) -> TableSpec:
-        check_text(name, kind="table")
-        if name not in self._database.tables:
-            hint = did_you_mean(name, self._database.tables, "tables")
-            raise InvalidUsageError("there is no such table", table=name, hint=hint)
-        self._check_opened(name)
-        return self._database.tables[name]

@@ -1,0 +1,73 @@
+"""Run the calls of a command log again, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.errors import InvalidUsageError
+from penstock.procedures.compiler.program import PlainProgram
+from penstock.procedures.engine import TableSet
+from penstock.procedures.in_process.command_log import Call
+from penstock.procedures.in_process.open_programs import OpenPrograms
+from penstock.procedures.in_process.strong_recovery import StrongRecovery
+from penstock.procedures.requests.run import answer_requests
+
+__all__ = ["ANSWER", "LOAD", "replay"]
+
+LOAD = "load "
+"""The prefix of a table's name in the log, for calls of `OpenDatabase.load`."""
+ANSWER = "answer requests"
+"""The name in the log for calls of `OpenDatabase.answer`; no procedure can have it."""
+
+
+def replay(calls: Iterable[Call], state: TableSet, programs: OpenPrograms, strong: StrongRecovery) -> None:
+    """Run calls, or transactions, of the log again; then the rest of a round whose end it does not have.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a procedure has changed since.
+    """
+    for call in calls:
+        _repeat(call, state, programs, strong)
+    strong.end()
+
+
+def _repeat(call: Call, state: TableSet, programs: OpenPrograms, strong: StrongRecovery) -> None:
+    if call.events is None:
+        strong.repeat(call)
+        return
+    if call.called == ANSWER:
+        request_programs = programs.requests()
+        _check_program(call, request_programs.digest)
+        answer_requests(state, call.events, request_programs, 0)
+        return
+    table = call.called.removeprefix(LOAD)
+    if table != call.called:
+        state.load(table, call.events)
+        return
+    program = programs.find(call.called, call.events.schema)
+    _check_program(call, program.digest)
+    if call.transaction is None:
+        state.run(program, call.events, call.bounds)
+        return
+    if isinstance(program, PlainProgram):
+        raise InvalidUsageError(
+            "a workflow with plain=True cannot repeat transactions of strong recovery",
+            workflow=program.name,
+            hint="open the database once without plain=True, and close it: then nothing is repeated",
+        )
+    if call.transaction == 0:
+        strong.begin(program, call.events)
+    strong.repeat(call)
+
+
+def _check_program(call: Call, digest: str) -> None:
+    if digest != call.program:
+        raise InvalidUsageError(
+            "the log has calls of another program",
+            procedure=call.called,
+            was=call.program,
+            now=digest,
+            hint="open it once with the procedure as it was, and close it: then no calls are repeated",
+        )
