@@ -115,11 +115,11 @@ class Database:
             Its columns as Spark's DDL, with ``NOT NULL`` where nulls are not allowed: boolean, integers,
             float, double, string, date, timestamp.
         key : str or iterable of str
-            The columns of the primary key, at most three; they are not null.
+            The columns of the primary key, at most four; they are not null.
         partition_by : str, optional
             The column of the key by which rows go to buckets in Spark; without it there is one bucket.
         indexes : iterable
-            For each index a column, or up to three; ``table.by(column)`` reads rows in its order.
+            For each index a column, or up to four; ``table.by(column)`` reads rows in its order.
 
         Raises
         ------

@@ -22,6 +22,7 @@ __all__ = [
     "find_1",
     "find_2",
     "find_3",
+    "find_4",
     "find_all",
     "new_index",
     "peek",
@@ -31,6 +32,7 @@ __all__ = [
     "remove_entry",
     "word_2",
     "word_3",
+    "word_4",
     "words_of",
 ]
 
@@ -67,6 +69,12 @@ def word_2(a: int, b: int) -> Any:
 def word_3(a: int, b: int, c: int) -> Any:
     """Return the word of a key of three columns."""
     return word_2(word_2(a, b), c)
+
+
+@kernel
+def word_4(a: int, b: int, c: int, d: int) -> Any:
+    """Return the word of a key of four columns."""
+    return word_2(word_3(a, b, c), d)
 
 
 @kernel
@@ -111,6 +119,38 @@ def find_3(
         if slot < 0:
             return -1
         if entries[2 * at] == word and a_column[slot] == a and b_column[slot] == b and c_column[slot] == c:
+            return slot
+        at = (at + 1) & mask
+
+
+@kernel
+def find_4(
+    entries: Entries,
+    shift: int,
+    a: int,
+    b: int,
+    c: int,
+    d: int,
+    a_column: Any,
+    b_column: Any,
+    c_column: Any,
+    d_column: Any,
+) -> int:
+    """Return the slot of a key of four columns, -1 if there is none."""
+    mask = (entries.shape[0] >> 1) - 1
+    word = word_4(a, b, c, d)
+    at = _first(word, shift)
+    while True:
+        slot = entries[2 * at + 1] - 1
+        if slot < 0:
+            return -1
+        if (
+            entries[2 * at] == word
+            and a_column[slot] == a
+            and b_column[slot] == b
+            and c_column[slot] == c
+            and d_column[slot] == d
+        ):
             return slot
         at = (at + 1) & mask
 
@@ -190,6 +230,12 @@ def _words_3(a: Entries, b: Entries, c: Entries, words: Entries) -> None:
 
 
 @kernel
+def _words_4(a: Entries, b: Entries, c: Entries, d: Entries, words: Entries) -> None:
+    for i in range(words.shape[0]):
+        words[i] = word_4(a[i], b[i], c[i], d[i])
+
+
+@kernel
 def _find_all_1(entries: Entries, shift: int, a: Entries, slots: Entries) -> None:
     for i in range(slots.shape[0]):
         slots[i] = find_1(entries, shift, a[i])
@@ -219,15 +265,35 @@ def _find_all_3(
         slots[i] = find_3(entries, shift, a[i], b[i], c[i], a_column, b_column, c_column)
 
 
+@kernel
+def _find_all_4(
+    entries: Entries,
+    shift: int,
+    a: Entries,
+    b: Entries,
+    c: Entries,
+    d: Entries,
+    a_column: Any,
+    b_column: Any,
+    c_column: Any,
+    d_column: Any,
+    slots: Entries,
+) -> None:
+    for i in range(slots.shape[0]):
+        slots[i] = find_4(entries, shift, a[i], b[i], c[i], d[i], a_column, b_column, c_column, d_column)
+
+
+_WORDS: dict[int, Any] = {2: _words_2, 3: _words_3, 4: _words_4}
+_FIND_ALL: dict[int, Any] = {2: _find_all_2, 3: _find_all_3, 4: _find_all_4}
+"""The kernels of keys by their number of columns."""
+
+
 def words_of(key: list[Entries]) -> Entries:
     """Return the words of keys, given as one array for each column."""
     if len(key) == 1:
         return key[0]
     words = np.empty(len(key[0]), np.int64)
-    if len(key) == 2:
-        _words_2(key[0], key[1], words)
-    else:
-        _words_3(key[0], key[1], key[2], words)
+    _WORDS[len(key)](*key, words)
     return words
 
 
@@ -236,8 +302,6 @@ def find_all(entries: Entries, shift: int, key: list[Entries], columns: list[Any
     slots = np.empty(len(key[0]), np.int64)
     if len(key) == 1:
         _find_all_1(entries, shift, key[0], slots)
-    elif len(key) == 2:
-        _find_all_2(entries, shift, key[0], key[1], columns[0], columns[1], slots)
     else:
-        _find_all_3(entries, shift, *key, *columns, slots)  # type: ignore[call-arg]
+        _FIND_ALL[len(key)](entries, shift, *key, *columns, slots)
     return slots

@@ -30,7 +30,7 @@ __all__ = [
     "is_usable_name",
 ]
 
-MAX_KEY_COLUMNS = 3
+MAX_KEY_COLUMNS = 4
 MAX_DIGITS = 18
 """The digits that a decimal may have, so that it fits into 64 bits."""
 NAME_HINT = "use letters, digits and _, and no keyword of Python"
@@ -195,7 +195,7 @@ class IndexSpec:
     Parameters
     ----------
     columns : tuple of str
-        The columns, one to three.
+        The columns, one to four.
     words : tuple of Column
         All columns that order the rows: those, and the rest of the key.
     """
@@ -341,7 +341,7 @@ def _indexes(table: TableSpec, declarations: Iterable[str | Iterable[str]]) -> t
     for declaration in declarations:
         columns = (declaration,) if isinstance(declaration, str) else tuple(declaration)
         if not 1 <= len(columns) <= MAX_KEY_COLUMNS or len(set(columns)) != len(columns):
-            raise InvalidUsageError("an index has one to three columns", table=table.name, index=columns)
+            raise InvalidUsageError("an index has one to four columns", table=table.name, index=columns)
         for name in columns:
             if name not in table.names:
                 raise InvalidUsageError(
@@ -357,7 +357,7 @@ def _indexes(table: TableSpec, declarations: Iterable[str | Iterable[str]]) -> t
 def _check_key(table: str, columns: Sequence[Column], key: tuple[str, ...]) -> None:
     names = {column.name: column for column in columns}
     if not 1 <= len(key) <= MAX_KEY_COLUMNS or len(set(key)) != len(key):
-        raise InvalidUsageError("a key has one to three columns", table=table, key=key)
+        raise InvalidUsageError("a key has one to four columns", table=table, key=key)
     for column in key:
         if column not in names:
             raise InvalidUsageError("the key is no column of the table", table=table, key=column)

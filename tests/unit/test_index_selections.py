@@ -148,7 +148,7 @@ def test_what_is_wrong_is_an_error_with_its_place(body: str, line: int, fact: st
     [
         (["none"], "an index is of columns of the table"),
         (["price", "price"], "the table has this index already"),
-        ([("price", "price")], "an index has one to three columns"),
+        ([("price", "price")], "an index has one to four columns"),
         ("price", "the indexes of a table are several"),
     ],
 )

@@ -71,12 +71,14 @@ from penstock.procedures.index_kernels import (
     find_1,
     find_2,
     find_3,
+    find_4,
     peek,
     prefetch_entry,
     put_entry,
     remove_entry,
     word_2,
     word_3,
+    word_4,
 )
 '''
 _TREES = """from penstock.procedures.indexes.trees import (

@@ -70,6 +70,8 @@ class Scope:
     rows: dict[str, Row] = field(default_factory=dict)
     attributes: dict[str, str] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
+    sets: dict[str, Kind | None] = field(default_factory=dict)
+    """The sets, and the kind of their elements once it is known."""
 
     def variable(self, name: str) -> str:
         """Return the name of a variable in generated code."""

@@ -13,6 +13,7 @@ from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.scope import Facts, Scope, UnknownKindError
 from penstock.procedures.compiler.values import ListOf, Nothing, Row, Value, zero
 from penstock.procedures.indexes.selections import Selections
+from penstock.procedures.local.sets import Sets
 from penstock.procedures.schema import Column, Kind
 
 __all__ = ["Statements", "procedure_text"]
@@ -27,7 +28,7 @@ def procedure_text(value: object) -> ProcedureText | None:
     return text if isinstance(text, ProcedureText) else None
 
 
-class Statements(Selections, Emissions):
+class Statements(Sets, Selections, Emissions):
     """Compiles the body of a procedure; see `Expressions`."""
 
     def __init__(self, layout: Layout, facts: Facts) -> None:
@@ -216,6 +217,8 @@ class Statements(Selections, Emissions):
     def _assign_statement(self, node: ast.Assign) -> None:
         if len(node.targets) != 1:
             raise self.wrong(node, "one name is assigned at a time")
+        if self.make_set(node):
+            return
         target = node.targets[0]
         if isinstance(target, ast.Name):
             if self._procedure_of(node.value) is not None:
@@ -271,8 +274,7 @@ class Statements(Selections, Emissions):
 
     def _store_value(self, target: ast.Name, value: Value | Nothing) -> None:
         scope = self.scope
-        if target.id in (scope.text.event, *scope.text.tables):
-            raise self.wrong(target, f"{target.id} cannot be assigned", "choose another name")
+        self._check_assignable(target)
         name = scope.variable(target.id)
         self._remember(target, name, value)
         kind = self.facts.kinds.get(name)
@@ -282,6 +284,10 @@ class Statements(Selections, Emissions):
         if isinstance(value, Value) and value.attribute and scope.assigned_once(target.id):
             scope.attributes[target.id] = value.attribute
         self._is_assigned(target.id)
+
+    def _check_assignable(self, target: ast.Name) -> None:
+        if target.id in (self.scope.text.event, *self.scope.text.tables, *self.scope.sets):
+            raise self.wrong(target, f"{target.id} cannot be assigned", "choose another name")
 
     def _is_assigned(self, name: str) -> None:
         self.scope.deleted.discard(name)
@@ -312,8 +318,7 @@ class Statements(Selections, Emissions):
     def store_row(self, target: ast.Name, row: Row) -> None:
         """Assign a row to a variable."""
         scope = self.scope
-        if target.id in (scope.text.event, *scope.text.tables):
-            raise self.wrong(target, f"{target.id} cannot be assigned", "choose another name")
+        self._check_assignable(target)
         # A name that may refer to several rows has no single key.
         name = scope.variable(target.id)
         kind = self.facts.kinds.get(name)
@@ -340,6 +345,8 @@ class Statements(Selections, Emissions):
                 return
             if self._procedure_of(call) is not None:
                 self._call_procedure(call)
+                return
+            if self.add_to_set(call):
                 return
             if isinstance(call.func, ast.Attribute):
                 stream, attribute = self.stream(call.func.value), call.func.attr

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.expressions import NO_ROW
 from penstock.procedures.compiler.operations import DIVISION_BY_ZERO, NULL, OVERFLOW
+from penstock.procedures.local.plain_sets import PlainSet
 from penstock.procedures.schema import digits_of
 
 __all__ = ["NO_BOUND", "WORDS", "RejectedError", "reject", "to_scale"]
@@ -208,6 +209,7 @@ def _bound(value: Any) -> Any:
 
 
 WORDS: dict[str, Any] = {
+    "set": lambda: PlainSet(_check_nulls),
     "_bound": _bound,
     "_operate": _operate,
     "_negate": _negate,

@@ -1,0 +1,1 @@
+"""Values that live within one transaction."""
