@@ -9,6 +9,7 @@ configuration or input, 130 and 143 when SIGINT or SIGTERM stopped the run.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,6 +31,8 @@ from penstock.jobs.commands.serve import serve
 from penstock.jobs.commands.state import state
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.conf.document import Document
     from penstock.conf.pipeline import Pipeline
 
@@ -110,7 +113,7 @@ def run(
         from penstock.jobs.cluster.master import cluster_pipeline, spark_settings
 
         settings = spark_settings(master, conf or [], deploy_mode)
-        loaded, document = _check(pipeline, overrides or [], inputs=True)
+        loaded, document = _check(pipeline, overrides or [], inputs=True, settings=settings)
         from penstock.jobs.pipelines.batches import batch_printer, summary_line
         from penstock.jobs.pipelines.run import run_to_end
 
@@ -171,10 +174,13 @@ def check(
     typer.echo(f"{pipeline}: valid: {' -> '.join([*steps, loaded.sink.type])}")
 
 
-def _check(pipeline: str, overrides: list[str], *, inputs: bool = False) -> tuple[Pipeline, Document]:
+def _check(
+    pipeline: str, overrides: list[str], *, inputs: bool = False, settings: Mapping[str, str] | None = None
+) -> tuple[Pipeline, Document]:
     """Read a pipeline, and check its places, columns and expressions.
 
-    With `inputs`, also check that the files exist that it reads.
+    With `inputs`, also check that the files exist that it reads. `settings` of Spark, and those of the
+    pipeline, say how to reach S3.
 
     Raises
     ------
@@ -185,9 +191,11 @@ def _check(pipeline: str, overrides: list[str], *, inputs: bool = False) -> tupl
     from penstock.conf.pipeline import load_document
 
     loaded, document = load_document(pipeline, overrides)
+    from penstock.checkpointing.files.s3a import keep_s3a
     from penstock.jobs.pipelines.graph import graph_of
     from penstock.jobs.pipelines.places import check_inputs, check_places
 
+    keep_s3a({**loaded.query.spark, **(settings or {})}.items(), os.environ)
     if inputs:
         check_inputs(loaded, document)
     problems: list[str] = []

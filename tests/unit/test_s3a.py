@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 from penstock.checkpointing.files import open_files, stores
-from penstock.checkpointing.files.s3a import S3A_SETTINGS, pack_s3a, s3a_settings
+from penstock.checkpointing.files.s3a import S3A_SETTINGS, keep_s3a, s3a_settings
+from penstock.checkpointing.p_stream import PStreamWriter
+from penstock.cli import app
 from penstock.errors import InvalidUsageError
 from tests.s3 import KEY, SECRET, S3Server
 
@@ -25,9 +29,9 @@ def nothing_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def packed(settings: dict[str, str]) -> str:
-    value = pack_s3a((f"spark.hadoop.fs.s3a.{name}", value) for name, value in settings.items())
-    assert value is not None
-    return value
+    environment: dict[str, str] = {}
+    keep_s3a([(f"spark.hadoop.fs.s3a.{name}", value) for name, value in settings.items()], environment)
+    return environment[S3A_SETTINGS]
 
 
 def found(settings: dict[str, str], own: dict[str, str] | None = None, **environment: str) -> dict[str, str]:
@@ -89,11 +93,11 @@ def test_own_settings_precede_those_of_spark() -> None:
 
 
 def test_other_settings_of_spark_are_left_alone() -> None:
-    assert pack_s3a([("spark.hadoop.fs.s3a.threads.max", "9"), ("spark.master", "local")]) is None
-    value = pack_s3a(
-        [("spark.hadoop.fs.s3a.bucket.a.threads.max", "9"), ("spark.hadoop.fs.s3a.access.key", "k")]
-    )
-    assert value == '{"access.key": "k"}'
+    environment = {S3A_SETTINGS: "of the session before"}
+    keep_s3a([("spark.hadoop.fs.s3a.threads.max", "9"), ("spark.master", "local")], environment)
+    assert not environment
+    settings = {"bucket.a.threads.max": "9", "access.key": "k", "bucket.a.b.endpoint": "e"}
+    assert packed(settings) == '{"access.key": "k", "bucket.a.b.endpoint": "e"}'
 
 
 def test_files_are_written_and_read_with_settings_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,3 +117,23 @@ def test_a_wrong_setting_of_spark_is_refused_without_its_secret(monkeypatch: pyt
     with pytest.raises(InvalidUsageError) as caught:
         open_files("s3a://bucket/refused").list()
     assert SECRET not in repr(caught.value)
+
+
+def test_the_checks_of_a_pipeline_see_its_settings_of_s3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(S3A_SETTINGS, "{}")
+    schema = pa.schema({"k": pa.int64(), "n": pa.int64()})
+    with S3Server() as server:
+        address = f"http://127.0.0.1:{server.port}"
+        with PStreamWriter(server.uri("updates"), schema):
+            pass
+        file = tmp_path / "pipeline.yaml"
+        file.write_text(
+            "source: {type: pstream, path: 's3a://bucket/updates'}\nqueue: {key: k, time: n}\n"
+            f"sink: {{type: noop}}\nquery: {{spark: {{spark.hadoop.fs.s3a.endpoint: '{address}', "
+            f"spark.hadoop.fs.s3a.access.key: '{KEY}', spark.hadoop.fs.s3a.secret.key: '{SECRET}'}}}}\n"
+        )
+        done = CliRunner().invoke(app, ["check", str(file)])
+    assert done.exit_code == 0, done.output
+    assert SECRET not in done.output

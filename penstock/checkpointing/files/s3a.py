@@ -9,11 +9,11 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["S3A_SETTINGS", "pack_s3a", "s3a_settings"]
+__all__ = ["S3A_SETTINGS", "keep_s3a", "s3a_settings"]
 
 S3A_SETTINGS: Final = "PENSTOCK_S3A_SETTINGS"
 """The environment variable that holds the settings, as JSON."""
@@ -28,10 +28,16 @@ _OF_AWS: Final = re.compile(r"s3(?:[.-](?P<region>[a-z0-9-]+))?\.amazonaws\.com"
 _HOST_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
-def pack_s3a(settings: Iterable[tuple[str, str]]) -> str | None:
-    """Return the value of `S3A_SETTINGS` for settings of Spark; None if there are none of S3."""
+def keep_s3a(settings: Iterable[tuple[str, str]], *environments: MutableMapping[str, str]) -> None:
+    """Keep the settings of S3 among Spark's settings in environments, where `s3a_settings` finds them.
+
+    Called on the driver, once Spark's settings are known. Replaces what is kept there.
+    """
     found = {name.removeprefix(_PREFIX): value.strip() for name, value in settings if _is_used(name)}
-    return json.dumps(found, sort_keys=True) if found else None
+    for environment in environments:
+        environment.pop(S3A_SETTINGS, None)
+        if found:
+            environment[S3A_SETTINGS] = json.dumps(found, sort_keys=True)
 
 
 def _is_used(name: str) -> bool:

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock._version import __version__
-from penstock.checkpointing.files.s3a import S3A_SETTINGS, pack_s3a
+from penstock.checkpointing.files.s3a import keep_s3a
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.failure import root_cause
 from penstock.spark_ext.border.connection import Py4JError, check_functions, is_connect
@@ -52,7 +52,8 @@ def prepare_workers(spark: SparkSession) -> None:
     check_functions(spark)
     context: Any = spark if is_connect(spark) else spark.sparkContext
     if not is_connect(spark):
-        _share_s3a_settings(context)
+        # For this process and for the workers of functions that are made from now on.
+        keep_s3a(context.getConf().getAll(), os.environ, context.environment)
     if context in _prepared:
         return
     if is_connect(spark):
@@ -62,16 +63,6 @@ def prepare_workers(spark: SparkSession) -> None:
     elif context.pythonExec != sys.executable:
         _use_drivers_python(context)
     _prepared.add(context)
-
-
-def _share_s3a_settings(context: SparkContext) -> None:
-    """Keep Spark's settings of S3 where this process and the workers of later functions look for them."""
-    settings = pack_s3a(context.getConf().getAll())
-    for environment in (os.environ, context.environment):
-        if settings is None:
-            environment.pop(S3A_SETTINGS, None)
-        else:
-            environment[S3A_SETTINGS] = settings
 
 
 def _use_drivers_python(context: SparkContext) -> None:
