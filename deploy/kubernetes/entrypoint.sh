@@ -1,11 +1,17 @@
 #!/bin/sh
-# The first program of the image. Spark starts executors with the argument `executor` and passes the rest in
-# variables; anything else is the command of the driver, such as `penstock run ...`.
+# The first program of the image. Spark in cluster mode starts the driver with `driver` and the arguments of
+# spark-submit, and executors with `executor`; it passes the rest in variables. Anything else is a command, such as
+# `penstock run ...`.
 set -eu
 
-if [ "${1-}" != executor ]; then
-    exec "$@"
-fi
+case ${1-} in
+driver)
+    shift
+    exec spark-submit --deploy-mode client --conf "spark.driver.bindAddress=$SPARK_DRIVER_BIND_ADDRESS" "$@"
+    ;;
+executor) ;;
+*) exec "$@" ;;
+esac
 
 # Spark numbers the options of the JVM: SPARK_JAVA_OPT_0, SPARK_JAVA_OPT_1, ...
 set --
