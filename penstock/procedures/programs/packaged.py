@@ -17,7 +17,7 @@ from penstock.procedures.databases import Database
 from penstock.procedures.engine import event_schema
 from penstock.procedures.procedure import Procedure
 
-__all__ = ["PackagedProgram", "events_of", "fractions", "integers", "lists", "zipf"]
+__all__ = ["PackagedProgram", "events_of", "fractions", "integers", "lists", "scatter", "zipf", "zipf_ranks"]
 
 Integers = NDArray[np.int64]
 
@@ -92,9 +92,18 @@ def integers(seed: int, count: int, stop: int) -> Integers:
 
 def zipf(seed: int, count: int, keys: int, skew: float) -> Integers:
     """Draw keys of a Zipf distribution; frequent keys are scattered over the whole range."""
+    return scatter(zipf_ranks(seed, count, keys, skew), keys)
+
+
+def zipf_ranks(seed: int, count: int, keys: int, skew: float) -> Integers:
+    """Draw ranks of a Zipf distribution; 0 is the most frequent one."""
     weights = np.arange(1, keys + 1, dtype=np.float64) ** -skew
     bounds = np.cumsum(weights / weights.sum())
-    ranks = np.minimum(np.searchsorted(bounds, fractions(seed, count)), keys - 1)
+    return np.minimum(np.searchsorted(bounds, fractions(seed, count)), keys - 1)
+
+
+def scatter(ranks: Integers, keys: int) -> Integers:
+    """Return a key for each rank, so that neighbours are far apart."""
     # The factor is a prime, so no two ranks have one key.
     return (ranks * 2_654_435_761 % keys).astype(np.int64)
 
