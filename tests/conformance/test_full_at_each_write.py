@@ -29,6 +29,7 @@ from penstock.spark_ext.worker.window_plan import WindowPlan
 from penstock.state_store.bucket_store import Pointer
 from penstock.state_store.cache import StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
+from tests.long_tests import long_but
 from tests.naive import Update
 from tests.naive_join import Tuple
 from tests.property.test_update_join import joined_stream, left_of, right_of
@@ -160,7 +161,7 @@ BUCKETS: dict[str, Callable[[], Bucket]] = {
 }
 
 
-@pytest.mark.parametrize("name", BUCKETS)
+@pytest.mark.parametrize("name", long_but(BUCKETS, *list(BUCKETS)[:2]))
 def test_an_operator_serves_the_same_whenever_its_disk_was_full(
     name: str, disk: FullDisk, directory: Path
 ) -> None:

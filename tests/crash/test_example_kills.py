@@ -64,6 +64,7 @@ class _TradeFiles:
         self.rows += rows
 
 
+@pytest.mark.long
 def test_windows_of_csv_files_reach_duckdb_exactly(tmp_path: Path, draw: random.Random) -> None:
     commands = Commands(tmp_path)
     files = _TradeFiles(tmp_path / "incoming", draw)

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from penstock._failpoints import STATE_POINTS
 from tests.crash.known_bad import KNOWN_BAD
 from tests.crash.workload import add_steps, query, steps, verify
+from tests.long_tests import long_but
 from tests.naive import Update
 from tests.spark.queries import Place, failure, fresh_workers, wait, wait_until_drained
 
@@ -75,7 +76,7 @@ def _killed_in_background(spark: SparkSession, place: Place, marker: Path) -> st
     return ""
 
 
-@pytest.mark.parametrize("point", STATE_POINTS)
+@pytest.mark.parametrize("point", long_but(STATE_POINTS, "state.after_write", "operator.after_commit"))
 def test_a_worker_killed_at_a_fail_point_loses_and_repeats_nothing(
     spark: SparkSession, tmp_path: Path, point: str
 ) -> None:
@@ -86,7 +87,7 @@ def test_a_worker_killed_at_a_fail_point_loses_and_repeats_nothing(
     verify(place, batches, drained=True)
 
 
-@pytest.mark.parametrize("broken", KNOWN_BAD)
+@pytest.mark.parametrize("broken", long_but(KNOWN_BAD, "releases_before_the_commit"))
 def test_a_broken_protocol_is_found(spark: SparkSession, tmp_path: Path, broken: str) -> None:
     place = Place(tmp_path)
     batches = steps(seed=11, count=3)

@@ -12,6 +12,7 @@ import pytest
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader
 from tests.crash.harness import ROOT
+from tests.long_tests import long_but
 from tests.processes import until
 
 pytestmark = pytest.mark.crash
@@ -51,7 +52,9 @@ def entries(place: Path) -> int:
     return PStream(place).log.number if (place / "p-stream").exists() else 0
 
 
-@pytest.mark.parametrize(("kind", "points"), [("csv", _POINTS), ("json", _POINTS[-2:])])
+@pytest.mark.parametrize(
+    ("kind", "points"), long_but([("csv", _POINTS), ("json", _POINTS[-2:])], ("json", _POINTS[-2:]))
+)
 def test_a_killed_ingest_goes_on_where_its_last_commit_was(
     tmp_path: Path, kind: str, points: tuple[str, ...]
 ) -> None:

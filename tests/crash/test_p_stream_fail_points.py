@@ -16,6 +16,7 @@ from penstock._failpoints import P_STREAM_POINTS, SINK_POINTS
 from penstock.checkpointing.p_stream import PStream
 from tests.crash.harness import ROOT
 from tests.crash.p_stream_writer import rows
+from tests.long_tests import long_but
 from tests.spark.p_streams import append, numbers, run, stream
 from tests.spark.queries import fresh_workers
 
@@ -29,7 +30,7 @@ def _writer(directory: Path, **environment: str) -> int:
     return subprocess.run(program, env=given, timeout=120, stdout=subprocess.DEVNULL, check=False).returncode
 
 
-@pytest.mark.parametrize("point", P_STREAM_POINTS)
+@pytest.mark.parametrize("point", long_but(P_STREAM_POINTS, "p_stream.after_segments"))
 def test_a_writer_killed_at_a_fail_point_goes_on_exactly_where_it_was(tmp_path: Path, point: str) -> None:
     marker = tmp_path / "died"
     armed = _writer(tmp_path, PENSTOCK_FAILPOINTS=f"{point}=kill@{marker}")
@@ -48,7 +49,7 @@ def test_a_writer_killed_at_a_fail_point_goes_on_exactly_where_it_was(tmp_path: 
     assert numbers(tmp_path / "source") == rows(0, after.end)["n"].to_pylist()
 
 
-@pytest.mark.parametrize("point", SINK_POINTS)
+@pytest.mark.parametrize("point", long_but(SINK_POINTS, "sink.before_commit"))
 def test_a_query_whose_sink_is_killed_at_a_fail_point_writes_all_rows_once(
     spark: SparkSession, tmp_path: Path, point: str
 ) -> None:

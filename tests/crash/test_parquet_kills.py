@@ -49,6 +49,7 @@ def windows(table: pa.Table) -> list[dict[str, Any]]:
 PARQUET = Workload("parquet_job.py", readings, windows, _GROUP_ROWS)
 
 
+@pytest.mark.long
 def test_every_window_over_files_comes_out_once_and_whole(tmp_path: Path) -> None:
     plan = graph(tmp_path).plan(persist="never")
     assert any(isinstance(node, PushedScan) for node in topological(plan.root)), "Penstock reads the files"
