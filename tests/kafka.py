@@ -6,9 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from tests.jars import JAVA, MissingJarsError, fetch
 from tests.processes import kill, until
 
 HOST: Final = "127.0.0.1"
@@ -34,13 +32,7 @@ _CONNECTOR: Final = (
     ("org.apache.kafka", "kafka-clients", "3.9.2"),
     ("org.apache.commons", "commons-pool2", "2.13.1"),
 )
-_CACHE: Final = Path(sys.prefix, "cache", "kafka")
 _PATIENCE_S: Final = 60.0
-_JAVA: Final = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
-
-
-class MissingJarsError(Exception):
-    """The jars could not be fetched."""
 
 
 def fetch_jars() -> tuple[Path, Path]:
@@ -53,37 +45,7 @@ def fetch_jars() -> tuple[Path, Path]:
     MissingJarsError
         If Ivy could not fetch them.
     """
-    broker = _CACHE / "-".join(_BROKER)
-    connector = _CACHE / "-".join(_CONNECTOR[0])
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    with (_CACHE / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        _fetch(broker, [_BROKER], "default")
-        _fetch(connector, _CONNECTOR, "master")
-    return broker, connector
-
-
-def _fetch(target: Path, modules: Iterable[tuple[str, str, str]], configuration: str) -> None:
-    if target.exists():
-        return
-    (ivy,) = Path(pyspark.__file__).parent.glob("jars/ivy-*.jar")
-    unfinished = target.with_name(f"{target.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    for module in modules:
-        command = [
-            *(_JAVA, "-jar", str(ivy), "-cache", str(_CACHE / "ivy"), "-dependency", *module),
-            *("-confs", configuration, "-types", "jar", "bundle"),
-            *("-retrieve", f"{unfinished}/[artifact]-[revision].[ext]"),
-        ]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise MissingJarsError(f"{':'.join(module)} could not be fetched: {error}") from None
-        if done.returncode or not list(unfinished.glob(f"{module[1]}-*.jar")):
-            lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-            said = next((line for line in lines if "not found" in line or "ERROR" in line), lines[-1:])
-            raise MissingJarsError(f"{':'.join(module)} could not be fetched: {said}")
-    unfinished.rename(target)
+    return fetch([_BROKER], "default"), fetch(_CONNECTOR, "master")
 
 
 def connector_jars() -> list[str]:
@@ -144,7 +106,7 @@ class Broker:
 
     def _java(self, *words: str) -> list[str]:
         options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        return [_JAVA, *options, "-cp", self._class_path, *words, str(self._settings)]
+        return [JAVA, *options, "-cp", self._class_path, *words, str(self._settings)]
 
     def start(self) -> None:
         """Start the broker, which may have been killed, and wait until it answers."""
