@@ -86,7 +86,7 @@ def expected(log: Path) -> tuple[int, int, float]:
     newest = (
         f"SELECT k, max_by(op, t) AS op, max(t) AS t, max_by(v, t) AS v FROM '{log}/*.parquet' GROUP BY k"
     )
-    row = duckdb.sql(f"SELECT {TOTALS} FROM ({newest}) WHERE NOT {DELETE}").fetchone()
+    row = duckdb.execute(f"SELECT {TOTALS} FROM ({newest}) WHERE NOT {DELETE}").fetchone()
     assert row is not None
     return row
 
@@ -116,21 +116,27 @@ def session(place: Path, jar: Path, *, remote: bool) -> Any:
 
 def auto_cdc(place: Path, jar: Path, log: Path) -> tuple[float, Any]:
     """Return the seconds of Auto CDC, and what `TOTALS` finds in its table."""
-    from pyspark.pipelines import cli
+    from pyspark.pipelines.cli import load_pipeline_spec, register_definitions
+    from pyspark.pipelines.spark_connect_graph_element_registry import SparkConnectGraphElementRegistry
+    from pyspark.pipelines.spark_connect_pipeline import (
+        create_dataflow_graph,
+        handle_pipeline_events,
+        start_run,
+    )
 
     (place / "flow.py").write_text(FLOW.format(schema=SCHEMA, log=str(log), delete=DELETE))
     (place / "pipeline.yml").write_text(f"{PIPELINE}storage: file://{place}/storage\n")
     spark = session(place, jar, remote=True)
-    spec = cli.load_pipeline_spec(place / "pipeline.yml")
+    spec = load_pipeline_spec(place / "pipeline.yml")
     begin = time.perf_counter()
-    graph = cli.create_dataflow_graph(spark, spec.catalog, spec.database, spec.configuration)
-    registry = cli.SparkConnectGraphElementRegistry(spark, graph)
+    graph = create_dataflow_graph(spark, spec.catalog, spec.database, spec.configuration)
+    registry = SparkConnectGraphElementRegistry(spark, graph)
     with contextlib.redirect_stdout(sys.stderr):
-        cli.register_definitions(place / "pipeline.yml", registry, spec, spark, graph)
-        events = cli.start_run(
+        register_definitions(place / "pipeline.yml", registry, spec, spark, graph)
+        events = start_run(
             spark, graph, full_refresh=[], full_refresh_all=False, refresh=[], dry=False, storage=spec.storage
         )
-        cli.handle_pipeline_events(events)
+        handle_pipeline_events(events)
     seconds = time.perf_counter() - begin
     return seconds, spark.sql(f"SELECT {TOTALS} FROM mem.db.newest").first()
 
@@ -159,7 +165,7 @@ def upsert(place: Path, jar: Path, log: Path) -> tuple[float, Any]:
 
     seconds = run(session(place, jar, remote=False), place, log, writer)
     with duckdb.connect(place / "newest.duckdb", read_only=True) as store:
-        return seconds, store.sql(f"SELECT {TOTALS} FROM newest").fetchone()
+        return seconds, store.execute(f"SELECT {TOTALS} FROM newest").fetchone()
 
 
 def run(spark: Any, place: Path, log: Path, writer: Callable[[Any], Any]) -> float:
