@@ -19,6 +19,7 @@ __all__ = [
     "P_STREAM_POINTS",
     "SINK_POINTS",
     "STATE_POINTS",
+    "TAKEOVER_POINTS",
     "TASK_ROWS_POINTS",
     "InjectedError",
     "failpoint",
@@ -51,6 +52,9 @@ TASK_ROWS_POINTS = ("task_rows.before_commit", "task_rows.after_commit")
 LOG_POINTS = ("log.after_write", "log.after_sync")
 """Fail points in a process that appends to the write-ahead log of a database."""
 
+TAKEOVER_POINTS = ("takeover.after_fence", "takeover.after_calls")
+"""Fail points in a replica of a database that takes over."""
+
 FAILPOINTS = (
     *STATE_POINTS,
     *P_STREAM_POINTS,
@@ -58,6 +62,7 @@ FAILPOINTS = (
     *SINK_POINTS,
     *TASK_ROWS_POINTS,
     *LOG_POINTS,
+    *TAKEOVER_POINTS,
 )
 """All fail points. `failpoint` refuses other names, so tests can iterate over all of them."""
 

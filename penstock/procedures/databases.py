@@ -23,6 +23,7 @@ from penstock.procedures.workflows.workflow import Nested, Workflow
 
 if TYPE_CHECKING:
     from penstock.procedures.in_process.open_database import OpenDatabase
+    from penstock.procedures.replicas.replica import Replica
     from penstock.procedures.requests.client import RequestClient
 
 __all__ = ["Database", "database"]
@@ -376,6 +377,36 @@ class Database:
         from penstock.procedures.in_process.open_database import OpenDatabase
 
         return OpenDatabase(self, location, recovery, commit_interval)
+
+    def follow(
+        self, location: str | os.PathLike[str], *, poll_interval: str | timedelta = "100ms"
+    ) -> Replica:
+        """Follow the database that another process has open at a location, until this one takes over.
+
+        Parameters
+        ----------
+        location : str or path
+            The directory of the database, on a file system that both machines share, or in an object store.
+        poll_interval : str or timedelta
+            How often to look for new calls.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the location holds no database, one with other tables, or calls of a program that has changed.
+        CorruptDataError, UnavailableError
+            If its files are damaged, or the file system refuses.
+
+        Examples
+        --------
+        >>> with bank.follow("bank") as replica:  # doctest: +SKIP
+        ...     print(replica.lag)
+        ...     db = replica.take_over()
+        Lag(calls=0, seconds=0.0)
+        """
+        from penstock.procedures.replicas.replica import Replica
+
+        return Replica(self, location, poll_interval)
 
     def connect(self, location: str | os.PathLike[str], *, timeout: str | timedelta = "30s") -> RequestClient:
         """Return a client that sends requests to a stream of transactions over this database.

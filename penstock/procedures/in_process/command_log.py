@@ -27,18 +27,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit, decode, encode
-from penstock.checkpointing.files import LocalFiles, open_files
+from penstock.checkpointing.files import Files, LocalFiles, open_files
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError, PenstockError
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS
 from penstock.procedures.schema import TableSpec
-from penstock.state_store.bucket_store import BucketStore, Handle
+from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.location import SPECIFICATION_FILE
 from penstock.state_store.survey import survey_bucket
 
-__all__ = ["Call", "CommandLog"]
+__all__ = ["Call", "CommandLog", "check_tables", "look_at", "newest_version", "read_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class CommandLog:
     ) -> None:
         self._files = open_files(location)
         self._tables = tuple(tables)
-        self._check_tables(name)
+        check_tables(self._files.child("tables"), name, self._tables, create=True)
         place = os.fspath(location).rstrip("/")
         # Another process must acknowledge nothing once this one reads what is durable.
         self._ahead = None
@@ -159,56 +159,34 @@ class CommandLog:
         self._stream.refresh()
         self._ahead.begin_part()
 
-    def _check_tables(self, name: str) -> None:
-        files = self._files.child("tables")
-        ours: dict[str, Any] = {
-            "buckets": 1,
-            "database": name,
-            "program": "any",
-            # Every database has the table of remembered requests, also one that an older version made.
-            "tables": [spec.to_json() for spec in self._tables if spec is not REMEMBERED_REQUESTS],
-        }
-        with contextlib.suppress(ConflictError):
-            files.publish(SPECIFICATION_FILE, encode(PUnit("operator", ours)))
-        path = files.path_of(SPECIFICATION_FILE)
-        theirs = decode(files.read(SPECIFICATION_FILE), path).meta
-        for setting, value in ours.items():
-            if theirs.get(setting) != value:
-                raise InvalidUsageError(
-                    f"the database at this location has other {setting}",
-                    was=theirs.get(setting),
-                    now=value,
-                    file=path,
-                )
-
     def restore(self, state: TableSet) -> Iterator[Call]:
         """Restore the newest version into empty tables; return the calls since, to run again."""
-        survey = survey_bucket(self._store.files)
-        for damage in survey.damage:
-            # Decoding raises the full error, of which the survey keeps only the fact.
-            decode(self._store.files.read(PurePosixPath(damage.file).name), damage.file)
-            raise CorruptDataError(damage.fact, file=damage.file)
-        offsets = {pointer: self._offset_of(self._store.look(pointer)[1]) for pointer in survey.newest}
         begin = 0
-        if offsets:
-            newest = max(offsets, key=offsets.__getitem__)
-            self._handle = self._store.load(newest, state)
-            begin = offsets[newest]
+        if (found := newest_version(self._store)) is not None:
+            pointer, begin = found
+            self._handle = self._store.load(pointer, state)
         self._calls = self._end - begin
-        return self._read(begin)
+        return read_calls(self._stream, begin, self._end)
 
-    def _offset_of(self, unit: PUnit) -> int:
-        return unit.fields.count("offset")
+    def resume(self, handle: Handle, position: int) -> Iterator[Call] | None:
+        """Go on from tables that know their changes since a version; return the calls that they lack.
 
-    def _read(self, begin: int) -> Iterator[Call]:
-        if begin < self._end:
-            for batch in self._stream.read(begin, self._end):
-                for row in batch.to_pylist():
-                    events = None if row["events"] is None else _batch(row["events"])
-                    bounds = None if row["bounds"] is None else np.array(row["bounds"], np.int64)
-                    rows = map(_batch, row["rows"] or ())
-                    streams = dict(zip(row["streams"] or (), rows, strict=True))
-                    yield Call(row["called"], row["program"], events, bounds, row["transaction"], streams)
+        Returns None if they must be restored instead, since the version is not the newest, or calls that they
+        lack are released.
+
+        Parameters
+        ----------
+        handle : Handle
+            The version.
+        position : int
+            The number of calls that the tables hold.
+        """
+        pointer, begin = newest_version(self._store) or (None, 0)
+        if position < self._stream.start or pointer != handle.pointer:
+            return None
+        self._handle = handle
+        self._calls = self._end - begin
+        return read_calls(self._stream, position, self._end)
 
     @property
     def end(self) -> int:
@@ -340,6 +318,76 @@ class CommandLog:
             self._writer.abort()
         if self._ahead is not None:
             self._ahead.close()
+
+
+def check_tables(files: Files, name: str, tables: Iterable[TableSpec], *, create: bool) -> None:
+    """Check that the directory of versions is that of a database with these tables; if told, create it.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is that of another database, or does not exist.
+    """
+    ours: dict[str, Any] = {
+        "buckets": 1,
+        "database": name,
+        "program": "any",
+        # Every database has the table of remembered requests, also one that an older version made.
+        "tables": [spec.to_json() for spec in tables if spec is not REMEMBERED_REQUESTS],
+    }
+    if create:
+        with contextlib.suppress(ConflictError):
+            files.publish(SPECIFICATION_FILE, encode(PUnit("operator", ours)))
+    path = files.path_of(SPECIFICATION_FILE)
+    try:
+        theirs = decode(files.read(SPECIFICATION_FILE), path).meta
+    except FileNotFoundError:
+        raise InvalidUsageError(
+            "there is no database at this location", file=path, hint="open it there first"
+        ) from None
+    for setting, value in ours.items():
+        if theirs.get(setting) != value:
+            raise InvalidUsageError(
+                f"the database at this location has other {setting}",
+                was=theirs.get(setting),
+                now=value,
+                file=path,
+            )
+
+
+def newest_version(store: BucketStore) -> tuple[Pointer, int] | None:
+    """Return the newest version of the tables, and the number of calls that it holds; None if there is none.
+
+    Raises
+    ------
+    CorruptDataError
+        If a file is damaged.
+    """
+    survey = survey_bucket(store.files)
+    for damage in survey.damage:
+        # Decoding raises the full error, of which the survey keeps only the fact.
+        decode(store.files.read(PurePosixPath(damage.file).name), damage.file)
+        raise CorruptDataError(damage.fact, file=damage.file)
+    versions = [(pointer, look_at(store, pointer)[1]) for pointer in survey.newest]
+    return max(versions, key=lambda version: version[1], default=None)
+
+
+def look_at(store: BucketStore, pointer: Pointer) -> tuple[Handle, int]:
+    """Return the handle of a version, and the number of calls that it holds."""
+    handle, unit = store.look(pointer)
+    return handle, unit.fields.count("offset")
+
+
+def read_calls(stream: PStream, begin: int, end: int) -> Iterator[Call]:
+    """Read calls of the log, from number `begin` to before `end`."""
+    if begin < end:
+        for batch in stream.read(begin, end):
+            for row in batch.to_pylist():
+                events = None if row["events"] is None else _batch(row["events"])
+                bounds = None if row["bounds"] is None else np.array(row["bounds"], np.int64)
+                rows = map(_batch, row["rows"] or ())
+                streams = dict(zip(row["streams"] or (), rows, strict=True))
+                yield Call(row["called"], row["program"], events, bounds, row["transaction"], streams)
 
 
 def _batch(data: bytes) -> pa.RecordBatch:

@@ -32,6 +32,7 @@ from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database
+    from penstock.procedures.replicas.log_follower import LogFollower
 
 __all__ = ["OpenDatabase"]
 
@@ -49,6 +50,8 @@ class OpenDatabase:
         Its tables and procedures; procedures may be added while it is open.
     location, recovery, commit_interval
         See `Database.open`.
+    follower : LogFollower, optional
+        A replica's copy of the tables, which spares most of the restore.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class OpenDatabase:
         location: str | os.PathLike[str] | None = None,
         recovery: Literal["weak", "strong"] = "weak",
         commit_interval: str | timedelta = "0ms",
+        follower: LogFollower | None = None,
     ) -> None:
         interval_s = parse_duration_us(commit_interval) / 1e6
         if recovery not in ("weak", "strong"):
@@ -80,8 +84,13 @@ class OpenDatabase:
             return
         self._log = CommandLog(location, database.name, tables, interval_s)
         try:
-            calls = self._log.restore(self._state)
             strong = StrongRecovery(self._state, self._log)
+            calls = None
+            if follower is not None and (calls := follower.hand_over(self._log)) is not None:
+                copy = follower.copy
+                self._state, self._programs, strong = copy.state, copy.programs, copy.strong
+            if calls is None:
+                calls = self._log.restore(self._state)
             replay(calls, self._state, self._programs, strong)
             self._strong = strong if recovery == "strong" else None
         except BaseException:

@@ -12,7 +12,7 @@ from penstock.procedures.in_process.open_programs import OpenPrograms
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
 from penstock.procedures.requests.run import answer_requests
 
-__all__ = ["ANSWER", "LOAD", "replay"]
+__all__ = ["ANSWER", "LOAD", "repeat", "replay"]
 
 LOAD = "load "
 """The prefix of a table's name in the log, for calls of `OpenDatabase.load`."""
@@ -29,11 +29,12 @@ def replay(calls: Iterable[Call], state: TableSet, programs: OpenPrograms, stron
         If a procedure has changed since.
     """
     for call in calls:
-        _repeat(call, state, programs, strong)
+        repeat(call, state, programs, strong)
     strong.end()
 
 
-def _repeat(call: Call, state: TableSet, programs: OpenPrograms, strong: StrongRecovery) -> None:
+def repeat(call: Call, state: TableSet, programs: OpenPrograms, strong: StrongRecovery) -> None:
+    """Run a call, or a transaction, of the log again; see `replay`."""
     if call.events is None:
         strong.repeat(call)
         return

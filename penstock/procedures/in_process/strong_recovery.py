@@ -48,13 +48,13 @@ class StrongRecovery:
     ----------
     state : TableSet
         The tables.
-    log : CommandLog
-        Makes transactions durable.
+    log : CommandLog, optional
+        Makes transactions durable; a replica has none until it takes over.
     """
 
-    def __init__(self, state: TableSet, log: CommandLog) -> None:
+    def __init__(self, state: TableSet, log: CommandLog | None = None) -> None:
         self._state = state
-        self._log = log
+        self.log = log
         self._open: _Round | None = None
 
     def run(
@@ -73,7 +73,9 @@ class StrongRecovery:
 
     def _finish(self, open_round: _Round) -> None:
         """Run the rest of a round."""
-        program = open_round.program
+        program, log = open_round.program, self.log
+        if log is None:
+            raise InternalError("a replica runs a transaction that its log lacks", called=program.name)
         for transaction in range(open_round.next, len(program.transactions)):
             takes = [program.takes[member] for member in program.transactions[transaction]]
             input_rows = {name: rows for name, rows in open_round.streams.items() if name in takes}
@@ -81,8 +83,8 @@ class StrongRecovery:
                 continue
             open_round.advance(transaction, open_round.streams)
             events = open_round.events if None in takes else None
-            self._log.append(Call(program.name, program.digest, events, None, transaction, input_rows))
-            self._log.wait(self._log.end)
+            log.append(Call(program.name, program.digest, events, None, transaction, input_rows))
+            log.wait(log.end)
 
     def begin(self, program: Program, events: pa.RecordBatch) -> None:
         """Begin a round of the log, whose transactions follow."""

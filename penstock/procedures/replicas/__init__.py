@@ -1,0 +1,1 @@
+"""Replicas of a database, which follow its log and can take over."""

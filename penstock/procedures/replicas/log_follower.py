@@ -1,0 +1,211 @@
+"""Follows the log of a database that another process has open, and writes nothing.
+
+Only what the p-stream and the versions of the tables hold is final: a call in the write-ahead log may be lost
+with the power, or belong to a process that is fenced. So calls are run about a second after they were
+acknowledged. Invariants:
+
+1. A version is readable before a call after it is in the log (`in_process.command_log`). So a follower that
+   first reads the end of the log, then looks for versions, finds each one before it runs a call after it.
+2. A version has all changes that a follower knows at or before its offset, so the follower may forget them.
+   Then the changes that it knows make its next version a delta of this one, whichever process wrote it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock import _clock
+from penstock._failpoints import failpoint
+from penstock.checkpointing.files import open_files
+from penstock.checkpointing.p_stream import PStream
+from penstock.errors import CorruptDataError, PenstockError
+from penstock.procedures.engine import TableSet
+from penstock.procedures.in_process.command_log import (
+    Call,
+    CommandLog,
+    check_tables,
+    look_at,
+    newest_version,
+    read_calls,
+)
+from penstock.procedures.in_process.open_programs import OpenPrograms
+from penstock.procedures.in_process.replay import repeat
+from penstock.procedures.in_process.strong_recovery import StrongRecovery
+from penstock.procedures.schema import TableSpec
+from penstock.state_store.bucket_store import BucketStore, Handle
+from penstock.state_store.survey import likely_pointer
+
+if TYPE_CHECKING:
+    from penstock.procedures.databases import Database
+
+__all__ = ["Copy", "Lag", "LogFollower"]
+
+_TRIES = 5
+"""The attempts to load a version while the other process deletes older ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a replica is behind the log.
+
+    Attributes
+    ----------
+    calls : int
+        The calls that are in the log and have not run here.
+    seconds : float
+        The age of the oldest of them; 0.0 if there are none.
+    """
+
+    calls: int
+    seconds: float
+
+
+class Copy:
+    """Tables, and the calls of the log that they hold.
+
+    Attributes
+    ----------
+    handle : Handle
+        The version since which the tables know their changes.
+    position : int
+        The number of calls that they hold.
+    """
+
+    def __init__(self, database: Database, tables: Sequence[TableSpec]) -> None:
+        self.state = TableSet(tables)
+        self.programs = OpenPrograms(database, {spec.name for spec in tables})
+        self.strong = StrongRecovery(self.state)
+        self.handle = Handle()
+        self.position = 0
+
+
+class LogFollower:
+    """Runs the calls of a log that grows. For one thread at a time.
+
+    Parameters
+    ----------
+    database : Database
+        Its procedures.
+    tables : iterable of TableSpec
+        Its tables, hidden ones included.
+    location : str or path
+        The directory of the database.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the location holds no database, or one with other tables.
+    CorruptDataError, UnavailableError
+        If its files are damaged, or the file system refuses.
+    """
+
+    def __init__(
+        self, database: Database, tables: Iterable[TableSpec], location: str | os.PathLike[str]
+    ) -> None:
+        self._database, self._tables = database, tuple(tables)
+        files = open_files(location)
+        check_tables(files.child("tables"), database.name, self._tables, create=False)
+        self._stream = PStream(f"{os.fspath(location).rstrip('/')}/log")
+        self._store = BucketStore(files.child("tables").child("00000"))
+        self._seen: frozenset[str] = frozenset()
+        self.copy = self._load()
+
+    def advance(self) -> None:
+        """Run the calls that the log has by now.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a procedure has changed.
+        CorruptDataError, UnavailableError
+            If the log is damaged, or the file system refuses.
+        """
+        self._stream.refresh()
+        if self._stream.end == self.copy.position:
+            return
+        try:
+            if self._stream.start > self.copy.position:
+                self.copy = self._load()
+            self._run()
+        except PenstockError:
+            self._stream.refresh()
+            if self._stream.start <= self.copy.position:
+                raise
+            # The calls were deleted meanwhile, so a newer version holds them. The next `advance` loads it.
+
+    def hand_over(self, log: CommandLog) -> Iterator[Call] | None:
+        """Run all calls of a log that this process has opened; let the copy's transactions go to this log.
+
+        Returns the calls that the copy still lacks; None if the log must restore the tables instead.
+        """
+        failpoint("takeover.after_fence")
+        self._stream.refresh()
+        if self._stream.start > self.copy.position:
+            return None
+        self._run()
+        self.copy.strong.log = log
+        failpoint("takeover.after_calls")
+        return log.resume(self.copy.handle, self.copy.position)
+
+    def _run(self) -> None:
+        """Run the calls up to the end of the log as it was read."""
+        copy, end = self.copy, self._stream.end
+        self._adopt_newest(end)
+        for call in read_calls(self._stream, copy.position, end):
+            repeat(call, copy.state, copy.programs, copy.strong)
+            copy.position += 1
+
+    @property
+    def lag(self) -> Lag:
+        """How far the copy is behind the log, as of the last `advance`."""
+        late = [commit for commit in self._stream.log.commits if commit.end > self.copy.position]
+        age_us = _clock.now_us() - late[0].time_us if late else 0
+        return Lag(self._stream.end - self.copy.position, max(age_us, 0) / 1e6)
+
+    def _adopt_newest(self, end: int) -> None:
+        """Forget the changes that the newest version has."""
+        names = self._names()
+        if names == self._seen:
+            return
+        pointer = likely_pointer(self._store.files)
+        if pointer is not None and pointer != self.copy.handle.pointer:
+            handle, offset = look_at(self._store, pointer)
+            if offset > end:
+                return
+            # An older version is that of a process that was fenced while it wrote.
+            if offset >= self.copy.position:
+                self.copy.state.delta()
+                self.copy.handle = handle
+        self._seen = names
+
+    def snapshot(self, tables: Sequence[str]) -> dict[str, Callable[[], pa.RecordBatch]]:
+        """Return frozen copies of tables, all if none is named; see `TableRows.freeze`."""
+        copy = self.copy
+        specs = [copy.programs.table(name) for name in tables or self._database.tables]
+        return {spec.name: copy.state[spec.name].freeze() for spec in specs}
+
+    def _load(self) -> Copy:
+        """Load the newest version; repeat if the other process deletes it meanwhile."""
+        for _ in range(_TRIES - 1):
+            names = self._names()
+            try:
+                return self._load_newest()
+            except CorruptDataError:
+                if self._names() == names:
+                    raise
+        return self._load_newest()
+
+    def _load_newest(self) -> Copy:
+        copy = Copy(self._database, self._tables)
+        if (found := newest_version(self._store)) is not None:
+            pointer, copy.position = found
+            copy.handle = self._store.load(pointer, copy.state)
+        return copy
+
+    def _names(self) -> frozenset[str]:
+        return frozenset(facts.name for facts in self._store.files.list())

@@ -1,0 +1,167 @@
+"""A replica of a database that another process has open."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError, UnavailableError
+from penstock.procedures.in_process.open_database import OpenDatabase
+from penstock.procedures.in_process.snapshot import Snapshot
+from penstock.procedures.replicas.log_follower import Lag, LogFollower
+from penstock.procedures.requests.run import REMEMBERED_REQUESTS
+from penstock.units import parse_duration_us
+
+if TYPE_CHECKING:
+    from penstock.procedures.databases import Database
+
+__all__ = ["Replica"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class Replica:
+    """Tables that follow the log of another process, and can take its place. Threads may share it.
+
+    A thread runs the calls of the log here, too, about a second after they were acknowledged. The replica
+    writes nothing until `take_over`, so there may be any number of them. It protects against the loss of a
+    process or a machine; the log itself is as safe as the storage of the location.
+
+    Parameters
+    ----------
+    database : Database
+        Its tables and procedures; they are those of the other process.
+    location, poll_interval
+        See `Database.follow`.
+    """
+
+    def __init__(
+        self, database: Database, location: str | os.PathLike[str], poll_interval: str | timedelta
+    ) -> None:
+        if not isinstance(location, str | os.PathLike):
+            raise InvalidUsageError("the location of a database is no path", got=type(location).__name__)
+        self._poll_s = parse_duration_us(poll_interval) / 1e6
+        self._database, self._location = database, location
+        tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
+        self._lock = threading.RLock()
+        self._follower = LogFollower(database, tables, location)
+        self._follower.advance()
+        self._error: BaseException | None = None
+        self._over = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="penstock-replica", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Replica:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End. Closing twice, or after `take_over`, is not an error."""
+        self._ended.set()
+        self._thread.join()
+        with self._lock:
+            self._over = True
+
+    def _follow(self) -> None:
+        is_told = False
+        while not self._ended.wait(self._poll_s):
+            try:
+                with self._lock:
+                    self._follower.advance()
+                is_told = False
+            except UnavailableError as error:
+                if not is_told:
+                    _LOGGER.warning("the log cannot be read [location=%s error=%s]", self._location, error)
+                is_told = True
+            except BaseException as error:  # whoever reads the tables must know
+                self._error = error
+                return
+
+    @contextlib.contextmanager
+    def _following(self) -> Iterator[LogFollower]:
+        with self._lock:
+            if self._over:
+                raise InvalidUsageError("the replica is closed", hint="follow the database again")
+            if self._error is not None:
+                raise self._error
+            yield self._follower
+
+    @property
+    def lag(self) -> Lag:
+        """How far it is behind the log. The calls of the last second are not in the log yet.
+
+        Raises
+        ------
+        PenstockError
+            If the log cannot be followed any more.
+        """
+        with self._following() as follower:
+            return follower.lag
+
+    def catch_up(self) -> None:
+        """Run the calls that are in the log by now.
+
+        Raises
+        ------
+        PenstockError
+            If the log cannot be followed any more, or not read now.
+        """
+        with self._following() as follower:
+            follower.advance()
+
+    def table(self, name: str) -> pa.Table:
+        """Return all rows of a table, in no particular order."""
+        return self.snapshot(name).table(name)
+
+    def snapshot(self, *tables: str) -> Snapshot:
+        """Return a copy of tables, all if none is named, as of one moment between two calls.
+
+        Every call that it holds is durable. If the other process has strong recovery, the moment may also be
+        between two transactions of a workflow.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such table.
+        """
+        with self._following() as follower:
+            copies = follower.snapshot(tables)
+        return Snapshot({name: pa.Table.from_batches([convert()]) for name, convert in copies.items()})
+
+    def take_over(
+        self, *, recovery: Literal["weak", "strong"] = "weak", commit_interval: str | timedelta = "0ms"
+    ) -> OpenDatabase:
+        """Fence the other process, and return the open database; the replica ends.
+
+        The other process need not have ended: it acknowledges nothing any more. All that it acknowledged is
+        there. A client that does not know whether its call ran asks again with the same id.
+
+        Steps: 1. fence the log, 2. run the calls that the replica lacks, 3. open.
+
+        Parameters
+        ----------
+        recovery, commit_interval
+            See `Database.open`.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the replica is closed.
+        CorruptDataError, UnavailableError
+            If the files are damaged, or the file system refuses. The replica is closed then; open or follow
+            the database again.
+        """
+        with self._following():
+            self._over = True
+        self.close()
+        return OpenDatabase(self._database, self._location, recovery, commit_interval, self._follower)
