@@ -31,6 +31,7 @@ UPSERT = (
     "price = excluded.price, name = excluded.name WHERE quotes.t <= excluded.t"
 )
 UPDATES_A_KEY = 5
+STORES = ("postgresql", "mysql", "redis", "sqlite", "duckdb", "delta", "iceberg")
 
 
 def batch(keys: int, number: int) -> pa.Table:
@@ -103,12 +104,16 @@ def main() -> None:
     )
     parser.add_argument("--keys", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=STORES, default=STORES)
     settings = parser.parse_args()
     load = f"load {os.getloadavg()[0]:.1f}"
     print(f"{machine()}\n{settings.keys} keys, {UPDATES_A_KEY} updates of each a batch; {load}")
     print(f"{'store':<12}{'writer':<14}{'updates/s':>12}{'penstock = 1':>14}")
     with TemporaryDirectory() as directory:
-        servers: dict[str, Any] = {"postgresql": PostgreSql(), "mysql": MariaDb(), "redis": Redis()}
+        programs = {"postgresql": PostgreSql, "mysql": MariaDb, "redis": Redis}
+        servers: dict[str, Any] = {
+            store: program() for store, program in programs.items() if store in settings.only
+        }
         place = Path(directory)
         files = {
             "sqlite": f"sqlite:///{place / 's.db'}",
@@ -118,6 +123,8 @@ def main() -> None:
         }
         try:
             for store, to in {**{name: server.uri for name, server in servers.items()}, **files}.items():
+                if store not in settings.only:
+                    continue
                 ours = measure(
                     penstock_writer(to, {"delta": None, "iceberg": "shop.quotes"}.get(store, "quotes")),
                     settings.keys,
