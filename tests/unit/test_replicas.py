@@ -20,7 +20,7 @@ from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process import command_log
 from penstock.procedures.in_process.open_database import OpenDatabase
-from penstock.procedures.replicas.log_follower import Lag
+from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.replicas.replica import Replica
 from tests.procedures import define
 from tests.processes import until

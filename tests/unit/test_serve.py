@@ -23,6 +23,8 @@ from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.jobs.pipelines.databases import database_in
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
+from penstock.procedures.in_process.snapshot import Snapshot
+from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.served import client as served_client
 from penstock.procedures.served.messages import CALL, to_stream
 from penstock.procedures.served.server import DatabaseServer
@@ -51,6 +53,7 @@ def pay(e, accounts):
     account.balance = account.balance - e.amount
     return account.balance
 """
+UNKNOWN = "unknown key: accounts"
 FIRST = {"id": [1, 2, 3], "balance": [Decimal("100.00")] * 3}
 
 
@@ -157,14 +160,14 @@ def test_other_machines_need_a_token(db: OpenDatabase) -> None:
 
 def test_too_many_calls_are_refused_and_then_taken(db: OpenDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     entered, go = threading.Event(), threading.Event()
-    real = OpenDatabase.table
+    real = OpenDatabase.snapshot
 
-    def slow(self: OpenDatabase, name: str) -> pa.Table:
+    def slow(self: OpenDatabase, *tables: str) -> Snapshot:
         entered.set()
         assert go.wait(60)
-        return real(self, name)
+        return real(self, *tables)
 
-    monkeypatch.setattr(OpenDatabase, "table", slow)
+    monkeypatch.setattr(OpenDatabase, "snapshot", slow)
     with (
         DatabaseServer(db, most_waiting=1) as served,
         ThreadPoolExecutor(1) as threads,
@@ -263,9 +266,34 @@ def test_a_client_goes_on_with_the_server_that_is_started_after_a_kill(tmp_path:
     assert rows == {1: Decimal(100 - acknowledged), 2: Decimal(100), 3: Decimal(100)}
 
 
+def test_a_served_replica_reads_and_takes_over_when_told(tmp_path: Path) -> None:
+    primary, uri = started(tmp_path)
+    replica, second = started(tmp_path, "--follow")
+    try:
+        with penstock.DatabaseClient(uri) as first, penstock.DatabaseClient(second, timeout="60s") as client:
+            assert first.call("pay", id=1, amount=Decimal(1))["rejected"] == UNKNOWN
+            assert client.table("accounts").num_rows == 0
+            assert client.lag().calls >= 0
+            with pytest.raises(UnavailableError, match="this server is a replica"):
+                client.call("pay", id=1, amount=Decimal(1))
+            end(primary)
+            for _ in range(2):
+                client.take_over()
+            assert client.call_once("a", "pay", id=1, amount="1.00")["rejected"] == UNKNOWN
+            assert client.lag() == Lag(0, 0.0)
+        replica.send_signal(signal.SIGINT)
+        _, said = replica.communicate(timeout=120)
+        assert replica.returncode == 130, said
+        assert "Traceback" not in said
+    finally:
+        end(primary)
+        end(replica)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(["--host", "0.0.0.0"], "without a token"), (["--tls-key", "nothing"], "TLS needs both"),
+    [(["--follow"], "follows a database in a directory"),
+     (["--host", "0.0.0.0"], "without a token"), (["--tls-key", "nothing"], "TLS needs both"),
      (["--token-file", "nothing"], "cannot read a file")],
 )  # fmt: skip
 def test_mistakes_of_the_command_are_one_line(tmp_path: Path, options: list[str], said: str) -> None:

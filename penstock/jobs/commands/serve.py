@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from signal import Signals
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.jobs.commands.common import SIGNALLED, DebugOption, errors
+
+if TYPE_CHECKING:
+    from penstock.procedures.in_process.open_database import OpenDatabase
+    from penstock.procedures.replicas.replica import Replica
 
 __all__ = ["serve"]
 
@@ -51,6 +55,14 @@ def serve(
     commit_interval: Annotated[
         str, typer.Option(help="How long a call may wait for others to become durable in the same sync.")
     ] = "0ms",
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Follow the log of the process that has the database open, until a client lets this one "
+            "take over. Till then it only answers reads.",
+        ),
+    ] = False,
     debug: DebugOption = False,
 ) -> None:
     """Offer a database to other processes, until Ctrl-C or SIGTERM.
@@ -77,14 +89,25 @@ def serve(
             certificate = _read(tls_certificate), _read(tls_key)
         token = _read(token_file).decode().strip() if token_file else os.environ.get("PENSTOCK_TOKEN") or None
         database = database_in(file, name)
-        with StopSignals() as signals, database.open(location, commit_interval=commit_interval) as db:
-            server = DatabaseServer(db, host, port, token=token, certificate=certificate)
+        if follow and location is None:
+            raise InvalidUsageError("a replica follows a database in a directory", hint="set --location")
+
+        def make() -> OpenDatabase | Replica:
+            if follow and location is not None:
+                return database.follow(location)
+            return database.open(location, commit_interval=commit_interval)
+
+        with StopSignals() as signals, make() as made:
+            server = DatabaseServer(
+                made, host, port, token=token, certificate=certificate, commit_interval=commit_interval
+            )
             try:
                 typer.echo(f"serving {database.name} at {server.uri}; Ctrl-C ends")
                 signals.wait()
             finally:
                 server.shutdown()
                 server.wait()
+                server.database.close()
     typer.echo(f"stopped by {Signals(signals.received or 0).name}", err=True)
     raise typer.Exit(SIGNALLED + (signals.received or 0))
 

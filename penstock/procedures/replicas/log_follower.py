@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -36,6 +35,7 @@ from penstock.procedures.in_process.command_log import (
 from penstock.procedures.in_process.open_programs import OpenPrograms
 from penstock.procedures.in_process.replay import repeat
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
+from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.schema import TableSpec
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.survey import likely_pointer
@@ -43,26 +43,10 @@ from penstock.state_store.survey import likely_pointer
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database
 
-__all__ = ["Copy", "Lag", "LogFollower"]
+__all__ = ["Copy", "LogFollower"]
 
 _TRIES = 5
 """The attempts to load a version while the other process deletes older ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """How far a replica is behind the log.
-
-    Attributes
-    ----------
-    calls : int
-        The calls that are in the log and have not run here.
-    seconds : float
-        The age of the oldest of them; 0.0 if there are none.
-    """
-
-    calls: int
-    seconds: float
 
 
 class Copy:

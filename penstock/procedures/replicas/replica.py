@@ -15,7 +15,8 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.in_process.snapshot import Snapshot
-from penstock.procedures.replicas.log_follower import Lag, LogFollower
+from penstock.procedures.replicas.lag import Lag
+from penstock.procedures.replicas.log_follower import LogFollower
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS
 from penstock.units import parse_duration_us
 

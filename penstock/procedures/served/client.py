@@ -15,11 +15,14 @@ from pyarrow import flight
 from penstock._clock import monotonic_s, pause
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.procedures.in_process.arrow_rows import as_arrow
+from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.requests.messages import REQUESTS, encode_values
 from penstock.procedures.served.messages import (
     ANSWER,
     CALL,
+    LAG,
     PROCEDURE,
+    TAKE_OVER,
     from_stream,
     raise_from_flight,
     to_stream,
@@ -187,6 +190,28 @@ class DatabaseClient:
             If the server does not answer.
         """
         return self._get({"sql": query})
+
+    def take_over(self) -> None:
+        """Let the server's replica take over, which fences the process that it follows; see `Replica`.
+
+        Does nothing if it has done so before.
+
+        Raises
+        ------
+        UnavailableError
+            If the server does not answer. Take over again then.
+        """
+        self._act(TAKE_OVER, pa.table({}))
+
+    def lag(self) -> Lag:
+        """Return how far the server's replica is behind the log; see `Replica.lag`.
+
+        Raises
+        ------
+        UnavailableError
+            If the server does not answer.
+        """
+        return Lag(**self._act(LAG, pa.table({})).to_pylist()[0])
 
     def _options(self) -> flight.FlightCallOptions:
         return flight.FlightCallOptions(timeout=self._timeout_s, headers=self._headers)

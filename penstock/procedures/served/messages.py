@@ -1,9 +1,11 @@
 """What client and server of a database say to each other over Arrow Flight.
 
-    action "call"     rows of events, the procedure in the schema's metadata; answered by rows of results
-    action "answer"   rows of `REQUESTS`; answered by rows of `ANSWERS`
-    ticket            {"table": name} or {"sql": query}, of a snapshot
-    header            authorization: Bearer TOKEN
+    action "call"       rows of events, the procedure in the schema's metadata; answered by rows of results
+    action "answer"     rows of `REQUESTS`; answered by rows of `ANSWERS`
+    action "take_over"  nothing; answered by nothing once the server's replica has taken over
+    action "lag"        nothing; answered by a row of calls and seconds
+    ticket              {"table": name} or {"sql": query}, of a snapshot
+    header              authorization: Bearer TOKEN
 
 Rows of actions are Arrow streams. An error of Penstock travels as JSON in the error's ``extra_info``.
 """
@@ -19,9 +21,19 @@ from pyarrow import flight
 from penstock import errors
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
 
-__all__ = ["ANSWER", "CALL", "PROCEDURE", "from_stream", "raise_as_flight", "raise_from_flight", "to_stream"]
+__all__ = [
+    "ANSWER",
+    "CALL",
+    "LAG",
+    "PROCEDURE",
+    "TAKE_OVER",
+    "from_stream",
+    "raise_as_flight",
+    "raise_from_flight",
+    "to_stream",
+]
 
-CALL, ANSWER = "call", "answer"
+CALL, ANSWER, TAKE_OVER, LAG = "call", "answer", "take_over", "lag"
 PROCEDURE = b"procedure"
 
 

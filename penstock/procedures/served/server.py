@@ -7,6 +7,8 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -14,10 +16,15 @@ from pyarrow import flight
 
 from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
 from penstock.procedures.in_process.open_database import OpenDatabase
+from penstock.procedures.in_process.snapshot import Snapshot
+from penstock.procedures.replicas.lag import Lag
+from penstock.procedures.replicas.replica import Replica
 from penstock.procedures.served.messages import (
     ANSWER,
     CALL,
+    LAG,
     PROCEDURE,
+    TAKE_OVER,
     from_stream,
     raise_as_flight,
     to_stream,
@@ -43,15 +50,16 @@ class _TokenMiddleware(flight.ServerMiddlewareFactory):  # type: ignore[misc]  #
 
 
 class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """Offers an open database to other processes. It listens as soon as it exists.
+    """Offers an open database or a replica to other processes. It listens as soon as it exists.
 
     Single calls of all clients run one after the other, in groups that become durable together. A call is
     answered once it is durable.
 
     Parameters
     ----------
-    database : OpenDatabase
-        The database; its owner closes it, after the server.
+    database : OpenDatabase or Replica
+        The database, or a replica, which answers only reads until a client lets it take over. The owner
+        closes `database` after the server.
     host, port
         The address to listen at. Port 0 takes a free one; `port` tells it.
     token : str, optional
@@ -60,6 +68,13 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         A certificate chain and its private key, in PEM, for TLS.
     most_waiting : int
         The number of calls that may run or wait; further ones are refused with `UnavailableError`.
+    commit_interval : str or timedelta
+        That of the database once a replica has taken over; see `Database.open`.
+
+    Attributes
+    ----------
+    database : OpenDatabase or Replica
+        The database that a replica has become, or the given one.
 
     Raises
     ------
@@ -71,13 +86,14 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
 
     def __init__(
         self,
-        database: OpenDatabase,
+        database: OpenDatabase | Replica,
         host: str = "127.0.0.1",
         port: int = 0,
         *,
         token: str | None = None,
         certificate: tuple[bytes, bytes] | None = None,
         most_waiting: int = 1 << 12,
+        commit_interval: str | timedelta = "0ms",
     ) -> None:
         if token is None and host not in _LOCAL_HOSTS:
             raise InvalidUsageError(
@@ -87,7 +103,9 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             )
         if token is not None and (not token or not token.isascii() or not token.isprintable()):
             raise InvalidUsageError("a token has only printable ASCII characters, and at least one")
-        self._database = database
+        self.database = database
+        self._commit_interval = commit_interval
+        self._taking_over = threading.Lock()
         self._room = threading.BoundedSemaphore(most_waiting)
         self._most_waiting = most_waiting
         scheme = "grpc" if certificate is None else "grpc+tls"
@@ -127,11 +145,19 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
         return [
             (CALL, "run a transaction for each row of events"),
             (ANSWER, "run requests, each id only once"),
+            (TAKE_OVER, "let a replica take over"),
+            (LAG, "tell how far a replica is behind"),
         ]
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[pa.Buffer]:
         """Run transactions; see `penstock.procedures.served.messages`."""
         with self._admitted():
+            if action.type == TAKE_OVER:
+                self._take_over()
+                return iter([to_stream(pa.table({}))])
+            if action.type == LAG:
+                lag = self.database.lag if isinstance(self.database, Replica) else Lag(0, 0.0)
+                return iter([to_stream(pa.Table.from_pylist([asdict(lag)]))])
             if action.type not in (CALL, ANSWER):
                 raise InvalidUsageError("there is no such action", action=str(action.type)[:80])
             if action.body is not None and action.body.size > _MAX_MESSAGE_BYTES:
@@ -142,16 +168,34 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
                     hint="send fewer rows at a time",
                 )
             rows = from_stream(action.body)
-            results = self._call(rows) if action.type == CALL else self._database.answer(rows)
+            results = self._call(rows) if action.type == CALL else self._opened.answer(rows)
         return iter([to_stream(results)])
+
+    def _take_over(self) -> None:
+        with self._taking_over:
+            if isinstance(self.database, Replica):
+                self.database = self.database.take_over(commit_interval=self._commit_interval)
+
+    @property
+    def _opened(self) -> OpenDatabase:
+        if isinstance(self.database, Replica):
+            raise UnavailableError(
+                "this server is a replica", hint="call the server that it follows, or let this one take over"
+            )
+        return self.database
+
+    def _snapshot(self, *tables: str) -> Snapshot:
+        if self._taking_over.locked():
+            raise UnavailableError("this server is taking over", hint="read again, later")
+        return self.database.snapshot(*tables)
 
     def _call(self, rows: pa.Table) -> pa.Table:
         procedure = (rows.schema.metadata or {}).get(PROCEDURE, b"").decode(errors="replace")
         rows = rows.replace_schema_metadata(None)
         if len(rows) != 1:
-            return self._database.run(procedure, rows)
+            return self._opened.run(procedure, rows)
         (attributes,) = rows.to_pylist()
-        return pa.Table.from_pylist([self._database.submit(procedure, **attributes).result()])
+        return pa.Table.from_pylist([self._opened.submit(procedure, **attributes).result()])
 
     def do_get(self, context: Any, ticket: flight.Ticket) -> flight.RecordBatchStream:
         """Return rows of a snapshot."""
@@ -163,9 +207,9 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             if not isinstance(wanted, dict) or not all(isinstance(value, str) for value in wanted.values()):
                 raise InvalidUsageError("the ticket is no JSON object of texts")
             if "table" in wanted:
-                rows = self._database.table(wanted["table"])
+                rows = self._snapshot(wanted["table"]).table(wanted["table"])
             elif "sql" in wanted:
-                rows = self._database.snapshot().sql(wanted["sql"])
+                rows = self._snapshot().sql(wanted["sql"])
             else:
                 raise InvalidUsageError("the ticket names no table and no query")
         return flight.RecordBatchStream(rows)

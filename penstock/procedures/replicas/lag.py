@@ -1,0 +1,23 @@
+"""How far a replica is behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Lag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a replica is behind the log.
+
+    Attributes
+    ----------
+    calls : int
+        The calls that are in the log and have not run here.
+    seconds : float
+        The age of the oldest of them; 0.0 if there are none.
+    """
+
+    calls: int
+    seconds: float
