@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 import penstock
+from tests.long_tests import long_but
 from tests.spark.queries import Input, Place, failure
 
 pytestmark = pytest.mark.spark
@@ -66,10 +67,7 @@ def emitted(place: Place, *, ordered: bool) -> list[dict[str, Any]]:
     return found if ordered else sorted(found, key=repr)
 
 
-_LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("append", "union", "window")]
-
-
-@pytest.mark.parametrize("kind", ["queue", "join", *_LONG])
+@pytest.mark.parametrize("kind", long_but(["queue", "join", "append", "union", "window"], "queue"))
 def test_a_query_that_gains_columns_continues_as_if_it_had_had_them(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:

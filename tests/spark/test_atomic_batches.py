@@ -17,6 +17,7 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.databases import databases_in
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.procedures.databases import Database
+from tests.long_tests import long_but
 from tests.spark.queries import Input, Place
 
 pytestmark = pytest.mark.spark
@@ -51,7 +52,7 @@ def make_shop() -> Database:
     return shop
 
 
-@pytest.mark.parametrize("batch", ["order", 7])
+@pytest.mark.parametrize("batch", long_but(["order", 7], "order"))
 def test_batches_equal_those_in_one_process(spark: SparkSession, tmp_path: Path, batch: str | int) -> None:
     penstock.register(spark)
     place, draw, shop = Place(tmp_path), random.Random(3), make_shop()

@@ -12,6 +12,7 @@ import penstock
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.batches import Batch
 from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
+from tests.long_tests import long_but
 from tests.spark.queries import Input, Place, quotes
 
 pytestmark = pytest.mark.spark
@@ -45,7 +46,7 @@ def test_a_run_that_need_not_drain_leaves_keys_to_the_next_one(spark: SparkSessi
     assert sorted(place.sequence()) == KEYS
 
 
-@pytest.mark.parametrize("persist", ["never", "always"])
+@pytest.mark.parametrize("persist", long_but(["never", "always"], "always"))
 def test_a_graph_serves_every_key_that_waits(spark: SparkSession, tmp_path: Path, persist: Any) -> None:
     source, out = Input(tmp_path / "in"), tmp_path / "out"
     graph = penstock.graph("g").source("quotes", quotes([]).schema)

@@ -22,7 +22,7 @@ _ROOT = Path(__file__).parents[2]
     ("name", "only"),
     [
         ("update_queue_speed", ["penstock", "per-key"]),
-        ("state_in_spark", ["penstock-rows"]),
+        pytest.param("state_in_spark", ["penstock-rows"], marks=pytest.mark.long),
     ],
 )
 def test_a_benchmark_runs_and_prints_a_row_for_each_contender(name: str, only: list[str]) -> None:
@@ -35,6 +35,7 @@ def test_a_benchmark_runs_and_prints_a_row_for_each_contender(name: str, only: l
 
 
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed")
+@pytest.mark.long
 def test_spark_with_redis_accepts_the_votes_that_ours_accepts(tmp_path: Path) -> None:
     pytest.importorskip("redis", reason="redis is not installed")
     votes = tmp_path / "votes"

@@ -15,6 +15,7 @@ import penstock
 from benchmarks.streams import bids
 from penstock.dataflow import Graph
 from penstock.spark_ext.border.types import spark_schema
+from tests.long_tests import long_but
 from tests.spark.queries import PATIENCE_S, Input
 from tests.table3 import Windows, cut, found, rows_of, same, slowly
 
@@ -128,7 +129,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("persist", ["always", "never"])
+@pytest.mark.parametrize("persist", long_but(["always", "never"], "always"))
 @pytest.mark.parametrize("case", CASES)
 def test_windows_by_window_are_those_that_duckdb_has(
     spark: SparkSession, tmp_path: Path, case: str, persist: Any
@@ -163,8 +164,8 @@ def test_windows_by_window_are_those_that_duckdb_has(
     same(found(tmp_path / "out"), wanted)
 
 
-@pytest.mark.parametrize("persist", ["always", "never"])
-@pytest.mark.parametrize("case", ["over all", "fewest"])
+@pytest.mark.parametrize("persist", long_but(["always", "never"], "always"))
+@pytest.mark.parametrize("case", long_but(["over all", "fewest"], "fewest"))
 def test_few_rows_leave_the_operator(spark: SparkSession, tmp_path: Path, case: str, persist: Any) -> None:
     table, source = stream(), Input(tmp_path / "files")
     source.add(table)

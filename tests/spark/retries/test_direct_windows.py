@@ -18,6 +18,7 @@ from penstock.spark_ext.graph.handle import RunningGraph
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, describe_segments, segments_in
 from penstock.spark_ext.sources.p_stream_sink import BatchWriter, StreamWriter
+from tests.long_tests import long_but
 from tests.spark.queries import PATIENCE_S, fresh_workers, quotes
 
 pytestmark = pytest.mark.spark
@@ -83,7 +84,7 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", long_but(GRAPHS, "plain", "a user's division by a column"))
 def test_both_ways_give_the_same_rows(spark: SparkSession, tmp_path: Path, name: str) -> None:
     graph, direct = GRAPHS[name]
     made = run(spark, graph.sink("pstream", path=str(tmp_path / "direct")), tmp_path / "one")
@@ -97,7 +98,7 @@ def test_both_ways_give_the_same_rows(spark: SparkSession, tmp_path: Path, name:
         assert rows_in(tmp_path / "direct")
 
 
-@pytest.mark.parametrize("action", ["error", "kill"])
+@pytest.mark.parametrize("action", long_but(["error", "kill"], "kill"))
 def test_an_attempt_that_wrote_and_failed_is_an_orphan(
     spark: SparkSession, tmp_path: Path, action: str
 ) -> None:

@@ -9,13 +9,14 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.checkpointing.p_stream import PStream
+from tests.long_tests import long_but
 from tests.spark.p_streams import append, numbers, run, stream
 from tests.spark.queries import fresh_workers
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("action", ["error", "kill"])
+@pytest.mark.parametrize("action", long_but(["error", "kill"], "kill"))
 def test_an_attempt_that_failed_leaves_at_most_an_orphan(
     spark: SparkSession, tmp_path: Path, action: str
 ) -> None:

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock.procedures.plain.tables import PlainTables
 from penstock.procedures.programs import PROGRAMS
+from tests.long_tests import long_but
 from tests.spark.queries import PATIENCE_S, Place, fresh_workers, settings
 
 pytestmark = pytest.mark.spark
@@ -69,7 +70,7 @@ def test_a_task_that_fails_after_its_commit_runs_the_same_transactions_again(
     check(spark, place)
 
 
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("cached", long_but([True, False], True))
 def test_a_micro_batch_that_ran_whole_runs_again_elsewhere(
     spark: SparkSession, place: Place, *, cached: bool
 ) -> None:
