@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -118,7 +118,8 @@ class Database:
         key : str or iterable of str
             The columns of the primary key, at most four; they are not null.
         partition_by : str, optional
-            The column of the key by which rows go to buckets in Spark; without it there is one bucket.
+            The column of the key by which rows go to buckets in Spark, and to partitions in one process.
+            Without it there is one bucket, and every partition has all rows.
         indexes : iterable
             For each index a column, or up to four; ``table.by(column)`` reads rows in its order.
 
@@ -342,6 +343,8 @@ class Database:
         *,
         recovery: Literal["weak", "strong"] = "weak",
         commit_interval: str | timedelta = "0ms",
+        partitions: int = 1,
+        ranges: Mapping[str, Sequence[Any]] | None = None,
     ) -> OpenDatabase:
         """Open tables in this process's memory, for transactions one after the other.
 
@@ -357,11 +360,19 @@ class Database:
         commit_interval : str or timedelta
             How long a call waits for others to become durable in the same sync. By default a sync takes what
             was called during the previous one.
+        partitions : int
+            The number of threads that run transactions, each over its own rows of the tables that have
+            `partition_by`. The results and the tables are the same with any number, which may change each
+            time.
+        ranges : mapping of str to sequence, optional
+            For tables that are partitioned by ranges of their column instead of its hash: the least value of
+            each partition but the first.
 
         Raises
         ------
         InvalidUsageError
-            If the location holds a database with other tables, or calls of a program that has changed.
+            If the location holds a database with other tables, or calls of a program that has changed; or the
+            partitions or ranges are unusable.
         CorruptDataError, UnavailableError
             If its files are damaged, or the file system refuses.
 
@@ -376,7 +387,7 @@ class Database:
         """
         from penstock.procedures.in_process.open_database import OpenDatabase
 
-        return OpenDatabase(self, location, recovery, commit_interval)
+        return OpenDatabase(self, location, recovery, commit_interval, partitions, ranges)
 
     def follow(
         self, location: str | os.PathLike[str], *, poll_interval: str | timedelta = "100ms"

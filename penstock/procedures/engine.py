@@ -106,6 +106,10 @@ class TableSet:
     def close(self) -> None:
         """Do nothing: tables hold only memory."""
 
+    def clear(self, table: str) -> None:
+        """Forget all rows of a table, as if it had never had any."""
+        self._tables[table] = TableRows(self._tables[table].spec, self.texts)
+
     def run(
         self,
         program: Program | PlainProgram,

@@ -231,6 +231,8 @@ class TableRows:
         InvalidUsageError
             If `new` rows have a key that exists already.
         """
+        if new:
+            self.check_new(rows)
         self.make_room(rows.num_rows)
         columns = [
             numpy_column(column, values, self._texts)
@@ -239,8 +241,6 @@ class TableRows:
         key = [columns[self.spec.names.index(name)][0].astype(np.int64) for name in self.spec.key]
         slots = self._find(key)
         missing = np.flatnonzero(slots < 0)
-        if new and (len(missing) < len(slots) or len(np.unique(np.stack(key), axis=1).T) < len(slots)):
-            raise InvalidUsageError("a row with this key is there already", table=self.spec.name)
         self._trees.remove(slots[slots >= 0])
         slots[missing] = self._take_slots(len(missing))
         for (values, mask), column, null in zip(columns, self._columns, self._nulls, strict=True):
@@ -251,6 +251,34 @@ class TableRows:
         self._live[slots] = True
         self._dirty[slots] = dirty
         self._trees.add(slots, self._columns, self._nulls)
+
+    def check_new(self, rows: pa.RecordBatch) -> None:
+        """Check that rows have keys that are new, each once.
+
+        Raises
+        ------
+        InvalidUsageError
+            If one exists already.
+        """
+        key = self._key_numbers(rows)
+        if (self._find(key) >= 0).any() or len(np.unique(np.stack(key), axis=1).T) < rows.num_rows:
+            raise InvalidUsageError("a row with this key is there already", table=self.spec.name)
+
+    def rows_of(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of keys, each once, in no particular order; keys without a row are left out."""
+        slots = self._find(self._key_numbers(keys))
+        return self._rows(np.unique(slots[slots >= 0]))
+
+    def change(self, upserts: pa.RecordBatch, tombstones: pa.RecordBatch, *, stored: bool) -> None:
+        """Delete keys, then insert or replace rows; with `stored`, the next delta has these changes."""
+        self._delete(tombstones, note=stored)
+        self.upsert(upserts, dirty=stored)
+
+    def _key_numbers(self, rows: pa.RecordBatch) -> list[Numbers]:
+        return [
+            numpy_column(column, rows.column(column.name), self._texts)[0].astype(np.int64)
+            for column in self.spec.key_columns
+        ]
 
     def _take_slots(self, count: int) -> Numbers:
         facts = self._facts
@@ -264,10 +292,7 @@ class TableRows:
 
     def _delete(self, rows: pa.RecordBatch, *, note: bool) -> None:
         """Delete rows by key; with `note`, record the keys for the next delta."""
-        key = [
-            numpy_column(column, values, self._texts)[0].astype(np.int64)
-            for column, values in zip(self.spec.key_columns, rows.columns, strict=True)
-        ]
+        key = self._key_numbers(rows)
         slots = self._find(key)
         exists = slots >= 0
         slots = slots[exists]
@@ -311,11 +336,11 @@ class TableRows:
 
     def replace(self, changes: Mapping[tuple[Any, ...], dict[str, Any] | None]) -> None:
         """Insert, replace or (with None) delete rows by key."""
-        fields = list(self._key_schema)
+        fields = list(self.spec.key_schema)
         deleted_keys = [key for key, row in changes.items() if row is None]
         columns = list(zip(*deleted_keys, strict=True)) or [() for _ in fields]
         keys = [from_python(values, field.type) for values, field in zip(columns, fields, strict=True)]
-        self._delete(pa.RecordBatch.from_arrays(keys, schema=self._key_schema), note=True)
+        self._delete(pa.RecordBatch.from_arrays(keys, schema=self.spec.key_schema), note=True)
         rows = [row for row in changes.values() if row is not None]
         arrays = [
             from_python([row[column.name] for row in rows], column.type) for column in self.spec.columns
@@ -334,19 +359,10 @@ class TableRows:
             arrow_column(column, deleted_keys[:, place].astype(column.dtype), None, self._texts)
             for place, column in enumerate(self.spec.key_columns)
         ]
-        tombstones = pa.RecordBatch.from_arrays(keys, schema=self._key_schema)
+        tombstones = pa.RecordBatch.from_arrays(keys, schema=self.spec.key_schema)
         self._dirty[:] = False
         self._facts[GONE] = 0
         return {f"{self.spec.name}/upserts": upserts, f"{self.spec.name}/tombstones": tombstones}
-
-    @property
-    def _key_schema(self) -> pa.Schema:
-        return pa.schema(
-            [
-                pa.field(key_column.name, key_column.type, nullable=False)
-                for key_column in self.spec.key_columns
-            ]
-        )
 
     def snapshot(self) -> Iterator[dict[str, pa.RecordBatch]]:
         """Return all rows in blocks of bounded size."""
@@ -356,7 +372,7 @@ class TableRows:
 
     def apply(self, block: Any) -> None:
         """Apply stored blocks: `block` returns one by its name and schema, None if it is missing."""
-        tombstones = block(f"{self.spec.name}/tombstones", self._key_schema)
+        tombstones = block(f"{self.spec.name}/tombstones", self.spec.key_schema)
         upserts = block(f"{self.spec.name}/upserts", self.spec.schema)
         if tombstones is not None:
             self._delete(tombstones, note=False)

@@ -294,6 +294,11 @@ class TableSpec(RelationSpec):
         """The columns of the key, in its order."""
         return tuple(self.column(name) for name in self.key)
 
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The Arrow schema of the key."""
+        return pa.schema([pa.field(column.name, column.type, nullable=False) for column in self.key_columns])
+
     def column(self, name: str) -> Column:
         """Return a column by its name, which the table has."""
         return next(column for column in self.columns if column.name == name)

@@ -30,8 +30,8 @@ from penstock.checkpointing import PUnit, decode, encode
 from penstock.checkpointing.files import Files, LocalFiles, open_files
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError, PenstockError
-from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.write_ahead_log import WriteAheadLog
+from penstock.procedures.partitions.partitioned_tables import State
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS
 from penstock.procedures.schema import TableSpec
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
@@ -159,7 +159,7 @@ class CommandLog:
         self._stream.refresh()
         self._ahead.begin_part()
 
-    def restore(self, state: TableSet) -> Iterator[Call]:
+    def restore(self, state: State) -> Iterator[Call]:
         """Restore the newest version into empty tables; return the calls since, to run again."""
         begin = 0
         if (found := newest_version(self._store)) is not None:
@@ -289,7 +289,7 @@ class CommandLog:
         """Whether repeating the calls since the last checkpoint would take long."""
         return self._bytes > _BYTES_FOR_CHECKPOINT or self._calls > _CALLS_FOR_CHECKPOINT
 
-    def checkpoint(self, state: TableSet) -> None:
+    def checkpoint(self, state: State) -> None:
         """Store a version of the tables, and release its calls. No call is appended meanwhile."""
         if not self._calls:
             return

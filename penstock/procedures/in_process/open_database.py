@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.procedures.compiler.program import PlainProgram, Program
-from penstock.procedures.engine import TableSet, event_schema, result_schema
+from penstock.procedures.engine import event_schema, result_schema
 from penstock.procedures.in_process.arrow_rows import arrow_errors, as_arrow, batches_of
 from penstock.procedures.in_process.command_log import Call, CommandLog
 from penstock.procedures.in_process.open_programs import OpenPrograms
@@ -25,6 +25,8 @@ from penstock.procedures.in_process.replay import ANSWER, LOAD, replay
 from penstock.procedures.in_process.request_queue import Request, RequestQueue, answer
 from penstock.procedures.in_process.snapshot import Snapshot
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
+from penstock.procedures.partitions.explain import explain_partitions
+from penstock.procedures.partitions.partitioned_tables import open_tables
 from penstock.procedures.requests.messages import ANSWERS, REQUESTS
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS, answer_requests
 from penstock.procedures.workflows.batches import bounds_of
@@ -48,7 +50,7 @@ class OpenDatabase:
     ----------
     database : Database
         Its tables and procedures; procedures may be added while it is open.
-    location, recovery, commit_interval
+    location, recovery, commit_interval, partitions, ranges
         See `Database.open`.
     follower : LogFollower, optional
         A replica's copy of the tables, which spares most of the restore.
@@ -60,6 +62,8 @@ class OpenDatabase:
         location: str | os.PathLike[str] | None = None,
         recovery: Literal["weak", "strong"] = "weak",
         commit_interval: str | timedelta = "0ms",
+        partitions: int = 1,
+        ranges: Mapping[str, Sequence[Any]] | None = None,
         follower: LogFollower | None = None,
     ) -> None:
         interval_s = parse_duration_us(commit_interval) / 1e6
@@ -71,6 +75,10 @@ class OpenDatabase:
             raise InvalidUsageError(
                 "only a database in a directory has strong recovery", hint="give open() a location"
             )
+        if recovery == "strong" and partitions != 1:
+            raise InvalidUsageError(
+                "strong recovery has one partition", partitions=partitions, hint='use recovery="weak"'
+            )
         self._database = database
         self._closed = self._broken = False
         self._lock = threading.RLock()
@@ -78,12 +86,12 @@ class OpenDatabase:
         self._log: CommandLog | None = None
         self._strong: StrongRecovery | None = None
         tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
-        self._state = TableSet(tables)
+        self._state = open_tables(tables, partitions, ranges or {}, [REMEMBERED_REQUESTS.name])
         self._programs = OpenPrograms(database, {spec.name for spec in tables})
         if location is None:
             return
-        self._log = CommandLog(location, database.name, tables, interval_s)
         try:
+            self._log = CommandLog(location, database.name, tables, interval_s)
             strong = StrongRecovery(self._state, self._log)
             calls = None
             if follower is not None and (calls := follower.hand_over(self._log)) is not None:
@@ -94,7 +102,9 @@ class OpenDatabase:
             replay(calls, self._state, self._programs, strong)
             self._strong = strong if recovery == "strong" else None
         except BaseException:
-            self._log.close()
+            if self._log is not None:
+                self._log.close()
+            self._state.close()
             raise
 
     def __enter__(self) -> OpenDatabase:
@@ -346,6 +356,11 @@ class OpenDatabase:
             raise InvalidUsageError("a call could not be stored", hint="open the database again")
         if self._closed:
             raise InvalidUsageError("the database is closed", hint="open it again")
+
+    def explain(self) -> str:
+        """Describe where rows are and where transactions run, and how many ran over several partitions."""
+        with self._lock:
+            return explain_partitions(self._database, self._state)
 
     def table(self, name: str) -> pa.Table:
         """Return all rows of a table, in no particular order."""

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import PlainProgram
-from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.command_log import Call
 from penstock.procedures.in_process.open_programs import OpenPrograms
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
+from penstock.procedures.partitions.partitioned_tables import State
 from penstock.procedures.requests.run import answer_requests
 
 __all__ = ["ANSWER", "LOAD", "repeat", "replay"]
@@ -20,7 +20,7 @@ ANSWER = "answer requests"
 """The name in the log for calls of `OpenDatabase.answer`; no procedure can have it."""
 
 
-def replay(calls: Iterable[Call], state: TableSet, programs: OpenPrograms, strong: StrongRecovery) -> None:
+def replay(calls: Iterable[Call], state: State, programs: OpenPrograms, strong: StrongRecovery) -> None:
     """Run calls, or transactions, of the log again; then the rest of a round whose end it does not have.
 
     Raises
@@ -33,7 +33,7 @@ def replay(calls: Iterable[Call], state: TableSet, programs: OpenPrograms, stron
     strong.end()
 
 
-def repeat(call: Call, state: TableSet, programs: OpenPrograms, strong: StrongRecovery) -> None:
+def repeat(call: Call, state: State, programs: OpenPrograms, strong: StrongRecovery) -> None:
     """Run a call, or a transaction, of the log again; see `replay`."""
     if call.events is None:
         strong.repeat(call)

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from penstock.errors import InternalError
 from penstock.procedures.compiler.program import Program
-from penstock.procedures.engine import Run, TableSet
+from penstock.procedures.engine import Run
 from penstock.procedures.in_process.command_log import Call, CommandLog
+from penstock.procedures.partitions.partitioned_tables import State
 
 __all__ = ["StrongRecovery"]
 
@@ -52,7 +53,7 @@ class StrongRecovery:
         Makes transactions durable; a replica has none until it takes over.
     """
 
-    def __init__(self, state: TableSet, log: CommandLog | None = None) -> None:
+    def __init__(self, state: State, log: CommandLog | None = None) -> None:
         self._state = state
         self.log = log
         self._open: _Round | None = None

@@ -165,4 +165,6 @@ class Replica:
         with self._following():
             self._over = True
         self.close()
-        return OpenDatabase(self._database, self._location, recovery, commit_interval, self._follower)
+        return OpenDatabase(
+            self._database, self._location, recovery, commit_interval, follower=self._follower
+        )

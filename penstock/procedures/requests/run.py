@@ -15,7 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.procedures.engine import REJECTED, TableSet, event_schema
+from penstock.procedures.engine import REJECTED, event_schema
+from penstock.procedures.partitions.partitioned_tables import State
 from penstock.procedures.requests.messages import ANSWERS, decode_values, encode_values
 from penstock.procedures.requests.programs import RequestPrograms
 from penstock.procedures.schema import Column, Kind, TableSpec
@@ -55,7 +56,7 @@ class _Answer:
 
 
 def answer_requests(
-    state: TableSet,
+    state: State,
     requests: pa.RecordBatch,
     programs: RequestPrograms,
     bucket: int,
@@ -128,7 +129,7 @@ def _groups(rows: list[tuple[str, str, str, int]]) -> Iterator[tuple[str, list[t
 
 
 def _run(
-    state: TableSet, programs: RequestPrograms, procedure: str, arguments: list[str]
+    state: State, programs: RequestPrograms, procedure: str, arguments: list[str]
 ) -> list[tuple[str | None, str | None, int | None]]:
     """Run a transaction for each of the arguments; return results, rejection and number of each."""
     program = programs.programs.get(procedure)
@@ -149,7 +150,7 @@ def _run(
 class _Memory:
     """The requests that a bucket remembers, by their ids."""
 
-    def __init__(self, state: TableSet, capacity: int) -> None:
+    def __init__(self, state: State, capacity: int) -> None:
         self._table = state[REMEMBERED_REQUESTS.name]
         self._most = capacity
         if state.request_memory is None:

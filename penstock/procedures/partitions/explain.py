@@ -1,0 +1,47 @@
+"""The description of an open database: where its rows are, and where its transactions run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from penstock.errors import InvalidUsageError
+from penstock.procedures.partitions.partitioned_tables import PartitionedTables, State
+from penstock.procedures.partitions.placement import Placement, place_tables
+from penstock.procedures.partitions.routes import find_route
+from penstock.procedures.schema import TableSpec
+
+if TYPE_CHECKING:
+    from penstock.procedures.databases import Database
+
+__all__ = ["explain_partitions"]
+
+
+def explain_partitions(database: Database, state: State) -> str:
+    """Return the text of `OpenDatabase.explain`."""
+    return "\n".join(_lines(database, state))
+
+
+def _lines(database: Database, state: State) -> Iterator[str]:
+    count, placements = 1, place_tables(database.tables, 1, {})
+    if isinstance(state, PartitionedTables):
+        count, placements = state.partitions, state.placements
+    yield f"database {database.name}, {count} partition{'s' if count > 1 else ''}"
+    for spec in database.tables.values():
+        yield f"  table {spec.name}: {_describe_table(spec, placements.get(spec.name))}"
+    for name, procedure in (database.procedures | database.workflows).items():
+        try:
+            route = find_route(procedure.program(), placements).describe()
+        except InvalidUsageError:
+            route = "unknown, since its event is not declared, or a workflow runs it"
+        yield f"  {name}: {route}"
+    if isinstance(state, PartitionedTables):
+        yield f"  forwarded: {state.forwarded} of {state.transactions} transactions"
+
+
+def _describe_table(spec: TableSpec, placement: Placement | None) -> str:
+    if placement is None:
+        return "replicated, since it has no partition_by"
+    if placement.ranges is None:
+        return f"by the hash of {spec.partition_by}"
+    return f"by ranges of {spec.partition_by}"

@@ -1,0 +1,53 @@
+"""The transactions of a call that run in a partition, and those that are forwarded to the coordinator."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._kernels import kernel
+from penstock.procedures.texts import Numbers
+
+__all__ = ["FORWARDED", "forward"]
+
+FORWARDED = -1
+"""The partition of a transaction that is forwarded."""
+
+
+@kernel
+def forward(
+    starts: Numbers, resources: Numbers, partitions: Numbers, tainted: npt.NDArray[np.bool_]
+) -> Numbers:
+    """Return the partition in which each transaction runs, or `FORWARDED`.
+
+    A transaction is forwarded if it needs several partitions, or a resource (a row or partition) that an
+    earlier forwarded one needs. So all others can run before those that are forwarded: none of them needs
+    what an earlier forwarded one needs, and the results are as in the given order.
+
+    Parameters
+    ----------
+    starts : ndarray
+        The place of the first resource of each transaction, then the number of resources.
+    resources : ndarray
+        The numbers of resources. Two with one number count as the same, which only forwards more.
+    partitions : ndarray
+        The partition of each resource.
+    tainted : ndarray
+        Space for all numbers of resources, all false.
+    """
+    count = starts.shape[0] - 1
+    homes = np.zeros(count, np.int64)
+    for i in range(count):
+        begin, end = starts[i], starts[i + 1]
+        if begin == end:
+            continue
+        home = partitions[begin]
+        for k in range(begin, end):
+            if partitions[k] != home or tainted[resources[k]]:
+                home = -1
+                break
+        homes[i] = home
+        if home < 0:
+            for k in range(begin, end):
+                tainted[resources[k]] = True
+    return homes

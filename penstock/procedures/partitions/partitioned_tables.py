@@ -1,0 +1,424 @@
+"""The tables of a database in partitions, and programs that run over them (H-Store §3).
+
+A partition has a thread and a `TableSet` of its own: its rows of the partitioned tables, and a copy of the
+replicated ones. A coordinator has another copy of the replicated tables. Invariants:
+
+1. A run of a program equals the serial run of its events in their order.
+2. Between runs, the coordinator has no rows of partitioned tables, and all copies of a replicated table are
+   equal.
+3. A version holds no partitions, so a database opens with any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.stream import concat
+from penstock.procedures.compiler.program import PlainProgram, Program
+from penstock.procedures.engine import Run, TableSet
+from penstock.procedures.partitions.event_keys import homes_of, keys_of
+from penstock.procedures.partitions.forwarding import FORWARDED
+from penstock.procedures.partitions.placement import place_tables
+from penstock.procedures.partitions.routes import Route, find_route
+from penstock.procedures.rows import TableRows
+from penstock.procedures.schema import TableSpec
+from penstock.procedures.texts import Numbers
+
+__all__ = ["PartitionedTables", "State", "open_tables"]
+
+T = TypeVar("T")
+
+MOST_PARTITIONS = 64
+
+
+class PartitionedTables:
+    """Tables in partitions, with the interface of `TableSet`. One thread at a time calls it.
+
+    Parameters
+    ----------
+    specs : iterable of TableSpec
+        The tables. Those without a column to partition by are replicated.
+    partitions : int
+        The number of partitions.
+    ranges : mapping
+        See `Database.open`.
+    unshared : iterable of str
+        The tables that no program accesses; only the first partition has them.
+
+    Attributes
+    ----------
+    transactions : int
+        The number of transactions that ran.
+    forwarded : int
+        The number of them that ran on the coordinator.
+    is_new, offset, program, request_memory
+        See `TableSet`.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[TableSpec],
+        partitions: int,
+        ranges: Mapping[str, Sequence[Any]],
+        unshared: Iterable[str] = (),
+    ) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self.placements = place_tables(self._specs, partitions, ranges)
+        self._unshared = set(unshared)
+        self._partitions = [TableSet(self._specs.values()) for _ in range(partitions)]
+        self._coordinator = TableSet(self._specs.values())
+        self._threads = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"penstock-partition-{number}")
+            for number in range(partitions)
+        ]
+        self._routes: dict[str, Route] = {}
+        self.transactions = self.forwarded = 0
+        self.is_new = True
+        self.offset: int | None = None
+        self.program: str | None = None
+        self.request_memory: Any = None
+
+    def __getitem__(self, name: str) -> PartitionedRows:
+        """Return a table."""
+        shared = name in self.placements
+        return PartitionedRows(
+            [part[name] for part in (self._partitions if shared else self._partitions[:1])]
+        )
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether it has a table."""
+        return name in self._specs
+
+    @property
+    def partitions(self) -> int:
+        """The number of partitions."""
+        return len(self._partitions)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows; those of replicated tables count once."""
+        return sum(len(self[name]) for name in self._specs)
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory of all copies."""
+        return sum(part.size_bytes for part in (*self._partitions, self._coordinator))
+
+    def close(self) -> None:
+        """End the threads."""
+        for thread in self._threads:
+            thread.shutdown()
+
+    def _each(self, tasks: Mapping[int, Callable[[], T]]) -> dict[int, T]:
+        """Run tasks in the threads of their partitions; a single task runs in this thread.
+
+        The caller waits, so that no partition changes once it has returned, whatever interrupts it.
+        """
+        if len(tasks) == 1:
+            return {number: task() for number, task in tasks.items()}
+        futures: dict[int, Future[T]] = {
+            number: self._threads[number].submit(task) for number, task in tasks.items()
+        }
+        try:
+            return {number: future.result() for number, future in futures.items()}
+        finally:
+            wait(futures.values())
+
+    # Programs
+
+    def route(self, program: Program | PlainProgram) -> Route:
+        """Return where the transactions of a program run."""
+        route = self._routes.get(program.digest)
+        if route is None:
+            route = self._routes[program.digest] = find_route(program, self.placements)
+        return route
+
+    def run(
+        self,
+        program: Program | PlainProgram,
+        events: pa.RecordBatch,
+        bounds: npt.NDArray[np.int64] | None = None,
+    ) -> pa.RecordBatch:
+        """Run a transaction or a round for each event; see `TableSet.run`.
+
+        Single-partition transactions run first, each in the thread of its partition, then those that are
+        forwarded; see `forward` for why this equals the order of the events.
+        """
+        self.transactions += events.num_rows if bounds is None else len(bounds) - 1
+        route = self.route(program)
+        if isinstance(program, PlainProgram) or route.obstacle is not None or not events.num_rows:
+            return self._run_forwarded(program, route, events, range(self.partitions), bounds)
+        homes = homes_of(program, route, events, self.placements, self.partitions)
+        counts = np.bincount(homes - FORWARDED)
+        places = {int(home): np.flatnonzero(homes == home) for home in np.flatnonzero(counts) + FORWARDED}
+        if len(places) == 1 and FORWARDED not in places:
+            (home,) = places
+            return self._partitions[home].run(program, events)
+        forwarded = places.pop(FORWARDED, np.zeros(0, np.int64))
+        results = self._each({
+            home: partial(self._run_local, home, program, events, chosen) for home, chosen in places.items()
+        })  # fmt: skip
+        order = [places[home] for home in results]
+        batches = list(results.values())
+        if len(forwarded):
+            chosen_events = events.take(pa.array(forwarded))
+            needed = self._needed(program, route, chosen_events)
+            batches.append(self._run_forwarded(program, route, chosen_events, needed))
+            order.append(forwarded)
+        back = np.empty(events.num_rows, np.int64)
+        back[np.concatenate(order)] = np.arange(events.num_rows)
+        return concat(batches).take(pa.array(back))
+
+    def _run_local(
+        self, home: int, program: Program, events: pa.RecordBatch, chosen: Numbers
+    ) -> pa.RecordBatch:
+        return self._partitions[home].run(program, events.take(pa.array(chosen)))
+
+    def _needed(self, program: Program, route: Route, events: pa.RecordBatch) -> Sequence[int]:
+        """Return the partitions that transactions need."""
+        columns = {column.name: column for column in program.event}
+        needed: set[int] = set()
+        for keys in route.keys:
+            values = events.column(keys.partition)
+            numbers = self.placements[keys.table].partitions_of(columns[keys.partition], values)
+            needed.update(map(int, np.unique(numbers)))
+        return sorted(needed)
+
+    def begin(
+        self, program: Program, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None = None
+    ) -> Run:
+        """Refuse: strong recovery has one partition."""
+        raise InvalidUsageError(
+            "transactions of strong recovery are repeated in one partition",
+            workflow=program.name,
+            partitions=self.partitions,
+            hint="open the database once with partitions=1, and close it: then nothing is repeated",
+        )
+
+    # The coordinator
+
+    def _run_forwarded(
+        self,
+        program: Program | PlainProgram,
+        route: Route,
+        events: pa.RecordBatch,
+        needed: Sequence[int],
+        bounds: npt.NDArray[np.int64] | None = None,
+    ) -> pa.RecordBatch:
+        """Run transactions on the coordinator: move the rows there, and what has changed back."""
+        self.forwarded += events.num_rows if bounds is None else len(bounds) - 1
+        names = [spec.name for spec in program.tables]
+        split = [name for name in names if name in self.placements]
+        parts = self._keys_by_partition(program, route, events)
+        copies = self._each({number: partial(self._fetch, number, split, parts) for number in needed})
+        for name in split:
+            rows = [copy[name] for copy in copies.values() if copy[name].num_rows]
+            if rows:
+                self._coordinator[name].upsert(concat(rows), dirty=False)
+        try:
+            results = self._coordinator.run(program, events, bounds)
+            self._spread({name: self._coordinator[name].delta() for name in names})
+        finally:
+            for name in split:
+                self._coordinator.clear(name)
+            self._coordinator.forget_deleted()
+        return results
+
+    def _keys_by_partition(
+        self, program: Program | PlainProgram, route: Route, events: pa.RecordBatch
+    ) -> dict[str, list[pa.RecordBatch]] | None:
+        """Return the keys of the rows to move by table and partition; None for all rows."""
+        if isinstance(program, PlainProgram) or not route.knows_rows:
+            return None
+        batches: dict[str, list[pa.RecordBatch]] = {}
+        for keys in route.keys:
+            schema = self._specs[keys.table].key_schema
+            columns = [
+                column.cast(field.type, safe=False)
+                for column, field in zip(keys_of(program, keys, events), schema, strict=True)
+            ]
+            batches.setdefault(keys.table, []).append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        return {name: self.placements[name].split(concat(parts)) for name, parts in batches.items()}
+
+    def _fetch(
+        self, number: int, names: Sequence[str], keys: Mapping[str, Sequence[pa.RecordBatch]] | None
+    ) -> dict[str, pa.RecordBatch]:
+        """Return rows of a partition: those of the keys, or all."""
+        part = self._partitions[number]
+        if keys is None:
+            return {name: part[name].table() for name in names}
+        return {name: part[name].rows_of(keys[name][number]) for name in names}
+
+    def _spread(self, deltas: Mapping[str, Mapping[str, pa.RecordBatch]]) -> None:
+        """Apply changes of the coordinator's tables to the partitions."""
+        tasks: list[dict[str, tuple[pa.RecordBatch, pa.RecordBatch]]] = [{} for _ in self._partitions]
+        for name, blocks in deltas.items():
+            upserts, tombstones = blocks[f"{name}/upserts"], blocks[f"{name}/tombstones"]
+            if not upserts.num_rows and not tombstones.num_rows:
+                continue
+            placement = self.placements.get(name)
+            for task in tasks:
+                task[name] = upserts, tombstones
+            if placement is not None:
+                halves = placement.split(upserts), placement.split(tombstones)
+                for task, changes in zip(tasks, zip(*halves, strict=True), strict=True):
+                    task[name] = changes
+        self._each({
+            number: partial(self._apply, number, task) for number, task in enumerate(tasks) if task
+        })  # fmt: skip
+
+    def _apply(self, number: int, changes: Mapping[str, tuple[pa.RecordBatch, pa.RecordBatch]]) -> None:
+        for name, (upserts, tombstones) in changes.items():
+            # Only one copy of a replicated table is stored.
+            stored = number == 0 or name in self.placements
+            self._partitions[number][name].change(upserts, tombstones, stored=stored)
+
+    # Rows in, and versions
+
+    def load(self, table: str, rows: pa.RecordBatch) -> None:
+        """Insert rows with new keys into a table.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a key exists already; then nothing is inserted.
+        """
+        placement = self.placements.get(table)
+        parts = [rows] * self.partitions if placement is None else placement.split(rows)
+        for part, its_rows in zip(self._partitions, parts, strict=True):
+            part[table].check_new(its_rows)
+        for number, (part, its_rows) in enumerate(zip(self._partitions, parts, strict=True)):
+            # Only one copy of a replicated table is stored.
+            part[table].upsert(its_rows, dirty=number == 0 or placement is not None)
+        if placement is None:
+            self._coordinator[table].upsert(rows, dirty=False)
+
+    def forget_deleted(self) -> None:
+        """Forget deleted keys, and texts that no row has: no delta will follow."""
+        for part in self._partitions:
+            part.forget_deleted()
+
+    def delta(self) -> PUnit:
+        """Return the changes since the last call, to be stored."""
+        units = [part.delta() for part in self._partitions]
+        self.is_new = False
+        blocks: dict[str, list[pa.RecordBatch]] = {}
+        for unit in units:
+            for name, block in unit.blocks.items():
+                blocks.setdefault(name, []).append(block)
+        joined = {name: concat(parts) for name, parts in blocks.items()}
+        return self._unit(units[0], joined)
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return the whole current state in units of bounded size."""
+        units: list[PUnit] = []
+        for number, part in enumerate(self._partitions):
+            for unit in part.snapshot():
+                blocks = {
+                    name: block
+                    for name, block in unit.blocks.items()
+                    if number == 0 or name.rpartition("/")[0] in self.placements
+                }
+                if blocks or not units:
+                    units.append(self._unit(unit, blocks))
+        return iter(units)
+
+    def _unit(self, unit: PUnit, blocks: Mapping[str, pa.RecordBatch]) -> PUnit:
+        meta: dict[str, Any] = {**unit.meta, "transactions": self.transactions, "rows": self.rows}
+        if self.offset is not None:
+            meta["offset"] = self.offset
+        if self.program is not None:
+            meta["program"] = self.program
+        return PUnit(unit.kind, meta, blocks, packed=True)
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        """Apply stored `units` in order, to empty tables or to an older version."""
+        self.is_new = False
+        self.request_memory = None
+        for unit in units:
+            parts = (*self._partitions, self._coordinator)
+            for part, blocks in zip(parts, self._split_blocks(unit), strict=True):
+                part.restore([PUnit(unit.kind, unit.meta, blocks)])
+        self.transactions = self._partitions[0].transactions
+
+    def _split_blocks(self, unit: PUnit) -> list[dict[str, pa.RecordBatch]]:
+        """Return the blocks of a unit for each partition, and those for the coordinator."""
+        shares: list[dict[str, pa.RecordBatch]] = [{} for _ in range(self.partitions + 1)]
+        for block_name, block in unit.blocks.items():
+            name, _, kind = block_name.rpartition("/")
+            placement = self.placements.get(name)
+            if placement is not None:
+                spec = self._specs[name]
+                schema = spec.key_schema if kind == "tombstones" else spec.schema
+                parts = placement.split(unit.block(block_name, schema))
+            else:
+                parts = [block] * (1 if name in self._unshared else len(shares))
+            for share, part in zip(shares, parts, strict=False):
+                share[block_name] = part
+        return shares
+
+
+class PartitionedRows:
+    """A table whose rows are in several partitions.
+
+    Parameters
+    ----------
+    parts : sequence of TableRows
+        The rows of each partition.
+    """
+
+    def __init__(self, parts: Sequence[TableRows]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return sum(map(len, self._parts))
+
+    def table(self) -> pa.RecordBatch:
+        """Return all rows, in no particular order."""
+        return self.freeze()()
+
+    def freeze(self) -> Callable[[], pa.RecordBatch]:
+        """Copy the rows; see `TableRows.freeze`."""
+        copies = [part.freeze() for part in self._parts]
+        return lambda: concat([convert() for convert in copies])
+
+    def upsert(self, rows: pa.RecordBatch, *, dirty: bool) -> None:
+        """Insert or replace rows of a table that only one partition has."""
+        (part,) = self._parts
+        part.upsert(rows, dirty=dirty)
+
+
+State = TableSet | PartitionedTables
+"""The tables of an open database."""
+
+
+def open_tables(
+    specs: Sequence[TableSpec],
+    partitions: int,
+    ranges: Mapping[str, Sequence[Any]],
+    unshared: Iterable[str] = (),
+) -> State:
+    """Return empty tables; see `PartitionedTables`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the number of partitions or the ranges are unusable.
+    """
+    if type(partitions) is not int or not 1 <= partitions <= MOST_PARTITIONS:
+        raise InvalidUsageError(
+            "this is no number of partitions", partitions=repr(partitions), hint=f"use 1 to {MOST_PARTITIONS}"
+        )
+    if partitions == 1 and not ranges:
+        return TableSet(specs)
+    return PartitionedTables(specs, partitions, ranges, unshared)

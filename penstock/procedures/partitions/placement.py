@@ -1,0 +1,128 @@
+"""The partitions in which rows are: by the hash of a column, or by its ranges (H-Store §3.4.1)."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.procedures.in_process.arrow_rows import arrow_errors
+from penstock.procedures.rows import numpy_column
+from penstock.procedures.schema import Column, Kind, TableSpec
+from penstock.procedures.texts import Numbers, TextNumbers
+from penstock.sql.expression import did_you_mean
+from penstock.state_store.keys.key_words import KeyCodec, buckets_of
+
+__all__ = ["Placement", "hash_values", "place_tables"]
+
+
+def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
+    """Return a hash of each value of a key's column, or of an attribute of that kind; a null has any."""
+    if column.kind.is_interned:
+        kind = pa.large_string() if column.kind is Kind.TEXT else pa.large_binary()
+        values = values.fill_null("" if column.kind is Kind.TEXT else b"").cast(kind)
+        return KeyCodec([pa.field("key", kind)]).encode([values]).hashes.view(np.int64)
+    numbers = pa.array(_numbers(column, values))
+    return KeyCodec([pa.field("key", pa.int64())]).encode([numbers]).hashes.view(np.int64)
+
+
+def _numbers(column: Column, values: pa.Array[Any]) -> Numbers:
+    """Return the integers that stand for values that are no texts."""
+    return numpy_column(column, values, TextNumbers())[0].astype(np.int64)
+
+
+class Placement:
+    """The partition of each row of a table.
+
+    Parameters
+    ----------
+    spec : TableSpec
+        The table, which has a column to partition by.
+    partitions : int
+        The number of partitions.
+    ranges : sequence, optional
+        The least value of each partition but the first; by default the hash of a value decides.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the values do not ascend, do not fit the column, or are not one fewer than the partitions.
+    """
+
+    def __init__(self, spec: TableSpec, partitions: int, ranges: Sequence[Any] | None = None) -> None:
+        self.column = spec.column(spec.partition_by or "")
+        self._partitions = partitions
+        self.ranges: tuple[Any, ...] | None = None
+        if ranges is None:
+            return
+        with arrow_errors(spec.name):
+            bounds = pa.array(ranges, self.column.type)
+        least = bounds.to_pylist() if self.column.kind.is_interned else _numbers(self.column, bounds).tolist()
+        ascends = not bounds.null_count and all(one < other for one, other in itertools.pairwise(least))
+        if len(least) != partitions - 1 or not ascends:
+            raise InvalidUsageError(
+                "the ranges of a table do not fit its partitions",
+                table=spec.name,
+                partitions=partitions,
+                ranges=len(least),
+                hint=f"give the least values of all partitions but the first: {partitions - 1}, ascending",
+            )
+        self.ranges = tuple(least)
+
+    @property
+    def method(self) -> object:
+        """What two placements have in common that put equal values into the same partition."""
+        return self.ranges
+
+    def partitions_of(self, column: Column, values: pa.Array[Any]) -> Numbers:
+        """Return the partition of each value of the column, or of an attribute of its kind."""
+        if self.ranges is None:
+            return buckets_of(hash_values(column, values).view(np.uint64), self._partitions)
+        if not column.kind.is_interned:
+            least = np.array(self.ranges, np.int64)
+            return np.searchsorted(least, _numbers(column, values), side="right").astype(np.int64)
+        encoded = values.fill_null("" if column.kind is Kind.TEXT else b"").dictionary_encode()
+        numbers = [bisect_right(self.ranges, value) for value in encoded.dictionary.to_pylist()]
+        return np.array(numbers or [0], np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
+
+    def split(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Return the rows of each partition, in their order."""
+        if not rows.num_rows:
+            return [rows] * self._partitions
+        places = self.partitions_of(self.column, rows.column(self.column.name))
+        order = np.argsort(places, kind="stable")
+        ends = np.searchsorted(places[order], np.arange(self._partitions + 1))
+        return [rows.take(pa.array(order[begin:end])) for begin, end in itertools.pairwise(map(int, ends))]
+
+
+def place_tables(
+    tables: Mapping[str, TableSpec], partitions: int, ranges: Mapping[str, Sequence[Any]]
+) -> dict[str, Placement]:
+    """Return the placements of all tables that have a column to partition by.
+
+    Raises
+    ------
+    InvalidUsageError
+        If `ranges` names another table, or its values do not fit.
+    """
+    placements = {}
+    for name in ranges:
+        if name not in tables:
+            raise InvalidUsageError(
+                "there is no such table", table=name, hint=did_you_mean(name, tables, "tables")
+            )
+        if tables[name].partition_by is None:
+            raise InvalidUsageError(
+                "a table without partition_by has no ranges",
+                table=name,
+                hint="declare it with partition_by=, a column of its key",
+            )
+    for name, spec in tables.items():
+        if spec.partition_by is not None:
+            placements[name] = Placement(spec, partitions, ranges.get(name))
+    return placements

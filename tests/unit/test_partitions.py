@@ -1,0 +1,189 @@
+"""What a database in partitions refuses, says of itself, and keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.errors import InvalidUsageError
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.databases import Database
+from penstock.procedures.requests.messages import REQUESTS
+from tests.procedures import interpreted
+
+
+def shop() -> Database:
+    database = penstock.database("shop")
+    stock = "store bigint, item bigint, count bigint NOT NULL"
+    database.table("stock", stock, key=("store", "item"), partition_by="store", indexes=[("store", "count")])
+    database.table("items", "item bigint, price bigint NOT NULL", key="item")
+
+    @database.procedure(event="store bigint, item bigint", returns="price bigint")
+    def sell(e: Any, stock: Any, items: Any) -> Any:
+        stock[(e.store, e.item)].count -= 1
+        return items[e.item].price
+
+    @database.procedure(event="store bigint, other bigint, item bigint")
+    def send(e: Any, stock: Any) -> Any:
+        stock[(e.store, e.item)].count -= 1
+        stock[(e.other, e.item)].count += 1
+
+    @database.procedure(event="store bigint, other bigint")
+    def send_rarest(e: Any, stock: Any) -> Any:
+        rarest = stock.by("store", "count")[e.store].first()
+        rarest.count -= 1
+        stock[(e.other, rarest.item)].count += 1
+
+    @database.procedure(event="item bigint, price bigint")
+    def set_price(e: Any, items: Any) -> Any:
+        items[e.item].price = e.price
+
+    @database.procedure(event="item bigint", returns="price bigint")
+    def price_of(e: Any, items: Any) -> Any:
+        return items[e.item].price
+
+    for procedure in database.procedures.values():
+        program = procedure.program()
+        assert isinstance(program, Program)
+        program.__dict__["kernel"] = interpreted(program)
+    return database
+
+
+STOCK = {"store": [1, 2, 300], "item": [1, 1, 1], "count": [9, 9, 9]}
+
+
+def test_explain_says_where_tables_and_transactions_are() -> None:
+    with shop().open(partitions=2, ranges={"stock": [100]}) as db:
+        db.load("items", {"item": [1], "price": [5]})
+        db.load("stock", STOCK)
+        db.run("send", {"store": [1, 2, 1], "other": [2, 300, 2], "item": [1, 1, 1]})
+        moved = "single-partition if store and other are in one; else over several:"
+        assert db.explain().splitlines() == [
+            "database shop, 2 partitions",
+            "  table stock: by ranges of store",
+            "  table items: replicated, since it has no partition_by",
+            "  sell: single-partition, by store",
+            f"  send: {moved} the rows that it accesses are moved",
+            f"  send_rarest: {moved} all rows of its tables in these partitions are moved",
+            "  set_price: all partitions: it writes items[e.item], which is replicated",
+            "  price_of: single-partition, in any: it only reads replicated tables",
+            # The first stays; the last needs a row of the second, which is forwarded.
+            "  forwarded: 2 of 3 transactions",
+        ]
+        assert sorted(db.table("stock")["count"].to_pylist()) == [7, 10, 10]
+    with shop().open() as db:
+        assert db.explain().startswith("database shop, 1 partition\n  table stock: by the hash of store\n")
+
+
+@pytest.mark.parametrize(
+    ("partitions", "ranges", "fact"),
+    [
+        (0, None, "this is no number of partitions"),
+        (65, None, "this is no number of partitions"),
+        (True, None, "this is no number of partitions"),
+        ("2", None, "this is no number of partitions"),
+        (2, {"stok": [1]}, "there is no such table"),
+        (2, {"items": [1]}, "a table without partition_by has no ranges"),
+        (2, {"stock": [1, 2]}, "the ranges of a table do not fit its partitions"),
+        (3, {"stock": [2, 2]}, "the ranges of a table do not fit its partitions"),
+        (2, {"stock": [None]}, "the ranges of a table do not fit its partitions"),
+        (2, {"stock": ["a"]}, "a column does not fit"),
+    ],
+)
+def test_unusable_partitions_are_refused(
+    partitions: Any, ranges: Mapping[str, Sequence[Any]] | None, fact: str
+) -> None:
+    with pytest.raises(InvalidUsageError, match=fact):
+        shop().open(partitions=partitions, ranges=ranges)
+
+
+def test_strong_recovery_has_one_partition(tmp_path: Path) -> None:
+    with pytest.raises(InvalidUsageError, match="strong recovery has one partition"):
+        shop().open(tmp_path, partitions=2, recovery="strong")
+
+
+@pytest.mark.parametrize("table", ["stock", "items"])
+def test_rows_that_exist_are_loaded_into_no_partition(table: str) -> None:
+    new = {"store": [300, 1, 2], "item": [2, 2, 1], "count": [1, 1, 1]}
+    with shop().open(partitions=3, ranges={"stock": [2, 100]}) as db:
+        db.load("stock", STOCK)
+        db.load("items", {"item": [1], "price": [5]})
+        with pytest.raises(InvalidUsageError, match="a row with this key is there already"):
+            db.load(table, new if table == "stock" else {"item": [2, 1], "price": [5, 5]})
+        assert db.table("stock").num_rows == 3
+        assert db.table("items").num_rows == 1
+
+
+def test_a_request_runs_once_with_any_number_of_partitions(tmp_path: Path) -> None:
+    request = pa.Table.from_pylist(
+        [{"id": "a", "procedure": "send", "arguments": '{"store": 1, "other": 300, "item": 1}'}], REQUESTS
+    )
+    answers = []
+    for partitions in (2, 1, 4):
+        with shop().open(tmp_path / "shop", partitions=partitions) as db:
+            if partitions == 2:
+                db.load("stock", STOCK)
+            answers.append(db.answer(request).to_pylist())
+            assert sorted(db.table("stock")["count"].to_pylist()) == [8, 9, 10]
+    assert answers == [answers[0]] * 3
+
+
+def test_threads_share_partitions() -> None:
+    with shop().open(partitions=2, ranges={"stock": [100]}) as db:
+        db.load("items", {"item": [1], "price": [5]})
+        db.load("stock", {"store": [1, 300], "item": [1, 1], "count": [0, 0]})
+
+        def call(store: int) -> None:
+            for _ in range(20):
+                futures = [db.submit("sell", store=store, item=1) for _ in range(5)]
+                db.run("send", {"store": [store] * 3, "other": [1, 300, store], "item": [1] * 3})
+                assert [future.result()["price"] for future in futures] == [5] * 5
+
+        threads = [Thread(target=call, args=(store,)) for store in (1, 300)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(db.table("stock")["count"].to_pylist()) == -200
+        assert db._state.transactions == 2 * 20 * 8
+
+
+def test_a_workflow_with_a_window_runs_over_all_partitions() -> None:
+    database = penstock.database("votes")
+    database.table("votes", "phone bigint, candidate bigint NOT NULL", key="phone", partition_by="phone")
+    database.stream("valid", "candidate bigint NOT NULL")
+    database.window("recent", "candidate bigint NOT NULL", size=3, slide=1)
+
+    @database.procedure(event="phone bigint, candidate bigint NOT NULL")
+    def validate(e: Any, votes: Any, valid: Any) -> Any:
+        votes.insert(phone=e.phone, candidate=e.candidate)
+        valid.emit(candidate=e.candidate)
+
+    @database.procedure(event=database.catalog.streams["valid"], returns="leads bigint")
+    def lead(e: Any, recent: Any) -> Any:
+        recent.insert(candidate=e.candidate)
+        count = 0
+        for row in recent:
+            if row.candidate == e.candidate:
+                count += 1
+        return count
+
+    flow = database.workflow("flow", validate, lead)
+    program = flow.program()
+    assert isinstance(program, Program)
+    program.__dict__["kernel"] = interpreted(program)
+    votes = {"phone": [1, 2, 3, 3, 4, 5, 6], "candidate": [1, 2, 2, 2, 2, 1, 1]}
+    found = []
+    for partitions in (1, 3):
+        with database.open(partitions=partitions) as db:
+            results = db.run("flow", votes).to_pylist()
+            assert "all partitions: it is a workflow" in db.explain() or partitions == 1
+            found.append((results, db.table("votes").sort_by("phone").to_pylist()))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 6
