@@ -102,8 +102,7 @@ def _lookup(
             attribute = _attribute(part.value, text, sources)
         attributes.append(attribute)
     key_sources = [attribute for attribute in attributes if attribute is not None]
-    lists = {column.name for column in layout.event if column.is_list}
-    if len(key_sources) < len(layout.tables[table].spec.key) or len(lists.intersection(key_sources)) > 1:
+    if len(key_sources) < len(layout.tables[table].spec.key):
         return None
     return Lookup(table, tuple(key_sources))
 
@@ -171,16 +170,19 @@ def _loop_lines(
     """Return lines for each look-up of event ``j``; look-ups of list elements are in a loop."""
     numbers = {column.name: number for number, column in enumerate(layout.event)}
     lists = {column.name for column in layout.event if column.is_list}
-    loops: dict[str | None, list[str]] = {}
+    loops: dict[tuple[str, ...], list[str]] = {}
     for lookup in lookups:
-        name = next((name for name in lookup.key if name in lists), None)
         code = layout.tables[lookup.table]
-        word = code.word([f"e{numbers[name]}[{'q' if name in lists else 'j'}]" for name in lookup.key])
-        loops.setdefault(name, []).extend(lines(code, word))
-    loop_lines = [_INDENT + line for line in loops.pop(None, [])]
-    for name, body in loops.items():
-        offsets = f"e{numbers[str(name)]}_offsets"
+        names = tuple(dict.fromkeys(name for name in lookup.key if name in lists))
+        places = {name: f"e{numbers[name]}_offsets[j] + q" for name in names}
+        word = code.word([f"e{numbers[name]}[{places.get(name, 'j')}]" for name in lookup.key])
+        loops.setdefault(names, []).extend(lines(code, word))
+    loop_lines = [_INDENT + line for line in loops.pop((), [])]
+    for names, body in loops.items():
+        sizes = [f"e{number}_offsets[j + 1] - e{number}_offsets[j]" for number in map(numbers.get, names)]
         if body:
-            loop_lines.append(f"{_INDENT}for q in range({offsets}[j], {offsets}[j + 1]):")
+            # Lists may differ in length: their elements of the same place are looked up together.
+            size = sizes[0] if len(sizes) == 1 else f"min({', '.join(sizes)})"
+            loop_lines.append(f"{_INDENT}for q in range({size}):")
             loop_lines += [2 * _INDENT + line for line in body]
     return loop_lines

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import pkgutil
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import penstock
+from penstock import _kernels
 from penstock.procedures.compiler import program as compiler
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.compiler.reading import ProcedureText
@@ -124,3 +127,24 @@ def test_layout_is_no_part_of_a_text(one: str, other: str, same: bool) -> None:
 
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(all_found(), indent=2) + "\n")
+
+
+def test_machine_code_is_made_anew_if_a_function_in_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+
+    def load(name: str, source: str) -> SimpleNamespace:
+        names.append(name)
+        return SimpleNamespace(run=None)
+
+    monkeypatch.setattr(_kernels, "load_generated", load)
+    bank = PROGRAMS["bank"].procedure.program()
+    assert isinstance(bank, Program)
+    for text in (b"one", b"other"):
+        monkeypatch.setattr(compiler, "_inlined_texts", lambda text=text: text)
+        bank.__dict__.pop("kernel", None)
+        assert bank.kernel is None
+    del bank.__dict__["kernel"]
+    assert len(set(names)) == 2
+    monkeypatch.undo()
+    for name in compiler._INLINED:
+        assert pkgutil.get_data("penstock", name)

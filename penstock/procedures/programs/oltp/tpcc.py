@@ -132,10 +132,11 @@ def new_order(
         i_id = e.items[place]
         supply = e.supplies[place]
         quantity = e.quantities[place]
-        item = items.get(i_id)
+        # Of the event, so that these look-ups are prefetched.
+        item = items.get(e.items[place])
         if item is None:
             abort("item number is not valid")
-        row = stock[supply, i_id]
+        row = stock[e.supplies[place], e.items[place]]
         if row.quantity >= quantity + 10:
             row.quantity -= quantity
         else:
