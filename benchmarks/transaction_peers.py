@@ -25,7 +25,7 @@ Outcome = tuple[Any, str | None]
 Rows = dict[str, list[tuple[Any, ...]]]
 
 _SERVERS = Path("/usr/lib/postgresql")
-_ACCOUNT = "postgres"
+POSTGRES_ACCOUNT = "postgres"
 
 
 class Peer(ABC):
@@ -156,6 +156,38 @@ class DuckDb(Peer):
         return {name: self._db.execute(f"SELECT * FROM {name}").fetchall() for name in self._program.tables}
 
 
+def start_postgres(stack: ExitStack, **settings: str) -> tuple[int, Path]:
+    """Start a PostgreSQL server that `stack` stops; return its process, and where its socket is."""
+    programs = max(_SERVERS.glob("*/bin"), default=None)
+    if programs is None:
+        raise SystemExit("there is no PostgreSQL below /usr/lib/postgresql: apt-get install postgresql")
+    place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-postgres-")))
+    # Its programs refuse to run as root.
+    own = (
+        ["setpriv", f"--reuid={POSTGRES_ACCOUNT}", f"--regid={POSTGRES_ACCOUNT}", "--clear-groups"]
+        if not os.getuid()
+        else []
+    )
+    if own:
+        shutil.chown(place, POSTGRES_ACCOUNT, POSTGRES_ACCOUNT)
+    data = place / "data"
+    run = partial(subprocess.run, check=True, stdout=subprocess.DEVNULL, cwd=place)
+    run([*own, programs / "initdb", "-D", data, "-U", POSTGRES_ACCOUNT, "-A", "trust", "--no-sync"])
+    settings = {
+        "listen_addresses": "",
+        "unix_socket_directories": str(place),
+        "shared_buffers": "512MB",
+        "synchronous_commit": "off",
+        "max_wal_size": "4GB",
+        **settings,
+    }
+    options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
+    control = [*own, programs / "pg_ctl", "-D", data, "-w", "-l", place / "log"]
+    run([*control, "-o", options, "start"])
+    stack.callback(run, [*control, "-m", "immediate", "stop"])
+    return int((data / "postmaster.pid").read_text().split()[0]), place
+
+
 class PostgreSql(Peer):
     """Statements of a client of PostgreSQL, a transaction for each event.
 
@@ -168,9 +200,9 @@ class PostgreSql(Peer):
 
         self._events = Dicts.events(events)
         self._program = SQL[self.name]
-        self._server, socket = self._start()
+        self._server, socket = start_postgres(self.stack)
         self._connection = psycopg.connect(
-            host=str(socket), user=_ACCOUNT, dbname="postgres", autocommit=True, prepare_threshold=1
+            host=str(socket), user=POSTGRES_ACCOUNT, dbname="postgres", autocommit=True, prepare_threshold=1
         )
         self.stack.callback(self._connection.close)
         self._cursor = self._connection.cursor()
@@ -179,36 +211,6 @@ class PostgreSql(Peer):
         for name in self._program.tables:
             self._cursor.execute(f"ANALYZE {name}".encode())
         self._made: list[Outcome] = []
-
-    def _start(self) -> tuple[int, Path]:
-        """Start a server; return its process, and where its socket is."""
-        programs = max(_SERVERS.glob("*/bin"), default=None)
-        if programs is None:
-            raise SystemExit("there is no PostgreSQL below /usr/lib/postgresql: apt-get install postgresql")
-        place = Path(self.stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-postgres-")))
-        # Its programs refuse to run as root.
-        own = (
-            ["setpriv", f"--reuid={_ACCOUNT}", f"--regid={_ACCOUNT}", "--clear-groups"]
-            if not os.getuid()
-            else []
-        )
-        if own:
-            shutil.chown(place, _ACCOUNT, _ACCOUNT)
-        data = place / "data"
-        run = partial(subprocess.run, check=True, stdout=subprocess.DEVNULL, cwd=place)
-        run([*own, programs / "initdb", "-D", data, "-U", _ACCOUNT, "-A", "trust", "--no-sync"])
-        settings = {
-            "listen_addresses": "",
-            "unix_socket_directories": str(place),
-            "shared_buffers": "512MB",
-            "synchronous_commit": "off",
-            "max_wal_size": "4GB",
-        }
-        options = " ".join(f"-c {name}='{value}'" for name, value in settings.items())
-        control = [*own, programs / "pg_ctl", "-D", data, "-w", "-l", place / "log"]
-        run([*control, "-o", options, "start"])
-        self.stack.callback(run, [*control, "-m", "immediate", "stop"])
-        return int((data / "postmaster.pid").read_text().split()[0]), place
 
     def row(self, text: str, *values: Any) -> Any:
         found = self._cursor.execute(text.encode(), values)

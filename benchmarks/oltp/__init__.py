@@ -1,0 +1,1 @@
+"""OLTP benchmarks in process, with a log, and in SQLite and PostgreSQL."""

@@ -1,0 +1,126 @@
+"""Rates and latencies of Penstock's OLTP benchmarks in one process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.procedures.in_process.open_database import OpenDatabase
+from penstock.procedures.programs.oltp import OltpBenchmark
+
+__all__ = ["directory_bytes", "latencies", "opened", "rates"]
+
+Floats = np.ndarray[Any, Any]
+
+_CALLERS = 4
+"""The threads whose calls wait for the log at the same time."""
+
+
+@contextmanager
+def opened(
+    benchmark: OltpBenchmark, scale: Any, place: str | None, interval: str = "0ms"
+) -> Iterator[OpenDatabase]:
+    """Open a database with its first rows, and with its procedure compiled."""
+    with benchmark.database.open(place, commit_interval=interval) as db:
+        for name, rows in benchmark.tables(scale).items():
+            db.load(name, rows)
+        db.run(benchmark.procedure.name, pa.table(benchmark.requests(scale, 100, 0)))
+        yield db
+
+
+def rates(
+    db: OpenDatabase, benchmark: OltpBenchmark, events: pa.RecordBatch, size: int, callers: int = 1
+) -> tuple[float, float]:
+    """Run requests in calls of `size`; return transactions per second of wall time and of CPU time."""
+    batches = [pa.table(events.slice(begin, size)) for begin in range(0, events.num_rows, size)]
+    name = benchmark.procedure.name
+    begin, spent = time.perf_counter(), time.process_time()
+    if callers == 1:
+        for rows in batches:
+            db.run(name, rows)
+    else:
+        _call_from_threads(db, name, iter(batches), callers)
+    wall, cpu = time.perf_counter() - begin, time.process_time() - spent
+    return events.num_rows / wall, events.num_rows / cpu
+
+
+def _call_from_threads(db: OpenDatabase, name: str, batches: Iterator[pa.Table], callers: int) -> None:
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            while not errors:
+                with lock:
+                    rows = next(batches, None)
+                if rows is None:
+                    return
+                db.run(name, rows)
+        except BaseException as error:  # raised again in the thread that waits
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def latencies(
+    db: OpenDatabase, benchmark: OltpBenchmark, events: pa.RecordBatch, rate: int
+) -> tuple[Floats, float]:
+    """Send requests at a rate; return their latencies in milliseconds, and the rate of answers.
+
+    Each request is due at its own time, even if earlier ones are not answered. The requests that are due go
+    out in one call, which returns once they are durable; `_CALLERS` calls may wait at once.
+    """
+    count, name = events.num_rows, benchmark.procedure.name
+    ended = np.zeros(count)
+    calls: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        while (bounds := calls.get()) is not None:
+            try:
+                db.run(name, pa.table(events.slice(bounds[0], bounds[1] - bounds[0])))
+            except BaseException as error:  # raised again in the thread that sends
+                errors.append(error)
+                return
+            ended[bounds[0] : bounds[1]] = time.perf_counter()
+
+    threads = [threading.Thread(target=call) for _ in range(_CALLERS)]
+    for thread in threads:
+        thread.start()
+    begin, sent = time.perf_counter(), 0
+    while sent < count and not errors:
+        due = min(int((time.perf_counter() - begin) * rate) + 1, count)
+        if due > sent:
+            calls.put((sent, due))
+            sent = due
+        # A call takes what was due in a millisecond.
+        time.sleep(
+            max(begin + max(sent / rate, time.perf_counter() - begin + 0.001) - time.perf_counter(), 0)
+        )
+    for _ in threads:
+        calls.put(None)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    due_at = begin + np.arange(count) / rate
+    return 1_000 * (ended - due_at), count / (ended.max() - begin)
+
+
+def directory_bytes(place: str) -> int:
+    """Return the size of all files below a directory."""
+    return sum(path.stat().st_size for path in Path(place).rglob("*") if path.is_file())

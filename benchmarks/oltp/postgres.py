@@ -1,0 +1,191 @@
+"""SmallBank and TPC-C as stored procedures of PostgreSQL (PL/pgSQL, synchronous_commit=on)."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks.oltp.peers import Peer, Rows, plain_rows, schema_texts
+from benchmarks.transaction_peers import POSTGRES_ACCOUNT, start_postgres
+from penstock.procedures.programs.oltp import OltpBenchmark
+from penstock.procedures.programs.oltp.tpcc import DISTRICTS, RECENT_ORDERS
+
+__all__ = ["POSTGRES", "Postgres"]
+
+_SMALL_BANK = """
+CREATE FUNCTION transact(kind bigint, source bigint, target bigint, amount bigint, OUT result bigint)
+LANGUAGE plpgsql AS $$
+DECLARE mine bigint; saved bigint;
+BEGIN
+    PERFORM 1 FROM accounts WHERE id = source;
+    IF NOT FOUND THEN RAISE EXCEPTION 'unknown customer'; END IF;
+    SELECT balance INTO mine FROM checking WHERE id = source;
+    IF kind IN (0, 1, 4, 5) THEN SELECT balance INTO saved FROM savings WHERE id = source; END IF;
+    IF kind = 1 THEN result := mine + saved; RETURN; END IF;
+    IF kind = 2 THEN
+        UPDATE checking SET balance = balance + amount WHERE id = source RETURNING balance INTO result;
+        RETURN;
+    END IF;
+    IF kind = 4 THEN
+        IF saved < amount THEN RAISE EXCEPTION 'short'; END IF;
+        UPDATE savings SET balance = balance - amount WHERE id = source RETURNING balance INTO result;
+        RETURN;
+    END IF;
+    IF kind = 5 THEN
+        UPDATE checking SET balance = balance - amount - CASE WHEN mine + saved < amount THEN 100 ELSE 0 END
+        WHERE id = source RETURNING balance INTO result;
+        RETURN;
+    END IF;
+    PERFORM 1 FROM accounts WHERE id = target;
+    IF NOT FOUND THEN RAISE EXCEPTION 'unknown customer'; END IF;
+    IF source = target THEN RAISE EXCEPTION 'one customer'; END IF;
+    IF kind = 3 THEN
+        IF mine < amount THEN RAISE EXCEPTION 'short'; END IF;
+        UPDATE checking SET balance = balance - amount WHERE id = source RETURNING balance INTO result;
+        UPDATE checking SET balance = balance + amount WHERE id = target;
+        RETURN;
+    END IF;
+    UPDATE savings SET balance = 0 WHERE id = source;
+    UPDATE checking SET balance = 0 WHERE id = source;
+    UPDATE checking SET balance = balance + mine + saved WHERE id = target;
+    result := 0;
+END $$
+"""
+
+_INFO = " ".join(f"WHEN {number} THEN s.dist_{number:02}" for number in range(1, DISTRICTS + 1))
+_TPCC = f"""
+CREATE FUNCTION transact(
+    kind bigint, w bigint, d bigint, cw bigint, cd bigint, c bigint, last_name text, paid bigint,
+    num bigint, at bigint, items_ bigint[], supplies bigint[], quantities bigint[],
+    OUT total numeric, OUT balance_ bigint, OUT count_ bigint
+) LANGUAGE plpgsql AS $$
+DECLARE
+    o bigint; tax_w bigint; tax_d bigint; disc bigint; price_ bigint; info text; n bigint; sum_ bigint;
+    w_name_ text; d_name_ text; local bigint; q bigint; owner bigint;
+BEGIN
+    IF kind IN (1, 2) AND c IS NULL THEN
+        SELECT count(*) INTO n FROM customers WHERE w_id = cw AND d_id = cd AND last = last_name;
+        SELECT c_id INTO c FROM customers WHERE w_id = cw AND d_id = cd AND last = last_name
+        ORDER BY first COLLATE "C", c_id LIMIT 1 OFFSET (n + 1) / 2 - 1;
+    END IF;
+    IF kind = 0 THEN
+        SELECT tax INTO tax_w FROM warehouses WHERE w_id = w;
+        UPDATE districts SET next_o_id = next_o_id + 1 WHERE w_id = w AND d_id = d
+        RETURNING next_o_id - 1, tax INTO o, tax_d;
+        SELECT discount INTO disc FROM customers WHERE w_id = w AND d_id = d AND c_id = c;
+        local := CASE WHEN w = ALL (supplies) THEN 1 ELSE 0 END;
+        INSERT INTO orders VALUES (w, d, o, c, at, NULL, cardinality(items_), local);
+        INSERT INTO new_orders VALUES (w, d, o);
+        sum_ := 0;
+        FOR place IN 1 .. cardinality(items_) LOOP
+            SELECT price INTO price_ FROM items WHERE i_id = items_[place];
+            IF NOT FOUND THEN RAISE EXCEPTION 'item number is not valid'; END IF;
+            q := quantities[place];
+            UPDATE stock AS s SET
+                quantity = quantity - q + CASE WHEN quantity >= q + 10 THEN 0 ELSE 91 END,
+                ytd = ytd + q, order_cnt = order_cnt + 1,
+                remote_cnt = remote_cnt + CASE WHEN supplies[place] = w THEN 0 ELSE 1 END
+            WHERE w_id = supplies[place] AND i_id = items_[place]
+            RETURNING CASE d {_INFO} END INTO info;
+            sum_ := sum_ + price_ * q;
+            INSERT INTO order_lines VALUES
+                (w, d, o, place, items_[place], supplies[place], NULL, q, price_ * q, info);
+        END LOOP;
+        total := sum_::numeric * (10000 - disc) * (10000 + tax_w + tax_d);
+    ELSIF kind = 1 THEN
+        UPDATE warehouses SET ytd = ytd + paid WHERE w_id = w RETURNING name INTO w_name_;
+        UPDATE districts SET ytd = ytd + paid WHERE w_id = w AND d_id = d RETURNING name INTO d_name_;
+        UPDATE customers SET
+            balance = balance - paid, ytd_payment = ytd_payment + paid, payment_cnt = payment_cnt + 1
+        WHERE w_id = cw AND d_id = cd AND c_id = c RETURNING balance, payment_cnt INTO balance_, n;
+        INSERT INTO history VALUES (cw, cd, c, n, d, w, at, paid, w_name_, d_name_);
+    ELSIF kind = 2 THEN
+        SELECT balance INTO balance_ FROM customers WHERE w_id = cw AND d_id = cd AND c_id = c;
+        SELECT o_id INTO o FROM orders WHERE w_id = cw AND d_id = cd AND c_id = c
+        ORDER BY o_id DESC LIMIT 1;
+        SELECT sum(quantity) INTO n FROM order_lines WHERE w_id = cw AND d_id = cd AND o_id = o;
+    ELSIF kind = 3 THEN
+        count_ := 0;
+        FOR place IN 1 .. {DISTRICTS} LOOP
+            SELECT o_id INTO o FROM new_orders WHERE w_id = w AND d_id = place ORDER BY o_id LIMIT 1;
+            CONTINUE WHEN NOT FOUND;
+            DELETE FROM new_orders WHERE w_id = w AND d_id = place AND o_id = o;
+            UPDATE orders SET carrier_id = num WHERE w_id = w AND d_id = place AND o_id = o
+            RETURNING c_id INTO owner;
+            UPDATE order_lines SET delivery_d = at WHERE w_id = w AND d_id = place AND o_id = o;
+            SELECT sum(amount) INTO sum_ FROM order_lines WHERE w_id = w AND d_id = place AND o_id = o;
+            UPDATE customers SET balance = balance + sum_, delivery_cnt = delivery_cnt + 1
+            WHERE w_id = w AND d_id = place AND c_id = owner;
+            count_ := count_ + 1;
+        END LOOP;
+    ELSE
+        SELECT next_o_id INTO o FROM districts WHERE w_id = w AND d_id = d;
+        SELECT count(DISTINCT l.i_id) INTO count_ FROM order_lines AS l
+        JOIN stock AS s ON s.w_id = w AND s.i_id = l.i_id
+        WHERE l.w_id = w AND l.d_id = d AND l.o_id >= o - {RECENT_ORDERS} AND l.o_id < o
+        AND s.quantity < num;
+    END IF;
+END $$
+"""
+
+POSTGRES = {"small_bank": (_SMALL_BANK, 4, 1), "tpcc": (_TPCC, 13, 3)}
+"""The stored procedure by the benchmark's name, and its numbers of parameters and results."""
+
+
+class Postgres(Peer):
+    """A PostgreSQL server in a temporary directory, and one client on its socket."""
+
+    def __init__(self, benchmark: OltpBenchmark, scale: Any) -> None:
+        import psycopg
+
+        text, parameters, self._width = POSTGRES[benchmark.name]
+        self._benchmark = benchmark
+        self._stack = ExitStack()
+        _, socket = start_postgres(self._stack, synchronous_commit="on")
+        self._connection = psycopg.connect(
+            host=str(socket), user=POSTGRES_ACCOUNT, dbname="postgres", autocommit=True, prepare_threshold=1
+        )
+        self._stack.callback(self._connection.close)
+        self._cursor = self._connection.cursor()
+        tables, indexes = schema_texts(benchmark)
+        for statement in tables:
+            self._cursor.execute(statement.encode())
+        for name, rows in benchmark.tables(scale).items():
+            with self._cursor.copy(f"COPY {name} FROM STDIN".encode()) as copy:
+                for row in plain_rows(rows):
+                    copy.write_row(row)
+        for statement in [*indexes, text, "ANALYZE"]:
+            self._cursor.execute(statement.encode())
+        marks = ", ".join("%s" for _ in range(parameters))
+        if benchmark.name == "tpcc":
+            # Typed, or the server would not know which function is meant.
+            kinds = ["bigint"] * 6 + ["text"] + ["bigint"] * 3 + ["bigint[]"] * 3
+            marks = ", ".join(f"%s::{kind}" for kind in kinds)
+        self._call = f"SELECT * FROM transact({marks})".encode()
+
+    def run(self, events: Rows, group: int) -> Rows:
+        import psycopg
+
+        results: Rows = []
+        for begin in range(0, len(events), group):
+            with self._connection.transaction():
+                for event in events[begin : begin + group]:
+                    try:
+                        with self._connection.transaction():
+                            row = self._cursor.execute(self._call, event).fetchone()
+                        assert row is not None
+                        results.append((*(None if one is None else int(one) for one in row), None))
+                    except psycopg.errors.RaiseException as error:
+                        results.append((*[None] * self._width, error.diag.message_primary))
+        return results
+
+    def tables(self) -> dict[str, Rows]:
+        return {
+            name: self._cursor.execute(
+                f"SELECT * FROM {name} ORDER BY {', '.join(spec.key)}".encode()
+            ).fetchall()
+            for name, spec in self._benchmark.database.tables.items()
+        }
+
+    def close(self) -> None:
+        self._stack.close()

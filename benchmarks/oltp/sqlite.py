@@ -1,0 +1,226 @@
+"""SmallBank and TPC-C as statements of SQLite in this process (WAL, synchronous=FULL)."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.oltp.peers import Peer, Rows, plain_rows, schema_texts
+from penstock.procedures.programs.oltp import OltpBenchmark
+from penstock.procedures.programs.oltp.tpcc import DISTRICTS, RECENT_ORDERS
+
+__all__ = ["SQLITE", "Sqlite"]
+
+One = Callable[..., Any]
+"""Executes a statement with its values; returns the first row, or None."""
+
+
+class _Rejected(Exception):  # noqa: N818
+    """Ends a transaction; its argument is the reason."""
+
+
+def _small_bank(one: One, kind: int, source: int, target: int, amount: int) -> tuple[Any, ...]:
+    checking = "SELECT balance FROM checking WHERE id = ?"
+    savings = "SELECT balance FROM savings WHERE id = ?"
+    change = "UPDATE checking SET balance = balance + ? WHERE id = ? RETURNING balance"
+    if one("SELECT id FROM accounts WHERE id = ?", source) is None:
+        raise _Rejected("unknown customer")
+    (mine,) = one(checking, source)
+    if kind == 1:
+        return (mine + one(savings, source)[0],)
+    if kind == 2:
+        return tuple(one(change, amount, source))
+    if kind == 4:
+        if one(savings, source)[0] < amount:
+            raise _Rejected("short")
+        return tuple(
+            one("UPDATE savings SET balance = balance - ? WHERE id = ? RETURNING balance", amount, source)
+        )
+    if kind == 5:
+        return tuple(one(change, -amount - 100 * (mine + one(savings, source)[0] < amount), source))
+    if one("SELECT id FROM accounts WHERE id = ?", target) is None:
+        raise _Rejected("unknown customer")
+    if source == target:
+        raise _Rejected("one customer")
+    if kind == 3:
+        if mine < amount:
+            raise _Rejected("short")
+        one(change, amount, target)
+        return tuple(one(change, -amount, source))
+    (saved,) = one(savings, source)
+    one("UPDATE savings SET balance = 0 WHERE id = ?", source)
+    one("UPDATE checking SET balance = 0 WHERE id = ?", source)
+    one(change, saved + mine, target)
+    return (0,)
+
+
+def _new_order(one: One, w: int, d: int, c: int, date: int, lines: Sequence[tuple[int, int, int]]) -> int:
+    (tax_w,) = one("SELECT tax FROM warehouses WHERE w_id = ?", w)
+    o_id, tax_d = one(
+        "UPDATE districts SET next_o_id = next_o_id + 1 WHERE w_id = ? AND d_id = ? "
+        "RETURNING next_o_id - 1, tax", w, d,
+    )  # fmt: skip
+    (discount,) = one("SELECT discount FROM customers WHERE w_id = ? AND d_id = ? AND c_id = ?", w, d, c)
+    local = int(all(supply == w for _, supply, _ in lines))
+    one("INSERT INTO orders VALUES (?, ?, ?, ?, ?, NULL, ?, ?)", w, d, o_id, c, date, len(lines), local)
+    one("INSERT INTO new_orders VALUES (?, ?, ?)", w, d, o_id)
+    total = 0
+    for place, (i_id, supply, quantity) in enumerate(lines):
+        item = one("SELECT price FROM items WHERE i_id = ?", i_id)
+        if item is None:
+            raise _Rejected("item number is not valid")
+        (info,) = one(
+            "UPDATE stock SET quantity = quantity - ? + CASE WHEN quantity >= ? + 10 THEN 0 ELSE 91 END, "
+            f"ytd = ytd + ?, order_cnt = order_cnt + 1, remote_cnt = remote_cnt + ? "
+            f"WHERE w_id = ? AND i_id = ? RETURNING dist_{d:02}",
+            quantity, quantity, quantity, int(supply != w), supply, i_id,
+        )  # fmt: skip
+        amount = item[0] * quantity
+        total += amount
+        one(
+            "INSERT INTO order_lines VALUES (?, ?, ?, ?, ?, ?, NULL, ?, ?, ?)",
+            w, d, o_id, place + 1, i_id, supply, quantity, amount, info,
+        )  # fmt: skip
+    return int(total * (10_000 - discount) * (10_000 + tax_w + tax_d))
+
+
+def _customer(one: One, w: int, d: int, c: int | None, last: str | None) -> int:
+    if c is not None:
+        return c
+    (count,) = one("SELECT count(*) FROM customers WHERE w_id = ? AND d_id = ? AND last = ?", w, d, last)
+    found = one(
+        "SELECT c_id FROM customers WHERE w_id = ? AND d_id = ? AND last = ? ORDER BY first, c_id "
+        "LIMIT 1 OFFSET ?", w, d, last, (count + 1) // 2 - 1,
+    )  # fmt: skip
+    return int(found[0])
+
+
+def _payment(one: One, w: int, d: int, cw: int, cd: int, c: int, amount: int, date: int) -> int:
+    (w_name,) = one("UPDATE warehouses SET ytd = ytd + ? WHERE w_id = ? RETURNING name", amount, w)
+    (d_name,) = one(
+        "UPDATE districts SET ytd = ytd + ? WHERE w_id = ? AND d_id = ? RETURNING name", amount, w, d
+    )
+    balance, number = one(
+        "UPDATE customers SET balance = balance - ?, ytd_payment = ytd_payment + ?, "
+        "payment_cnt = payment_cnt + 1 WHERE w_id = ? AND d_id = ? AND c_id = ? "
+        "RETURNING balance, payment_cnt", amount, amount, cw, cd, c,
+    )  # fmt: skip
+    one(
+        "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        cw, cd, c, number, d, w, date, amount, w_name, d_name,
+    )  # fmt: skip
+    return int(balance)
+
+
+def _order_status(one: One, w: int, d: int, c: int) -> int:
+    (balance,) = one("SELECT balance FROM customers WHERE w_id = ? AND d_id = ? AND c_id = ?", w, d, c)
+    order = one(
+        "SELECT o_id FROM orders WHERE w_id = ? AND d_id = ? AND c_id = ? ORDER BY o_id DESC LIMIT 1",
+        w, d, c,
+    )  # fmt: skip
+    if order is not None:
+        one("SELECT sum(quantity) FROM order_lines WHERE w_id = ? AND d_id = ? AND o_id = ?", w, d, order[0])
+    return int(balance)
+
+
+def _deliver(one: One, w: int, carrier: int, date: int) -> int:
+    delivered = 0
+    for d in range(1, DISTRICTS + 1):
+        oldest = one("SELECT min(o_id) FROM new_orders WHERE w_id = ? AND d_id = ?", w, d)[0]
+        if oldest is None:
+            continue
+        key = (w, d, oldest)
+        one("DELETE FROM new_orders WHERE w_id = ? AND d_id = ? AND o_id = ?", *key)
+        (c,) = one(
+            "UPDATE orders SET carrier_id = ? WHERE w_id = ? AND d_id = ? AND o_id = ? RETURNING c_id",
+            carrier, *key,
+        )  # fmt: skip
+        one("UPDATE order_lines SET delivery_d = ? WHERE w_id = ? AND d_id = ? AND o_id = ?", date, *key)
+        (total,) = one("SELECT sum(amount) FROM order_lines WHERE w_id = ? AND d_id = ? AND o_id = ?", *key)
+        one(
+            "UPDATE customers SET balance = balance + ?, delivery_cnt = delivery_cnt + 1 "
+            "WHERE w_id = ? AND d_id = ? AND c_id = ?", total, w, d, c,
+        )  # fmt: skip
+        delivered += 1
+    return delivered
+
+
+def _stock_level(one: One, w: int, d: int, threshold: int) -> int:
+    (after,) = one("SELECT next_o_id FROM districts WHERE w_id = ? AND d_id = ?", w, d)
+    found = one(
+        "SELECT count(DISTINCT l.i_id) FROM order_lines AS l JOIN stock AS s ON s.w_id = ? AND "
+        "s.i_id = l.i_id WHERE l.w_id = ? AND l.d_id = ? AND l.o_id >= ? AND l.o_id < ? AND s.quantity < ?",
+        w, w, d, after - RECENT_ORDERS, after, threshold,
+    )  # fmt: skip
+    return int(found[0])
+
+
+def _tpcc(
+    one: One, kind: int, w: int, d: int, cw: int, cd: int, c: int | None, last: str | None, amount: int,
+    number: int, date: int, items: Sequence[int], supplies: Sequence[int], quantities: Sequence[int],
+) -> tuple[Any, ...]:  # fmt: skip
+    if kind == 0:
+        assert c is not None
+        lines = list(zip(items, supplies, quantities, strict=True))
+        return _new_order(one, w, d, c, date, lines), None, None
+    if kind == 1:
+        return None, _payment(one, w, d, cw, cd, _customer(one, cw, cd, c, last), amount, date), None
+    if kind == 2:
+        return None, _order_status(one, cw, cd, _customer(one, cw, cd, c, last)), None
+    return None, None, _deliver(one, w, number, date) if kind == 3 else _stock_level(one, w, d, number)
+
+
+SQLITE: Mapping[str, tuple[Callable[..., tuple[Any, ...]], int]] = {
+    "small_bank": (_small_bank, 1),
+    "tpcc": (_tpcc, 3),
+}
+"""The transactions by the benchmark's name, and how many values each returns."""
+
+
+class Sqlite(Peer):
+    """SQLite in a directory."""
+
+    def __init__(self, benchmark: OltpBenchmark, scale: Any, place: str | Path) -> None:
+        self._benchmark = benchmark
+        self._transact, self._width = SQLITE[benchmark.name]
+        self._db = sqlite3.connect(f"{place}/{benchmark.name}.sqlite", isolation_level=None)
+        tables, indexes = schema_texts(benchmark)
+        self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL")
+        self._db.execute("BEGIN")
+        for text in tables:
+            self._db.execute(text + " WITHOUT ROWID")
+        for name, rows in benchmark.tables(scale).items():
+            marks = ", ".join("?" * rows.num_columns)
+            self._db.executemany(f"INSERT INTO {name} VALUES ({marks})", plain_rows(rows))
+        for text in indexes:
+            self._db.execute(text)
+        self._db.execute("COMMIT")
+
+    def run(self, events: Rows, group: int) -> Rows:
+        def one(text: str, *values: Any) -> Any:
+            return self._db.execute(text, values).fetchone()
+
+        results: Rows = []
+        for begin in range(0, len(events), group):
+            self._db.execute("BEGIN IMMEDIATE")
+            for event in events[begin : begin + group]:
+                self._db.execute("SAVEPOINT transact")
+                try:
+                    results.append((*self._transact(one, *event), None))
+                except _Rejected as rejection:
+                    self._db.execute("ROLLBACK TO transact")
+                    results.append((*[None] * self._width, rejection.args[0]))
+                self._db.execute("RELEASE transact")
+            self._db.execute("COMMIT")
+        return results
+
+    def tables(self) -> dict[str, Rows]:
+        return {
+            name: self._db.execute(f"SELECT * FROM {name} ORDER BY {', '.join(spec.key)}").fetchall()
+            for name, spec in self._benchmark.database.tables.items()
+        }
+
+    def close(self) -> None:
+        self._db.close()

@@ -1,0 +1,60 @@
+"""The benchmark of OLTP runs, and its peers give Penstock's results and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.oltp.__main__ import check_peers, report
+from penstock.procedures.programs.oltp import OLTP
+from penstock.procedures.programs.oltp.tpcc_data import TpccScale
+from tests.procedures import interpreted
+
+_SCALES = {"tpcc": TpccScale(warehouses=2, districts=2, customers=12, items=40), "small_bank": None}
+
+
+@pytest.fixture(autouse=True)
+def kernels_without_the_compiler() -> Iterator[None]:
+    """Let Python run the kernels, since machine code takes a minute to make."""
+    programs = [OLTP[name].procedure.program() for name in _SCALES]
+    for program in programs:
+        program.__dict__["kernel"] = interpreted(program)
+    yield
+    for program in programs:
+        del program.__dict__["kernel"]
+
+
+def check(name: str, peer: str, count: int) -> None:
+    benchmark = OLTP[name]
+    scale = _SCALES[name] or benchmark.small
+    assert len(check_peers(benchmark, scale, benchmark.requests(scale, count, 7), [peer])) == 1
+
+
+@pytest.mark.parametrize("name", _SCALES)
+def test_sqlite_has_penstock_s_results_and_tables(name: str) -> None:
+    check(name, "sqlite", 200)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", _SCALES)
+def test_postgres_has_penstock_s_results_and_tables(name: str) -> None:
+    if not list(Path("/usr/lib/postgresql").glob("*/bin")):
+        pytest.skip("PostgreSQL is not installed")
+    check(name, "postgres", 500)
+
+
+def test_the_benchmark_has_a_row_for_each_way_and_rate() -> None:
+    lines = list(report(["small_bank"], 40, [500], 0.05, ["sqlite"], quick=True))
+    rows = {line.rpartition("  ")[0][:28].strip() or line: line for line in lines}
+    for way in ("in memory", "log, 1ms", "log, 10ms", "SQLite, 1 a commit", "SQLite, 100 a commit"):
+        assert any(line.startswith(way) for line in rows.values()), way
+    latencies = [line.split() for line in lines if line.startswith(("1ms ", "10ms "))]
+    assert len(latencies) == 2
+    for _, rate, *percentiles, answers in latencies:
+        p50, p95, p99 = map(float, percentiles)
+        assert rate == "500"
+        assert 0 < p50 <= p95 <= p99
+        assert float(answers.replace(",", "")) > 0
+    assert "equal results and tables: Penstock, SQLite" in lines
