@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.harness import run_contender
 from benchmarks.paper.s_store import spark_redis
+from tests.servers import PostgreSql
 
 pytestmark = pytest.mark.spark
 
@@ -45,3 +46,18 @@ def test_spark_with_redis_accepts_the_votes_that_ours_accepts(tmp_path: Path) ->
         for name in ("penstock", "Spark, Redis")
     )
     assert 0 < ours == theirs < 2_000
+
+
+@pytest.mark.long
+def test_the_benchmark_of_upserts_runs() -> None:
+    PostgreSql._find(PostgreSql.PROGRAM)
+    arguments = ["--keys", "200", "--rounds", "1", "--only", "postgresql", "iceberg"]
+    command = [sys.executable, "-m", "benchmarks.upserts", *arguments]
+    result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    rows = [line.split()[:2] for line in result.stdout.splitlines()]
+    for writer in (
+        ["postgresql", "penstock"], ["postgresql", "executemany"], ["postgresql", "merge"],
+        ["iceberg", "penstock"],
+    ):  # fmt: skip
+        assert writer in rows, result.stdout
