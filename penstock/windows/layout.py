@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ __all__ = [
     "ENTRY_PANE",
     "START",
     "ClosedWindows",
+    "DeletingLayout",
     "FinalPanes",
     "PanesResult",
     "RowLayout",
@@ -157,6 +158,39 @@ class RowLayout(WindowLayout):
     def arriving_column(self, partial: str) -> str:
         """Return the input column with the values of a partial."""
         return next(one.expression for one in self.partials if one.name == partial)
+
+
+@dataclass(frozen=True)
+class DeletingLayout(WindowLayout):
+    """The layout of windows of time whose rows may delete their group.
+
+    Parameters
+    ----------
+    arriving : pyarrow.Schema
+        Schema of input rows: groups, `ENTRY_PANE` with the time, and the values of partials under the names
+        of their expressions.
+    pane_steps : int
+        The length of a pane in steps of the time.
+    mark : str
+        The partial of deletes: `NO_DELETE`, `DELETE_INSIDE` or `DELETE_LAST`. Its input column is 1 in rows
+        that delete their group, else 0.
+    """
+
+    NO_DELETE: ClassVar[int] = 0
+    """The pane has no delete."""
+    DELETE_INSIDE: ClassVar[int] = 1
+    """The pane has a delete, and its partials are of the rows after the last one."""
+    DELETE_LAST: ClassVar[int] = 2
+    """The pane's last row is a delete. Its other partials mean nothing."""
+
+    arriving: pa.Schema
+    pane_steps: int
+    mark: str
+
+    @property
+    def fixed_size(self) -> bool:
+        """False, so that no partials are combined across panes that may have a delete."""
+        return False
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.deletes import mark_deletes
-from penstock.operators.update_stream.operator_options import QueueOptions
+from penstock.operators.update_stream.operator_options import QueueOptions, WindowOptions
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.sql.evaluate import project
 
@@ -100,7 +100,9 @@ def test_readers_of_a_p_stream_mark_and_conflate() -> None:
     assert [type(node) for node in topological(plain.root)][1:] == [UpdateQueue], "without deletes, no step"
 
 
-def test_windows_refuse_the_option() -> None:
+def test_windows_of_graphs_refuse_the_option_and_others_a_weight_in_a_column() -> None:
+    with pytest.raises(InvalidUsageError, match="the weight of windows with deletes cannot be a column"):
+        WindowOptions(mode="lazy", delete_when="op = 'd'", weight="v")
     with pytest.raises(InvalidUsageError, match="no such option: option=delete_when"):
         changes().window("t", size="1 s", unit="s", mode="lazy", delete_when="op = 'd'")  # type: ignore[call-arg]
 

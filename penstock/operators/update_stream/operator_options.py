@@ -106,7 +106,7 @@ class JoinArguments(StateArguments, total=False):
 
 
 class WindowArguments(TypedDict, total=False):
-    """Keyword arguments for serving windows; see `penstock.update_window`."""
+    """Keyword arguments of windows in graphs; see `penstock.update_window`."""
 
     watermark_delay: str | timedelta | None
     mode: str
@@ -292,6 +292,7 @@ class WindowOptions(StateOptions):
     policy: str | None = None
     cost: str | None = None
     weight: str | Mapping[Any, float] | None = None
+    delete_when: str | None = None
     late_to: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
@@ -312,6 +313,14 @@ class WindowOptions(StateOptions):
         budget_of(self.budget, timed=True)
         cost_of(self.cost)
         weight_of(self.weight)
+        if self.delete_when is not None:
+            parse_delete_when(self.delete_when)
+            if isinstance(self.weight, str):
+                raise InvalidUsageError(
+                    "a delete has no weight, so the weight of windows with deletes cannot be a column",
+                    weight=self.weight,
+                    hint="pass a mapping of keys to weights",
+                )
 
     @property
     def by_key(self) -> bool:

@@ -25,6 +25,7 @@ from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
+from penstock.operators.update_stream.deletes import check_deleting_windows
 from penstock.operators.update_stream.operator_options import WindowOptions, session_gap
 from penstock.operators.update_stream.options import check_column, parse_ms
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
@@ -47,7 +48,15 @@ from penstock.spark_ext.worker.stateful import (
     columns_of,
     key_columns,
 )
-from penstock.spark_ext.worker.time_windows import SessionWindowPlan, TimeWindowPlan, session_fragments
+from penstock.spark_ext.worker.time_windows import (
+    DeletingWindowPlan,
+    SessionWindowPlan,
+    TimeWindowPlan,
+    add_deleted,
+    delete_flags,
+    deleting_fragments,
+    session_fragments,
+)
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
     PlannedWindows,
@@ -80,6 +89,7 @@ def update_window(
     session: str | timedelta | None = None,
     cost: str | None = None,
     weight: str | Mapping[Any, float] | None = None,
+    delete_when: str | None = None,
     watermark_delay: str | timedelta | None = None,
     unit: TimeUnit | None = None,
     buckets: int | None = None,
@@ -128,6 +138,12 @@ def update_window(
         The weight of each key, as in `update_queue`: a numeric column, whose value in the newest tuple counts
         once the watermark has passed its pane, or a mapping from values of the key. A weight in a column that
         is not positive and finite fails the query, whatever `nulls` says.
+    delete_when : str, optional
+        An SQL condition on rows, such as ``"op = 'd'"``. A row for which it is true deletes its key: it and
+        the key's tuples that are older, or as old and arrived before, do not count in windows that have it.
+        If a window has no later tuple, its aggregates are null. The output gets the column ``deleted``, true
+        in such results. Only windows of time have deletes; their rows cross the shuffle, and a row is late if
+        the watermark has passed its pane.
     watermark_delay : str or timedelta, optional
         The allowed lateness of tuples behind the newest one. By default the delay of ``withWatermark`` on the
         column `time` of `df`, else none.
@@ -179,8 +195,8 @@ def update_window(
     check_streaming(df)
     options = WindowOptions(
         watermark_delay=watermark_delay, mode=mode, budget=budget, policy=policy, cost=cost, weight=weight,
-        buckets=buckets, nulls=nulls, state_location=state_location, retain_versions=retain_versions,
-        late_to=late_to,
+        delete_when=delete_when, buckets=buckets, nulls=nulls, state_location=state_location,
+        retain_versions=retain_versions, late_to=late_to,
     )  # fmt: skip
     place = Stateful.plan(df.sparkSession, name, options)
     if not isinstance(aggs, Mapping | None):
@@ -225,7 +241,8 @@ def plan_windows(
     keys = key_columns(key)
     at, unit = _time(df, time, unit)
     split = decompose(aggs, time, keys).add_count(keys)
-    rows, needed, partials = _rows(df, keys, at, split, whole=options.late_to is not None)
+    deletes = [] if options.delete_when is None else [delete_flags(df, options.delete_when)]
+    rows, needed, partials = _rows(df, keys, at, split, deletes, whole=options.late_to is not None)
     schema = arrow_schema(needed, large=False)
     common: dict[str, Any] = {
         "decomposition": split,
@@ -237,7 +254,12 @@ def plan_windows(
     }
     packer: RowPacker | RowOrderPacker
     plan: WindowPlan
-    if (in_rows := window_rows(size, slide)) is not None:
+    in_rows = window_rows(size, slide)
+    of_time = gap_ms is None and in_rows is None
+    check_deleting_windows(
+        options.delete_when, "session windows" if gap_ms else "windows of rows", of_time=of_time
+    )
+    if in_rows is not None:
         arriving, fragments = arriving_rows(schema, TIME, keys), row_fragments(unit, keys, partials)
         with _users_expressions(split):
             made = row_fragmenter(arriving, fragments).schema
@@ -256,12 +278,37 @@ def plan_windows(
         assert size is not None  # noqa: S101  # session_gap has checked it
         size_ms = parse_ms("size", size)
         slide_ms = size_ms if slide is None else parse_ms("slide", slide)
+        if deletes:
+            arriving = arriving_rows(schema, TIME, keys)
+            fragments = deleting_fragments(pane_ms(size_ms, slide_ms), unit, keys, partials)
+            with _users_expressions(split):
+                made = row_fragmenter(arriving, fragments).schema
+            common["output"] = add_deleted(common["output"])
+            plan = DeletingWindowPlan(
+                fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, arriving=arriving,
+                **common,
+            )  # fmt: skip
+            packer = RowOrderPacker(schema, TIME, plan.packer(buckets), options.nulls)
+            return _planned(plan, packer, df, rows, needed, keys, options, buckets)
         panes = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials)
         fragments = panes.add_watermark(common["delay_ms"], TIME)
         with _users_expressions(split):
             made = row_fragmenter(schema, fragments).schema
         plan = TimeWindowPlan(fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, **common)
         packer = RowPacker(schema, fragments, plan.packer(buckets), options.nulls)
+    return _planned(plan, packer, df, rows, needed, keys, options, buckets)
+
+
+def _planned(
+    plan: WindowPlan,
+    packer: RowPacker | RowOrderPacker,
+    df: DataFrame,
+    rows: DataFrame,
+    needed: StructType,
+    keys: tuple[str, ...],
+    options: WindowOptions,
+    buckets: int,
+) -> PlannedWindows:
     if options.late_to is not None:
         whole = arrow_schema(df.schema, large=False)
         packer = replace(packer, whole=WholeRows(whole, plan.steps, buckets, keys))
@@ -321,9 +368,15 @@ def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, Time
 
 
 def _rows(
-    df: DataFrame, keys: tuple[str, ...], at: Column, split: Decomposition, *, whole: bool
+    df: DataFrame,
+    keys: tuple[str, ...],
+    at: Column,
+    split: Decomposition,
+    more: Iterable[Column],
+    *,
+    whole: bool,
 ) -> tuple[DataFrame, StructType, tuple[Partial, ...]]:
-    """Return rows, the columns of time, groups and the values of partials, and partials of these columns.
+    """Return rows, the columns of time, groups, values of partials and `more`, and partials of the values.
 
     With `whole`, all columns of the input follow.
     """
@@ -331,7 +384,7 @@ def _rows(
         check_column("key", name, df.columns)
     values, partials = value_columns(split)
     try:
-        needed = [at.alias(TIME), *(sf.col(quote(name)) for name in keys), *values]
+        needed = [at.alias(TIME), *(sf.col(quote(name)) for name in keys), *values, *more]
         rows = df.select(*needed, *(_inputs(df) if whole else []))
     except AnalysisException as error:
         raise refusal_of(error, df.columns) from None

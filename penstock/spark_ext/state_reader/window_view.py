@@ -39,11 +39,11 @@ from penstock.spark_ext.state_reader.state_view import (
     one_of_tables,
 )
 from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME
-from penstock.spark_ext.worker.time_windows import SESSION
+from penstock.spark_ext.worker.time_windows import DELETES, MARK, SESSION
 from penstock.spark_ext.worker.window_plan import value_names
 from penstock.windows.append.pane_partials import empty
 from penstock.windows.append.panes import Panes
-from penstock.windows.layout import ENTRY_PANE, RowLayout, SessionLayout, WindowLayout
+from penstock.windows.layout import ENTRY_PANE, DeletingLayout, RowLayout, SessionLayout, WindowLayout
 from penstock.windows.panes import new_panes
 from penstock.windows.shared_watermark import SeveralPanes
 from penstock.windows.spec import WindowSpec
@@ -60,6 +60,10 @@ _BOUNDS = {
     FIRST_TIME: Partial("min", ENTRY_PANE, FIRST_TIME),
     LAST_TIME: Partial("max", ENTRY_PANE, LAST_TIME),
 }
+
+
+_OWN = _BOUNDS | {MARK.name: MARK}
+"""The partials of Penstock's own columns."""
 
 
 @dataclass(frozen=True)
@@ -208,11 +212,12 @@ def window_view(stored: Stored, table: str | None) -> WindowView:
     settings = stored.specification
     mode, policy = WindowMode(settings["mode"]), Policy(settings.get("policy", Policy.IN_PLACE))
     counted = isinstance(settings["window"][0], str) and not _is_session(settings)
+    waits = counted or "deletes" in settings
     tables = [_PANES] if mode is WindowMode.APPEND else [_KEYS, _SETTLED, _PANES]
-    tables += [_ROWS, _COUNTS] if counted else []
+    tables += [_ROWS, _COUNTS] if counted else [_ROWS] if waits else []
     chosen = one_of_tables(tables, table, of=f"windows of {mode} mode")
     blocks = stored.unit.blocks
-    layout = _layout(settings, blocks["entries"].schema, blocks["waiting"].schema if counted else None)
+    layout = _layout(settings, blocks["entries"].schema, blocks["waiting"].schema if waits else None)
     places = _places(settings, layout)
     groups, entry = spark_schema(layout.groups), _entry_columns(layout, places)
     columns: list[StructField | Ours] = entry
@@ -220,9 +225,10 @@ def window_view(stored: Stored, table: str | None) -> WindowView:
         columns = [*groups, *_cell_columns(places, policy)]
     elif chosen == _COUNTS:
         columns = [*groups, Ours("numbered", LongType())]
-    elif chosen == _ROWS and isinstance(layout, RowLayout):
+    elif chosen == _ROWS and isinstance(layout, RowLayout | DeletingLayout):
         values = spark_schema(pa.schema(list(layout.arriving)[len(groups) + 1 :]))
         texts = {name: text for text, name in value_names(_partials(settings)).items()}
+        texts[DELETES] = "deletes"
         made = [Ours(texts[value.name], value.dataType) for value in values]
         columns = [*groups, Ours("time", _time_type(settings) or LongType()), *made]
     return WindowView(
@@ -307,9 +313,12 @@ def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema |
         )
     names = value_names(named.values())
     partials = tuple(
-        _BOUNDS[field.name] if field.name in _BOUNDS else _rename(named[field.name], names)
-        for field in values
+        _OWN[field.name] if field.name in _OWN else _rename(named[field.name], names) for field in values
     )
+    if "deletes" in settings:
+        pane, steps = pane_ms(size, slide), settings["deletes"]
+        spec = WindowSpec(size // pane, slide // pane)
+        return DeletingLayout(spec, groups, partials, types, {}, partials[0].name, arriving, steps, MARK.name)
     size, slide = (int(text.split()[0]) for text in (size, slide))
     pane = gcd(size, slide)
     spec = WindowSpec(size // pane, slide // pane)

@@ -1,4 +1,7 @@
-"""Windows of time and session windows as operators of Spark: the map side makes pane partials."""
+"""Windows of time and session windows as operators of Spark.
+
+The map side makes pane partials. Of windows with deletes, rows cross the shuffle, and buckets fold them.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,44 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
+from pyspark.sql.types import BooleanType, StructField, StructType
 
 from penstock.ddl import quote
+from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import Fragments, Partial, TimeUnit
+from penstock.operators.update_stream.deletes import DELETED_COLUMN, parse_delete_when
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.border.types import as_arrow_of_spark
 from penstock.spark_ext.border.window_packing import EntryPacker
 from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME, to_micros, to_steps
 from penstock.spark_ext.worker.window_plan import WINDOW, WindowPlan, spark_windows
 from penstock.windows.finish import Finish, Step
-from penstock.windows.layout import START, SessionLayout, WindowLayout
+from penstock.windows.layout import ENTRY_PANE, START, DeletingLayout, SessionLayout, WindowLayout
 from penstock.windows.spec import WindowSpec
 
-__all__ = ["SESSION", "SessionWindowPlan", "TimeWindowPlan", "session_fragments"]
+__all__ = [
+    "DELETES",
+    "MARK",
+    "SESSION",
+    "DeletingWindowPlan",
+    "SessionWindowPlan",
+    "TimeWindowPlan",
+    "add_deleted",
+    "delete_flags",
+    "deleting_fragments",
+    "session_fragments",
+]
 
 SESSION = "session"
 """The mark of session windows in the settings of a checkpoint."""
+
+DELETES, _MARK = f"{RESERVED_PREFIX}deletes", f"{RESERVED_PREFIX}mark"
+"""The column of rows that is 1 in deletes, else 0."""
+
+MARK = Partial("max", DELETES, _MARK)
+"""The partial of deletes; see `DeletingLayout`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,3 +190,105 @@ class SessionWindowPlan(WindowPlan):
     def _bounds(self) -> tuple[Column, Column]:
         first, last = (to_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))
         return first, last + 1000 * self.gap_ms
+
+
+def delete_flags(df: DataFrame, delete_when: str) -> Column:
+    """Return the column that is 1 in the rows for which the condition is true, else 0.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is not a condition over the columns of `df`.
+    """
+    condition = parse_delete_when(delete_when).resolve(df.columns, option="delete_when")
+    kind = df.selectExpr(condition.text).schema[0].dataType
+    if not isinstance(kind, BooleanType):
+        raise InvalidUsageError(
+            "delete_when is not a condition", delete_when=delete_when, type=kind.simpleString()
+        )
+    return sf.when(sf.expr(condition.text), 1).otherwise(0).cast("long").alias(DELETES)
+
+
+def deleting_fragments(
+    pane_ms: int, unit: TimeUnit, keys: tuple[str, ...], partials: Iterable[Partial]
+) -> Fragments:
+    """Return the fragments that buckets make of rows."""
+    return Fragments(pane_ms, ENTRY_PANE, unit, keys, (*partials, MARK))
+
+
+def add_deleted(output: StructType) -> StructType:
+    """Return the output's columns with the one that marks deletes.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is a column of this name.
+    """
+    if DELETED_COLUMN in (name.lower() for name in output.names):
+        raise InvalidUsageError(
+            "two columns have the same name",
+            columns=[DELETED_COLUMN],
+            hint="windows with delete_when have this column; give the aggregate or the key another name",
+        )
+    return StructType([*output.fields, StructField(DELETED_COLUMN, BooleanType())])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletingWindowPlan(TimeWindowPlan):
+    """Windows of a length in time whose rows may delete their group.
+
+    Parameters
+    ----------
+    arriving : pyarrow.Schema
+        As in `DeletingLayout`.
+    """
+
+    arriving: pa.Schema
+
+    @property
+    def layout(self) -> DeletingLayout:
+        """The layout of the windows."""
+        rows = self.decomposition.rows
+        assert rows is not None  # noqa: S101  # the planner has counted them
+        pane = self.fragments.pane_ms
+        partials = self.fragments.partials
+        return DeletingLayout(
+            WindowSpec(self.size_ms // pane, self.slide_ms // pane),
+            pa.schema([self.schema.field(name) for name in self.fragments.group_by]),
+            partials,
+            tuple(self.schema.field(partial.name).type for partial in partials),
+            dict(self.decomposition.times),
+            rows,
+            self.arriving,
+            self.fragments.pane_steps,
+            MARK.name,
+            bounds=(MARK.name,),
+            assembly=self.assembly,
+        )
+
+    def packer(self, buckets: int) -> EntryPacker:
+        """Return the packer of rows."""
+        return EntryPacker(1, self.arriving, buckets)
+
+    def finish(self, steps: Sequence[Step]) -> Finish | None:
+        """Return None: only Spark makes results of these windows."""
+        return None
+
+    @property
+    def delay_panes(self) -> int:
+        """The delay of the watermark behind the newest row, in steps of the time."""
+        return to_steps(self.delay_ms, self.fragments.time_unit)
+
+    def settings(self, columns: Iterable[str]) -> dict[str, Any]:
+        """Return the settings that are fixed for the life of a checkpoint, as JSON values."""
+        return super().settings(columns) | {"deletes": self.fragments.pane_steps}
+
+    def _aggregate(self, text: str) -> Column:
+        return sf.when(~self._is_deleted, sf.expr(text))
+
+    def _marks(self) -> dict[str, Column]:
+        return {DELETED_COLUMN: self._is_deleted}
+
+    @property
+    def _is_deleted(self) -> Column:
+        return sf.col(quote(MARK.name)) == DeletingLayout.DELETE_LAST

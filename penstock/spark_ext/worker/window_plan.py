@@ -248,8 +248,17 @@ class WindowPlan(ABC):
         start, end = self._bounds()
         columns[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
         for name, text in self.assembly.aggregates.items():
-            columns[name] = sf.expr(text)
+            columns[name] = self._aggregate(text)
+        columns |= self._marks()
         return [cast_to_field(columns[field.name], field) for field in self.output]
+
+    def _aggregate(self, text: str) -> Column:
+        """Return an aggregate of a window, computed from its partials."""
+        return sf.expr(text)
+
+    def _marks(self) -> dict[str, Column]:
+        """Return the columns of the output that are neither groups nor aggregates."""
+        return {}
 
     @abstractmethod
     def _bounds(self) -> tuple[Column, Column]:

@@ -53,6 +53,11 @@ class TimePanes(Panes):
     @property
     def oldest(self) -> int | None:
         """The first pane that is not late; None while no pane is late."""
+        return self._first_needed
+
+    @property
+    def _first_needed(self) -> int | None:
+        """The first pane that an open window, or a pane that is not final, needs."""
         if self._finalizes:
             return self.watermark
         return None if self._next is None else self._layout.spec.start(self._next)
@@ -81,7 +86,7 @@ class TimePanes(Panes):
         return partials.take(sort_order(partials.panes, np.arange(len(partials))))
 
     def _needed(self, partials: PanePartials) -> npt.NDArray[np.bool_]:
-        return partials.panes >= (NEVER if self.oldest is None else self.oldest)
+        return partials.panes >= (NEVER if self._first_needed is None else self._first_needed)
 
     def _close(self) -> Iterator[WindowRanges] | None:
         spec = self._layout.spec
@@ -164,7 +169,7 @@ class TimePanes(Panes):
             # A snapshot may be cut into units anywhere; deltas follow each other.
             for part in [PanePartials.concat(parts)] if kind == "snapshot" else parts:
                 self._held.add(part.sort())
-        if self.oldest is not None:
+        if self._first_needed is not None:
             self._held.restrict(self._needed)
             self._forget_silent()
 

@@ -19,18 +19,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.checkpointing import PUnit
-from penstock.operators.scan.fragments import Fragmenter
-from penstock.operators.scan.spec import Fragments
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import grow
 from penstock.windows.append.limits import PaneLimits
 from penstock.windows.append.pane_partials import PanePartials, WindowRanges, empty, sort_order
 from penstock.windows.append.panes import DEFAULT_LIMITS, Panes
+from penstock.windows.append.row_folder import RowFolder
 from penstock.windows.layout import ENTRY_PANE, RowLayout
 
 __all__ = ["CountPanes"]
 
-_RUN = "run"
 _NUMBERED, _WAITING = "numbered", "waiting"
 _UNIT_ROWS = 1 << 20
 _MAX_ROWS = 1 << 53
@@ -55,9 +53,7 @@ class CountPanes(Panes):
     ) -> None:
         super().__init__(layout, finalizes=finalizes, limits=limits)
         self._rows = layout
-        types = {partial.name: self._type_of(partial.expression) for partial in layout.partials}
-        fragments = Fragments(1, _RUN, "ms", (), layout.partials)
-        self._fragmenter = Fragmenter(fragments, {_RUN: pa.int64(), **types})
+        self._folder = RowFolder(layout.partials, layout.arriving)
         self._waiting = empty(layout.arriving)
         at = layout.arriving.get_field_index(ENTRY_PANE)
         time = layout.arriving.field(at).with_nullable(False)
@@ -68,9 +64,6 @@ class CountPanes(Panes):
         self._changed = np.zeros(0, np.bool_)
         self._next_windows = np.zeros(0, np.int64)
         """Per group, the first window that has not closed."""
-
-    def _type_of(self, expression: str) -> pa.DataType:
-        return pa.int64() if expression == "*" else self._rows.arriving.field(expression).type
 
     @property
     def size_bytes(self) -> int:
@@ -127,16 +120,8 @@ class CountPanes(Panes):
         self._changed[ids[begins]] = True
         panes = numbers // self._rows.pane_rows
         starts = (np.diff(ids, prepend=-1) != 0) | (np.diff(panes, prepend=-1) != 0)
-        rows = rows.take(pa.array(order))
-        columns = [
-            None if partial.expression == "*" else rows.column(partial.expression)
-            for partial in self._rows.partials
-        ]
-        # The numbers of runs increase, so the fragmenter needs no hash table.
-        self._fragmenter.add(pa.array(np.cumsum(starts)), [], columns)
-        values = self._fragmenter.finish()
-        partials = PanePartials(ids[starts], panes[starts], values.select(self._rows.values.names))
-        self._add([partials])
+        values = self._folder.fold(rows.take(pa.array(order)), starts)
+        self._add([PanePartials(ids[starts], panes[starts], values)])
 
     def _make_room(self) -> None:
         self._numbered = grow(self._numbered, len(self._index))

@@ -20,8 +20,9 @@ from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.scheduling.weights import KeyWeights, shares_of
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_words import Keys
+from penstock.windows.append.deleting_panes import skip_deleted
 from penstock.windows.append.sliding import slide
-from penstock.windows.layout import FinalPanes, WindowLayout
+from penstock.windows.layout import DeletingLayout, FinalPanes, WindowLayout
 from penstock.windows.panes import new_panes
 from penstock.windows.update.queue import WindowQueue
 from penstock.windows.update.results import WindowMode
@@ -181,6 +182,8 @@ class UpdateWindows:
         served = self._queue.dequeue(limit, now_us)
         layout = self._layout
         low, high = served.bounds[:-1], served.bounds[1:]
+        if isinstance(layout, DeletingLayout):
+            low = skip_deleted(layout, served.rows, low, high)
         values = slide(layout.partials, layout.times, served.panes, served.rows, low, high, closing=True)
         made = layout.finish(values).columns
         columns = [*self._panes.groups_of(served.ids), pa.array(served.start_pane), *made]
