@@ -135,7 +135,7 @@ ROWS = st.lists(
         st.one_of(st.none(), st.integers(-3, 3).map(float)),
         st.sampled_from([False, False, True]),
     ),
-    max_size=50,
+    max_size=35,
 )
 
 
@@ -176,7 +176,7 @@ def test_a_window_has_the_rows_behind_its_newest_delete(
     late = count = disregarded = 0
     newest: int | None = None
     bounds = [0, *sorted(cuts), len(rows)]
-    ends: list[list[Row]] = [[Row("end", 100, 0.0, False)], *([] for _ in range(8))]
+    ends: list[list[Row]] = [[Row("end", 100, 0.0, False)], *([] for _ in range(6))]
     for batch in [*(rows[begin:end] for begin, end in pairwise(bounds)), *ends]:
         newest = max([row.time for row in batch] + ([] if newest is None else [newest]), default=None)
         watermark = None if newest is None else newest - delay

@@ -293,6 +293,8 @@ class WindowOptions(StateOptions):
     cost: str | None = None
     weight: str | Mapping[Any, float] | None = None
     delete_when: str | None = None
+    ttl: str | timedelta | None = None
+    on_silent: str | None = None
     late_to: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
@@ -303,7 +305,7 @@ class WindowOptions(StateOptions):
             object.__setattr__(self, "policy", parse_choice("policy", self.policy, Policy))
         if self.watermark_delay is not None:
             parse_ms("watermark_delay", self.watermark_delay, least=0)
-        for option in ("budget", "policy", "cost", "weight"):
+        for option in ("budget", "policy", "cost", "weight", "ttl"):
             if getattr(self, option) is not None and not self.by_key:
                 raise InvalidUsageError(
                     "windows in append mode do not take this option",
@@ -313,8 +315,13 @@ class WindowOptions(StateOptions):
         budget_of(self.budget, timed=True)
         cost_of(self.cost)
         weight_of(self.weight)
+        check_lives(self)
+        if self.ttl is not None:
+            parse_ms("ttl", self.ttl)
         if self.delete_when is not None:
             parse_delete_when(self.delete_when)
+            if self.on_silent is not None:
+                raise InvalidUsageError("windows with deletes have no silent rows", on_silent=self.on_silent)
             if isinstance(self.weight, str):
                 raise InvalidUsageError(
                     "a delete has no weight, so the weight of windows with deletes cannot be a column",

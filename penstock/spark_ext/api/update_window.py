@@ -25,7 +25,8 @@ from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
-from penstock.operators.update_stream.deletes import check_deleting_windows
+from penstock.operators.update_stream.deletes import DELETED_COLUMN, check_deleting_windows
+from penstock.operators.update_stream.lives import SILENT_COLUMN
 from penstock.operators.update_stream.operator_options import WindowOptions, session_gap
 from penstock.operators.update_stream.options import check_column, parse_ms
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
@@ -52,7 +53,7 @@ from penstock.spark_ext.worker.time_windows import (
     DeletingWindowPlan,
     SessionWindowPlan,
     TimeWindowPlan,
-    add_deleted,
+    add_mark,
     delete_flags,
     deleting_fragments,
     session_fragments,
@@ -90,6 +91,8 @@ def update_window(
     cost: str | None = None,
     weight: str | Mapping[Any, float] | None = None,
     delete_when: str | None = None,
+    ttl: str | timedelta | None = None,
+    on_silent: str | None = None,
     watermark_delay: str | timedelta | None = None,
     unit: TimeUnit | None = None,
     buckets: int | None = None,
@@ -144,6 +147,13 @@ def update_window(
         If a window has no later tuple, its aggregates are null. The output gets the column ``deleted``, true
         in such results. Only windows of time have deletes; their rows cross the shuffle, and a row is late if
         the watermark has passed its pane.
+    ttl : str or timedelta, optional
+        How long a key of lazy or eager windows of time lives without a tuple, such as ``"10 minutes"``; by
+        default for ever. It leaves the state when the watermark is so far past its newest pane, if none of
+        its windows is open or waits. A key that returns makes the same windows as one that stayed.
+    on_silent : {"row"}, optional
+        Whether a key that leaves is told: a row with the key, its last window, null aggregates, and true in
+        the column ``silent``, which the output then has.
     watermark_delay : str or timedelta, optional
         The allowed lateness of tuples behind the newest one. By default the delay of ``withWatermark`` on the
         column `time` of `df`, else none.
@@ -195,8 +205,8 @@ def update_window(
     check_streaming(df)
     options = WindowOptions(
         watermark_delay=watermark_delay, mode=mode, budget=budget, policy=policy, cost=cost, weight=weight,
-        delete_when=delete_when, buckets=buckets, nulls=nulls, state_location=state_location,
-        retain_versions=retain_versions, late_to=late_to,
+        delete_when=delete_when, ttl=ttl, on_silent=on_silent, buckets=buckets, nulls=nulls,
+        state_location=state_location, retain_versions=retain_versions, late_to=late_to,
     )  # fmt: skip
     place = Stateful.plan(df.sparkSession, name, options)
     if not isinstance(aggs, Mapping | None):
@@ -256,6 +266,14 @@ def plan_windows(
     plan: WindowPlan
     in_rows = window_rows(size, slide)
     of_time = gap_ms is None and in_rows is None
+    if options.ttl is not None and not of_time:
+        raise InvalidUsageError(
+            "the keys of windows of rows do not leave",
+            ttl=str(options.ttl),
+            hint="the number of a row counts from the key's first row; use windows of time",
+        )
+    if options.on_silent is not None:
+        common["output"] = add_mark(common["output"], SILENT_COLUMN, "on_silent")
     check_deleting_windows(
         options.delete_when, "session windows" if gap_ms else "windows of rows", of_time=of_time
     )
@@ -283,7 +301,7 @@ def plan_windows(
             fragments = deleting_fragments(pane_ms(size_ms, slide_ms), unit, keys, partials)
             with _users_expressions(split):
                 made = row_fragmenter(arriving, fragments).schema
-            common["output"] = add_deleted(common["output"])
+            common["output"] = add_mark(common["output"], DELETED_COLUMN, "delete_when")
             plan = DeletingWindowPlan(
                 fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, arriving=arriving,
                 **common,

@@ -34,7 +34,7 @@ __all__ = [
     "DeletingWindowPlan",
     "SessionWindowPlan",
     "TimeWindowPlan",
-    "add_deleted",
+    "add_mark",
     "delete_flags",
     "deleting_fragments",
     "session_fragments",
@@ -216,21 +216,21 @@ def deleting_fragments(
     return Fragments(pane_ms, ENTRY_PANE, unit, keys, (*partials, MARK))
 
 
-def add_deleted(output: StructType) -> StructType:
-    """Return the output's columns with the one that marks deletes.
+def add_mark(output: StructType, name: str, option: str) -> StructType:
+    """Return the output's columns with one that marks rows without aggregates.
 
     Raises
     ------
     InvalidUsageError
         If there is a column of this name.
     """
-    if DELETED_COLUMN in (name.lower() for name in output.names):
+    if name in (one.lower() for one in output.names):
         raise InvalidUsageError(
             "two columns have the same name",
-            columns=[DELETED_COLUMN],
-            hint="windows with delete_when have this column; give the aggregate or the key another name",
+            columns=[name],
+            hint=f"windows with {option} have this column; give the aggregate or the key another name",
         )
-    return StructType([*output.fields, StructField(DELETED_COLUMN, BooleanType())])
+    return StructType([*output.fields, StructField(name, BooleanType())])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,12 +283,5 @@ class DeletingWindowPlan(TimeWindowPlan):
         """Return the settings that are fixed for the life of a checkpoint, as JSON values."""
         return super().settings(columns) | {"deletes": self.fragments.pane_steps}
 
-    def _aggregate(self, text: str) -> Column:
-        return sf.when(~self._is_deleted, sf.expr(text))
-
     def _marks(self) -> dict[str, Column]:
-        return {DELETED_COLUMN: self._is_deleted}
-
-    @property
-    def _is_deleted(self) -> Column:
-        return sf.col(quote(MARK.name)) == DeletingLayout.DELETE_LAST
+        return {DELETED_COLUMN: sf.col(quote(MARK.name)) == DeletingLayout.DELETE_LAST}

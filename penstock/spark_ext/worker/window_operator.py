@@ -28,12 +28,16 @@ from penstock.windows.groups import GroupCodec
 from penstock.windows.layout import WindowLayout
 from penstock.windows.panes import new_panes
 from penstock.windows.sessions.panes import SessionPanes
+from penstock.windows.update.group_lives import SilentGroups
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 
 if TYPE_CHECKING:
     from penstock.windows.emitters import WindowEmitter
 
-__all__ = ["ParcelInputs", "WindowOperator"]
+__all__ = ["SILENT", "ParcelInputs", "WindowOperator"]
+
+SILENT = f"{RESERVED_PREFIX}silent"
+"""The column of windows that marks rows of silent groups."""
 
 _IsLate = Callable[[pa.RecordBatch], "pa.Array[Any]"]
 """Marks the late ones of whole rows; rows without a time may have any mark, but no null."""
@@ -106,6 +110,8 @@ class WindowOperator:
         Writes the dropped rows into a p-stream.
     steps : int
         The steps of the time in the unit of pane numbers.
+    ttl : int, optional
+        See `UpdateWindows`.
     """
 
     layout: WindowLayout
@@ -116,6 +122,7 @@ class WindowOperator:
     closing: WindowEmitter | None = None
     late: LateStream | None = None
     steps: int = 1
+    ttl: int | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return the fixed settings; see `Operator.specification`."""
@@ -129,6 +136,7 @@ class WindowOperator:
             "budget": "some" if options.limits != Budget() else "none",
             # The number 1, which no column's name equals, stands for weights by key; those may change.
             "weight": 1 if isinstance(self.weights, KeyWeights) else self.weights,
+            "on_silent": options.on_silent,
         } | self.settings
 
     @property
@@ -141,7 +149,7 @@ class WindowOperator:
         options = self.options
         if not options.by_key:
             return new_panes(self.layout)
-        return UpdateWindows(self.layout, WindowMode(options.mode), options.order, self.weights)
+        return UpdateWindows(self.layout, WindowMode(options.mode), options.order, self.weights, ttl=self.ttl)
 
     def run(
         self, state: Panes | UpdateWindows, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
@@ -220,7 +228,29 @@ class WindowOperator:
         )
         metrics.dropped = dropped
         metrics.rows_in += dropped
+        if self.ttl is not None:
+            silent = state.expire()
+            metrics.expired, metrics.keys = len(silent), state.keys
+            if self.options.on_silent is not None:
+                batches = self._with_silent(batches, silent)
+                metrics.rows_out += len(silent)
         return batches, metrics
+
+    def _with_silent(self, batches: list[pa.RecordBatch], silent: SilentGroups) -> list[pa.RecordBatch]:
+        """Return windows with their mark, and then a row with the last window of each group that left."""
+        marked = [_mark(windows, silent=False) for windows in batches]
+        if len(silent):
+            slide = self.layout.spec.slide
+            columns = [*silent.groups, pa.array(silent.newest // slide * slide)]
+            lacking = list(self.layout.window)[len(columns) :]
+            columns += [pa.nulls(len(silent), field.type) for field in lacking]
+            rows = pa.RecordBatch.from_arrays(columns, schema=self.layout.window)
+            marked.append(_mark(rows, silent=True))
+        return marked
+
+
+def _mark(rows: pa.RecordBatch, *, silent: bool) -> pa.RecordBatch:
+    return rows.append_column(SILENT, pa.array(np.full(rows.num_rows, silent)))
 
 
 def _older_than(oldest: int | None) -> _IsLate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
-from pyspark.sql.types import LongType, NullType, StructField, StructType
+from pyspark.sql.types import BooleanType, LongType, NullType, StructField, StructType
 
 from penstock.checkpointing.files import absolute_location
 from penstock.dataflow.nodes import Extreme
@@ -22,15 +23,16 @@ from penstock.operators.aggregates.moments import to_settings
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial
 from penstock.operators.scheduling.serve import Budget
 from penstock.operators.scheduling.weights import GroupKey, KeyWeights
+from penstock.operators.update_stream.lives import SILENT_COLUMN
 from penstock.operators.update_stream.operator_options import WindowOptions
-from penstock.operators.update_stream.options import check_weight
+from penstock.operators.update_stream.options import check_weight, parse_ms
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
 from penstock.spark_ext.sources.task_rows import LateStream
 from penstock.spark_ext.worker.stateful import Stateful
-from penstock.spark_ext.worker.window_operator import WindowOperator
+from penstock.spark_ext.worker.window_operator import SILENT, WindowOperator
 from penstock.sql.expression import Expression
 from penstock.windows.finish import Finish, Step
 from penstock.windows.layout import START, WindowLayout
@@ -149,6 +151,8 @@ class WindowPlan(ABC):
             Names and types of the fragments' inputs, which are fixed for the life of a checkpoint.
         """
         schema = spark_windows(self.layout)
+        if self.options.on_silent is not None:
+            schema = StructType([*schema.fields, StructField(SILENT, BooleanType())])
         waits = self.options.limits != Budget()
         operator = self._operator(columns, place)
         own = has_own_workers(self.layout)
@@ -207,6 +211,7 @@ class WindowPlan(ABC):
             self._extremes,
             late,
             self.steps,
+            self.ttl_panes,
         )
 
     @property
@@ -221,6 +226,13 @@ class WindowPlan(ABC):
     @abstractmethod
     def delay_panes(self) -> int:
         """The delay of the watermark behind the newest row, in the unit of pane numbers."""
+
+    @property
+    def ttl_panes(self) -> int | None:
+        """How long groups live without tuples, in panes; None for ever."""
+        if self.options.ttl is None:
+            return None
+        return -(-parse_ms("ttl", self.options.ttl) // self.fragments.pane_ms)
 
     @property
     def steps(self) -> int:
@@ -247,18 +259,16 @@ class WindowPlan(ABC):
         columns: dict[str, Column] = {name: sf.col(quote(name)) for name in self.fragments.group_by}
         start, end = self._bounds()
         columns[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
+        marks = self._marks()
+        hidden = functools.reduce(Column.__or__, marks.values()) if marks else None
         for name, text in self.assembly.aggregates.items():
-            columns[name] = self._aggregate(text)
-        columns |= self._marks()
+            columns[name] = sf.expr(text) if hidden is None else sf.when(~hidden, sf.expr(text))
+        columns |= marks
         return [cast_to_field(columns[field.name], field) for field in self.output]
 
-    def _aggregate(self, text: str) -> Column:
-        """Return an aggregate of a window, computed from its partials."""
-        return sf.expr(text)
-
     def _marks(self) -> dict[str, Column]:
-        """Return the columns of the output that are neither groups nor aggregates."""
-        return {}
+        """Return the marks of rows that have no aggregates."""
+        return {} if self.options.on_silent is None else {SILENT_COLUMN: sf.col(quote(SILENT))}
 
     @abstractmethod
     def _bounds(self) -> tuple[Column, Column]:

@@ -135,6 +135,14 @@ class DeletingPanes(TimePanes):
         values = self._folder.fold(rows, starts[kept])
         self._add([PanePartials(ids[begins], panes[begins], values)])
 
+    def live_groups(self) -> npt.NDArray[np.bool_]:
+        """Mark the groups, by number, that have tuples here."""
+        groups = [self._waiting.column(name) for name in self._deletes.groups.names]
+        ids = self._index.find(self._codec.encode(groups, self._waiting.num_rows))
+        live = self._has_partials()
+        live[ids[ids >= 0]] = True
+        return live
+
     def _collect_closed(self, ranges: WindowRanges, reads: Container[str] | None) -> ClosedWindows:
         low = skip_deleted(self._deletes, ranges.entries.values, ranges.low, ranges.high)
         return super()._collect_closed(replace(ranges, low=low), reads)

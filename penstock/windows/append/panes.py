@@ -19,7 +19,7 @@ from penstock.operators.aggregates.sketches import check_images
 from penstock.operators.aggregates.wide import schema_like
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import KeyIndex
-from penstock.state_store.keys.key_words import Keys
+from penstock.state_store.keys.key_words import Keys, Words
 from penstock.windows.append.find import find_windows
 from penstock.windows.append.limits import PaneLimits
 from penstock.windows.append.pane_partials import PanePartials, WindowRanges
@@ -208,6 +208,14 @@ class Panes(ABC):
     def _live(self) -> int:
         """Return the number of groups that have a partial."""
         return int(np.count_nonzero(self._has_partials()))
+
+    def live_groups(self) -> npt.NDArray[np.bool_]:
+        """Mark the groups, by number, that have tuples here."""
+        return self._has_partials()
+
+    def hashes_of(self, ids: Integers) -> Words:
+        """Return the hashes of groups by their numbers."""
+        return self._index.keys.hashes[ids]
 
     def _has_partials(self) -> npt.NDArray[np.bool_]:
         mask = np.zeros(len(self._index), np.bool_)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import CorruptDataError, InvalidUsageError
@@ -75,7 +76,11 @@ class WindowBuffers:
         self._stored = pa.schema([*ours, *payload])
         self.memory = PagedMemory(page_blocks)
         self._block_rows = block_rows
-        self._before_first = before_first
+        self._new_key_row = np.zeros(zones.CELL_WIDTH, np.int64)
+        self._new_key_row[[zones.HEAD, zones.ET, zones.DF]] = zones.NONE
+        self._new_key_row[[zones.CANDIDATE, zones.COMMITTED, zones.NEWEST]] = zones.NEVER
+        self._new_key_row[[zones.SINCE, zones.PENDING, zones.NEXT_PENDING]] = zones.NEVER
+        self._new_key_row[zones.CLOSED] = before_first
         self._rows = RowStore(payload)
         self.key_rows = np.zeros((0, zones.CELL_WIDTH), np.int64)
         self.due = np.zeros(0, np.int64)
@@ -98,14 +103,25 @@ class WindowBuffers:
         if keys <= size:
             return False
         self.key_rows = grow(self.key_rows, keys)
-        fresh = self.key_rows[size:]
-        fresh[:, [zones.HEAD, zones.ET, zones.DF]] = zones.NONE
-        fresh[:, [zones.CANDIDATE, zones.COMMITTED, zones.NEWEST]] = zones.NEVER
-        fresh[:, zones.CLOSED] = self._before_first
-        fresh[:, [zones.SINCE, zones.PENDING, zones.NEXT_PENDING]] = zones.NEVER
+        self.key_rows[size:] = self._new_key_row
         self.due = grow(self.due, keys)
         self.due[size:] = zones.FOREVER
         return True
+
+    def is_idle(self, ids: Integers) -> npt.NDArray[np.bool_]:
+        """Mark the keys of which no window waits, is under processing, or may still become complete."""
+        of = self.key_rows[ids]
+        idle = (of[:, zones.NEWEST] != zones.NEVER) & (of[:, zones.CANDIDATE] == zones.NEVER)
+        idle &= (of[:, zones.SERVICE] == transitions.FREE) & (of[:, zones.IN_SERVICE] == 0)
+        last = of[:, zones.NEWEST] // self.registers[zones.SLIDE]
+        marks: npt.NDArray[np.bool_] = idle & (of[:, zones.CLOSED] >= last) & (of[:, zones.ROWS] == 0)
+        return marks
+
+    def forget(self, ids: Integers) -> None:
+        """Give idle keys the state of new keys."""
+        self.key_rows[ids] = self._new_key_row
+        self.due[ids] = zones.FOREVER
+        self.registers[zones.KEYS] -= len(ids)
 
     @contextmanager
     def state(self, ids: Integers = _NO_IDS) -> Iterator[zones.State]:

@@ -126,7 +126,7 @@ class WindowQueue:
         self.given_cost_us = cost_us
         self.measured_cost_us: float | None = None
         self.watermark: int = zones.NEVER
-        self._buffers = WindowBuffers(
+        self.buffers = WindowBuffers(
             payload,
             size,
             slide,
@@ -135,36 +135,36 @@ class WindowQueue:
             block_rows=block_rows,
             page_blocks=page_blocks,
         )
-        self._queue = WindowScheduler(policy, weighted=weighted)
+        self.scheduler = WindowScheduler(policy, weighted=weighted)
         self._birth_us: int | None = None
         self._settled_at: int | None = None
         self._served_at: int | None = None
         self._in_service = 0
-        self._queue_meter, self._application_meter = StalenessMeter(), StalenessMeter()
+        self.scheduler_meter, self._application_meter = StalenessMeter(), StalenessMeter()
 
     def __len__(self) -> int:
         """Return the number of waiting keys."""
-        return len(self._queue)
+        return len(self.scheduler)
 
     @property
     def keys(self) -> int:
         """Number of keys ever seen."""
-        return int(self._buffers.registers[zones.KEYS])
+        return int(self.buffers.registers[zones.KEYS])
 
     @property
     def rows_held(self) -> int:
         """Number of panes in the window buffers."""
-        return int(self._buffers.registers[zones.ROWS_HELD])
+        return int(self.buffers.registers[zones.ROWS_HELD])
 
     @property
     def memory(self) -> PagedMemory:
         """The paged memory, whose locations are blocks."""
-        return self._buffers.memory
+        return self.buffers.memory
 
     @property
     def servable(self) -> int:
         """Number of keys that an unlimited `dequeue` would serve; while above 0, calls make progress."""
-        registers = self._buffers.registers
+        registers = self.buffers.registers
         return len(self) - int(registers[zones.HELD]) + int(registers[zones.READIES])
 
     @property
@@ -180,13 +180,13 @@ class WindowQueue:
     @property
     def size_bytes(self) -> int:
         """Approximate memory of the state in bytes."""
-        return self._queue.size_bytes + self._buffers.size_bytes
+        return self.scheduler.size_bytes + self.buffers.size_bytes
 
     def states(self, key: int) -> set[KeyState]:
         """Return the states of a key; DONE for an unknown key."""
-        if key >= len(self._buffers.key_rows):
+        if key >= len(self.buffers.key_rows):
             return {KeyState.DONE}
-        key_row = self._buffers.key_rows[key]
+        key_row = self.buffers.key_rows[key]
         states = set()
         if key_row[zones.CANDIDATE] != zones.NEVER:
             states.add(KeyState.WAIT)
@@ -226,10 +226,10 @@ class WindowQueue:
         if len(ids):
             self._make_key_rows(int(ids.max()) + 1)
             if shares is not None:
-                self._queue.weigh(ids, shares)
+                self.scheduler.weigh(ids, shares)
             if self._birth_us is None:
                 self._birth_us = self._settled_at = now_us
-        buffers, before = self._buffers, self.watermark
+        buffers, before = self.buffers, self.watermark
         locations = np.empty(len(ids), np.int64)
         events = np.empty((2 * len(ids), 2), np.int64)
         with buffers.state(ids) as state:
@@ -254,11 +254,11 @@ class WindowQueue:
         commits to the windows of more keys, up to `limit` less the complete windows that remain, and serves
         those that are complete. Call it while `servable` > 0.
         """
-        limit, buffers = max(limit, 0), self._buffers
+        limit, buffers = max(limit, 0), self.buffers
         with buffers.state() as state:
             ids = transitions.serve_ready(limit, state)
             backlog = int(buffers.registers[zones.READIES])
-            chosen = self._queue.pop(max(limit - backlog, 0), buffers.key_rows[:, zones.SERVICE])
+            chosen = self.scheduler.pop(max(limit - backlog, 0), buffers.key_rows[:, zones.SERVICE])
             self._commit(chosen, now_us, state)
             if len(chosen):
                 ids = np.concatenate([ids, transitions.serve_ready(limit - len(ids), state)])
@@ -270,7 +270,7 @@ class WindowQueue:
 
     def deliver(self, served: DeliverableWindows, now_us: int) -> None:
         """Record that the results of served windows have reached the application."""
-        ids, key_rows = served.ids, self._buffers.key_rows
+        ids, key_rows = served.ids, self.buffers.key_rows
         begin = np.maximum(served.booked_us, key_rows[ids, zones.DELIVERED])
         self._application_meter.add(served.arrived_us, begin, now_us)
         key_rows[ids, zones.DELIVERED] = now_us
@@ -291,25 +291,22 @@ class WindowQueue:
         the delivered one (UpStream §6.1.2, §6.2.2).
         """
         begin = now_us if self._settled_at is None else self._settled_at
-        key_rows = self._buffers.key_rows
+        key_rows = self.buffers.key_rows
         pending = (key_rows[:, zones.PENDING] != zones.NEVER) & (key_rows[:, zones.IN_SERVICE] == 0)
         for meter, since, booked, ids in (
-            (self._queue_meter, zones.SINCE, zones.QUEUE_BOOKED, self._waiting_keys()),
+            (self.scheduler_meter, zones.SINCE, zones.QUEUE_BOOKED, self._waiting_keys()),
             (self._application_meter, zones.PENDING, zones.APPLICATION_BOOKED, np.flatnonzero(pending)),
         ):
             meter.add(key_rows[ids, since], key_rows[ids, booked], now_us)
             key_rows[ids, booked] = np.maximum(key_rows[ids, booked], now_us)
         self._settled_at = None if self._settled_at is None else max(now_us, begin)
         key_time = float(max(now_us - begin, 0)) * self.keys
-        self._buffers.compact()
-        return self._queue_meter.take(key_time), self._application_meter.take(key_time)
-
-    def close(self) -> None:
-        """Do nothing: there is only memory."""
+        self.buffers.compact()
+        return self.scheduler_meter.take(key_time), self._application_meter.take(key_time)
 
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored: keys and their new panes."""
-        key_rows = self._buffers.key_rows
+        key_rows = self.buffers.key_rows
         ids = np.flatnonzero(key_rows[:, zones.DIRTY])
         unit = self._unit("delta", ids, fresh=True)
         key_rows[ids, zones.DIRTY] = 0
@@ -317,7 +314,7 @@ class WindowQueue:
 
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole current state, in units of about `unit_rows` tuples."""
-        key_rows = self._buffers.key_rows
+        key_rows = self.buffers.key_rows
         ids = np.flatnonzero(key_rows[:, zones.NEWEST] != zones.NEVER)
         # A key counts as a tuple, so that the number of keys in a unit is bounded, too.
         part = np.cumsum(key_rows[ids, zones.ROWS] + 1) // self._unit_rows
@@ -348,7 +345,7 @@ class WindowQueue:
             self._apply(unit, keys)
         if fields is None:
             return
-        buffers = self._buffers
+        buffers = self.buffers
         watermark = fields.number_or_none("watermark")
         self.watermark = zones.NEVER if watermark is None else watermark
         self._birth_us = fields.number_or_none("birth_us")
@@ -356,7 +353,7 @@ class WindowQueue:
         self._served_at = fields.number_or_none("served_at_us")
         self.measured_cost_us = fields.real_or_none("cost_us")
         buffers.registers[zones.KEYS] = fields.count("keys")
-        self._queue.rebuild(self._waiting_keys(), fields)
+        self.scheduler.rebuild(self._waiting_keys(), fields)
         buffers.account_restored(self._settled_at or 0)
         self._in_service = 0
 
@@ -374,7 +371,7 @@ class WindowQueue:
                 "settled_at_us": self._settled_at,
                 "served_at_us": self._served_at,
                 "cost_us": self.measured_cost_us,
-                **self._queue.meta,
+                **self.scheduler.meta,
             },
             blocks={"cells": pa.RecordBatch.from_arrays(arrays, list(key_rows)), "rows": rows},
         )
@@ -404,47 +401,47 @@ class WindowQueue:
         ids = unit.numbers_below("cells", "key", keys, ascend=True)
         unit.numbers_below("cells", "service", transitions.STATES)
         self._make_key_rows(int(ids[-1]) + 1)
-        self._buffers.restore(ids, key_rows, rows, replace=unit.kind == "snapshot")
-        self._queue.put_back(ids, key_rows)
+        self.buffers.restore(ids, key_rows, rows, replace=unit.kind == "snapshot")
+        self.scheduler.put_back(ids, key_rows)
 
     def _store_keys(self, ids: Integers, *, fresh: bool = False) -> tuple[dict[str, Any], pa.RecordBatch]:
         """Return the key rows of keys as columns, and their tuples; see `WindowBuffers.store`."""
-        stored, rows = self._buffers.store(ids, fresh=fresh)
-        return {"key": ids, **stored, **self._queue.store(ids)}, rows
+        stored, rows = self.buffers.store(ids, fresh=fresh)
+        return {"key": ids, **stored, **self.scheduler.store(ids)}, rows
 
     def _totals(self) -> Integers:
-        return self._buffers.registers[[zones.LATE, zones.COMPLETED, zones.DISREGARDED]]
+        return self.buffers.registers[[zones.LATE, zones.COMPLETED, zones.DISREGARDED]]
 
     def _make_key_rows(self, keys: int) -> None:
-        if self._buffers.make_key_rows(keys):
-            self._queue.reserve(len(self._buffers.key_rows))
+        if self.buffers.make_key_rows(keys):
+            self.scheduler.reserve(len(self.buffers.key_rows))
 
     def _arrive(self, events: Integers, now_us: int) -> None:
         """Tell the scheduler which keys begin to wait, and which go on waiting with a newer window."""
-        registers = self._buffers.registers
+        registers = self.buffers.registers
         ids, resident = events[: registers[zones.EVENTS]].T
         registers[zones.EVENTS] = 0
         if len(ids) and not len(self):
             self._served_at = now_us
-        under_way = self._buffers.key_rows[:, zones.IN_SERVICE] if self._in_service else np.zeros(0, np.int64)
+        under_way = self.buffers.key_rows[:, zones.IN_SERVICE] if self._in_service else np.zeros(0, np.int64)
         birth = now_us if self._birth_us is None else self._birth_us
-        self._queue.arrive(ids, resident, now_us, birth, self.cost_us, under_way)
+        self.scheduler.arrive(ids, resident, now_us, birth, self.cost_us, under_way)
 
     def _commit(self, ids: Integers, now_us: int, state: zones.State) -> None:
         """Commit to the windows of keys that left the scheduler."""
-        key_rows = self._buffers.key_rows
-        self._queue_meter.add(key_rows[ids, zones.SINCE], key_rows[ids, zones.QUEUE_BOOKED], now_us)
+        key_rows = self.buffers.key_rows
+        self.scheduler_meter.add(key_rows[ids, zones.SINCE], key_rows[ids, zones.QUEUE_BOOKED], now_us)
         transitions.commit(ids, now_us, state)
 
     def _emit(self, ids: Integers, state: zones.State) -> ServedWindows:
         """Return the committed windows of keys and end their processing."""
-        start = self._buffers.key_rows[ids, zones.COMMITTED] * self.slide
-        locations, bounds = self._buffers.find(ids, start, start + self.size)
-        rows, panes = self._buffers.take(locations), self._buffers.panes(locations)
-        waited = self._buffers.key_rows[ids, zones.WAITED]
+        start = self.buffers.key_rows[ids, zones.COMMITTED] * self.slide
+        locations, bounds = self.buffers.find(ids, start, start + self.size)
+        rows, panes = self.buffers.take(locations), self.buffers.panes(locations)
+        waited = self.buffers.key_rows[ids, zones.WAITED]
         pending, booked = np.empty_like(ids), np.empty_like(ids)
         transitions.finish(ids, pending, booked, state)
         return ServedWindows(ids, start, rows, panes, bounds, pending, booked, waited)
 
     def _waiting_keys(self) -> Integers:
-        return np.flatnonzero(self._buffers.key_rows[:, zones.CANDIDATE] != zones.NEVER)
+        return np.flatnonzero(self.buffers.key_rows[:, zones.CANDIDATE] != zones.NEVER)

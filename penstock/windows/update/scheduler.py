@@ -62,6 +62,12 @@ class WindowScheduler:
         """Set the shares of keys, which apply from their next arrival on."""
         self._shares[ids] = shares
 
+    def forget(self, ids: Integers) -> None:
+        """Forget what is known of keys that do not wait."""
+        self._shares[ids] = 0
+        self._seen_us[ids] = NEVER
+        self._interval_us[ids] = 0
+
     def arrive(
         self,
         ids: Integers,

@@ -14,18 +14,23 @@ import pyarrow.compute as pc
 from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.aggregates.moments import upgrade_entries
+from penstock.operators.queues.key_records import ForgetRule
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.staleness import Staleness
 from penstock.operators.scheduling.weights import KeyWeights, shares_of
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_words import Keys
+from penstock.units import NEVER
 from penstock.windows.append.deleting_panes import skip_deleted
 from penstock.windows.append.sliding import slide
 from penstock.windows.layout import DeletingLayout, FinalPanes, WindowLayout
 from penstock.windows.panes import new_panes
+from penstock.windows.update.group_lives import GroupLives, SilentGroups
 from penstock.windows.update.queue import WindowQueue
+from penstock.windows.update.renumber import renumber_cells
 from penstock.windows.update.results import WindowMode
+from penstock.windows.update.zones import NEWEST
 
 __all__ = ["UpdateWindows", "WindowArrivals"]
 
@@ -66,6 +71,10 @@ class UpdateWindows:
     weights : str or KeyWeights, optional
         Weights of groups: a column of the layout, whose value in the newest pane is used, or weights by group
         value.
+    ttl : int, optional
+        How long a group lives without tuples, in panes; see `penstock.windows.update.group_lives`.
+    forgetting : ForgetRule, optional
+        When the numbers of groups that left are forgotten.
     """
 
     def __init__(
@@ -74,13 +83,26 @@ class UpdateWindows:
         mode: WindowMode,
         policy: Policy,
         weights: str | KeyWeights | None = None,
+        *,
+        ttl: int | None = None,
+        forgetting: ForgetRule | None = None,
     ) -> None:
         self.weights = weights
-        self._layout = layout
+        self._layout, self._mode, self._policy = layout, mode, policy
+        self._forgetting = forgetting or ForgetRule()
+        self._lives = GroupLives(ttl)
+        self._gone = np.zeros(0, np.int64)
+        """Groups that left since the last `delta`."""
+        self._names_groups = ttl is not None
+        """Whether units name the groups of their cells, because numbers change when groups are forgotten."""
+        self._empty()
+
+    def _empty(self) -> None:
+        layout = self._layout
         self._panes = new_panes(layout, finalizes=True)
         self._queue = WindowQueue(
-            mode, layout.spec.size, layout.spec.slide, layout.values, policy,
-            weighted=weights is not None, first_pane=layout.first_pane,
+            self._mode, layout.spec.size, layout.spec.slide, layout.values, self._policy,
+            weighted=self.weights is not None, first_pane=layout.first_pane,
         )  # fmt: skip
         self._stored = 0
 
@@ -95,8 +117,10 @@ class UpdateWindows:
 
     @property
     def keys(self) -> int:
-        """Number of groups ever seen."""
-        return self._panes.groups
+        """Number of groups ever seen that have not left."""
+        if not self._names_groups:
+            return self._panes.groups
+        return int(np.count_nonzero(self._alive()))
 
     @property
     def given_cost_us(self) -> float | None:
@@ -202,39 +226,100 @@ class UpdateWindows:
         """Return queue and application staleness since the last call."""
         return self._queue.account_staleness(now_us)
 
+    def expire(self) -> SilentGroups:
+        """Let groups leave, after the windows of a micro-batch are delivered. Call it once a micro-batch."""
+        self._lives.advance(self._panes.border)
+        ids = self._find_gone()
+        newest = self._queue.buffers.key_rows[ids, NEWEST]
+        # The numbers of groups depend on what this copy loaded, their hashes do not.
+        order = np.lexsort((self._panes.hashes_of(ids), newest))
+        self._gone = ids[order]
+        self._lives.expired += len(ids)
+        return SilentGroups(self._panes.groups_of(self._gone), newest[order])
+
     def close(self) -> None:
         """Do nothing: there is only memory."""
 
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored."""
         panes, queue = self._panes.delta(), self._queue.delta()
-        groups = self._groups(self._stored, self._panes.groups)
+        ids = np.arange(self._stored, self._panes.groups)
+        if self._names_groups:
+            ids = queue.blocks["cells"].column("key").to_numpy()
         self._stored = self._panes.groups
-        blocks = {"groups": groups, **panes.blocks, **queue.blocks}
-        meta = {"rows": self.keys, "waiting": len(self), "panes": panes.meta, "queue": queue.meta}
+        blocks = {"groups": self._groups(ids), **panes.blocks, **queue.blocks}
+        left = len(self._gone)
+        self._forget_gone()
+        meta = {**self._meta, "waiting": len(self), "panes": panes.meta, "queue": queue.meta}
+        if left:
+            self._renumber_alive()
         return PUnit("delta", meta, blocks)
 
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole current state, in units of bounded size."""
-        count = self._panes.groups
+        self._forget_gone()
+        ids = np.flatnonzero(self._alive()) if self._names_groups else np.arange(self._panes.groups)
+        meta = self._meta
         units = [
-            PUnit("snapshot", {"rows": count}, {"groups": self._groups(at, min(at + _UNIT_KEYS, count))})
-            for at in range(0, count, _UNIT_KEYS)
+            PUnit("snapshot", meta, {"groups": self._groups(ids[at : at + _UNIT_KEYS])})
+            for at in range(0, len(ids), _UNIT_KEYS)
         ]
         for name, part in (("panes", self._panes), ("queue", self._queue)):
-            units += [
-                PUnit("snapshot", {"rows": count, name: unit.meta}, unit.blocks) for unit in part.snapshot()
-            ]
+            units += [PUnit("snapshot", {**meta, name: unit.meta}, unit.blocks) for unit in part.snapshot()]
         return iter(units)
+
+    @property
+    def _meta(self) -> dict[str, Any]:
+        named = {"names_groups": True, **self._lives.meta} if self._names_groups else {}
+        return {"rows": self.keys, **named}
+
+    def _alive(self) -> npt.NDArray[np.bool_]:
+        """Mark the groups that have not left, by number."""
+        alive = self._panes.live_groups()
+        rows = self._queue.buffers.key_rows[: len(alive), NEWEST]
+        alive[: len(rows)] |= rows != NEVER
+        alive[self._gone] = False
+        return alive
+
+    def _find_gone(self) -> Integers:
+        if self._lives.horizon == NEVER:
+            return np.zeros(0, np.int64)
+        held = np.zeros(max(len(self._queue.buffers.key_rows), self._panes.groups), np.bool_)
+        held[: self._panes.groups] = self._panes.live_groups()
+        return self._lives.find(self._queue.buffers, held)
+
+    def _forget_gone(self) -> None:
+        """Give groups that left the state of new groups."""
+        self._queue.buffers.forget(self._gone)
+        self._queue.scheduler.forget(self._gone)
+        self._gone = self._gone[:0]
+
+    def _renumber_alive(self) -> None:
+        """Give the groups that have not left new numbers, if many have left."""
+        alive = self.keys
+        if self._forgetting.should_forget(self._panes.groups - alive, alive):
+            units, cost_us = list(self.snapshot()), self.given_cost_us
+            self._empty()
+            self.restore(units)
+            self.given_cost_us = cost_us
 
     def restore(self, units: Iterable[PUnit]) -> None:
         """Apply units in order."""
+        named_as: list[Integers] = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
         for unit in units:
+            named = unit.fields.has("names_groups")
+            self._names_groups |= named
             if "groups" in unit.blocks:
                 number = pa.field(_NUMBER, pa.int64(), nullable=False)
                 groups = unit.block("groups", pa.schema([*self._layout.groups, number]))
                 numbers = self._panes.number(groups.columns[:-1], groups.num_rows)
-                if not np.array_equal(numbers, groups.column(_NUMBER).to_numpy()):
+                stored = groups.column(_NUMBER).to_numpy()
+                if named:
+                    # A snapshot may have several units; a delta names its groups itself.
+                    before = named_as if unit.kind == "snapshot" else [stored[:0], numbers[:0]]
+                    pairs = zip(before, (stored, numbers), strict=True)
+                    named_as = [np.concatenate(pair) for pair in pairs]
+                elif not np.array_equal(numbers, stored):
                     raise CorruptDataError("the numbers of groups have changed", block="groups")
             if unit.fields.has("panes"):
                 self._panes.restore([PUnit(unit.kind, unit.fields.plain("panes"), unit.blocks)])
@@ -242,13 +327,21 @@ class UpdateWindows:
                 blocks = dict(unit.blocks)
                 if "rows" in blocks:
                     blocks["rows"] = upgrade_entries(blocks["rows"], self._layout.partials)
+                if named and "cells" in blocks and "rows" in blocks:
+                    blocks |= renumber_cells(unit, blocks["rows"], *named_as)
                 stored = PUnit(unit.kind, unit.fields.plain("queue"), blocks)
                 self._queue.restore([stored], keys=self._panes.groups)
+            if named:
+                self._lives.restore(unit.fields)
+                self._gone = self._find_gone()
+                self._forget_gone()
+        self._lives.renumber()
         self._stored = self._panes.groups
+        if self._names_groups:
+            self._renumber_alive()
 
-    def _groups(self, first: int, last: int) -> pa.RecordBatch:
-        """Return groups in the order of their numbers, with the numbers in the last column."""
-        ids = np.arange(first, last)
+    def _groups(self, ids: Integers) -> pa.RecordBatch:
+        """Return groups with their numbers in the last column."""
         names = [*self._layout.groups.names, _NUMBER]
         return pa.RecordBatch.from_arrays([*self._panes.groups_of(ids), pa.array(ids)], names)
 

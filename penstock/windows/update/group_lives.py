@@ -1,0 +1,118 @@
+"""Groups that leave the state of lazy and eager windows after a time without tuples.
+
+The clock is the watermark. A group leaves at the end of the first micro-batch in which its newest pane ended
+at least the time to live before the watermark, and none of its windows waits or may still become complete.
+Its later tuples are in later panes, so a group that returns makes the windows that it would have made
+otherwise, and no tuple is late that was not before.
+
+Nothing is stored for a group that left: stored idle groups whose newest pane is at or before the stored
+*horizon* do not count. As in queues (`penstock.operators.queues.expiry`), a pass over all groups finds the
+candidates for a 16th of the time to live.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.update_stream.stream import Integers
+from penstock.units import NEVER
+from penstock.windows.update import zones
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from penstock.checkpointing.fields import Fields
+    from penstock.windows.update.buffer import WindowBuffers
+
+__all__ = ["GroupLives", "SilentGroups"]
+
+_PASSES_PER_LIFE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SilentGroups:
+    """Groups that left, the longest silent first.
+
+    Attributes
+    ----------
+    groups : list of pyarrow.Array
+        The group columns.
+    newest : int64 array
+        The newest pane of each group.
+    """
+
+    groups: list[pa.Array[Any]]
+    newest: Integers
+
+    def __len__(self) -> int:
+        return len(self.newest)
+
+
+class GroupLives:
+    """Finds the groups that leave. One task at a time uses it.
+
+    Parameters
+    ----------
+    ttl : int, optional
+        The time to live, in panes; by default for ever.
+
+    Attributes
+    ----------
+    horizon : int
+        Idle groups whose newest pane is at most this one have left.
+    expired : int
+        The number of groups that left so far.
+    """
+
+    def __init__(self, ttl: int | None = None) -> None:
+        self.ttl = ttl
+        self.horizon = NEVER
+        self.expired = 0
+        self._limit = NEVER
+        """The candidates are all groups up to this newest pane."""
+        self._candidates = np.zeros(0, np.int64)
+
+    @property
+    def meta(self) -> dict[str, int]:
+        """The state to store once; empty as long as no group can have left."""
+        return {} if self.horizon == NEVER else {"horizon": self.horizon, "expired": self.expired}
+
+    def restore(self, fields: Fields) -> None:
+        """Restore `meta`."""
+        if fields.has("horizon"):
+            self.horizon, self.expired = fields.number("horizon"), fields.count("expired")
+        self.renumber()
+
+    def renumber(self) -> None:
+        """Forget the candidates, because groups have other numbers now; the next `find` passes over all."""
+        self._limit = NEVER
+
+    def advance(self, border: int | None) -> None:
+        """Move the horizon to what the watermark, as a pane, says."""
+        if self.ttl is not None and border is not None:
+            self.horizon = max(self.horizon, border - self.ttl - 1)
+
+    def find(self, buffers: WindowBuffers, held: npt.NDArray[np.bool_]) -> Integers:
+        """Return the idle groups at or before the horizon.
+
+        Parameters
+        ----------
+        held : bool array
+            The groups, by number, that have tuples whose pane the watermark has not passed.
+        """
+        if self.horizon == NEVER:
+            return np.zeros(0, np.int64)
+        newest = buffers.key_rows[:, zones.NEWEST]
+        if self.horizon > self._limit:
+            # New tuples are behind the watermark, so later than the limit.
+            self._limit = self.horizon + (self.ttl or 0) // _PASSES_PER_LIFE
+            self._candidates = np.flatnonzero((newest <= self._limit) & (newest != NEVER))
+        ids = self._candidates
+        gone = (newest[ids] <= self.horizon) & buffers.is_idle(ids)
+        gone &= ~held[ids]
+        self._candidates = ids[~gone]
+        return ids[gone]

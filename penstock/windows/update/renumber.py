@@ -1,0 +1,61 @@
+"""Units of a window queue whose keys get other numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.errors import CorruptDataError
+from penstock.operators.update_stream.stream import Integers
+from penstock.windows.update.buffer import OWN_COLUMNS
+
+__all__ = ["renumber_cells"]
+
+_KEY, _OWNER = "key", OWN_COLUMNS[0]
+
+
+def renumber_cells(
+    unit: PUnit, rows: pa.RecordBatch, stored: Integers, numbers: Integers
+) -> dict[str, pa.RecordBatch]:
+    """Return the cells and tuples of a window queue's unit with new numbers, in their order.
+
+    Parameters
+    ----------
+    unit : PUnit
+        The unit, with the blocks ``cells`` and ``rows``.
+    rows : pyarrow.RecordBatch
+        The tuples, which may be in a newer form than those of `unit`.
+    stored, numbers : int64 arrays
+        Stored numbers, and the new number of each.
+
+    Raises
+    ------
+    CorruptDataError
+        If a cell has an unknown number, or a tuple no cell.
+    """
+    cells = unit.blocks["cells"]
+    for name, column in (("cells", _KEY), ("rows", _OWNER)):
+        block = unit.blocks[name]
+        at = block.schema.get_field_index(column)
+        if at < 0 or block.schema.field(at).type != pa.int64() or block.column(at).null_count:
+            raise CorruptDataError("a block lacks a column of numbers", block=name, column=column)
+    order = np.argsort(stored)
+    keys = cells.column(_KEY).to_numpy()
+    if not np.isin(keys, stored).all():
+        raise CorruptDataError("a cell has the number of an unknown group", block="cells")
+    found = numbers[order[np.searchsorted(stored, keys, sorter=order)]]
+    order = np.argsort(found, kind="stable")
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    owners = places[unit.numbers_below("rows", _OWNER, len(order))]
+    sorted_rows = np.argsort(owners, kind="stable")
+    return {
+        "cells": _set(cells.take(pa.array(order)), _KEY, found[order]),
+        "rows": _set(rows.take(pa.array(sorted_rows)), _OWNER, owners[sorted_rows]),
+    }
+
+
+def _set(block: pa.RecordBatch, name: str, values: Integers) -> pa.RecordBatch:
+    place = block.schema.get_field_index(name)
+    return block.set_column(place, block.schema.field(place), pa.array(values))
