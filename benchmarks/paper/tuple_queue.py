@@ -134,10 +134,10 @@ class TupleWindowQueue(WindowQueue):
         and only when there is none, the head of the waiting keys (UpStream §6.2).
         """
         out = np.empty(5, np.int64)
-        buffers = self._buffers
+        buffers = self.buffers
         with buffers.state() as state:
             if not hand_over(out, state):
-                chosen = self._queue.pop(1, buffers.key_rows[:, zones.SERVICE])
+                chosen = self.scheduler.pop(1, buffers.key_rows[:, zones.SERVICE])
                 if not len(chosen):
                     return None
                 self._commit(chosen, now_us, state)
@@ -157,13 +157,13 @@ class TupleWindowQueue(WindowQueue):
 
     def waiting_window(self, key: int) -> int | None:
         """Return the first pane of the window that a key waits with (WS); None if it does not wait."""
-        key_rows = self._buffers.key_rows
+        key_rows = self.buffers.key_rows
         known = key < len(key_rows) and key_rows[key, zones.CANDIDATE] != zones.NEVER
         return int(key_rows[key, zones.CANDIDATE]) * self.slide if known else None
 
     def stale_since(self, key: int) -> tuple[int | None, int | None]:
         """Return since when a key waits, and when its oldest complete window not emitted was completed."""
-        if key >= len(self._buffers.key_rows):
+        if key >= len(self.buffers.key_rows):
             return None, None
-        since, pending = self._buffers.key_rows[key, [zones.SINCE, zones.PENDING]].tolist()
+        since, pending = self.buffers.key_rows[key, [zones.SINCE, zones.PENDING]].tolist()
         return None if since == zones.NEVER else since, None if pending == zones.NEVER else pending

@@ -23,9 +23,11 @@ pytestmark = pytest.mark.spark
 SCHEMA = "k string, t long, v int, side long"
 WINDOWS: dict[str, dict[str, Any]] = {
     "time": {"size": "16 s", "slide": "4 s"},
+    "lazy": {"size": "16 s", "slide": "4 s", "mode": "lazy"},
     "rows": {"size": "4 rows", "slide": "2 rows"},
     "session": {"session": "3 s"},
 }
+TABLES = {"rows": "panes", "lazy": "panes", "join": "held"}
 
 
 def rows(batch: int) -> pa.Table:
@@ -87,7 +89,10 @@ def emitted(*places: Place) -> list[str]:
     [
         ("time", 5),
         ("join", 2),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("rows", 2), ("session", 5), ("join", 5))),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("rows", 2), ("session", 5), ("join", 5), ("lazy", 2))
+        ),
     ],
 )
 def test_a_rescaled_query_emits_what_one_with_these_buckets_does(
@@ -112,12 +117,8 @@ def test_a_rescaled_query_emits_what_one_with_these_buckets_does(
     )
     assert (made.old_buckets, made.buckets, parts[-1]) == (3, buckets, (buckets + 1, buckets + 1))
     assert before == {path: path.read_bytes() for path in before}
-    shown = penstock.read_state(
-        spark, old.state, checkpoint=tmp_path / "new", table={"rows": "panes", "join": "held"}.get(kind)
-    )
-    kept = penstock.read_state(
-        spark, whole.state, checkpoint=whole.checkpoint, table={"rows": "panes", "join": "held"}.get(kind)
-    )
+    shown = penstock.read_state(spark, old.state, checkpoint=tmp_path / "new", table=TABLES.get(kind))
+    kept = penstock.read_state(spark, whole.state, checkpoint=whole.checkpoint, table=TABLES.get(kind))
     assert _content(shown) == _content(kept) != []
     new = Place(tmp_path / "old")
     new.checkpoint, new.sink = tmp_path / "new", tmp_path / "new-sink"
@@ -195,17 +196,10 @@ def test_a_migrated_join_emits_what_one_with_these_columns_does(spark: SparkSess
     assert {row["more"] is None for row in found} == {True, False}
 
 
-def test_windows_are_not_migrated_and_keyed_windows_not_rewritten(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_windows_are_not_migrated(spark: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.input.add(rows(0))
     place.run(query(spark, place, "time", 2))
     with pytest.raises(InvalidUsageError, match="the state of windows cannot be migrated"):
         penstock.migrate_state(place.checkpoint, place.state, tmp_path / "new", schema="k string")
-    other = Place(tmp_path / "lazy")
-    other.input.add(rows(0))
-    other.run(query(spark, other, "time", 2, mode="lazy"))
-    with pytest.raises(InvalidUsageError, match="the state of windows in this mode cannot be rewritten"):
-        penstock.rescale_state(other.checkpoint, other.state, tmp_path / "new", buckets=3)
     assert not list(tmp_path.glob("new*"))

@@ -11,17 +11,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock._clock import SimulatedClock
 from penstock.checkpointing.files import LocalFiles
 from penstock.operators.aggregates.moments import to_settings
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.scan.fragments import Fragmenter
 from penstock.operators.scan.spec import PANE, Fragments, Partial
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.scheduling.serve import Budget, Query, serve
+from penstock.operators.scheduling.weights import GroupKey, KeyWeights
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.state_copy.keyed_units import JoinBuckets, WindowBuckets
 from penstock.spark_ext.state_copy.migrate import _converted_joins, _parse
 from penstock.spark_ext.state_copy.query_copy import CopiedBucket
+from penstock.spark_ext.state_copy.served_windows import ServedWindowBuckets
 from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME
 from penstock.sql.expression import Expression
 from penstock.state_store.bucket_store import BucketStore, Handle
@@ -29,6 +34,8 @@ from penstock.windows.groups import GroupCodec
 from penstock.windows.layout import ENTRY_PANE, SessionLayout, WindowLayout
 from penstock.windows.panes import new_panes
 from penstock.windows.spec import WindowSpec
+from penstock.windows.update.results import WindowMode
+from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
@@ -140,6 +147,96 @@ def test_rewritten_buckets_of_windows_go_on_as_if_there_had_been_as_many(
         assert found == run_windows(oracle, layout, 5, batch)
         late.add(found[-1])
     assert late != {"late 0"}
+
+
+def serve_windows(
+    states: list[UpdateWindows], seed: int, batch: int, ttl: int | None, budget: Budget
+) -> tuple[list[str], int]:
+    """Let all buckets serve windows; return these and the groups that left, and the number of late rows."""
+    layout, clock = layout_of("time"), SimulatedClock(1000 * batch)
+    rows, newest = entries(layout, seed, batch)
+    numbers = GroupCodec(list(GROUPS)).encode([rows.column("group")], rows.num_rows).bucket(len(states))
+    found, late = [], 0
+    for number, state in enumerate(states):
+        arrivals = WindowArrivals([rows.filter(pa.array(numbers == number))], (newest - 5) // PANE_MS)
+        query = Query(None, layout.window, ())
+        batches, metrics = serve(state, arrivals, query=query, budget=budget, clock=clock)
+        found += [repr(row) for windows in batches for row in windows.to_pylist()]
+        late += metrics.late
+        if ttl is not None:
+            found += [f"gone {group}" for group in state.expire().groups[0].to_pylist()]
+    return sorted(found), late
+
+
+@pytest.mark.parametrize("mode", [WindowMode.LAZY, WindowMode.EAGER])
+@pytest.mark.parametrize(("policy", "ttl"), [(Policy.IN_PLACE, None), (Policy.LINECUTTING, 2)])
+@pytest.mark.parametrize("buckets", [2, 7])
+def test_rewritten_buckets_of_served_windows_go_on_as_if_there_had_been_as_many(
+    tmp_path: Path, mode: WindowMode, policy: Policy, ttl: int | None, buckets: int
+) -> None:
+    layout, weights = layout_of("time"), KeyWeights(GroupKey(GROUPS), {"g3": 4.0})
+    settings = {
+        "mode": str(mode), "policy": str(policy), "weight": 1, "key": ["group"], "time": "t", "buckets": 3,
+        "window": [3 * PANE_MS, PANE_MS, 0], "schema": ["t bigint"],
+        "aggregates": [to_settings(one) for one in PARTIALS],
+    }  # fmt: skip
+
+    def new() -> UpdateWindows:
+        return UpdateWindows(layout, mode, policy, weights, ttl=ttl)
+
+    old = Buckets(tmp_path, 3, new)
+    oracle = [new() for _ in range(buckets)]
+    for batch in range(4):
+        given = (6, batch, ttl, Budget())
+        assert serve_windows(old.states, *given) == serve_windows(oracle, *given)
+        old.commit()
+        for state in oracle:
+            state.delta()
+    copied = ServedWindowBuckets(old.copied(), settings)
+    made = restored((copied.rescale(number, buckets) for number in range(buckets)), new)
+    assert [state.keys for state in made] == [state.keys for state in oracle]
+    assert [len(state) for state in made] == [len(state) for state in oracle]
+    assert {state.watermark for state in made} == {state.watermark for state in oracle}
+    seen: list[str] = []
+    for batch in range(4, 8):
+        given = (6, batch, ttl, Budget())
+        found = serve_windows(made, *given)
+        assert found == serve_windows(oracle, *given)
+        seen += found[0]
+        for state in (*made, *oracle):
+            state.delta()
+    assert ttl is None or any(one.startswith("gone") for one in seen)
+
+
+@pytest.mark.parametrize("buckets", [1, 5])
+def test_groups_that_wait_in_rewritten_buckets_are_served_once_each(tmp_path: Path, buckets: int) -> None:
+    settings = {
+        "mode": "lazy", "policy": "in_place", "weight": None, "key": ["group"], "time": "t", "buckets": 3,
+        "window": [3 * PANE_MS, PANE_MS, 0], "schema": ["t bigint"],
+        "aggregates": [to_settings(one) for one in PARTIALS],
+    }  # fmt: skip
+
+    def new() -> UpdateWindows:
+        return UpdateWindows(layout_of("time"), WindowMode.LAZY, Policy.IN_PLACE)
+
+    old = Buckets(tmp_path, 3, new)
+    for batch in range(3):
+        serve_windows(old.states, 7, batch, None, Budget(1))
+        old.commit()
+    copied = ServedWindowBuckets(old.copied(), settings)
+    made = restored((copied.rescale(number, buckets) for number in range(buckets)), new)
+    assert sum(map(len, made)) == sum(map(len, old.states)) > 10
+
+    def rest(states: list[UpdateWindows]) -> list[str]:
+        served = [state.dequeue(99, 9).rows.to_pylist() for state in states]
+        return [repr(row) for rows in served for row in rows]
+
+    orders = [rest([state]) for state in old.states]
+    found = rest(made)
+    assert sorted(found) == sorted(row for order in orders for row in order)
+    if buckets == 1:
+        for order in orders:
+            assert [row for row in found if row in order] == order, "groups of a bucket keep their order"
 
 
 LEFT = UpdateStream(pa.schema({"k": pa.string(), "t": pa.int64(), "b": pa.int64()}), ("k",), "t")

@@ -32,7 +32,7 @@ from penstock.operators.update_stream.stream import RESERVED_PREFIX, Integers
 from penstock.state_store.keys.key_index import KeyIndex, grow
 from penstock.state_store.keys.key_words import KeyCodec, Words, buckets_of
 
-__all__ = ["QueueState", "merge_states", "read_state", "source_buckets"]
+__all__ = ["QueueState", "merge_ranks", "merge_states", "read_state", "source_buckets"]
 
 _RECORD, _ARRIVED, _RANK, _START = (
     f"{RESERVED_PREFIX}{name}" for name in ("cell", "arrived", "rank", "start")
@@ -196,7 +196,7 @@ def _merge_waiting(queues: Sequence[QueueState]) -> tuple[pa.Table, float | None
     waiting = _concat([queue.waiting for queue in queues])
     if len(queues) == 1:
         return waiting, clock
-    ranks = _merge_ranks([(_numbers(queue, _RANK), _numbers(queue, _ARRIVED)) for queue in queues])
+    ranks = merge_ranks([(_numbers(queue, _RANK), _numbers(queue, _ARRIVED)) for queue in queues])
     waiting = _set_column(waiting, _RANK, ranks)
     if clock is not None:
         starts = [_numbers(queue, _START) + (clock - time) for queue, time in zip(queues, times, strict=True)]
@@ -204,7 +204,7 @@ def _merge_waiting(queues: Sequence[QueueState]) -> tuple[pa.Table, float | None
     return waiting, clock
 
 
-def _merge_ranks(queues: Sequence[tuple[Integers, Integers]]) -> Integers:
+def merge_ranks(queues: Sequence[tuple[Integers, Integers]]) -> Integers:
     """Return the ranks of keys in the merged queue, given ranks and arrivals in each old queue."""
     cuts, moments, lines = [], [], []
     for ranks, arrived in queues:

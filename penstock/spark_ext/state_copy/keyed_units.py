@@ -8,7 +8,7 @@ has the newest time of its tuples; a new bucket gets the newest one of its old b
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,7 +33,15 @@ from penstock.windows.append.panes import Panes
 from penstock.windows.groups import GroupCodec
 from penstock.windows.layout import WindowLayout
 
-__all__ = ["SIDES", "JoinBuckets", "WindowBuckets", "WrittenState", "marks_deletes"]
+__all__ = [
+    "SIDES",
+    "JoinBuckets",
+    "OldUnits",
+    "WindowBuckets",
+    "WrittenState",
+    "marks_deletes",
+    "select_groups",
+]
 
 _OWNER = f"{RESERVED_PREFIX}cell"
 SIDES = ("left", "right")
@@ -59,7 +67,7 @@ class WrittenState:
         return iter(self.parts)
 
 
-class _OldBuckets:
+class OldUnits:
     """Reads the old buckets of a copy; keeps the units of the last one read."""
 
     def __init__(self, copy: QueryCopy, specification: Mapping[str, Any]) -> None:
@@ -106,7 +114,7 @@ def marks_deletes(specification: Mapping[str, Any], side: str) -> bool:
     return bool(specification.get("deletes")) and specification[side][-1:] == [_MARK]
 
 
-class WindowBuckets(_OldBuckets):
+class WindowBuckets(OldUnits):
     """The old buckets of windows in append mode: windows of time or of rows, or sessions."""
 
     @functools.cached_property
@@ -130,7 +138,7 @@ class WindowBuckets(_OldBuckets):
         parts: list[PUnit] = []
         count = 0
         for units, _ in self.sources(bucket, buckets) or [(self.units(next(iter(self._places)))[0], {})]:
-            blocks = self._select(units, bucket, buckets)
+            blocks = select_groups(units, self._layout, bucket, buckets)
             entries = blocks.pop("entries")
             for begin in range(0, max(entries.num_rows, 1), _UNIT_ROWS):
                 piece = entries.slice(begin, _UNIT_ROWS)
@@ -151,20 +159,23 @@ class WindowBuckets(_OldBuckets):
             for name in ("watermark", "next")
         }
 
-    def _select(self, units: Sequence[PUnit], bucket: int, buckets: int) -> dict[str, pa.RecordBatch]:
-        """Return the rows of each block whose groups belong to a bucket."""
-        names = self._layout.groups.names
-        codec = GroupCodec(list(self._layout.groups))
-        found: dict[str, list[pa.RecordBatch]] = {}
-        for unit in units:
-            for name, block in unit.blocks.items():
-                groups = [block.column(group) for group in names]
-                mine = codec.encode(groups, block.num_rows).bucket(buckets) == bucket
-                found.setdefault(name, []).append(block.filter(pa.array(mine)))
-        return {name: pa.concat_batches(parts) for name, parts in found.items()}
+
+def select_groups(
+    units: Iterable[PUnit], layout: WindowLayout, bucket: int, buckets: int
+) -> dict[str, pa.RecordBatch]:
+    """Return the rows of each block of panes whose groups belong to a bucket."""
+    names = layout.groups.names
+    codec = GroupCodec(list(layout.groups))
+    found: dict[str, list[pa.RecordBatch]] = {}
+    for unit in units:
+        for name, block in unit.blocks.items():
+            groups = [block.column(group) for group in names]
+            mine = codec.encode(groups, block.num_rows).bucket(buckets) == bucket
+            found.setdefault(name, []).append(block.filter(pa.array(mine)))
+    return {name: pa.concat_batches(parts) for name, parts in found.items()}
 
 
-class JoinBuckets(_OldBuckets):
+class JoinBuckets(OldUnits):
     """The old buckets of a join of update streams."""
 
     @functools.cached_property

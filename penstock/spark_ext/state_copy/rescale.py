@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.repartition import merge_states, source_buckets
+from penstock.operators.update_stream.choices import WindowMode
 from penstock.spark_ext.state_copy.keyed_units import JoinBuckets, WindowBuckets
 from penstock.spark_ext.state_copy.query_copy import CopiedQuery, Progress, QueryCopy, plan_copy
 from penstock.spark_ext.state_copy.rewrite import (
@@ -22,6 +23,7 @@ from penstock.spark_ext.state_copy.rewrite import (
     rewritable_kind,
     rewrite_buckets,
 )
+from penstock.spark_ext.state_copy.served_windows import ServedWindowBuckets
 
 __all__ = ["Rescaled", "rescale_state"]
 
@@ -37,7 +39,7 @@ class Rescaled(CopiedQuery):
     old_buckets, buckets : int
         The numbers of buckets before and now.
     keys : int
-        The number of keys; of windows, the number of pane partials.
+        The number of keys; of windows in append mode, the number of pane partials.
     """
 
     old_buckets: int
@@ -64,8 +66,8 @@ def rescale_state(
     pending update. In a new bucket with keys of several old ones, the keys of one old bucket keep their
     order. Keys of different old buckets are ordered by the arrival of their pending updates; see "Change the
     number of buckets" in ``docs/how-to/state.md``. Windows keep their open panes, rows and sessions, and the
-    watermark. Joins keep their held tuples and last matches; a new bucket's watermark is that of the newest
-    of its old ones.
+    watermark; in lazy and eager mode also the window with which each group waits. Joins keep their held
+    tuples and last matches; a new bucket's watermark is that of the newest of its old ones.
 
     Parameters
     ----------
@@ -82,8 +84,8 @@ def rescale_state(
     Raises
     ------
     InvalidUsageError
-        As `fork_state`, or if the query has an append or adaptive queue, lazy or eager windows, windows that
-        are joined, or transactions. Nothing has been written then.
+        As `fork_state`, or if the query has an append or adaptive queue, windows that are joined, or
+        transactions. Nothing has been written then.
     CorruptDataError
         If a file of the micro-batch is damaged or gone; a running query may have deleted it.
     UnavailableError
@@ -106,7 +108,9 @@ def rescale_state(
     if kind == "queue":
         state_of = _queue_states(copy, specification, buckets)
     else:
-        old = (JoinBuckets if kind == "join" else WindowBuckets)(copy, specification)
+        served = kind == "windows" and specification["mode"] != WindowMode.APPEND
+        by_kind = JoinBuckets if kind == "join" else ServedWindowBuckets if served else WindowBuckets
+        old = by_kind(copy, specification)
         state_of = functools.partial(old.rescale, buckets=buckets)
     keys = rewrite_buckets(copy, {**specification, "buckets": buckets}, state_of, progress)
     _LOGGER.info(

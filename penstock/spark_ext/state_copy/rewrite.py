@@ -16,7 +16,6 @@ from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import Files
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.operators.queues.repartition import QueueState, read_state
-from penstock.operators.update_stream.choices import WindowMode
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_copy.query_copy import (
     CopiedBucket,
@@ -77,13 +76,6 @@ def rewritable_kind(copy: QueryCopy) -> tuple[Kind, Mapping[str, Any]]:
     if specification.keys() >= _JOIN:
         return "join", specification
     if specification.keys() >= _WINDOWS:
-        if specification["mode"] != WindowMode.APPEND:
-            raise InvalidUsageError(
-                "the state of windows in this mode cannot be rewritten",
-                operator=name,
-                mode=specification["mode"],
-                hint=hint,
-            )
         return "windows", specification
     raise InvalidUsageError(
         "only the state of update queues, unions, joins and windows can be rewritten",

@@ -1,0 +1,207 @@
+"""Move the groups of lazy and eager windows to another number of buckets.
+
+As in `penstock.spark_ext.state_copy.keyed_units`, each old bucket's state is restored, and written as a
+snapshot. Groups get new numbers in their new bucket. The order of waiting groups is merged as that of update
+queues (`penstock.operators.queues.repartition`), by the time since which they wait.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.errors import InternalError
+from penstock.operators.aggregates.wide import cast_sums, schema_like
+from penstock.operators.queues.repartition import merge_ranks
+from penstock.operators.update_stream.stream import Integers
+from penstock.spark_ext.state_copy.keyed_units import OldUnits, WrittenState, select_groups
+from penstock.spark_ext.state_reader.window_view import window_view
+from penstock.units import NEVER
+from penstock.windows.groups import GroupCodec
+from penstock.windows.layout import WindowLayout
+from penstock.windows.update.renumber import renumber_cells
+from penstock.windows.update.transitions import READY
+from penstock.windows.update.windows import UpdateWindows
+
+__all__ = ["ServedWindowBuckets"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The groups of a new bucket that come from one old bucket; the numbers are new."""
+
+    groups: pa.RecordBatch
+    panes: dict[str, pa.RecordBatch]
+    cells: pa.RecordBatch
+    rows: pa.RecordBatch
+    queue: Mapping[str, Any]
+
+
+class ServedWindowBuckets(OldUnits):
+    """The old buckets of windows in lazy or eager mode."""
+
+    @functools.cached_property
+    def _layout(self) -> WindowLayout:
+        return window_view(self._stored(), "panes").layout
+
+    def _new_state(self) -> UpdateWindows:
+        state = window_view(self._stored(), "panes").new_state()
+        if not isinstance(state, UpdateWindows):
+            raise InternalError("windows in append mode are not served key by key")
+        return state
+
+    def rescale(self, bucket: int, buckets: int) -> WrittenState | None:
+        """Return the state of a new bucket; None if no old one has any.
+
+        Also a bucket without groups has a watermark, by which rows are late.
+        """
+        if not self._places:
+            return None
+        sources = self.sources(bucket, buckets) or [self.units(next(iter(self._places)))]
+        parts: list[_Part] = []
+        count = 0
+        for units, _ in sources:
+            parts.append(self._select(units, bucket, buckets, count))
+            count += parts[-1].groups.num_rows
+        cells = _merge_cells(parts)
+        owners = np.cumsum([0, *(part.cells.num_rows for part in parts)])
+        rows = [_shift(part.rows, int(begin)) for part, begin in zip(parts, owners, strict=False)]
+        waiting = int(np.count_nonzero(cells.column("candidate").to_numpy() != NEVER))
+        stored = [meta for _, meta in sources]
+        horizons = [one for one in stored if "horizon" in one]
+        named: dict[str, Any] = {"names_groups": True} if any("names_groups" in one for one in stored) else {}
+        if horizons:
+            named |= {"horizon": max(one["horizon"] for one in horizons)}
+            named |= {"expired": sum(one["expired"] for one in horizons)}
+        blocks = {
+            "groups": pa.concat_batches([part.groups for part in parts]),
+            **{name: _concat([part.panes[name] for part in parts]) for name in parts[0].panes},
+            "cells": cells,
+            "rows": _concat(rows),
+        }
+        meta = {
+            "rows": count,
+            "waiting": waiting,
+            "panes": {**self._facts, "rows": blocks["entries"].num_rows, "entries_before": 0},
+            "queue": self._queue_meta(parts, cells.num_rows, waiting, buckets),
+            **named,
+        }
+        return WrittenState([PUnit("snapshot", meta, blocks)])
+
+    @functools.cached_property
+    def _facts(self) -> dict[str, int | None]:
+        """The watermark, which all buckets have."""
+        stored = [self._meta(place)["panes"]["watermark"] for place in self._places.values()]
+        return {"watermark": max((one for one in stored if one is not None), default=None), "next": None}
+
+    def _select(self, units: Sequence[PUnit], bucket: int, buckets: int, first: int) -> _Part:
+        """Return the groups of an old bucket that belong to a new one, numbered from `first` on."""
+        codec, names = GroupCodec(list(self._layout.groups)), self._layout.groups.names
+        listed = pa.concat_batches([unit.blocks["groups"] for unit in units if "groups" in unit.blocks])
+        mine = (
+            codec.encode([listed.column(name) for name in names], listed.num_rows).bucket(buckets) == bucket
+        )
+        groups = listed.filter(pa.array(mine))
+        place = groups.num_columns - 1
+        stored = groups.column(place).to_numpy()
+        numbers = np.arange(first, first + len(stored))
+        groups = groups.set_column(place, groups.schema.field(place), pa.array(numbers))
+        panes = select_groups(
+            [PUnit("snapshot", {}, unit.blocks) for unit in units if "panes" in unit.meta],
+            self._layout,
+            bucket,
+            buckets,
+        )
+        queues = [unit for unit in units if "queue" in unit.meta]
+        chosen = [_select_cells(unit, stored, numbers) for unit in queues]
+        begins = np.cumsum([0, *(one["cells"].num_rows for one in chosen)])
+        rows = [_shift(one["rows"], int(begin)) for one, begin in zip(chosen, begins, strict=False)]
+        cells = pa.concat_batches([one["cells"] for one in chosen])
+        return _Part(groups, panes, cells, _concat(rows), queues[-1].meta["queue"])
+
+    def _queue_meta(self, parts: Sequence[_Part], keys: int, waiting: int, buckets: int) -> dict[str, Any]:
+        def known(name: str) -> list[Any]:
+            return [value for part in parts if (value := part.queue.get(name)) is not None]
+
+        costs = known("cost_us")
+        meta = {
+            **parts[0].queue,
+            "keys": keys,
+            "waiting": waiting,
+            "watermark": max(known("watermark"), default=None),
+            "birth_us": min(known("birth_us"), default=None),
+            # An earlier time would book the staleness of the later bucket twice.
+            "settled_at_us": max(known("settled_at_us"), default=None),
+            "served_at_us": max(known("served_at_us"), default=None),
+            "cost_us": sum(costs) / len(costs) * buckets / self.buckets if costs else None,
+        }
+        if "virtual_time" in meta:
+            meta["virtual_time"] = max(known("virtual_time")) if waiting else 0.0
+        return meta
+
+
+def _select_cells(unit: PUnit, stored: Integers, numbers: Integers) -> dict[str, pa.RecordBatch]:
+    """Return the cells of groups with these stored numbers, and their tuples, with their new numbers."""
+    cells, rows = unit.blocks["cells"], unit.blocks["rows"]
+    mine = np.isin(cells.column("key").to_numpy(), stored)
+    owner = rows.column(0).to_numpy()
+    places = np.cumsum(mine) - 1
+    kept = rows.filter(pa.array(mine[owner]))
+    kept = kept.set_column(0, kept.schema.field(0), pa.array(places[owner[mine[owner]]]))
+    some = PUnit(unit.kind, {}, {"cells": cells.filter(pa.array(mine)), "rows": kept})
+    return renumber_cells(some, kept, stored, numbers)
+
+
+def _merge_cells(parts: Sequence[_Part]) -> pa.RecordBatch:
+    """Return the cells of all parts, with their places in the merged queue."""
+    cells = pa.concat_batches([part.cells for part in parts])
+    if len(parts) == 1:
+        return cells
+    waits = [part.cells.column("candidate").to_numpy() != NEVER for part in parts]
+    lines = [
+        tuple(part.cells.column(name).to_numpy()[mask] for name in ("rank", "since_us"))
+        for part, mask in zip(parts, waits, strict=True)
+    ]
+    ranks = cells.column("rank").to_numpy().copy()
+    ranks[np.concatenate(waits)] = merge_ranks(lines)
+    cells = _set(cells, "rank", ranks)
+    # Groups under processing stay in their order, those of several old buckets in turn.
+    places = []
+    for part in parts:
+        ready = part.cells.column("ready_rank").to_numpy().copy()
+        under = part.cells.column("service").to_numpy() == READY
+        ready[under] = np.argsort(np.argsort(ready[under]))
+        places.append(ready)
+    ready, under = np.concatenate(places), cells.column("service").to_numpy() == READY
+    ready[under] = np.argsort(np.argsort(ready[under], kind="stable"), kind="stable") + 1
+    cells = _set(cells, "ready_rank", ready)
+    if "start" in cells.schema.names:
+        clocks = [float(part.queue["virtual_time"]) for part in parts]
+        starts = [
+            part.cells.column("start").to_numpy() + (max(clocks) - clock)
+            for part, clock in zip(parts, clocks, strict=True)
+        ]
+        cells = _set(cells, "start", np.concatenate(starts))
+    return cells
+
+
+def _concat(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Concatenate parts, of which some may have sums of two words."""
+    wide = functools.reduce(schema_like, [part.schema for part in parts])
+    return pa.concat_batches([cast_sums(part, wide) for part in parts])
+
+
+def _shift(rows: pa.RecordBatch, by: int) -> pa.RecordBatch:
+    """Return tuples whose cells are further behind."""
+    return rows.set_column(0, rows.schema.field(0), pa.array(rows.column(0).to_numpy() + by))
+
+
+def _set(block: pa.RecordBatch, name: str, values: Any) -> pa.RecordBatch:
+    place = block.schema.get_field_index(name)
+    return block.set_column(place, block.schema.field(place), pa.array(values))
