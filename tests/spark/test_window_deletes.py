@@ -49,7 +49,7 @@ def changes(batch: int) -> pa.Table:
             "k": pa.array([f"key {n}" if n else None for n in rng.integers(0, 12, count)]),
             "t": pa.array(np.maximum(10 * batch + rng.integers(-5, 10, count), 0)),
             "v": pa.array(rng.integers(0, 9, count), pa.int32(), mask=rng.integers(0, 5, count) == 0),
-            "op": pa.array(rng.choice(["i", "d", None], count, p=[0.6, 0.2, 0.2])),
+            "op": pa.array(rng.choice(np.array(["i", "d", None], object), count, p=[0.6, 0.2, 0.2])),
             "nth": pa.array(np.arange(count) + 1000 * batch),
         }
     )
