@@ -129,12 +129,13 @@ class LogFollower:
         """
         failpoint("takeover.after_fence")
         self._stream.refresh()
-        if self._stream.start > self.copy.position:
-            return None
-        self._run()
-        self.copy.strong.log = log
+        calls = None
+        if self._stream.start <= self.copy.position:
+            self._run()
+            self.copy.strong.log = log
+            calls = log.resume(self.copy.handle, self.copy.position)
         failpoint("takeover.after_calls")
-        return log.resume(self.copy.handle, self.copy.position)
+        return calls
 
     def _run(self) -> None:
         """Run the calls up to the end of the log as it was read."""
