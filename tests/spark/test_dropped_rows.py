@@ -13,13 +13,14 @@ from penstock.checkpointing.p_stream import PStream, PStreamReader
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.bad_records import BAD_RECORD, reject_bad_records
 from penstock.spark_ext.api.metrics import metrics
+from tests.long_tests import long_but
 from tests.spark.dropped_rows import WANTED, add, found, query, updates
 from tests.spark.queries import Place
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("kind", list(WANTED))
+@pytest.mark.parametrize("kind", long_but(WANTED, "queue"))
 def test_dropped_tuples_are_those_of_brute_force_and_replays_add_none(
     spark: SparkSession, tmp_path: Path, kind: str
 ) -> None:

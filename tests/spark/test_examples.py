@@ -120,6 +120,7 @@ def test_votes_run_through_a_workflow_as_python_does(
     ]
 
 
+@pytest.mark.long
 def test_packaged_programs_end_as_python_says_and_go_on(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

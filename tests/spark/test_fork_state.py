@@ -16,6 +16,7 @@ from penstock import _durable
 from penstock.checkpointing.files import LocalFiles
 from penstock.cli import app
 from penstock.errors import CorruptDataError, InvalidUsageError
+from tests.long_tests import long_but
 from tests.spark.queries import Place, Row, quotes
 
 pytestmark = pytest.mark.spark
@@ -63,7 +64,7 @@ def _state(spark: SparkSession, place: Place, checkpoint: Path) -> list[Any]:
     return sorted(map(tuple, shown.collect()), key=repr)
 
 
-@pytest.mark.parametrize("back", [0, 1])
+@pytest.mark.parametrize("back", long_but([0, 1], 1))
 def test_a_fork_continues_as_the_old_query_does(
     spark: SparkSession, old: Place, tmp_path: Path, back: int
 ) -> None:

@@ -9,13 +9,14 @@ from pyspark.sql import SparkSession
 
 from tests.fuzz.case import Case
 from tests.fuzz.run import Fuzzer, subjects
+from tests.long_tests import long_but
 
 pytestmark = pytest.mark.spark
 
 _SEED = 24
 
 
-@pytest.mark.parametrize("subject", subjects())
+@pytest.mark.parametrize("subject", long_but(subjects(), "graphs", "power_cuts", "unions", "update_queue"))
 def test_seeded_cases_do_not_differ(spark: SparkSession, tmp_path: Path, subject: str) -> None:
     fuzzer = Fuzzer([subject], tmp_path, lambda: spark)
     for found in fuzzer.run(_SEED, seconds=600, cases=2):

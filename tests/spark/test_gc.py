@@ -15,6 +15,7 @@ from penstock.checkpointing.files import open_files
 from penstock.cli import app
 from penstock.jobs.inspect.committed import read_committed
 from penstock.state_store.location import find_operators
+from tests.long_tests import long_but
 from tests.spark.queries import Place, fresh_workers, quotes
 
 pytestmark = pytest.mark.spark
@@ -60,7 +61,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Place:
     return place
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", long_but([True, False], True))
 @pytest.mark.parametrize("anew", [0, 1])
 def test_gc_after_a_checkpoint_was_set_back_loses_nothing(
     spark: SparkSession, ran: Place, tmp_path: Path, exact: bool, anew: int

@@ -19,6 +19,7 @@ from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.operators.update_stream.options import parse_ms
 from penstock.spark_ext.api.metrics import metrics
 from penstock.spark_ext.kafka.decode import decode_kafka
+from tests.long_tests import long_but
 from tests.naive_windows import Event, Sessions
 from tests.spark.queries import Place
 
@@ -119,12 +120,15 @@ def found(stream: Path) -> Late:
 
 @pytest.mark.parametrize(
     ("mode", "size", "slide", "delay"),
-    [
-        ("append", "10 s", "4 s", "3 s"),
+    long_but(
+        [
+            ("append", "10 s", "4 s", "3 s"),
+            ("lazy", "10 s", "4 s", "3 s"),
+            ("append", "5 rows", "2 rows", "3 s"),
+            ("append", "2 s gap", "", "3 s"),
+        ],
         ("lazy", "10 s", "4 s", "3 s"),
-        ("append", "5 rows", "2 rows", "3 s"),
-        ("append", "2 s gap", "", "3 s"),
-    ],
+    ),
 )
 def test_late_rows_of_windows_are_those_of_a_loop_and_replays_add_none(
     spark: SparkSession, tmp_path: Path, mode: str, size: str, slide: str, delay: str

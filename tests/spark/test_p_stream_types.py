@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamReader, PStreamWriter
 from penstock.spark_ext.border.types import as_arrow_of_spark
+from tests.long_tests import long_but
 from tests.spark.p_streams import run, stream
 from tests.spark.queries import PATIENCE_S, settings
 from tests.spark.test_types import typed
@@ -51,7 +52,7 @@ def _collected(df: DataFrame) -> Sequence[object]:
     return sorted(df.selectExpr("k", "to_json(struct(*))").collect())
 
 
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
+@pytest.mark.parametrize("zone", long_but(["UTC", "America/New_York"], "America/New_York"))
 def test_rows_of_every_type_come_back_on_every_way(spark: SparkSession, tmp_path: Path, zone: str) -> None:
     large = str(zone == "UTC").lower()
     with settings(

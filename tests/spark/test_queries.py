@@ -23,6 +23,7 @@ from penstock.dataflow.nodes import PushedScan, Source, topological
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.sources.parquet_reader import parquet_files
+from tests.long_tests import long_but
 from tests.spark.queries import PATIENCE_S, Input
 from tests.table3 import (
     Windows,
@@ -56,9 +57,11 @@ CASES = [
     ("NQ5", 5_000, "p-stream"),
     ("SM", 9_000, "p-stream"),
 ]
+SHORT = [case for case in CASES if case[2] == "p-stream"] + [CASES[0], CASES[4], CASES[10]]
+"""Each way once, and each kind of window."""
 
 
-@pytest.mark.parametrize(("query", "rows", "persist"), CASES)
+@pytest.mark.parametrize(("query", "rows", "persist"), long_but(CASES, *SHORT))
 def test_a_query_closes_the_windows_that_duckdb_has(
     spark: SparkSession, tmp_path: Path, query: str, rows: int, persist: Any
 ) -> None:
@@ -195,7 +198,12 @@ ROWS = {"CM1": 6_000, "CM2": 16_000, "SG1": 12_000, "SG2": 8_000, "SG3": 8_000, 
 ROWS |= {"LRB2": 2_500, "LRB3": 2_500, "YSB": 9_000, "NQ5": 5_000, "SM": 9_000}
 
 
-@pytest.mark.parametrize(("query", "reader"), [*((query, "spark") for query in QUERIES), ("YSB", "penstock")])
+@pytest.mark.parametrize(
+    ("query", "reader"),
+    long_but(
+        [*((query, "spark") for query in QUERIES), ("YSB", "penstock")], ("CM1", "spark"), ("YSB", "penstock")
+    ),
+)
 def test_a_packaged_pipeline_closes_the_windows_that_duckdb_has(
     spark: SparkSession, tmp_path: Path, query: str, reader: str
 ) -> None:

@@ -22,6 +22,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from penstock.state_store.location import Operator, find_operators
 from penstock.state_store.survey import survey_bucket
+from tests.long_tests import long_but
 from tests.spark.queries import Place, quotes, settings, wait
 from tests.states import links_of
 
@@ -208,7 +209,7 @@ TYPED = [
 ]
 
 
-@pytest.mark.parametrize("large", ["true", "false"])
+@pytest.mark.parametrize("large", long_but(["true", "false"], "true"))
 @pytest.mark.parametrize(
     ("key", "time"),
     [

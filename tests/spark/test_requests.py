@@ -21,6 +21,7 @@ from penstock.jobs.inspect.database import read_databases
 from penstock.jobs.pipelines.databases import databases_in
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.procedures.databases import Database
+from tests.long_tests import long_but
 from tests.merged_log import check_merged_log
 from tests.spark.queries import Input, Place, failure, fresh_workers
 from tests.workflows import state_bytes, table_bytes
@@ -123,7 +124,9 @@ def drawn_calls(draw: random.Random, first: int, count: int) -> list[tuple[str, 
     return calls
 
 
-@pytest.mark.parametrize(("buckets", "way"), [(1, "read_in_bucket"), (3, "through_spark")])
+@pytest.mark.parametrize(
+    ("buckets", "way"), long_but([(1, "read_in_bucket"), (3, "through_spark")], (1, "read_in_bucket"))
+)
 def test_requests_and_events_equal_a_serial_run_in_the_order_of_the_log(
     spark: SparkSession, tmp_path: Path, buckets: int, way: str
 ) -> None:
@@ -161,6 +164,7 @@ def test_requests_and_events_equal_a_serial_run_in_the_order_of_the_log(
 
 
 @pytest.mark.crash
+@pytest.mark.long
 def test_workers_killed_with_requests_in_flight_answer_each_once(spark: SparkSession, tmp_path: Path) -> None:
     place, draw, bank = Place(tmp_path), random.Random(7), make_bank()
     penstock.register(spark)

@@ -21,6 +21,7 @@ from penstock.checkpointing.files import LocalFiles
 from penstock.errors import InvalidUsageError
 from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, Version
 from penstock.state_store.tables.scratch import PREFIX
+from tests.long_tests import long_but
 from tests.naive import Update
 from tests.spark.model import LONGS, Model, random_batches, updates_table
 from tests.spark.queries import Place, failure, fresh_workers, quotes, settings, wait
@@ -28,7 +29,7 @@ from tests.spark.queries import Place, failure, fresh_workers, quotes, settings,
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("policy", ["in_place", "fifo", "linecutting"])
+@pytest.mark.parametrize("policy", long_but(["in_place", "fifo", "linecutting"], "linecutting"))
 def test_a_restart_goes_on_where_the_query_stopped(spark: SparkSession, tmp_path: Path, policy: str) -> None:
     place = Place(tmp_path)
     batches = random_batches(seed=5, batches=4, rows=30, keys=15)
@@ -274,7 +275,7 @@ def test_waiting_keys_survive_the_deletion_of_old_versions(spark: SparkSession, 
     assert penstock.metrics(query)[0]["loads"] == 1
 
 
-@pytest.mark.parametrize("policy", ["in_place", "fifo", "linecutting"])
+@pytest.mark.parametrize("policy", long_but(["in_place", "fifo", "linecutting"], "linecutting"))
 def test_a_replayed_micro_batch_emits_what_it_emitted_before(
     spark: SparkSession, tmp_path: Path, policy: str
 ) -> None:

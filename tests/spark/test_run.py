@@ -35,6 +35,7 @@ from penstock.jobs.pipelines.sinks import pack_values
 from penstock.market import Market
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 from penstock.state_store.location import find_operators
+from tests.long_tests import long_but
 
 pytestmark = pytest.mark.spark
 
@@ -287,13 +288,16 @@ def run_with_an_option(writer: DataStreamWriter, checkpoint: Path) -> object:
 
 @pytest.mark.parametrize(
     ("start", "file"),
-    [
-        (start_with_an_option, "metadata"),
-        (start_with_options, "offsets/[0-9]*"),
+    long_but(
+        [
+            (start_with_an_option, "metadata"),
+            (start_with_options, "offsets/[0-9]*"),
+            (start_with_an_argument, "commits/[0-9]*"),
+            (start_in_the_directory_of_the_session, "offsets/[0-9]*"),
+            (run_with_an_option, "offsets/[0-9]*"),
+        ],
         (start_with_an_argument, "commits/[0-9]*"),
-        (start_in_the_directory_of_the_session, "offsets/[0-9]*"),
-        (run_with_an_option, "offsets/[0-9]*"),
-    ],
+    ),
 )
 def test_a_start_on_a_checkpoint_that_a_power_cut_tore_is_refused_with_its_repair(
     start: Callable[[DataStreamWriter, Path], object], file: str, spark: SparkSession, tmp_path: Path

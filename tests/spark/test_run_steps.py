@@ -14,6 +14,7 @@ from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
+from tests.long_tests import long_but
 from tests.spark.queries import Input, quotes
 
 pytestmark = pytest.mark.spark
@@ -47,7 +48,7 @@ def inputs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("persist", ["auto", "always"])
+@pytest.mark.parametrize("persist", long_but(["auto", "always"], "always"))
 def test_a_union_with_results(spark: SparkSession, inputs: Path, persist: str) -> None:
     other = {"source": source(inputs / "two"), "filter": "v > 0"}
     union = {"inputs": {"two": other}, "key": "k", "time": "t", "prefer": "two", "nulls": "drop"}
@@ -83,7 +84,7 @@ def test_a_checkpoint_of_a_single_query_is_refused(spark: SparkSession, inputs: 
         run_pipeline(pipeline(inputs, queue={"key": "k", "time": "t"}))
 
 
-@pytest.mark.parametrize("persist", ["auto", "always"])
+@pytest.mark.parametrize("persist", long_but(["auto", "always"], "always"))
 def test_a_lookup_and_a_join(spark: SparkSession, inputs: Path, persist: str) -> None:
     table = {"format": "csv", "path": str(inputs / "names.csv"), "schema": "k string, name string"}
     lookup = {"table": table | {"options": {"header": True}}, "key": "k"}

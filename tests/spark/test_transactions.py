@@ -20,6 +20,7 @@ from penstock.errors import InvalidUsageError
 from penstock.jobs.inspect.database import read_databases
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.procedures.databases import Database
+from tests.long_tests import long_but
 from tests.procedures import define
 from tests.spark.queries import Input, Place, failure, fresh_workers
 
@@ -249,7 +250,7 @@ def test_first_rows_that_do_not_fit_are_refused_at_once(spark: SparkSession, tmp
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("point", ["state.before_write", "state.after_write", "operator.after_commit"])
+@pytest.mark.parametrize("point", long_but(["state.before_write", "state.after_write"], "state.after_write"))
 def test_first_rows_are_loaded_once_though_a_worker_is_killed(
     spark: SparkSession, tmp_path: Path, point: str
 ) -> None:
@@ -377,7 +378,7 @@ def test_a_pipeline_with_a_database_runs_and_goes_on_after_a_restart(
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", long_but(POINTS, "operator.after_commit"))
 def test_a_worker_killed_at_a_fail_point_changes_nothing(
     spark: SparkSession, tmp_path: Path, point: str
 ) -> None:
@@ -482,7 +483,7 @@ def test_a_changed_workflow_is_refused(spark: SparkSession, tmp_path: Path) -> N
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("point", long_but(POINTS, "operator.after_commit"))
 def test_a_workflow_killed_at_a_fail_point_runs_each_round_once(
     spark: SparkSession, tmp_path: Path, point: str
 ) -> None:
