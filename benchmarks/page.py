@@ -274,6 +274,14 @@ contenders run fewer of the same events.
 
 {peers()}
 
+### OLTP
+
+`python -m benchmarks.oltp` runs TPC-C and SmallBank in memory and with a log (group commit of 1 ms and
+10 ms), and prints percentiles of the time to the durable answer at 10,000 and 100,000 requests a second.
+SQLite (WAL, `synchronous=FULL`) and PostgreSQL (PL/pgSQL, `synchronous_commit=on`) run the same requests,
+one or a hundred a commit. In tests both give the results and tables of Penstock. `--benchmarks tatp ycsb
+voter` runs others, without peers. `--quick` takes small tables.
+
 ## Figures of S-Store
 
 The experiments of (S-Store §4). Figures 5 to 9 compare Penstock with itself, equally durable: procedures with
