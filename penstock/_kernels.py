@@ -10,6 +10,7 @@ cache directory, so Penstock sets ``XDG_CACHE_HOME`` while numba looks for it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import os
 import sys
@@ -26,7 +27,7 @@ from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from penstock._clock import new_id
 from penstock._durable import replace
 
-__all__ = ["kernel", "load_generated", "program_kernel"]
+__all__ = ["kernel", "load_generated", "load_run", "program_kernel"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NOT_NEEDED = frozenset({
@@ -161,3 +162,10 @@ def load_generated(name: str, source: str) -> ModuleType:
         spec.loader.exec_module(module)
         sys.modules[module_name] = module
     return module
+
+
+def load_run(source: str, inlined: bytes = b"") -> Callable[..., int]:
+    """Return the function ``run`` of a generated module, of which `inlined` texts are a part."""
+    name = hashlib.sha256(source.encode() + inlined).hexdigest()[:32]
+    run: Callable[..., int] = load_generated(name, source).run
+    return run

@@ -19,6 +19,9 @@ from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.procedures.engine import TableSet
 from penstock.procedures.indexes import trees
+from penstock.procedures.parallel.evaluation import Evaluation
+from penstock.procedures.parallel.planning import MODES
+from penstock.procedures.programs import PROGRAMS
 from penstock.procedures.rows import TableRows
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import TextNumbers
@@ -217,6 +220,13 @@ def _transactions() -> None:
     TableSet(database.tables.values()).run(
         database.procedures["random"].program(), events_of(database.procedures["random"], [])
     )
+    ledger = PROGRAMS["SL"]
+    for mode in MODES:
+        state = TableSet(ledger.database.tables.values())
+        state.evaluation = Evaluation(mode)
+        for events in (ledger.opening(4), ledger.workload(4, 4, 1)):
+            state.run(ledger.procedure.program(), events)
+        state.close()
     tree = Tree()
     for slot in range(9):
         tree.change(slot, slot % 3, slot % 2)

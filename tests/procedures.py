@@ -69,8 +69,13 @@ def bank(source: str, *, plain: bool = False) -> Database:
 def interpreted(program: Program | PlainProgram) -> Callable[..., int]:
     """Return the kernel of a compiled program without the compiler."""
     assert isinstance(program, Program)
+    return interpreted_source(program.source)
+
+
+def interpreted_source(source: str) -> Callable[..., int]:
+    """Return the kernel of a generated module without the compiler."""
     space: dict[str, Any] = {}
-    source = program.source.replace(
+    source = source.replace(
         "from penstock._kernels import program_kernel as kernel\n", "kernel = lambda f: f\n"
     )
     exec(compile(source, "<kernel>", "exec"), space)

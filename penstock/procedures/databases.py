@@ -23,6 +23,7 @@ from penstock.procedures.workflows.workflow import Nested, Workflow
 
 if TYPE_CHECKING:
     from penstock.procedures.in_process.open_database import OpenDatabase
+    from penstock.procedures.parallel.evaluation import Evaluation
     from penstock.procedures.replicas.replica import Replica
     from penstock.procedures.requests.client import RequestClient
 
@@ -345,6 +346,7 @@ class Database:
         commit_interval: str | timedelta = "0ms",
         partitions: int = 1,
         ranges: Mapping[str, Sequence[Any]] | None = None,
+        evaluation: str | Evaluation = "serial",
     ) -> OpenDatabase:
         """Open tables in this process's memory, for transactions one after the other.
 
@@ -362,11 +364,12 @@ class Database:
             was called during the previous one.
         partitions : int
             The number of threads that run transactions, each over its own rows of the tables that have
-            `partition_by`. The results and the tables are the same with any number, which may change each
-            time.
+            `partition_by`. Results and tables are the same with any number, which may change each time.
         ranges : mapping of str to sequence, optional
             For tables that are partitioned by ranges of their column instead of its hash: the least value of
             each partition but the first.
+        evaluation : str or Evaluation
+            ``serial``, or on two threads ``chains``, ``levels``, ``split`` or ``adaptive`` for a ``run``.
 
         Raises
         ------
@@ -387,7 +390,7 @@ class Database:
         """
         from penstock.procedures.in_process.open_database import OpenDatabase
 
-        return OpenDatabase(self, location, recovery, commit_interval, partitions, ranges)
+        return OpenDatabase(self, location, recovery, commit_interval, partitions, ranges, None, evaluation)
 
     def follow(
         self, location: str | os.PathLike[str], *, poll_interval: str | timedelta = "100ms"

@@ -19,6 +19,7 @@ from penstock.procedures.compiler.program import (
     event_schema,
     result_schema,
 )
+from penstock.procedures.parallel.evaluation import Evaluation
 from penstock.procedures.plain.rounds import PlainRounds
 from penstock.procedures.rows import TableRows, arrow_column, from_python, null_mask, numpy_column
 from penstock.procedures.schema import TableSpec
@@ -61,6 +62,8 @@ class TableSet:
     request_memory : object
         An index that requests derive from a table of this state (`penstock.procedures.requests`); None
         before.
+    evaluation : Evaluation, optional
+        The evaluation of batches on several threads; None for one thread.
     """
 
     def __init__(self, specs: Iterable[TableSpec]) -> None:
@@ -79,6 +82,7 @@ class TableSet:
         self.offset: int | None = None
         self.program: str | None = None
         self.request_memory: Any = None
+        self.evaluation: Evaluation | None = None
 
     def __getitem__(self, name: str) -> TableRows:
         """Return a table."""
@@ -104,7 +108,9 @@ class TableSet:
         return tables + sum(stream.size_bytes for stream in self._streams.values()) + self.texts.size_bytes
 
     def close(self) -> None:
-        """Do nothing: tables hold only memory."""
+        """End the threads of its evaluation, if there is one."""
+        if self.evaluation is not None:
+            self.evaluation.close()
 
     def clear(self, table: str) -> None:
         """Forget all rows of a table, as if it had never had any."""
@@ -131,7 +137,10 @@ class TableSet:
         if isinstance(program, PlainProgram):
             return self._run_plain(program, events, bounds)
         run = self.begin(program, events, bounds)
-        run.advance(0, run.rounds)
+        if self.evaluation is not None and bounds is None:
+            self.evaluation.run(self, run)
+        else:
+            run.advance(0, run.rounds)
         return run.results()
 
     def begin(
@@ -292,14 +301,14 @@ class Run:
         bounds: npt.NDArray[np.int64] | None,
     ) -> None:
         self._state = state
-        self._program = program
+        self.program = program
         self._event_is_round = bounds is None
         self._bounds = np.arange(events.num_rows + 1) if bounds is None else bounds
         self.rounds = len(self._bounds) - 1
         count = int(self._bounds[-1])
         stages = len(program.stages)
         self._codes = np.zeros((self.rounds, stages) if stages else count, np.int64)
-        self._events = state.event_arrays(program, events)
+        self.events = state.event_arrays(program, events)
         self._results = [
             (np.zeros(count, result.dtype), np.ones(count, np.bool_)) for result in program.results
         ]
@@ -328,7 +337,7 @@ class Run:
         stream_rows : mapping
             The rows of streams, by name.
         """
-        program = self._program
+        program = self.program
         members = program.transactions[transaction]
         self._steps[:2] = members.start, members.stop
         for place, spec in enumerate(program.streams, 2):
@@ -344,38 +353,42 @@ class Run:
         }
 
     def _run(self, begin: int, end: int, stream_rows: Mapping[str, pa.RecordBatch]) -> None:
-        program, state = self._program, self._state
-        results = [array for pair in self._results for array in pair]
-        round_arrays = (self._bounds, self._steps, self._codes) if program.stages else (self._codes,)
+        program, state = self.program, self._state
+        round_arrays = (self._bounds, self._steps) if program.stages else ()
         while True:
             for spec, stream in zip(program.streams, self._streams, strict=True):
                 if spec.name in stream_rows:
                     stream.load(stream_rows[spec.name], state.texts)
-            tables = [array for spec in program.tables for array in state[spec.name].arrays]
-            tables += [array for stream in self._streams for array in stream.arrays]
-            if any(spec.indexes for spec in program.tables):
-                tables += state.texts.bytes
             before = begin
-            begin = program.kernel(
-                begin,
-                end,
-                *round_arrays,
-                state.control,
-                self._texts,
-                *state.undo,
-                *self._events,
-                *results,
-                *tables,
-            )
+            begin = program.kernel(begin, end, *round_arrays, *self.arguments(state.control, state.undo))
             if begin == end:
                 return
             if not before <= begin < end:
                 raise InternalError("a kernel stopped nowhere", program=program.name)
             state.make_room(program, int(state.control[0]))
 
+    def arguments(
+        self, control: npt.NDArray[np.int64], undo: tuple[npt.NDArray[Any], ...]
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """Return the arguments of `Program.arguments`."""
+        program, state = self.program, self._state
+        tables = [array for spec in program.tables for array in state[spec.name].arrays]
+        tables += [array for stream in self._streams for array in stream.arrays]
+        if any(spec.indexes for spec in program.tables):
+            tables += state.texts.bytes
+        results = [array for pair in self._results for array in pair]
+        return (self._codes, control, self._texts, *undo, *self.events, *results, *tables)
+
+    @staticmethod
+    def own_room(
+        entries: int = _FIRST_UNDO,
+    ) -> tuple[npt.NDArray[np.int64], tuple[npt.NDArray[Any], ...]]:
+        """Return the numbers and the undo log of one thread among several."""
+        return np.zeros(2, np.int64), _undo_log(entries)
+
     def results(self) -> pa.RecordBatch:
         """Return the results of each event, once all rounds have run."""
-        program, codes, results = self._program, self._codes, self._results
+        program, codes, results = self.program, self._codes, self._results
         if program.stages and not self._event_is_round:
             codes = np.repeat(codes, np.diff(self._bounds), axis=0)
         why = rejections(program, codes)

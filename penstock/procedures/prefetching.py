@@ -16,7 +16,7 @@ from penstock.procedures import language
 from penstock.procedures.compiler.layout import SHIFT, Layout, TableCode
 from penstock.procedures.compiler.reading import ProcedureText
 
-__all__ = ["Lookup", "find_lookups", "prefetch_lines"]
+__all__ = ["Lookup", "callee_of", "find_lookups", "prefetch_lines", "split_lookup", "trace_arguments"]
 
 _MOST_COLUMNS = 4
 _INDENT = "    "
@@ -65,9 +65,9 @@ def _search(
         lookup = _lookup(node, text, sources, elements, layout)
         if lookup is not None:
             lookups[lookup] = None
-        callee = _callee(node, text)
+        callee = callee_of(node, text)
         if callee is not None and isinstance(node, ast.Call):
-            _search(callee, _trace_arguments(node.args[0], text, sources), layout, lookups, used)
+            _search(callee, trace_arguments(node.args[0], text, sources), layout, lookups, used)
 
 
 def _elements(text: ProcedureText, sources: Sources, layout: Layout) -> Iterator[tuple[str, str]]:
@@ -89,7 +89,7 @@ def _attribute(node: ast.expr, text: ProcedureText, sources: Sources) -> str | N
 def _lookup(
     node: ast.AST, text: ProcedureText, sources: Sources, elements: Mapping[str, str], layout: Layout
 ) -> Lookup | None:
-    table, key = _split_lookup(node, text)
+    table, key = split_lookup(node, text)
     if table is None or table not in layout.tables or key is None:
         return None
     parts = key.elts if isinstance(key, ast.Tuple) else [key]
@@ -107,7 +107,7 @@ def _lookup(
     return Lookup(table, tuple(key_sources))
 
 
-def _split_lookup(node: ast.AST, text: ProcedureText) -> tuple[str | None, ast.expr | None]:
+def split_lookup(node: ast.AST, text: ProcedureText) -> tuple[str | None, ast.expr | None]:
     """Return the table and the key of an expression that looks a row up."""
     table: ast.expr | None = None
     key: ast.expr | None = None
@@ -122,14 +122,15 @@ def _split_lookup(node: ast.AST, text: ProcedureText) -> tuple[str | None, ast.e
     return None, None
 
 
-def _callee(node: ast.AST, text: ProcedureText) -> ProcedureText | None:
+def callee_of(node: ast.AST, text: ProcedureText) -> ProcedureText | None:
+    """Return the procedure that a call calls; None for other nodes."""
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
         return None
     callee = getattr(text.names.get(node.func.id), "text", None)
     return callee if isinstance(callee, ProcedureText) else None
 
 
-def _trace_arguments(node: ast.expr, text: ProcedureText, sources: Sources) -> Sources:
+def trace_arguments(node: ast.expr, text: ProcedureText, sources: Sources) -> Sources:
     """Return the sources of the event that a procedure passes on."""
     if isinstance(node, ast.Name):
         return sources if node.id == text.event else {}

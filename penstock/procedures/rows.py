@@ -154,6 +154,26 @@ class TableRows:
         """Make room for more keys that are deleted."""
         self._grow_gone(2 * len(self._gone))
 
+    @property
+    def live(self) -> npt.NDArray[np.bool_]:
+        """The slots that hold a row."""
+        return self._live
+
+    @property
+    def used(self) -> int:
+        """The number of slots that are in use or free."""
+        return int(self._facts[USED])
+
+    def reserve(self, count: int) -> None:
+        """Make room for rows behind the slots in use."""
+        if len(self._live) - self.used < count:
+            self._grow(max(2 * len(self._live), self.used + count))
+
+    def clear(self, count: int) -> None:
+        """Clear the columns of so many slots behind those in use."""
+        for array in (*self._columns, *(null for null in self._nulls if null is not None)):
+            array[self.used : self.used + count] = 0
+
     def forget_deleted(self) -> None:
         """Forget the deleted keys: no delta follows."""
         self._facts[GONE] = 0
@@ -185,7 +205,8 @@ class TableRows:
     def _key_columns(self) -> list[npt.NDArray[Any]]:
         return [self._columns[self.spec.names.index(name)] for name in self.spec.key]
 
-    def _find(self, key: list[Numbers]) -> Numbers:
+    def find(self, key: list[Numbers]) -> Numbers:
+        """Return the slots of keys, given as one array for each column; -1 for a missing key."""
         return find_all(self._entries, int(self._facts[SHIFT]), key, self._key_columns)
 
     # Rows in and out
@@ -239,7 +260,7 @@ class TableRows:
             for column, values in zip(self.spec.columns, rows.columns, strict=True)
         ]
         key = [columns[self.spec.names.index(name)][0].astype(np.int64) for name in self.spec.key]
-        slots = self._find(key)
+        slots = self.find(key)
         missing = np.flatnonzero(slots < 0)
         self._trees.remove(slots[slots >= 0])
         slots[missing] = self._take_slots(len(missing))
@@ -261,12 +282,12 @@ class TableRows:
             If one exists already.
         """
         key = self._key_numbers(rows)
-        if (self._find(key) >= 0).any() or len(np.unique(np.stack(key), axis=1).T) < rows.num_rows:
+        if (self.find(key) >= 0).any() or len(np.unique(np.stack(key), axis=1).T) < rows.num_rows:
             raise InvalidUsageError("a row with this key is there already", table=self.spec.name)
 
     def rows_of(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of keys, each once, in no particular order; keys without a row are left out."""
-        slots = self._find(self._key_numbers(keys))
+        slots = self.find(self._key_numbers(keys))
         return self._rows(np.unique(slots[slots >= 0]))
 
     def change(self, upserts: pa.RecordBatch, tombstones: pa.RecordBatch, *, stored: bool) -> None:
@@ -293,7 +314,7 @@ class TableRows:
     def _delete(self, rows: pa.RecordBatch, *, note: bool) -> None:
         """Delete rows by key; with `note`, record the keys for the next delta."""
         key = self._key_numbers(rows)
-        slots = self._find(key)
+        slots = self.find(key)
         exists = slots >= 0
         slots = slots[exists]
         remove_entries(self._entries, int(self._facts[SHIFT]), words_of(key)[exists], slots)
@@ -320,7 +341,7 @@ class TableRows:
             ]
         except pa.ArrowInvalid:  # beyond what the column can hold
             return None
-        slot = self._find(
+        slot = self.find(
             [
                 numpy_column(column, part, self._texts)[0].astype(np.int64)
                 for column, part in zip(self.spec.key_columns, parts, strict=True)
@@ -354,7 +375,7 @@ class TableRows:
         upserts = self._rows(np.flatnonzero(self._dirty & self._live))
         count = int(self._facts[GONE])
         deleted_keys = np.unique(self._gone[:count], axis=0) if count else self._gone[:0]
-        deleted_keys = deleted_keys[self._find([np.ascontiguousarray(part) for part in deleted_keys.T]) < 0]
+        deleted_keys = deleted_keys[self.find([np.ascontiguousarray(part) for part in deleted_keys.T]) < 0]
         keys = [
             arrow_column(column, deleted_keys[:, place].astype(column.dtype), None, self._texts)
             for place, column in enumerate(self.spec.key_columns)

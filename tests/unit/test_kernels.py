@@ -31,6 +31,7 @@ from penstock.operators.scheduling import linked_scheduler, staleness, weighted_
 from penstock.operators.update_stream import arrivals, conflation
 from penstock.procedures import index_kernels
 from penstock.procedures.indexes import trees
+from penstock.procedures.parallel import schedule, versions
 from penstock.sql import comparison_kernels
 from penstock.state_store.keys import key_index, key_set, key_words, word_index
 from penstock.state_store.tables import row_codec, row_store
@@ -166,6 +167,11 @@ KERNELS = {
         *("float_word", "_priority", "_compare", "_compare_texts", "compare_bound", "build_tree"),
         *("insert_node", "remove_node", "insert_all", "remove_all", "tree_end", "seek"),
     },
+    "schedule": {
+        *("_count_done", "push", "_pop", "_next_of_level", "_next_of_rows"),
+        *("next_transaction", "run_again", "end_transaction"),
+    },
+    "versions": {"version_of", "list_operations", "link_operations", "find_levels", "find_owners"},
 }
 REFERENCES = {
     "newest": "test_update_log",
@@ -205,6 +211,8 @@ REFERENCES = {
     "moment_kernels": "test_deviations",
     "index_kernels": "test_transactions",
     "trees": "test_index_trees",
+    "schedule": "test_parallel_modes",
+    "versions": "test_parallel_modes",
 }
 MODULES = [
     *(key_words, key_index, word_index, key_set, row_codec, row_store, newest),
@@ -242,6 +250,8 @@ MODULES = [
     wide,
     index_kernels,
     trees,
+    schedule,
+    versions,
 ]
 
 
@@ -339,6 +349,8 @@ def test_a_second_process_compiles_nothing() -> None:
         *("append", "_forget", "_release", "free_head", "free_tail", "successor"),
         *("_mru_l", "_mru_e", "_is_update", "_do_promote", "_is_avail", "_end", "_push_ready", "_pop_ready"),
         *("_wait", "_first_needed", "_trim", "_set_due", "_close", "_start", "_commit"),
+        *("_count_done", "push", "_pop", "_next_of_level", "_next_of_rows"),
+        *("next_transaction", "run_again", "end_transaction", "version_of"),
         # What generated kernels and look-ups of many keys consist of.
         *("_first", "word_2", "word_3", "word_4", "find_1", "find_2", "find_3", "find_4"),
         *("put_entry", "remove_entry"),

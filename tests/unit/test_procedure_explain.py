@@ -49,6 +49,7 @@ def test_a_transfer_is_explained_as_two_conditional_modifications() -> None:
           keys: of the event
           undo log: yes
           rejections: null key: accounts, unknown key: accounts, null, short, overflow
+          access sets: known
           route: one bucket: keys are of several attributes: source, target
           sent to the bucket: source, target, amount
           forwarded to other buckets: nothing""")

@@ -30,6 +30,7 @@ def describe_procedure(
         "compiled": kernel_program is not None,
         "undo_log": kernel_program and kernel_program.undo_log,
         "rejections": kernel_program and list(kernel_program.reasons),
+        "access_sets": None if kernel_program is None else _access_sets(kernel_program),
         "route": program and routing_attribute(program),
         "one_bucket_because": program and routing_obstacle(program),
     }
@@ -99,7 +100,16 @@ def _facts(
     else:
         yield "undo log", "yes" if program.undo_log else "no"
         yield "rejections", ", ".join(program.reasons) or "none"
+        yield "access sets", _access_sets(program)
     route = routing_attribute(program)
     yield "route", f"one bucket: {routing_obstacle(program)}" if route is None else f"the bucket of {route}"
     yield "sent to the bucket", ", ".join(attribute.name for attribute in program.event) or "nothing"
     yield "forwarded to other buckets", "nothing"
+
+
+def _access_sets(program: Program) -> str:
+    """Return whether transactions may run on several threads, and which run alone."""
+    sets = program.access_sets
+    if isinstance(sets, str):
+        return f"unknown, all run serially: {sets}"
+    return f"known, except where {' or '.join(sets.because)}" if sets.because else "known"

@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -18,11 +18,12 @@ import pyarrow as pa
 from penstock.ddl import schema_text
 from penstock.procedures.compiler.layout import FREE, GONE, LIVE, SHIFT, TEXT_BYTES, USED, Layout
 from penstock.procedures.compiler.output import ROOM
-from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.compiler.reading import ProcedureText, all_texts
 from penstock.procedures.compiler.scope import Facts, Scope
-from penstock.procedures.compiler.statements import Statements, procedure_text
+from penstock.procedures.compiler.statements import Statements
 from penstock.procedures.compiler.values import Access, ListOf, Value
 from penstock.procedures.indexes.code import add_lines, remove_lines
+from penstock.procedures.parallel.access_sets import AccessSets, find_access_sets
 from penstock.procedures.prefetching import find_lookups, prefetch_lines
 from penstock.procedures.schema import Column, Kind, TableSpec
 from penstock.procedures.workflows.dependencies import Dependencies
@@ -135,6 +136,8 @@ class Program:
     lookups : tuple of str or None
         For each look-up whose key the event determines: if the keys are the elements of a list, the list's
         name; else None.
+    access_sets : AccessSets or str
+        The access sets of its transactions, or why all of them run serially.
     """
 
     name: str
@@ -153,20 +156,25 @@ class Program:
     takes: tuple[str | None, ...] = ()
     transactions: tuple[range, ...] = ()
     lookups: tuple[str | None, ...] = ()
+    access_sets: AccessSets | str = "it is a workflow"
 
     @cached_property
     def kernel(self) -> Callable[..., int]:
         """The kernel: takes arrays and a range of events, and returns the first event that has not run."""
-        from penstock._kernels import load_generated
+        from penstock._kernels import load_run
 
-        text = self.source.encode() + _inlined_texts()
-        module = load_generated(hashlib.sha256(text).hexdigest()[:32], self.source)
-        run: Callable[..., int] = module.run
-        return run
+        return load_run(self.source, _inlined_texts())
+
+    @cached_property
+    def parallel_kernel(self) -> Callable[..., int]:
+        """The kernel of a thread among several; see `penstock.procedures.parallel.code`."""
+        from penstock.procedures.parallel.code import load_parallel
+
+        return load_parallel(self, _inlined_texts())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the kernel, which every process compiles for itself."""
-        return {name: value for name, value in self.__dict__.items() if name != "kernel"}
+        """Leave out the kernels, which every process compiles for itself."""
+        return {name: value for name, value in self.__dict__.items() if not name.endswith("kernel")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the result of `__getstate__`."""
@@ -253,17 +261,6 @@ def _constants(text: ProcedureText) -> dict[str, str]:
     }
 
 
-def all_texts(text: ProcedureText) -> list[ProcedureText]:
-    """Return the texts of a procedure and of all that it calls."""
-    texts = [text]
-    for callee in texts:
-        for node in ast.walk(callee.tree):
-            callee_text = procedure_text(callee.names.get(node.id)) if isinstance(node, ast.Name) else None
-            if callee_text is not None and callee_text not in texts:
-                texts.append(callee_text)
-    return texts
-
-
 def compile_program(
     text: ProcedureText,
     dependencies: Dependencies,
@@ -295,6 +292,7 @@ def compile_program(
     return replace(
         make_program(text.name, compiler, body, logs=logs, digest=digest),
         lookups=tuple(next((name for name in lookup.key if name in lists), None) for lookup in lookups),
+        access_sets=find_access_sets(text, dependencies, event, partial(compile_program, digest=digest)),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import InvalidUsageError
 from penstock.procedures import language
 
-__all__ = ["ProcedureText", "read"]
+__all__ = ["ProcedureText", "all_texts", "procedure_text", "read"]
 
 _UNREAD = ("ctx", "kind", "type_comment", "type_params")
 """Fields of a tree that carry no meaning, or that only some versions of Python have."""
@@ -138,3 +138,20 @@ def read(function: Callable[..., Any]) -> ProcedureText:
             tree, "a procedure takes an event and tables", "write def name(e, first_table, second_table):"
         )
     return text
+
+
+def procedure_text(value: object) -> ProcedureText | None:
+    """Return the text of a procedure; None for other values."""
+    text = getattr(value, "text", None)
+    return text if isinstance(text, ProcedureText) else None
+
+
+def all_texts(text: ProcedureText) -> list[ProcedureText]:
+    """Return the texts of a procedure and of all that it calls."""
+    texts = [text]
+    for callee in texts:
+        for node in ast.walk(callee.tree):
+            callee_text = procedure_text(callee.names.get(node.id)) if isinstance(node, ast.Name) else None
+            if callee_text is not None and callee_text not in texts:
+                texts.append(callee_text)
+    return texts

@@ -9,7 +9,7 @@ from penstock.procedures import language
 from penstock.procedures.compiler.emissions import Emissions
 from penstock.procedures.compiler.layout import Layout
 from penstock.procedures.compiler.operations import OperationError
-from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.compiler.reading import ProcedureText, procedure_text
 from penstock.procedures.compiler.scope import Facts, Scope, UnknownKindError
 from penstock.procedures.compiler.values import ListOf, Nothing, Row, Value, zero
 from penstock.procedures.indexes.selections import Selections
@@ -20,12 +20,6 @@ __all__ = ["Statements", "procedure_text"]
 
 _DEEPEST = 16
 """The maximum depth of calls between procedures."""
-
-
-def procedure_text(value: object) -> ProcedureText | None:
-    """Return the text of a procedure; None for other values."""
-    text = getattr(value, "text", None)
-    return text if isinstance(text, ProcedureText) else None
 
 
 class Statements(Sets, Selections, Emissions):

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.procedures.compiler.program import PlainProgram, Program
-from penstock.procedures.engine import event_schema, result_schema
+from penstock.procedures.engine import TableSet, event_schema, result_schema
 from penstock.procedures.in_process.arrow_rows import arrow_errors, as_arrow, batches_of
 from penstock.procedures.in_process.command_log import Call, CommandLog
 from penstock.procedures.in_process.open_programs import OpenPrograms
@@ -25,6 +25,7 @@ from penstock.procedures.in_process.replay import ANSWER, LOAD, replay
 from penstock.procedures.in_process.request_queue import Request, RequestQueue, answer
 from penstock.procedures.in_process.snapshot import Snapshot
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
+from penstock.procedures.parallel.evaluation import Evaluation
 from penstock.procedures.partitions.explain import explain_partitions
 from penstock.procedures.partitions.partitioned_tables import open_tables
 from penstock.procedures.requests.messages import ANSWERS, REQUESTS
@@ -54,6 +55,13 @@ class OpenDatabase:
         See `Database.open`.
     follower : LogFollower, optional
         A replica's copy of the tables, which spares most of the restore.
+    evaluation
+        See `Database.open`.
+
+    Attributes
+    ----------
+    evaluation : Evaluation
+        The evaluation of batches, with its metrics.
     """
 
     def __init__(
@@ -65,7 +73,9 @@ class OpenDatabase:
         partitions: int = 1,
         ranges: Mapping[str, Sequence[Any]] | None = None,
         follower: LogFollower | None = None,
+        evaluation: str | Evaluation = "serial",
     ) -> None:
+        self.evaluation = Evaluation(evaluation) if isinstance(evaluation, str) else evaluation
         interval_s = parse_duration_us(commit_interval) / 1e6
         if recovery not in ("weak", "strong"):
             raise InvalidUsageError("there is no such recovery", recovery=recovery, hint="use weak or strong")
@@ -88,6 +98,12 @@ class OpenDatabase:
         tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
         self._state = open_tables(tables, partitions, ranges or {}, [REMEMBERED_REQUESTS.name])
         self._programs = OpenPrograms(database, {spec.name for spec in tables})
+        if isinstance(self._state, TableSet):
+            self._state.evaluation = self.evaluation
+        elif self.evaluation.mode != "serial":
+            raise InvalidUsageError(
+                "partitions run serially", evaluation=self.evaluation.mode, hint="use partitions=1"
+            )
         if location is None:
             return
         try:

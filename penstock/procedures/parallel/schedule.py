@@ -1,0 +1,168 @@
+"""The choice of the next transaction on each thread.
+
+All numbers are in one array, with those of different threads in different cache lines::
+
+    0   the next head of a chain, or the next place of the order, that a thread takes
+    16  `LINES` numbers of thread 0, then those of thread 1, and so on
+
+``levels`` takes transactions in the order of their levels, once all of lower levels are done. ``split`` has
+rows that belong to threads. A thread passes through the transactions in their order and runs those whose
+first row is its own, once the threads of the other rows have arrived there and wait. ``chains`` runs what is
+at the head of all of its operation chains. Such a transaction is in the queue of the thread that found it;
+a thread whose queue is empty steals from the others (TStream §IV-C, §IV-E).
+
+Queues are not reused within a run: a transaction enters one of them once. So a place that was read before a
+successful swap of the queue's head still holds its transaction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock._kernels import kernel
+from penstock.procedures.parallel.atomics import fetch_add, load, store, swap_if, wait_a_little
+
+__all__ = [
+    "CHAINS", "ENDED", "FIRST_LINE", "IDLE", "LEVELS", "LINES", "SPLIT", "STOLEN",
+    "end_transaction", "next_transaction", "push", "run_again",
+]  # fmt: skip
+
+CHAINS, LEVELS, SPLIT = range(3)
+
+ENDED, IDLE = -1, -2
+"""There is no transaction left for this thread, or none for now."""
+
+TAKEN = 0
+"""The place of the number that all threads share."""
+FIRST_LINE = 16
+LINES = 32
+HEAD, TAIL, DONE, HELD, AGAIN, STOLEN, ARRIVED, RELEASED = 0, 8, 16, 17, 18, 19, 24, 25
+"""Per thread: the ends of its queue; its finished transactions, its place (one more than the place in the
+order that it has taken), the transaction to run again plus one, the stolen ones; the transactions before
+which it waits for others and those that it ran for others."""
+
+_MOST_SPINS = 1 << 18
+
+
+@kernel
+def _count_done(state: Any, threads: int) -> int:
+    """Return the number of finished transactions."""
+    total = 0
+    for thread in range(threads):
+        total += load(state, FIRST_LINE + thread * LINES + DONE)
+    return total
+
+
+@kernel
+def push(state: Any, queues: Any, thread: int, transaction: int) -> None:
+    """Add a transaction to the queue of this thread."""
+    at = FIRST_LINE + thread * LINES + TAIL
+    queues[thread, state[at]] = transaction
+    store(state, at, state[at] + 1)
+
+
+@kernel
+def _pop(state: Any, queues: Any, thread: int, threads: int, count: int) -> int:
+    spins = 0
+    while True:
+        for turn in range(threads):
+            victim = (thread + turn) % threads
+            at = FIRST_LINE + victim * LINES
+            while True:
+                head = load(state, at + HEAD)
+                if head >= load(state, at + TAIL):
+                    break
+                transaction = queues[victim, head]
+                if swap_if(state, at + HEAD, head, head + 1):
+                    if turn > 0:
+                        state[FIRST_LINE + thread * LINES + STOLEN] += 1
+                    return transaction
+        if _count_done(state, threads) >= count:
+            return ENDED
+        spins += 1
+        wait_a_little(spins)
+        if spins > _MOST_SPINS:
+            return IDLE
+
+
+@kernel
+def _next_of_level(state: Any, thread: int, threads: int, count: int, order: Any, begins: Any) -> int:
+    own = FIRST_LINE + thread * LINES
+    if state[own + HELD] == 0:
+        state[own + HELD] = fetch_add(state, TAKEN, 1) + 1
+    place = state[own + HELD] - 1
+    if place >= count:
+        return ENDED
+    spins = 0
+    while _count_done(state, threads) < begins[place]:
+        spins += 1
+        wait_a_little(spins)
+        if spins > _MOST_SPINS:
+            return IDLE
+    state[own + HELD] = 0
+    return order[place]
+
+
+@kernel
+def _next_of_rows(state: Any, thread: int, threads: int, count: int, owners: Any) -> int:
+    own = FIRST_LINE + thread * LINES
+    bit = 1 << thread
+    while state[own + HELD] < count:
+        at = state[own + HELD]
+        if owners[at] & bit == 0:
+            state[own + HELD] += 1
+            continue
+        if owners[at] != bit:
+            runs_it = owners[at] & (bit - 1) == 0
+            if not runs_it:
+                store(state, own + ARRIVED, at + 1)
+            spins = 0
+            for other in range(threads):
+                if other == thread or owners[at] >> other & 1 == 0:
+                    continue
+                line = FIRST_LINE + other * LINES
+                while load(state, line + (ARRIVED if runs_it else RELEASED)) < at + 1:
+                    spins += 1
+                    wait_a_little(spins)
+                    if spins > _MOST_SPINS:
+                        return IDLE
+                if not runs_it:
+                    break
+            if not runs_it:
+                state[own + HELD] += 1
+                continue
+        state[own + HELD] += 1
+        return at
+    return ENDED
+
+
+@kernel
+def next_transaction(
+    mode: int, state: Any, thread: int, threads: int, count: int, order: Any, begins: Any, queues: Any
+) -> int:
+    """Return the transaction that this thread runs next, `ENDED` or `IDLE`."""
+    again = FIRST_LINE + thread * LINES + AGAIN
+    if state[again] > 0:
+        transaction = state[again] - 1
+        state[again] = 0
+        return transaction
+    if mode == CHAINS:
+        return _pop(state, queues, thread, threads, count)
+    if mode == LEVELS:
+        return _next_of_level(state, thread, threads, count, order, begins)
+    return _next_of_rows(state, thread, threads, count, order)
+
+
+@kernel
+def run_again(state: Any, thread: int, transaction: int) -> None:
+    """Let this thread run a transaction again that was undone for want of room."""
+    state[FIRST_LINE + thread * LINES + AGAIN] = transaction + 1
+
+
+@kernel
+def end_transaction(mode: int, state: Any, thread: int, transaction: int, order: Any) -> None:
+    """Record that a transaction is done."""
+    own = FIRST_LINE + thread * LINES
+    store(state, own + DONE, state[own + DONE] + 1)
+    if mode == SPLIT and order[transaction] != 1 << thread:
+        store(state, own + RELEASED, transaction + 1)

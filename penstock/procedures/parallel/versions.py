@@ -1,0 +1,205 @@
+"""Operation chains, versions and levels of a batch of transactions.
+
+An operation is what a transaction does with one row: it reads or writes it. The operations of transaction t
+are ``offsets[t]`` to ``offsets[t + 1]``. The chain of a row links its operations in the order of their
+transactions (TStream §IV-C1).
+
+A reader before a later writer gets a version, a copy of the row in a slot behind those in use, so that the
+writer does not wait for it. Versions are garbage when the batch has ended (TStream §IV-C2).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock._kernels import kernel
+
+__all__ = ["find_levels", "find_owners", "link_operations", "list_operations", "version_of"]
+
+
+@kernel
+def version_of(
+    slot: int,
+    table: int,
+    t: int,
+    offsets: Any,
+    rows: Any,
+    tables: Any,
+    versions: Any,
+    versioned: Any,
+    bases: Any,
+) -> int:
+    """Return the slot in which transaction `t` finds a row: of its version if it has one."""
+    if slot < 0 or versioned.shape[0] == 0 or not versioned[t]:
+        return slot
+    row = bases[table] + slot
+    for x in range(offsets[t], offsets[t + 1]):
+        if rows[x] == row:
+            return versions[x] if versions[x] >= 0 else slot
+    return slot
+
+
+@kernel
+def list_operations(
+    facts: Any,
+    slots: Any,
+    starts: Any,
+    access_tables: Any,
+    bits: Any,
+    write_bits: Any,
+    bases: Any,
+    last: Any,
+    stamps: Any,
+    stamp: int,
+    offsets: Any,
+    transactions: Any,
+    rows: Any,
+    tables: Any,
+    writes: Any,
+) -> int:
+    """List the operations of each transaction, one for each row; return their number.
+
+    `stamps[row]` is the batch that accessed a row last, `last[row]` its last operation then.
+    """
+    x = 0
+    for t in range(facts.shape[0]):
+        offsets[t] = x
+        for access in range(bits.shape[0]):
+            if facts[t] & bits[access] == 0:
+                continue
+            is_write = facts[t] & write_bits[access] != 0
+            for place in range(starts[access, t], starts[access, t + 1]):
+                if slots[place] < 0:
+                    continue
+                row = bases[access_tables[access]] + slots[place]
+                if stamps[row] == stamp and last[row] >= offsets[t]:
+                    writes[last[row]] |= is_write
+                    continue
+                stamps[row] = stamp
+                last[row] = x
+                transactions[x], rows[x], tables[x], writes[x] = t, row, access_tables[access], is_write
+                x += 1
+    offsets[facts.shape[0]] = x
+    return x
+
+
+@kernel
+def link_operations(
+    count: int,
+    offsets: Any,
+    transactions: Any,
+    rows: Any,
+    tables: Any,
+    writes: Any,
+    next_slots: Any,
+    first: Any,
+    stamps: Any,
+    stamp: int,
+    following: Any,
+    versions: Any,
+    versioned: Any,
+    pending: Any,
+    heads: Any,
+) -> int:
+    """Link the chains and number the versions; return the number of heads.
+
+    A head is the first operation of a chain, or a transaction t without operations, as -1 - t.
+    `next_slots` has for each table the slot of its next version.
+    """
+    n = pending.shape[0]
+    for x in range(count - 1, -1, -1):
+        row = rows[x]
+        after = first[row] if stamps[row] == stamp else -1
+        following[x] = after
+        stamps[row] = stamp
+        first[row] = x
+        versions[x] = -1
+        if not writes[x] and after >= 0 and (writes[after] or versions[after] >= 0):
+            versions[x] = next_slots[tables[x]]
+            next_slots[tables[x]] += 1
+            versioned[transactions[x]] = True
+    found = 0
+    for t in range(n):
+        pending[t] = offsets[t + 1] - offsets[t]
+        if pending[t] == 0:
+            heads[found] = -1 - t
+            found += 1
+        for x in range(offsets[t], offsets[t + 1]):
+            if first[rows[x]] == x:
+                heads[found] = x
+                found += 1
+    return found
+
+
+@kernel
+def find_levels(
+    offsets: Any,
+    rows: Any,
+    writes: Any,
+    readers: Any,
+    writers: Any,
+    stamps: Any,
+    stamp: int,
+    levels: Any,
+    order: Any,
+    begins: Any,
+) -> int:
+    """Sort transactions by level; return the number of levels.
+
+    A transaction has a higher level than all earlier ones with which it conflicts. ``begins[place]`` is the
+    first place in the order with the level of this one.
+    """
+    n = levels.shape[0]
+    most = 0
+    for t in range(n):
+        level = 0
+        for x in range(offsets[t], offsets[t + 1]):
+            row = rows[x]
+            if stamps[row] != stamp:
+                stamps[row] = stamp
+                readers[row] = writers[row] = 0
+            level = max(level, writers[row])
+            if writes[x]:
+                level = max(level, readers[row])
+        levels[t] = level
+        most = max(most, level + 1)
+        for x in range(offsets[t], offsets[t + 1]):
+            if writes[x]:
+                writers[rows[x]] = level + 1
+            else:
+                readers[rows[x]] = max(readers[rows[x]], level + 1)
+    # A counting sort. `begins` counts first; there are at most as many levels as transactions.
+    begins[:] = 0
+    for t in range(n):
+        begins[levels[t]] += 1
+    total = 0
+    for level in range(most):
+        total += begins[level]
+        begins[level] = total - begins[level]
+    for t in range(n):
+        order[begins[levels[t]]] = t
+        begins[levels[t]] += 1
+    for place in range(n - 1, -1, -1):
+        begins[place] = -1
+    begin = 0
+    for place in range(n):
+        if place > 0 and levels[order[place]] != levels[order[place - 1]]:
+            begin = place
+        begins[place] = begin
+    return most
+
+
+@kernel
+def find_owners(
+    facts: Any, slots: Any, starts: Any, access_tables: Any, bits: Any, bases: Any, threads: int, owners: Any
+) -> None:
+    """Set for each transaction the bits of the threads that own its rows; thread 0 if it has none."""
+    for t in range(facts.shape[0]):
+        own = 0
+        for access in range(bits.shape[0]):
+            if facts[t] & bits[access] == 0:
+                continue
+            for place in range(starts[access, t], starts[access, t + 1]):
+                if slots[place] >= 0:
+                    own |= 1 << (bases[access_tables[access]] + slots[place]) % threads
+        owners[t] = own if own != 0 else 1
