@@ -1,0 +1,1 @@
+"""Figures of the TStream paper, from our own runs (TStream §VI)."""
