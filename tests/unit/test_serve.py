@@ -19,7 +19,7 @@ import pytest
 from pyarrow import flight
 
 import penstock
-from penstock.errors import InvalidUsageError, UnavailableError
+from penstock.errors import FencedError, InvalidUsageError, UnavailableError
 from penstock.jobs.pipelines.databases import database_in
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
@@ -266,6 +266,22 @@ def test_a_client_goes_on_with_the_server_that_is_started_after_a_kill(tmp_path:
     assert rows == {1: Decimal(100 - acknowledged), 2: Decimal(100), 3: Decimal(100)}
 
 
+def test_the_server_of_a_replica_takes_over_when_told(tmp_path: Path) -> None:
+    primary = bank().open(tmp_path)
+    primary.load("accounts", {"id": [1], "balance": [100]})
+    with DatabaseServer(bank().follow(tmp_path)) as server, penstock.DatabaseClient(server.uri) as client:
+        with pytest.raises(UnavailableError, match="this server is a replica"):
+            client.call("pay", id=1, amount=1)
+        client.take_over()
+        client.take_over()
+        assert client.call("pay", id=1, amount=1) == {"left": 99, "rejected": None}
+        assert client.lag() == Lag(0, 0.0)
+        server.database.close()
+    with pytest.raises(FencedError):
+        primary.call("pay", id=1, amount=1)
+
+
+@pytest.mark.long
 def test_a_served_replica_reads_and_takes_over_when_told(tmp_path: Path) -> None:
     primary, uri = started(tmp_path)
     replica, second = started(tmp_path, "--follow")
