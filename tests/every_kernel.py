@@ -21,6 +21,7 @@ from penstock.procedures.engine import TableSet
 from penstock.procedures.indexes import trees
 from penstock.procedures.parallel.evaluation import Evaluation
 from penstock.procedures.parallel.planning import MODES
+from penstock.procedures.partitions.forwarding import forward
 from penstock.procedures.programs import PROGRAMS
 from penstock.procedures.rows import TableRows
 from penstock.procedures.schema import TableSpec
@@ -207,7 +208,7 @@ def _fragments_and_joins() -> None:
 
 
 def _transactions() -> None:
-    for width in (1, 2, 3):
+    for width in (1, 2, 3, 4):
         key = [f"k{place}" for place in range(width)]
         spec = TableSpec.parse("t", ", ".join(f"{name} bigint" for name in key), key, None)
         rows = pa.record_batch([NUMBERS] * width, schema=spec.schema)
@@ -220,6 +221,7 @@ def _transactions() -> None:
     TableSet(database.tables.values()).run(
         database.procedures["random"].program(), events_of(database.procedures["random"], [])
     )
+    forward(*(np.arange(2) for _ in range(3)), np.zeros(2, np.bool_))
     ledger = PROGRAMS["SL"]
     for mode in MODES:
         state = TableSet(ledger.database.tables.values())

@@ -32,6 +32,7 @@ from penstock.operators.update_stream import arrivals, conflation
 from penstock.procedures import index_kernels
 from penstock.procedures.indexes import trees
 from penstock.procedures.parallel import schedule, versions
+from penstock.procedures.partitions import forwarding
 from penstock.sql import comparison_kernels
 from penstock.state_store.keys import key_index, key_set, key_words, word_index
 from penstock.state_store.tables import row_codec, row_store
@@ -47,6 +48,7 @@ ROOT = PACKAGE.parent
 # Which property tests run each kernel against a plain reference, compiled and not.
 KERNELS = {
     "newest": {"_newest"},
+    "forwarding": {"forward"},
     "key_words": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
     "key_index": {"_find", "_find_or_add", "_find_or_add_words", "_rebuild", "_gather_words"},
     "word_index": {"number_block"},
@@ -175,6 +177,7 @@ KERNELS = {
 }
 REFERENCES = {
     "newest": "test_update_log",
+    "forwarding": "test_partitions",
     "key_words": "test_keys",
     "key_index": "test_keys",
     "word_index": "test_keys",
@@ -215,7 +218,7 @@ REFERENCES = {
     "versions": "test_parallel_modes",
 }
 MODULES = [
-    *(key_words, key_index, word_index, key_set, row_codec, row_store, newest),
+    *(key_words, key_index, word_index, key_set, row_codec, row_store, newest, forwarding),
     *(
         pages,
         arrivals,
