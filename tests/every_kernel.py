@@ -221,7 +221,7 @@ def _transactions() -> None:
     TableSet(database.tables.values()).run(
         database.procedures["random"].program(), events_of(database.procedures["random"], [])
     )
-    forward(*(np.arange(2) for _ in range(3)), np.zeros(2, np.bool_))
+    forward(np.arange(2), np.arange(2), np.arange(2), np.zeros(2, np.bool_))
     ledger = PROGRAMS["SL"]
     for mode in MODES:
         state = TableSet(ledger.database.tables.values())

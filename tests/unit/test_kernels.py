@@ -366,6 +366,7 @@ def test_a_second_process_compiles_nothing() -> None:
     assert {name.rpartition(".")[2] for name in unused} <= inner
 
 
+@pytest.mark.long
 def test_the_property_tests_hold_without_the_compiler() -> None:
     files = [f"tests/property/{name}.py" for name in sorted(set(REFERENCES.values()))]
     done = subprocess.run(
