@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet, event_schema
+from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.plain.tables import PlainTables
 from penstock.procedures.procedure import Procedure
 
@@ -35,6 +36,12 @@ def helper(e, a):
 """
 
 _numbers = itertools.count()
+
+
+def tables_of(db: OpenDatabase) -> TableSet:
+    """Return the tables of a database that has one partition."""
+    assert isinstance(db._state, TableSet)
+    return db._state
 
 
 def define(source: str, names: dict[str, Any] | None = None) -> Callable[..., Any]:

@@ -31,7 +31,7 @@ from penstock.procedures.compiler.program import Program, event_schema
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process import command_log
-from tests.procedures import interpreted
+from tests.procedures import interpreted, tables_of
 from tests.workflows import Drawn, state_bytes, workflows
 
 ACKNOWLEDGED = "acknowledged"
@@ -122,7 +122,7 @@ def run(place: str, seed: int, attempt: int, rounds: int, armed: Armed) -> None:
     loaded = {row["round"] for row in rows}
     if any(row["text"] != f"text {row['round'] % 5}" for row in rows):
         raise AssertionError("a loaded row has changed")
-    tell("opened", done, state_digest(db._state, database), ",".join(map(str, sorted(loaded))))
+    tell("opened", done, state_digest(tables_of(db), database), ",".join(map(str, sorted(loaded))))
     while done < last:
         columns = loads(seed, done + 1)
         if columns is not None and done + 1 not in loaded:

@@ -20,7 +20,7 @@ from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.command_log import Call, CommandLog
 from penstock.procedures.in_process.open_database import OpenDatabase
-from tests.procedures import define, interpreted
+from tests.procedures import define, interpreted, tables_of
 from tests.workflows import ROUNDS, Drawn, state_bytes, workflows
 
 
@@ -87,7 +87,7 @@ def test_a_random_workflow_is_recovered_as_it_was(
             done = db._state.transactions
             # The round that broke off is whole, or not there; those that had ended are there.
             assert done in (ended, ended + 1)
-            assert state_bytes(db._state, database) == expected[done]
+            assert state_bytes(tables_of(db), database) == expected[done]
             ended = done
             with ending(where, appends):
                 try:
@@ -103,7 +103,7 @@ def test_a_random_workflow_is_recovered_as_it_was(
                     continue
             db.close()
         with database.open(place) as db:
-            assert state_bytes(db._state, database) == expected[len(rounds)]
+            assert state_bytes(tables_of(db), database) == expected[len(rounds)]
 
 
 def fork(*, plain: bool = False) -> Database:

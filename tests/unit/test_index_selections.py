@@ -17,7 +17,7 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.schema import TableSpec
-from tests.procedures import define, interpreted
+from tests.procedures import define, interpreted, tables_of
 
 EVENT = "symbol string, price double, id bigint, n bigint"
 ROWS: dict[str, Any] = {
@@ -215,14 +215,14 @@ def test_an_index_of_many_texts_outlives_forgotten_ones() -> None:
     database = declare(body)
     with database.open() as db:
         for begin in range(0, 60, 20):
-            db._state._most_texts = 10
+            tables_of(db)._most_texts = 10
             names = [f"text {i}" for i in range(begin, begin + 20)]
             events = {"symbol": names, "id": range(20), "price": [0.0] * 20}
             db.run("tried", pa.table({**events, "n": [1] * 20}))
             keep = [i for i in range(20) if i % 5]
             gone = {name: [values[i] for i in keep] for name, values in events.items()}
             db.run("tried", pa.table({**gone, "n": [0] * len(keep)}))
-        assert len(db._state.texts) < 60
+        assert len(tables_of(db).texts) < 60
         left = db.table("orders")["symbol"].to_pylist()
         assert sorted(left) == sorted(f"text {i}" for i in range(60) if i % 5 == 0)
         text = 'def order(e, orders, done):\n    n = 0\n    for r in orders.by("kind")["x"]:\n'

@@ -17,7 +17,7 @@ from penstock.procedures.analysis.routing import check_routing, routing_attribut
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
-from tests.procedures import define, events_of, interpreted
+from tests.procedures import define, events_of, interpreted, tables_of
 
 EVENT = "k bigint, v bigint, s string, f double, ks array<bigint>"
 
@@ -276,8 +276,8 @@ def test_deleted_rows_and_texts_leave_the_size_bounded() -> None:
             found = db.run("tried", pa.table({"k": ids, "s": [f"text {i}" for i in ids]}))
             assert found["rejected"].null_count == 20_000
             assert len(db._state["items"]) == 0
-            sizes.append(db._state["items"].size_bytes)
-            assert len(db._state.texts) <= 1 << 17
+            sizes.append(tables_of(db)["items"].size_bytes)
+            assert len(tables_of(db).texts) <= 1 << 17
         assert sizes == sizes[:1] * 10
         assert sizes[0] < 10_000
 
