@@ -27,6 +27,7 @@ import numpy as np
 from penstock._clock import monotonic_s, pause
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.procedures.parallel.access_sets import AccessSets
+from penstock.procedures.parallel.measured_costs import MeasuredCosts
 from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
@@ -42,13 +43,6 @@ _MOST_THREADS = 60
 _LONGEST_BATCH = 1 << 24
 _LEAST_BATCH = 256
 """Between exclusive events, adaptive evaluation runs fewer transactions serially."""
-_MIN_SERIAL_S = 0.25
-"""The time that a program has to take serially before other modes are compiled and tried."""
-_FIRST_RETRIAL = 16
-_LAST_RETRIAL = 1024
-"""After how many batches the slower modes are tried again; twice as many each time that they lose."""
-_WEIGHT = 0.3
-"""The weight of the last batch in a mode's cost."""
 
 
 @dataclass
@@ -85,49 +79,6 @@ class EvaluationMetrics:
         self.seconds[mode] = self.seconds.get(mode, 0.0) + seconds
 
 
-@dataclass
-class _Costs:
-    """The seconds that a transaction takes in each mode, and which mode the next batch tries."""
-
-    modes: tuple[str, ...]
-    serial_s: float = 0.0
-    costs: dict[str, float] = field(default_factory=dict)
-    untried: list[str] = field(default_factory=list)
-    until_retrial: int = 0
-    retrial: int = _FIRST_RETRIAL
-
-    def choose(self) -> str:
-        if self.serial_s < _MIN_SERIAL_S:
-            return "serial"
-        if not self.untried and self.until_retrial <= 0:
-            best = self.best
-            # Each mode twice: the first batch of a mode may compile its kernel.
-            self.untried = [mode for mode in self.modes if mode != best for _ in range(2)]
-            self.until_retrial = self.retrial
-        if self.untried:
-            return self.untried[0]
-        self.until_retrial -= 1
-        return self.best
-
-    @property
-    def best(self) -> str:
-        return min(self.costs, key=self.costs.__getitem__, default="serial")
-
-    def note(self, mode: str, transactions: int, seconds: float) -> None:
-        cost = seconds / transactions
-        if mode == "serial":
-            self.serial_s += seconds
-        before = self.best
-        first = bool(self.untried and self.untried[0] == mode and self.untried[1:2] == [mode])
-        if not first:
-            self.costs[mode] = cost + (1 - _WEIGHT) * (self.costs.get(mode, cost) - cost)
-        if self.untried and self.untried[0] == mode:
-            del self.untried[0]
-            if not self.untried:
-                lost = self.best == before
-                self.retrial = min(2 * self.retrial, _LAST_RETRIAL) if lost else _FIRST_RETRIAL
-
-
 class Evaluation:
     """Evaluates the batches of a set of tables. One thread may call it at a time.
 
@@ -154,7 +105,7 @@ class Evaluation:
             )
         self.mode, self.threads, self.punctuation = mode, threads, punctuation
         self.metrics: dict[str, EvaluationMetrics] = {}
-        self._costs: dict[str, _Costs] = {}
+        self._costs: dict[str, MeasuredCosts] = {}
         self._planners: dict[str, Planner] = {}
         self._pool: ThreadPoolExecutor | None = None
 
@@ -193,7 +144,7 @@ class Evaluation:
         costs = None
         if self.mode == "adaptive":
             modes = ("serial", "chains", "levels", "split")
-            costs = self._costs.setdefault(program.name, _Costs(modes))
+            costs = self._costs.setdefault(program.name, MeasuredCosts(modes))
             if costs.choose() == "serial" and not costs.costs.keys() - {"serial"}:
                 self._serial(run, 0, run.rounds, metrics, costs)
                 return
@@ -219,7 +170,7 @@ class Evaluation:
         begin: int,
         end: int,
         metrics: EvaluationMetrics,
-        costs: _Costs | None,
+        costs: MeasuredCosts | None,
     ) -> None:
         from penstock.procedures.parallel.planning import MODES
 
@@ -289,7 +240,7 @@ class Evaluation:
         return [own, *results]
 
     def _serial(
-        self, run: Run, begin: int, end: int, metrics: EvaluationMetrics, costs: _Costs | None
+        self, run: Run, begin: int, end: int, metrics: EvaluationMetrics, costs: MeasuredCosts | None
     ) -> None:
         started = monotonic_s()
         run.advance(begin, end)

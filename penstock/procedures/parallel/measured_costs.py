@@ -1,0 +1,75 @@
+"""The choice between modes of evaluation by their measured costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["MeasuredCosts"]
+
+_MIN_SERIAL_S = 0.25
+"""The time that a program has to take serially before other modes are compiled and tried."""
+_FIRST_RETRIAL = 16
+_LAST_RETRIAL = 1024
+"""After how many batches the slower modes are tried again; twice as many each time that they lose."""
+_WEIGHT = 0.3
+"""The weight of the last batch in a mode's cost."""
+
+
+@dataclass
+class MeasuredCosts:
+    """Chooses the mode of each batch of a program.
+
+    All batches run serially until they have taken a while. Then each other mode has two batches, of which the
+    second counts, and from then on the cheapest mode runs. The others are tried again now and then.
+
+    Parameters
+    ----------
+    modes : tuple of str
+        The modes to choose from, ``serial`` among them.
+
+    Attributes
+    ----------
+    costs : dict
+        The seconds of a transaction in each mode that was measured; recent batches count most.
+    """
+
+    modes: tuple[str, ...]
+    costs: dict[str, float] = field(default_factory=dict)
+    _serial_s: float = 0.0
+    _untried: list[str] = field(default_factory=list)
+    _incumbent: str = "serial"
+    _until_retrial: int = 0
+    _retrial: int = _FIRST_RETRIAL
+
+    def choose(self) -> str:
+        """Return the mode for the next batch."""
+        if self._serial_s < _MIN_SERIAL_S:
+            return "serial"
+        if not self._untried and self._until_retrial <= 0:
+            self._incumbent = self.best
+            # Each mode twice: the first batch of a mode may compile its kernel.
+            self._untried = [mode for mode in self.modes if mode != self._incumbent for _ in range(2)]
+            self._until_retrial = self._retrial
+        if self._untried:
+            return self._untried[0]
+        self._until_retrial -= 1
+        return self.best
+
+    @property
+    def best(self) -> str:
+        """The mode with the lowest cost."""
+        return min(self.costs, key=self.costs.__getitem__, default="serial")
+
+    def note(self, mode: str, transactions: int, seconds: float) -> None:
+        """Take the time of the batch that ran in the mode that `choose` returned last."""
+        cost = seconds / transactions
+        if mode == "serial":
+            self._serial_s += seconds
+        first = bool(self._untried and self._untried[0] == mode and self._untried[1:2] == [mode])
+        if not first:
+            self.costs[mode] = cost + (1 - _WEIGHT) * (self.costs.get(mode, cost) - cost)
+        if self._untried and self._untried[0] == mode:
+            del self._untried[0]
+            if not self._untried:
+                won = self.best == self._incumbent
+                self._retrial = min(2 * self._retrial, _LAST_RETRIAL) if won else _FIRST_RETRIAL
