@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.dataflow import graph
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
-    from penstock.procedures import abort, database, event
+    from penstock.procedures import abort, database, event, execute
     from penstock.procedures.served.client import DatabaseClient
     from penstock.records.registry import SchemaRegistry
     from penstock.spark_ext.api.metrics import metrics
@@ -42,6 +42,7 @@ __all__ = [
     "database",
     "decode_kafka",
     "event",
+    "execute",
     "fork_state",
     "graph",
     "load_pipeline",
@@ -74,6 +75,7 @@ __getattr__ = lazily(
         "database": "penstock.procedures",
         "decode_kafka": "penstock.spark_ext.kafka.decode",
         "event": "penstock.procedures",
+        "execute": "penstock.procedures",
         "fork_state": "penstock.spark_ext.state_copy.fork",
         "graph": "penstock.dataflow",
         "load_pipeline": "penstock.conf.pipeline",

@@ -8,11 +8,11 @@ from penstock._lazy import lazily
 
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database, database
-    from penstock.procedures.language import abort, event
+    from penstock.procedures.language import abort, event, execute
     from penstock.procedures.procedure import Procedure
     from penstock.procedures.workflows.workflow import Workflow
 
-__all__ = ["Database", "Procedure", "Workflow", "abort", "database", "event"]
+__all__ = ["Database", "Procedure", "Workflow", "abort", "database", "event", "execute"]
 
 __getattr__ = lazily(
     __name__,
@@ -23,5 +23,6 @@ __getattr__ = lazily(
         "abort": "penstock.procedures.language",
         "database": "penstock.procedures.databases",
         "event": "penstock.procedures.language",
+        "execute": "penstock.procedures.language",
     },
 )

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["abort", "event"]
+__all__ = ["abort", "event", "execute"]
 
 _HINT = "call it in a procedure, which a database runs"
 
@@ -31,3 +31,19 @@ def event(**attributes: Any) -> Any:
         The attributes of the event.
     """
     raise InvalidUsageError("event was called outside of a procedure", hint=_HINT)
+
+
+def execute(statement: str, *values: Any) -> Any:
+    """Read or write rows of one table by a statement of SQL.
+
+    The statement becomes the access in Python that does what it says; see "SQL" in
+    docs/concepts/transactions.md.
+
+    Parameters
+    ----------
+    statement : str
+        A literal text: SELECT, UPDATE, INSERT or DELETE, with ``?`` for values.
+    *values
+        The values, in the order of the text.
+    """
+    raise InvalidUsageError("execute was called outside of a procedure", hint=_HINT)

@@ -63,6 +63,10 @@ class ProcedureText:
         """Its tree for digests, as values of JSON that are the same in all versions of Python."""
         return _normal(self.tree)
 
+    def is_word(self, node: ast.AST, word: Callable[..., Any]) -> bool:
+        """Return whether an expression is the name of a function of `penstock.procedures.language`."""
+        return isinstance(node, ast.Name) and self.names.get(node.id) is word
+
     def wrong(self, node: ast.AST, fact: str, hint: str | None = None) -> InvalidUsageError:
         """Return the error for a part of the text."""
         return InvalidUsageError(
@@ -121,7 +125,7 @@ def read(function: Callable[..., Any]) -> ProcedureText:
     for arg in tree.args.args:
         arg.annotation = None
     closure = inspect.getclosurevars(function)
-    words: dict[str, Any] = {"abort": language.abort, "event": language.event}
+    words: dict[str, Any] = {name: getattr(language, name) for name in language.__all__}
     text = ProcedureText(
         tree.name, tree, file, first - 1, column, words | dict(closure.globals) | dict(closure.nonlocals)
     )
