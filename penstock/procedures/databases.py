@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -13,9 +12,7 @@ import pyarrow as pa
 from penstock.checkpointing.files import absolute_location
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
-from penstock.procedures import language
 from penstock.procedures.analysis.explain import explain_table
-from penstock.procedures.compiler.reading import ProcedureText, read
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.catalog import Catalog
@@ -231,7 +228,7 @@ class Database:
         """
 
         def decorate(function: Function) -> Procedure:
-            text = self._read(function)
+            text = self.catalog.read(function)
             self._check_free(text.name)
             results = parse_schema(returns) if returns else pa.schema([])
             attributes = parse_schema(event) if isinstance(event, str) else event
@@ -242,15 +239,6 @@ class Database:
             return procedure
 
         return decorate if function is None else decorate(function)
-
-    def _read(self, function: Function) -> ProcedureText:
-        text = read(function)
-        if any(text.is_word(node, language.execute) for node in ast.walk(text.tree)):
-            # The parser of SQL takes long to import.
-            from penstock.procedures.analysis.sql_statements import rewrite_sql
-
-            return rewrite_sql(text, self.catalog.tables)
-        return text
 
     def trigger(self, on: TableSpec | StreamSpec | WindowSpec | str) -> Callable[[Function], Procedure]:
         """Make a procedure that runs with each insert into a table or stream, or each slide of a window.
@@ -280,7 +268,7 @@ class Database:
         event = pa.schema([pa.field(column.name, column.type, column.nullable) for column in spec.columns])
 
         def decorate(function: Function) -> Procedure:
-            text = self._read(function)
+            text = self.catalog.read(function)
             self._check_free(text.name)
             catalog.check_trigger(name, text)
             triggers = catalog.triggers.setdefault(name, [])

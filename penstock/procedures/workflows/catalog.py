@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidUsageError
+from penstock.procedures import language
 from penstock.procedures.compiler.program import all_texts
-from penstock.procedures.compiler.reading import ProcedureText
+from penstock.procedures.compiler.reading import ProcedureText, read
 from penstock.procedures.schema import NAME_HINT, TableSpec, is_usable_name
 from penstock.procedures.workflows.dependencies import Dependencies
 from penstock.procedures.workflows.streams import StreamSpec
@@ -98,6 +100,22 @@ class Catalog:
                 f"a procedure that uses {on} was compiled before",
                 "define triggers before the procedures that they run in",
             )
+
+    def read(self, function: Callable[..., Any]) -> ProcedureText:
+        """Return the text of a function, with accesses in place of statements of SQL.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is no text of a procedure, or a statement is no access.
+        """
+        text = read(function)
+        if any(text.is_word(node, language.execute) for node in ast.walk(text.tree)):
+            # The parser of SQL takes long to import.
+            from penstock.procedures.analysis.sql_statements import rewrite_sql
+
+            return rewrite_sql(text, self.tables)
+        return text
 
     def check_names(self, text: ProcedureText, *, trigger_of: str | None = None) -> None:
         """Check the parameters of a procedure.
