@@ -9,14 +9,14 @@ import pytest
 from penstock.spark_ext.daemon import DAEMON
 from tests.crash.cluster import Cluster
 from tests.crash.harness import started
-from tests.long_tests import long_but
 from tests.processes import until
 from tests.spark.pythons import python_without_penstock
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
 
 
-@pytest.mark.parametrize("good", long_but([False, True], True))
+@pytest.mark.long
+@pytest.mark.parametrize("good", [False, True])
 def test_a_cluster_is_asked_before_the_first_batch(tmp_path: Path, good: bool) -> None:
     python = python_without_penstock(tmp_path, may_be_sent=good)
     # Penstock's daemon needs Penstock before anything is sent.

@@ -251,6 +251,7 @@ def postgresql() -> Iterator[PostgreSql]:
     server.remove()
 
 
+@pytest.mark.long
 def test_the_newest_trades_of_kafka_reach_postgresql(
     tmp_path: Path, draw: random.Random, broker: Broker, postgresql: PostgreSql
 ) -> None:

@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 import penstock
 from penstock._failpoints import TASK_ROWS_POINTS
 from penstock.checkpointing.p_stream import PStreamReader
-from tests.long_tests import long_but
 from tests.spark import test_late_rows
 from tests.spark.dropped_rows import WANTED, add, found, query, updates
 from tests.spark.queries import Place, failure, fresh_workers
@@ -66,7 +65,8 @@ class Workload:
         assert PStreamReader(self.late).read().num_rows == wanted.total() > 20
 
 
-@pytest.mark.parametrize(("point", "kind"), long_but(_KILLS, _KILLS[0]))
+@pytest.mark.long
+@pytest.mark.parametrize(("point", "kind"), _KILLS)
 def test_a_worker_killed_while_late_rows_are_written_loses_and_repeats_none(
     spark: SparkSession, tmp_path: Path, point: str, kind: str
 ) -> None:
