@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -20,10 +21,13 @@ def test_a_silent_key_is_told_once_also_after_a_restart_and_comes_back(
 ) -> None:
     place = Place(tmp_path)
 
-    def made(ttl: str | None = "10 s", on_silent: str | None = "row", mode: str = "lazy") -> DataFrame:
+    def made(
+        ttl: str | None = "10 s", on_silent: str | None = "row", mode: str = "lazy", **options: Any
+    ) -> DataFrame:
         return penstock.update_window(
             place.input.frame(spark), "k", "t", "4 s", "2 s", {"n": "count(*)", "mean": "avg(v)"}, mode=mode,
             unit="s", buckets=2, ttl=ttl, on_silent=on_silent, state_location=place.state,
+            **options,
         )  # fmt: skip
 
     place.input.add(quotes([("a", 1, 1.0), (None, 1, 3.0)]), quotes([("a", 3, 2.0), ("b", 9, 1.0)]))
@@ -46,3 +50,5 @@ def test_a_silent_key_is_told_once_also_after_a_restart_and_comes_back(
     assert [one["keys"] for one in metrics(query) if one["batch_id"] in (2, 3, 4)] == [2, 1, 2]
     with pytest.raises(InvalidUsageError, match="append mode do not take this option"):
         made(mode="append")
+    with pytest.raises(InvalidUsageError, match="windows with a budget have no ttl"):
+        made(budget=1)

@@ -151,6 +151,7 @@ def update_window(
         How long a key of lazy or eager windows of time lives without a tuple, such as ``"10 minutes"``; by
         default for ever. It leaves the state when the watermark is so far past its newest pane, if none of
         its windows is open or waits. A key that returns makes the same windows as one that stayed.
+        Not with a `budget`.
     on_silent : {"row"}, optional
         Whether a key that leaves is told: a row with the key, its last window, null aggregates, and true in
         the column ``silent``, which the output then has.
@@ -272,6 +273,10 @@ def plan_windows(
             ttl=str(options.ttl),
             hint="the number of a row counts from the key's first row; use windows of time",
         )
+    if options.ttl is not None and options.budget is not None:
+        # Among windows that are ready at once a budget serves those of the least numbers, and a key that
+        # returns has a number that depends on what a worker had loaded.
+        raise InvalidUsageError("windows with a budget have no ttl", hint="leave out budget or ttl")
     if options.on_silent is not None:
         common["output"] = add_mark(common["output"], SILENT_COLUMN, "on_silent")
     check_deleting_windows(
