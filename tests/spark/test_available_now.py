@@ -38,12 +38,14 @@ def test_a_run_serves_every_key_that_waits(spark: SparkSession, tmp_path: Path) 
 
 def test_a_run_that_need_not_drain_leaves_keys_to_the_next_one(spark: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
-    place.input.add(quotes(KEYS))
+    # More than leave in the micro-batches that Spark begins before it is told to stop.
+    many = [(f"{number:02}", 1, 1.0) for number in range(40)]
+    place.input.add(quotes(many))
     first = penstock.run(queue(spark, place), drain=False, on_batch=lambda batch: None)
-    assert 0 < first.waiting_keys == 7 - first.emitted
+    assert 0 < first.waiting_keys == len(many) - first.emitted
     second = penstock.run(queue(spark, place), on_batch=lambda batch: None)
-    assert (first.emitted + second.emitted, second.waiting_keys) == (7, 0)
-    assert sorted(place.sequence()) == KEYS
+    assert (first.emitted + second.emitted, second.waiting_keys) == (len(many), 0)
+    assert sorted(place.sequence()) == many
 
 
 @pytest.mark.parametrize("persist", long_but(["never", "always"], "always"))
