@@ -192,6 +192,7 @@ def test_workers_killed_with_requests_in_flight_answer_each_once(spark: SparkSes
         }
 
 
+@pytest.mark.long
 def test_a_replay_with_another_program_or_other_answers_is_an_error(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_the_file_of_metrics_is_complete_when_a_run_returns(
     assert "may be missing" not in caplog.text, "it ends when the last line is there, not after a time"
 
 
+@pytest.mark.long
 def test_without_draining_what_waits_is_served_by_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
     queue = {"key": "symbol", "time": "time", "policy": "in_place", "budget": 20}
     sink = {"type": "parquet", "path": str(tmp_path / "out")}
@@ -607,6 +608,7 @@ def test_workers_are_asked_for_files_of_the_driver(spark: SparkSession, tmp_path
     assert hosts == (str(tmp_path / "unseen"), [socket.gethostname()])
 
 
+@pytest.mark.long
 def test_spark_submit_runs_a_pipeline_from_a_zip(tmp_path: Path) -> None:
     pack_pipeline(tmp_path / "penstock.zip", "market")
     with zipfile.ZipFile(tmp_path / "penstock.zip") as archive:

@@ -117,7 +117,8 @@ def test_a_window_behind_a_queue_that_is_persisted(spark: SparkSession, inputs: 
 
 
 @pytest.mark.parametrize(
-    ("persist", "mode", "weight"), [("always", "lazy", "w"), ("never", "eager", {"k3": 9})]
+    ("persist", "mode", "weight"),
+    long_but([("always", "lazy", "w"), ("never", "eager", {"k3": 9})], ("always", "lazy", "w")),
 )
 def test_windows_are_served_key_by_key_until_none_waits_also_after_a_restart(
     spark: SparkSession, tmp_path: Path, persist: str, mode: str, weight: Any

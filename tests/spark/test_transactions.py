@@ -450,7 +450,7 @@ def bills(rows: list[tuple[Any, ...]], *, nested: bool) -> tuple[list[Any], dict
     return made, totals, orders
 
 
-@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("nested", long_but([False, True], True))
 def test_a_workflow_goes_on_after_a_restart(spark: SparkSession, tmp_path: Path, nested: bool) -> None:
     place = Place(tmp_path)
     rows = [(i, i, "order", i % 23 if i % 5 == 0 else i, 0, i * 37 % 97) for i in range(90)]

@@ -19,6 +19,7 @@ from penstock.procedures.programs import PROGRAMS, PackagedProgram
 from penstock.spark_ext.api.transactions import PlannedTransactions, plan_transactions
 from penstock.spark_ext.border.transaction_packing import Route
 from penstock.spark_ext.graph import frames
+from tests.long_tests import long_but
 from tests.procedures import comparable, define
 from tests.spark.queries import PATIENCE_S, Place, settings
 from tests.workflows import state_bytes, table_bytes
@@ -98,7 +99,7 @@ def check_state(spark: SparkSession, place: Place, database: Database, plain: Pl
         assert table_bytes(read.toArrow(), spec) == expected[name], name
 
 
-@pytest.mark.parametrize("name", ["GS", "SL", "OB", "TP", "bank"])
+@pytest.mark.parametrize("name", long_but(["GS", "SL", "OB", "TP", "bank"], "SL"))
 def test_routes_and_restarts_with_other_partitions_change_nothing(
     spark: SparkSession, tmp_path: Path, name: str
 ) -> None:
@@ -185,7 +186,7 @@ def test_readers_pack_rows_for_several_buckets(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.parametrize("through_spark", [False, True])
-@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("buckets", long_but([1, 3], 3))
 def test_first_rows_are_there_if_the_first_micro_batch_has_no_event(
     spark: SparkSession, tmp_path: Path, buckets: int, through_spark: bool
 ) -> None:

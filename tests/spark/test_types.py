@@ -13,6 +13,7 @@ from pyspark.sql import functions as sf
 
 import penstock
 from penstock.errors import InvalidUsageError
+from tests.long_tests import long_but
 from tests.spark.queries import SCHEMA, Place, fresh_workers, quotes, settings, wait
 
 pytestmark = pytest.mark.spark
@@ -66,7 +67,7 @@ def _same(table: pa.Table) -> pa.Table:
     return table
 
 
-@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kathmandu"])
+@pytest.mark.parametrize("zone", long_but(["UTC", "America/New_York", "Asia/Kathmandu"], "Asia/Kathmandu"))
 def test_payload_of_every_type_comes_out_of_the_state_as_it_went_in(
     spark: SparkSession, tmp_path: Path, zone: str
 ) -> None:

@@ -17,6 +17,7 @@ from penstock.dataflow import Graph
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.graph import frames, lookup_tables
 from penstock.spark_ext.graph.lookup_tables import LookupLimits
+from tests.long_tests import long_but
 from tests.naive_join import NaiveJoin, Tuple
 from tests.naive_union import NaiveUnion
 from tests.naive_union import Tuple as Ranked
@@ -133,12 +134,15 @@ VIEWS = pa.schema({"t": pa.int64(), "ad": pa.int32(), "kind": pa.string()})
 
 @pytest.mark.parametrize(
     ("ways", "files"),
-    [
+    long_but(
+        [
+            (("Spark", "readers"), False),
+            (("readers", "Spark"), False),
+            (("readers",), True),
+            (("Spark",), True),
+        ],
         (("Spark", "readers"), False),
-        (("readers", "Spark"), False),
-        (("readers",), True),
-        (("Spark",), True),
-    ],
+    ),
 )
 def test_fragments_of_views_are_looked_up_once_for_each_advertisement(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ways: tuple[str, ...], files: bool

@@ -19,6 +19,7 @@ from penstock.dataflow import Graph, graph
 from penstock.dataflow.nodes import Node
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.graph.frames import Frames
+from tests.long_tests import long_but
 from tests.spark.queries import Place, failure, fresh_workers
 
 pytestmark = pytest.mark.spark
@@ -188,7 +189,10 @@ def test_append_windows_are_those_of_spark(
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("mode", "weight", "heavy"), [("lazy", {"c": 9.0}, "c"), ("eager", "n", "b")])
+@pytest.mark.parametrize(
+    ("mode", "weight", "heavy"),
+    long_but([("lazy", {"c": 9.0}, "c"), ("eager", "n", "b")], ("eager", "n", "b")),
+)
 def test_with_a_budget_keys_are_served_in_turn_also_after_a_restart(
     spark: SparkSession, tmp_path: Path, mode: str, weight: Any, heavy: str
 ) -> None:

@@ -14,6 +14,7 @@ from penstock.checkpointing.p_stream import PStreamReader
 from penstock.dataflow import Graph
 from penstock.dataflow.nodes import PushedScan, topological
 from penstock.spark_ext.border.types import spark_schema
+from tests.long_tests import long_but
 from tests.spark.queries import PATIENCE_S, Input
 from tests.table3 import starting
 
@@ -58,14 +59,18 @@ RUNS = [(120, 60), (121, 120), (298, 240), (300, 240), (301, 300)]
 
 @pytest.mark.parametrize(
     ("time", "persist", "lookup"),
-    [
-        ("stamp", "always", None),
+    long_but(
+        [
+            ("stamp", "always", None),
+            ("millis", "never", None),
+            ("seconds", "always", None),
+            ("stamp", "always", "small"),
+            ("stamp", "always", "by Spark"),
+            ("stamp", "update_window", None),
+        ],
         ("millis", "never", None),
-        ("seconds", "always", None),
-        ("stamp", "always", "small"),
-        ("stamp", "always", "by Spark"),
         ("stamp", "update_window", None),
-    ],
+    ),
 )
 def test_a_delay_is_no_longer_than_it_says(
     spark: SparkSession, tmp_path: Path, time: str, persist: Any, lookup: str | None
