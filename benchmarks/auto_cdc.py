@@ -223,9 +223,9 @@ def report(files: int, rows: int, keys: int) -> Iterator[str]:
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--files", type=int, default=10)
-    parser.add_argument("--rows", type=int, default=200_000, help="the changes in a file")
-    parser.add_argument("--keys", type=int, default=20_000)
+    parser.add_argument("--files", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=100_000, help="the changes in a file")
+    parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
