@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 
 import penstock
 from benchmarks import harness
-from benchmarks.harness import REPOSITORY, machine
+from benchmarks.harness import REPOSITORY, machine, print_and_save
 from tests.jars import fetch
 
 RESULT = Path(__file__).parent / "results" / "auto_cdc.txt"
@@ -233,11 +233,7 @@ def main() -> None:
     if arguments.contender:
         print(run_contender(arguments.contender, arguments.log))
         return
-    lines = []
-    for line in report(arguments.files, arguments.rows, arguments.keys):
-        print(line, flush=True)
-        lines.append(line)
-    arguments.out.write_text("\n".join(lines) + "\n")
+    print_and_save(report(arguments.files, arguments.rows, arguments.keys), arguments.out)
 
 
 if __name__ == "__main__":

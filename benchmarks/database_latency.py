@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 import penstock
-from benchmarks.harness import REPOSITORY, machine, scratch
+from benchmarks.harness import REPOSITORY, machine, print_and_save, scratch
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
 
@@ -170,11 +170,7 @@ def main() -> None:
     parser.add_argument("--intervals", nargs="+", default=["0ms", "1ms", "10ms"])
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    lines = []
-    for line in report(options.seconds, options.rates, options.intervals):
-        print(line, flush=True)
-        lines.append(line)
-    options.out.write_text("\n".join(lines) + "\n")
+    print_and_save(report(options.seconds, options.rates, options.intervals), options.out)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock
-from benchmarks.harness import REPOSITORY, machine
+from benchmarks.harness import REPOSITORY, machine, print_and_save
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process import command_log
 
@@ -101,11 +101,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, nargs="*", default=GROUPS)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    lines = []
-    for line in report(options.transactions, options.groups):
-        print(line, flush=True)
-        lines.append(line)
-    options.out.write_text("\n".join(lines) + "\n")
+    print_and_save(report(options.transactions, options.groups), options.out)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -95,6 +95,15 @@ def session(master: str = "local[2]", **settings: str) -> Any:
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     return spark
+
+
+def print_and_save(report: Iterable[str], path: Path) -> None:
+    """Print the lines of a report as they are measured, and save all of them in the end."""
+    lines = []
+    for line in report:
+        print(line, flush=True)
+        lines.append(line)
+    path.write_text("\n".join(lines) + "\n")
 
 
 class Probe:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, machine, scratch
+from benchmarks.harness import REPOSITORY, machine, print_and_save, scratch
 from benchmarks.streams import DATA, GENERATED, REAL, load
 from penstock import _durable
 from penstock.checkpointing.p_stream import Commit, Segment, Unit
@@ -187,11 +187,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    lines = []
-    for line in report(arguments.rounds, arguments.rows, arguments.data):
-        print(line, flush=True)
-        lines.append(line)
-    arguments.out.write_text("\n".join(lines) + "\n")
+    print_and_save(report(arguments.rounds, arguments.rows, arguments.data), arguments.out)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 import penstock
-from benchmarks.harness import REPOSITORY, machine
+from benchmarks.harness import REPOSITORY, machine, print_and_save
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
 
@@ -104,11 +104,7 @@ def main() -> None:
     parser.add_argument("--work", type=int, nargs="+", default=[0, 300])
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    lines = []
-    for line in report(options.events, options.runs, options.partitions, options.work):
-        print(line, flush=True)
-        lines.append(line)
-    options.out.write_text("\n".join(lines) + "\n")
+    print_and_save(report(options.events, options.runs, options.partitions, options.work), options.out)
 
 
 if __name__ == "__main__":

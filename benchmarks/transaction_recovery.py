@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from benchmarks.harness import REPOSITORY, machine, median, scratch
+from benchmarks.harness import REPOSITORY, machine, median, print_and_save, scratch
 from benchmarks.paper.s_store.texts import warm, workflow
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
@@ -153,11 +153,7 @@ def main() -> None:
     parser.add_argument("--triggers", type=int, nargs="*", default=TRIGGERS)
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    lines = []
-    for line in report(options.repeats, options.seconds, options.workflows, options.triggers):
-        print(line, flush=True)
-        lines.append(line)
-    options.out.write_text("\n".join(lines) + "\n")
+    print_and_save(report(options.repeats, options.seconds, options.workflows, options.triggers), options.out)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import machine
+from benchmarks.harness import machine, print_and_save
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 
 RESULT = Path(__file__).parent / "results" / "update_log.txt"
@@ -88,11 +88,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    lines = []
-    for line in report(arguments.updates, arguments.keys):
-        print(line, flush=True)
-        lines.append(line)
-    arguments.out.write_text("\n".join(lines) + "\n")
+    print_and_save(report(arguments.updates, arguments.keys), arguments.out)
 
 
 if __name__ == "__main__":

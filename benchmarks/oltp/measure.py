@@ -22,6 +22,8 @@ Floats = np.ndarray[Any, Any]
 
 _CALLERS = 4
 """The threads whose calls wait for the log at the same time."""
+_PACE_S = 0.001
+"""A call takes the requests of at least this time."""
 
 
 @contextmanager
@@ -107,10 +109,7 @@ def latencies(
         if due > sent:
             calls.put((sent, due))
             sent = due
-        # A call takes what was due in a millisecond.
-        time.sleep(
-            max(begin + max(sent / rate, time.perf_counter() - begin + 0.001) - time.perf_counter(), 0)
-        )
+        time.sleep(max(begin + sent / rate - time.perf_counter(), _PACE_S))  # the next requests are due then
     for _ in threads:
         calls.put(None)
     for thread in threads:

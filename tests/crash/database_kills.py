@@ -10,8 +10,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ import numpy as np
 
 from penstock.procedures.engine import TableSet
 from tests.crash.database_job import ACKNOWLEDGED, Armed, digest, events_of, state_digest, workload
-from tests.crash.harness import ROOT
+from tests.crash.harness import ROOT, repeat_kills
 
 _LONGEST_RUN_S = 300.0
 _MOST_ROUNDS = 1 << 20
@@ -171,16 +169,5 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         )
 
 
-def main() -> None:
-    """Run a number of kills with new workloads; print the command that repeats them."""
-    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 100
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns() % 10**6
-    while kills > 0:
-        print(f"python -m tests.crash.database_kills {min(kills, 25)} {seed}", flush=True)
-        with tempfile.TemporaryDirectory() as place:
-            run_with_kills(Path(place), seed, min(kills, 25))
-        kills, seed = kills - 25, seed + 1
-
-
 if __name__ == "__main__":
-    main()
+    repeat_kills("tests.crash.database_kills", run_with_kills, 100)

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,3 +134,25 @@ def why(job: subprocess.Popen[str], directory: Path) -> str:
     assert job.stdout is not None
     tail = (directory / "job.log").read_text()[-2000:]
     return f"it said: {job.stdout.read()[-3000:]}\n{tail}"
+
+
+def repeat_kills(module: str, run: Callable[[Path, int, int], None], kills: int) -> None:
+    """Run the number of kills that the command line says, in workloads of at most 25.
+
+    Parameters
+    ----------
+    module : str
+        The module that is the command; it is printed with the arguments that repeat each workload.
+    run : callable
+        Takes a directory, a seed and a number of kills.
+    kills : int
+        The number of kills if the command line has none. A seed may follow it there.
+    """
+    left = int(sys.argv[1]) if len(sys.argv) > 1 else kills
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns() % 10**6
+    while left > 0:
+        count = min(left, 25)
+        print(f"python -m {module} {count} {seed}", flush=True)
+        with tempfile.TemporaryDirectory() as place:
+            run(Path(place), seed, count)
+        left, seed = left - count, seed + 1

@@ -11,7 +11,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import penstock
 from penstock._failpoints import LOG_POINTS, TAKEOVER_POINTS
 from penstock.errors import FencedError, InvalidUsageError, PenstockError, UnavailableError
 from tests.crash.disk import Disk, file_systems
-from tests.crash.harness import ROOT
+from tests.crash.harness import ROOT, repeat_kills
 from tests.models.clients import Clients, step
 from tests.models.linearizability import keys_that_are_not_linearizable
 from tests.processes import until
@@ -227,16 +226,5 @@ def run_with_cuts(directory: Path, seed: int, cuts: int, *, say: Callable[[str],
         servers.kill(servers.primary)  # before the disk is unmounted
 
 
-def main() -> None:
-    """Run a number of kills; print the command that repeats them."""
-    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 200
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns() % 10**6
-    while kills > 0:
-        print(f"python -m tests.crash.replica_kills {min(kills, 25)} {seed}", flush=True)
-        with tempfile.TemporaryDirectory() as place:
-            run_with_kills(Path(place), seed, min(kills, 25))
-        kills, seed = kills - 25, seed + 1
-
-
 if __name__ == "__main__":
-    main()
+    repeat_kills("tests.crash.replica_kills", run_with_kills, 200)
