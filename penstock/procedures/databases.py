@@ -276,7 +276,7 @@ class Database:
             triggers.append(text)
             try:
                 return Procedure(text, catalog, event, pa.schema([]), trigger_of=name)
-            except BaseException:
+            except BaseException:  # undone whatever it is, and raised again
                 triggers.pop()
                 raise
 

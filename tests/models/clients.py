@@ -92,7 +92,7 @@ class Clients:
             begin = time.monotonic()
             try:
                 result = call(f"{client} {number}", "read" if by is None else "change", arguments)
-            except BaseException as error:
+            except BaseException as error:  # whoever checks the history refuses it
                 self.history.append(Operation(key, by, begin, math.inf))
                 self.errors.append(error)
                 return

@@ -117,7 +117,7 @@ class OpenDatabase:
                 calls = self._log.restore(self._state)
             replay(calls, self._state, self._programs, strong)
             self._strong = strong if recovery == "strong" else None
-        except BaseException:
+        except BaseException:  # closed whatever it is, and raised again
             if self._log is not None:
                 self._log.close()
             self._state.close()
@@ -200,7 +200,7 @@ class OpenDatabase:
             yield
         except harmless:
             raise
-        except BaseException:
+        except BaseException:  # also an interrupt leaves tables ahead of the log; raised again
             self._abandon()
             raise
 

@@ -219,7 +219,7 @@ class Evaluation:
                         room = run.own_room(2 * len(room[1][0]))
                     else:
                         pause(0)  # lets a thread run that has no core
-            except BaseException:
+            except BaseException:  # the other threads must end whatever it is; raised again
                 failed.append(thread)
                 raise
 

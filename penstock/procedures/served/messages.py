@@ -58,7 +58,7 @@ def from_stream(content: pa.Buffer | None) -> pa.Table:
             rows = reader.read_all()
         rows.validate(full=True)  # a client may send anything
         return rows
-    except (pa.ArrowException, OSError, ValueError, NotImplementedError) as error:
+    except (pa.ArrowException, OSError, ValueError, NotImplementedError) as error:  # Arrow lacks a type
         raise InvalidUsageError(
             "the message is no Arrow stream of rows", reason=type(error).__name__
         ) from error
