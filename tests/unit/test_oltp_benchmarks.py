@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,7 +16,7 @@ from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.snapshot import Snapshot
 from penstock.procedures.plain.tables import PlainTables, python_rows
 from penstock.procedures.programs.oltp import OLTP, OltpBenchmark
-from penstock.procedures.programs.oltp.tpcc import DELIVERY, NEW_ORDER, PAYMENT
+from penstock.procedures.programs.oltp.tpcc import DELIVERY, NEW_ORDER, PAYMENT, STOCK_LEVEL
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
 from tests.procedures import comparable, interpreted, results_of
 
@@ -102,6 +103,29 @@ def test_benchmarks_give_the_results_and_tables_of_plain_python() -> None:
         assert reasons >= EXPECTED_REASONS[name] | {None}, name
         assert benchmark.requests(scale, 50, 1).equals(benchmark.requests(scale, 50, 1))
         assert not benchmark.requests(scale, 50, 1).equals(benchmark.requests(scale, 50, 2))
+
+
+def test_stock_level_looks_at_the_last_twenty_orders() -> None:
+    scale = TpccScale(warehouses=1, districts=2, customers=40, items=3_000)
+    state, program = loaded(TPCC, scale), TPCC.procedure.program()
+    state.run(program, TPCC.requests(scale, 100, 3))
+    requests = pa.table(TPCC.requests(scale, 1_000, 4))
+    levels = requests.filter(pc.equal(requests["kind"], STOCK_LEVEL)).slice(0, 8)
+    limits = pa.array(range(20, 100, 10))
+    levels = levels.set_column(levels.schema.get_field_index("number"), levels.schema.field("number"), limits)
+    tables = {name: pa.table(state[name].table()) for name in ("districts", "order_lines", "stock")}
+    store = duckdb.connect()
+    for name, rows in (*tables.items(), ("levels", levels)):
+        store.register(name, rows)
+    wanted = store.sql("""
+        SELECT (SELECT count(DISTINCT l.i_id) FROM order_lines l JOIN stock s USING (w_id, i_id)
+                WHERE l.w_id = e.w_id AND l.d_id = e.d_id AND l.o_id >= d.next_o_id - 20
+                AND l.o_id < d.next_o_id AND s.quantity < e.number)
+        FROM levels e JOIN districts d USING (w_id, d_id) ORDER BY e.number
+    """).fetchall()
+    made = results_of([state.run(program, batch(levels))])
+    assert [(count,) for _, _, count, _ in made] == wanted
+    assert len(set(wanted)) > 4
 
 
 def without(row: int) -> Callable[[pa.Table], pa.Table]:
