@@ -1,11 +1,19 @@
-"""The cases of a test that run only where long tests do."""
+"""How much of a test runs only where long tests do: its cases, and its random examples."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+LONG = bool(os.environ.get("PENSTOCK_LONG"))
+
+
+def examples(count: int) -> int:
+    """Return how many random examples a test draws: `count` in a long run, else a fifth, at least ten."""
+    return count if LONG else max(count // 5, min(count, 10))
 
 
 def long_but(cases: Iterable[Any], *short: Any) -> list[Any]:

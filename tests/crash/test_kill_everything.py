@@ -13,7 +13,7 @@ from tests.crash.harness import run_with_kills
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
 
 _SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
-_KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 2)
+_KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 1)
 
 
 def test_a_job_killed_at_random_moments_ends_with_the_newest_update_of_every_key(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ def test_queries_whose_power_is_cut_lose_and_repeat_nothing(
     run_with_cuts(tmp_path, _SEED, _CUTS // 2 or 1, a_session(spark), count=disks)
 
 
+@pytest.mark.long
 def test_a_run_ends_when_its_time_is_over(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="the run takes longer than 0 s"):
         run_with_cuts(tmp_path, _SEED, 1, a_session(spark), limit_s=0)

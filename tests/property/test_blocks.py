@@ -31,12 +31,13 @@ from penstock.compression import (
 from penstock.compression.codecs import CODECS, decode_stream
 from penstock.errors import CorruptDataError, InvalidUsageError
 from tests.columns import KINDS, arrays
+from tests.long_tests import examples
 
-MUTATIONS = int(os.environ.get("PENSTOCK_FUZZ_MUTATIONS") or 100_000)
+MUTATIONS = int(os.environ.get("PENSTOCK_FUZZ_MUTATIONS") or examples(25_000))
 """`script/fuzz` has more."""
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.data(), st.sampled_from(list(KINDS)), st.sampled_from(list(GOALS)), st.booleans())
 def test_a_column_comes_back_whole_and_in_part(data: Any, kind: pa.DataType, goal: str, nulls: bool) -> None:
     array = arrays(data.draw, kind, data.draw(st.integers(0, 40)), nulls=nulls)

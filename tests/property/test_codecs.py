@@ -16,6 +16,7 @@ from penstock.compression.codecs.registry import cascade_of
 from penstock.compression.kernels.bits import Ints
 from penstock.errors import CorruptDataError, InvalidUsageError
 from tests.coded import streams, through_bytes
+from tests.long_tests import examples
 
 CASCADES: list[Cascade] = [
     *(tuple(name.split(">")) for name in CODECS if not name.startswith("decimal_")),
@@ -36,7 +37,7 @@ CASCADES: list[Cascade] = [
 
 
 @pytest.mark.parametrize("cascade", CASCADES, ids=">".join)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(data=st.data())
 def test_a_cascade_gives_back_what_it_was_given(cascade: Cascade, data: Any) -> None:
     values = data.draw(streams())

@@ -20,6 +20,7 @@ from penstock.operators.scan.spec import Fragments, Partial, Scan
 from penstock.sql.comparisons import intervals_of, mask_of, union_intervals
 from penstock.sql.evaluate import evaluate
 from penstock.sql.expression import Expression
+from tests.long_tests import examples
 
 SCHEMA = pa.schema({"b": pa.int8(), "h": pa.int16(), "i": pa.int32(), "j": pa.int64(), "f": pa.float32(),
                     "x": pa.float64(), "s": pa.string()})  # fmt: skip
@@ -72,7 +73,7 @@ def _evaluated(predicate: str, table: pa.Table) -> list[bool]:
     return reduce(pc.and_, [pc.fill_null(part, False) for part in parts]).to_pylist()
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(table=_TABLES, parts=st.lists(_SIMPLE, min_size=1, max_size=4))
 def test_what_is_an_interval_lets_pass_what_evaluation_does(table: pa.Table, parts: list[str]) -> None:
     found = [intervals_of(Expression.parse(part), SCHEMA) for part in parts]
@@ -89,7 +90,7 @@ def test_what_is_an_interval_lets_pass_what_evaluation_does(table: pa.Table, par
         assert mask.tolist() == wanted
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     table=_TABLES,
     name=_NUMERIC,

@@ -19,6 +19,7 @@ from penstock.operators.update_stream.stream import UpdateStream
 from penstock.windows.groups import GroupCodec
 from penstock.windows.sessions.panes import SessionPanes
 from tests import naive_join, naive_union
+from tests.long_tests import examples
 from tests.naive import Update
 from tests.naive_windows import Event, Sessions
 from tests.property.test_session_windows import EVENTS, GAPS, GROUPS, cut, entries_of, layout_of
@@ -128,7 +129,7 @@ def test_a_join_tells_which_tuples_it_drops(
         assert found == Counter((side, *one, reason, missed) for side, one, reason, missed in model.dropped)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(events=EVENTS, gaps=GAPS, delay=st.integers(0, 15), data=st.data())
 def test_rows_in_late_sessions_are_those_of_brute_force(
     events: list[Event], gaps: list[int], delay: int, data: st.DataObject

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidUsageError
 from penstock.sql.evaluate import can_fail, evaluate, filter_rows, project, type_of
 from penstock.sql.expression import Expression
+from tests.long_tests import examples
 
 _SCHEMA = pa.schema(
     {"i": pa.int32(), "j": pa.int64(), "x": pa.float64(), "f": pa.float32(), "s": pa.string()}
@@ -78,7 +79,7 @@ def _duck(connection: duckdb.DuckDBPyConnection, text: str, table: pa.Table) -> 
     return [row[0] for row in connection.sql(f"SELECT {text} FROM rows_of_the_test").fetchall()]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(table=_tables(), text=_NUMBERS | _CONDITIONS)
 def test_values_are_those_of_an_oracle(duck: duckdb.DuckDBPyConnection, table: pa.Table, text: str) -> None:
     assume(type_of(Expression.parse(text), _SCHEMA) is not None)

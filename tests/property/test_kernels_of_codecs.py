@@ -24,6 +24,7 @@ from penstock.compression.kernels.bits import SUB_BLOCK, Ints, Step
 from penstock.compression.kernels.text import MOST_DISTINCT, are_equal, counts_of, offsets_of, texts_of
 from penstock.errors import CorruptDataError
 from tests.coded import WIDTHS, streams, through_bytes
+from tests.long_tests import examples
 from tests.naive import packed_lanes, packed_run, runs_of, simple8b_words, variable_bytes
 
 LOSSY: Cascade = ("quantized_0.125", "base_delta", "ns")
@@ -45,7 +46,7 @@ def test_packed_bits_are_where_the_format_says(width: int, data: Any) -> None:
     assert packed.payload.tobytes() == expected
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(streams(), st.sampled_from(list(Step)), st.booleans())
 def test_every_step_is_undone(values: Ints, step: Step, patched: bool) -> None:
     if values.size:
@@ -54,7 +55,7 @@ def test_every_step_is_undone(values: Ints, step: Step, patched: bool) -> None:
         np.testing.assert_array_equal(out, values)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(streams())
 def test_runs_and_words_are_those_of_plain_python(values: Ints) -> None:
     node = CODECS["run_length"].encode(values)

@@ -26,9 +26,10 @@ from penstock.checkpointing.p_stream.cleanup import CleanupRule
 from penstock.checkpointing.p_stream.segments import writer_of
 from penstock.errors import FencedError, InvalidUsageError
 from tests.interrupted_files import InterruptedFiles
+from tests.long_tests import examples
 
 SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
-EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 20)
+EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or examples(50))
 """`script/fuzz` has more."""
 
 WRITERS = st.sampled_from(["a", "b"])

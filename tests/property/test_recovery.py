@@ -20,6 +20,7 @@ from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.command_log import Call, CommandLog
 from penstock.procedures.in_process.open_database import OpenDatabase
+from tests.long_tests import examples
 from tests.procedures import define, interpreted, tables_of
 from tests.workflows import ROUNDS, Drawn, state_bytes, workflows
 
@@ -67,7 +68,7 @@ KINDS: st.SearchStrategy[Recovery] = st.sampled_from(["weak", "strong", "strong"
 CRASHES = st.lists(st.tuples(KINDS, st.sampled_from(["before", "after"]), st.integers(0, 6)), max_size=5)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=workflows(), rows=ROUNDS, crashes=CRASHES, stored=st.integers(0, 3))
 def test_a_random_workflow_is_recovered_as_it_was(
     drawn: Drawn, rows: list[dict[str, Any]], crashes: list[tuple[Recovery, str, int]], stored: int

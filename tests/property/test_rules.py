@@ -22,6 +22,7 @@ from penstock.dataflow.rules import (
     to_fixed_point,
 )
 from tests.graphs import rows_of
+from tests.long_tests import examples
 
 _SCHEMA = pa.schema({"t": pa.int64(), "k": pa.int32(), "g": pa.string(), "n": pa.int32(), "x": pa.float64()})
 _TABLE = pa.schema({"k": pa.int32(), "c": pa.int32()})
@@ -119,7 +120,7 @@ def _fused(root: Node) -> Rewritten:
 
 
 @pytest.mark.parametrize("rule", [split_conjunctions, push_where, prune, merge, _placed, _fused])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(made=_graphs(), left=_rows(-30), right=_rows(0))
 def test_a_rule_does_not_change_what_a_graph_means(
     rule: Callable[[Node], Rewritten], made: Graph, left: pa.Table, right: pa.Table
@@ -131,7 +132,7 @@ def test_a_rule_does_not_change_what_a_graph_means(
     assert bool(notes) == (after is not made.root)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 @given(made=_graphs(), left=_rows(-30), right=_rows(0), persist=st.sampled_from(["auto", "never"]))
 def test_a_plan_means_what_was_written(made: Graph, left: pa.Table, right: pa.Table, persist: Any) -> None:
     tables = {"left": left, "right": right, "table": pa.table({"k": [0, 1, 1, 3], "c": [1, 1, 2, 3]}, _TABLE)}

@@ -19,6 +19,7 @@ from penstock.compression import TableBlock, encode_table
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.scanner import Scanner
 from penstock.operators.scan.spec import PANE, Fragments, LatestBy, Partial, Scan
+from tests.long_tests import examples
 
 SCHEMA = pa.schema(
     {
@@ -119,7 +120,9 @@ WHERE = st.sampled_from(
 GROUPS = st.sampled_from([(), ("k",), ("name",), ("k", "small"), ("day", "name", "k"), ("small",)])
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=examples(150), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 @given(
     seed=st.integers(0, 2**32), rows=st.integers(2, 400), nulls=st.sampled_from([0.0, 0.0, 0.2]),
     disorder=st.sampled_from([0, 0, 30]), keys=st.sampled_from([1, 5, 300]), where=WHERE, group_by=GROUPS,
@@ -156,7 +159,7 @@ def test_fragments_equal_a_group_by(
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 2**32), rows=st.integers(2, 300), nulls=st.sampled_from([0.0, 0.2]),
     disorder=st.sampled_from([0, 30]), group_by=GROUPS, cuts=st.lists(st.integers(1, 300), max_size=4),
@@ -180,7 +183,7 @@ def test_first_and_last_are_by_time_then_by_arrival(
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 2**32), rows=st.integers(2, 300), nulls=st.sampled_from([0.0, 0.2]),
     where=WHERE, key=st.sampled_from([("k",), ("name", "small")]), time=st.sampled_from(["ts", "moment"]),
@@ -206,7 +209,7 @@ def test_the_newest_of_each_key_is_kept_and_all_that_have_no_key_or_time(
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     seed=st.integers(0, 2**32), rows=st.integers(2, 300), nulls=st.sampled_from([0.0, 0.2]), where=WHERE,
     cuts=st.lists(st.integers(1, 300), max_size=4),

@@ -18,6 +18,7 @@ from penstock.windows.layout import ENTRY_PANE, SessionLayout
 from penstock.windows.panes import new_panes
 from penstock.windows.sessions import session_kernels
 from penstock.windows.spec import WindowSpec
+from tests.long_tests import examples
 from tests.naive_windows import Event, Sessions
 from tests.property.test_panes import stored
 
@@ -144,7 +145,7 @@ def cut(events: list[Event], data: st.DataObject) -> list[list[Event]]:
 GAPS = st.tuples(st.integers(1, 12), st.integers(1, 12)).map(sorted)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(events=EVENTS, gaps=GAPS, delay=st.integers(0, 15), data=st.data())
 def test_each_session_comes_once_when_the_watermark_has_passed_it(
     events: list[Event], gaps: list[int], delay: int, data: st.DataObject
@@ -158,7 +159,7 @@ def test_each_session_comes_once_when_the_watermark_has_passed_it(
     assert run(batches, gap, pane, delay, data) == (expected, oracle.late)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(events=EVENTS, gaps=GAPS, delay=st.integers(0, 30), data=st.data())
 def test_without_late_events_sessions_are_those_of_polars_whatever_the_micro_batches(
     events: list[Event], gaps: list[int], delay: int, data: st.DataObject

@@ -28,12 +28,13 @@ from penstock.state_store import bucket_store
 from penstock.state_store.bucket_store import BucketStore, FileId, Handle, Pointer, number_of, pointer_of
 from penstock.state_store.cache import LoadedState, StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
+from tests.long_tests import examples
 from tests.states import Later, RowState
 
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string()), ("n", pa.int32())])
 RETAIN = 2
 COMMITS = 3
-EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 40)
+EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or examples(75))
 """`script/fuzz` has more."""
 
 WORKERS = 3

@@ -15,6 +15,7 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.plain.tables import PlainTables
+from tests.long_tests import long_but
 from tests.procedures import (
     EVENTS,
     bank,
@@ -168,7 +169,7 @@ def random(e, a, b, c):
 COMPILED["undo"] = COMPILED["undo"].replace("helper(event(key=0, amount=0), a) if False else 1", "e.v")
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", long_but(COMPILED, "everything", "indexes"))
 @given(rows=EVENTS, cuts=CUTS)
 def test_machine_code_does_what_python_does(
     name: str, rows: list[dict[str, Any]], cuts: list[tuple[int, str]]

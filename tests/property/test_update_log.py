@@ -21,9 +21,10 @@ from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.checkpointing.p_stream.update_log.compaction import compact
 from penstock.checkpointing.p_stream.update_log.newest import newest_rows
 from tests.interrupted_files import InterruptedFiles
+from tests.long_tests import examples
 
 SCHEMA = pa.schema({"n": pa.int64(), "k": pa.string(), "t": pa.int64(), "gone": pa.bool_()})
-EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 20)
+EXAMPLES = int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or examples(50))
 OFTEN = CleanupRule(min_trim_commits=2, min_log_entries=4)
 
 PROCESSES = st.integers(0, 2)
@@ -274,7 +275,7 @@ TestUpdateLog = UpdateLogMachine.TestCase
 TestExpiringDeletes = ExpiringDeletesMachine.TestCase
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(
     rows=st.lists(
         st.tuples(st.sampled_from(["", "a", "b"]), st.integers(0, 2), st.integers(-3, 3)), max_size=30

@@ -16,6 +16,7 @@ from penstock.operators.scheduling.weighted_scheduler import WeightedScheduler
 from penstock.operators.scheduling.weights import KeyWeights, shares_of
 from penstock.operators.simulation import UNIT_US, draw_arrivals, simulate, update_stream
 from penstock.operators.simulation.traces import Trace
+from tests.long_tests import long_but
 from tests.naive_weighted import NaiveWeightedQueue, most_services
 from tests.streams import (
     POLICIES,
@@ -238,7 +239,7 @@ def _weighted_staleness(
 
 
 @pytest.mark.parametrize("policy", list(Policy))
-@pytest.mark.parametrize("slow", [0, 4])
+@pytest.mark.parametrize("slow", long_but([0, 4], 4))
 def test_weighted_staleness_falls_where_weights_are_skewed(policy: Policy, slow: int) -> None:
     """Ten keys at load 5, one of weight 10; all update equally often, or some ten times less often."""
     weights, equal = [10.0] + [1.0] * 9, [1.0] * 10

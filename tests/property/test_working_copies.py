@@ -34,6 +34,7 @@ from penstock.state_store.cache import StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
 from penstock.state_store.tables.rocksdb_table import RocksdbTable
 from penstock.state_store.tables.working_copy import TableMaker, WorkingCopy, table_maker
+from tests.long_tests import examples
 from tests.naive import NaiveQueue, Update
 from tests.states import Later
 from tests.streams import (
@@ -115,7 +116,7 @@ EARLIER: dict[str, Any] = {
 
 @given(**RUNS)
 @example(**EARLIER)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_a_queue_with_a_table_serves_measures_and_stores_the_same_and_either_opens_the_others_units(
     stream: UpdateStream, policy: Policy, semantics: Semantics, steps: list[Any]
 ) -> None:
@@ -124,7 +125,7 @@ def test_a_queue_with_a_table_serves_measures_and_stores_the_same_and_either_ope
 
 @given(**RUNS)
 @example(**EARLIER)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_so_does_one_with_a_table_on_local_disk(
     stream: UpdateStream, policy: Policy, semantics: Semantics, steps: list[Any]
 ) -> None:
@@ -214,7 +215,7 @@ BATCHES = st.lists(
 
 
 @given(policy=POLICIES, steps=BATCHES)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_a_bucket_goes_on_whichever_copy_loads_it_and_whatever_fails(
     tmp_path_factory: pytest.TempPathFactory, policy: Policy, steps: list[Any]
 ) -> None:
@@ -277,7 +278,7 @@ def keys_of(store: BucketStore, pointer: Pointer, policy: Policy) -> list[int]:
 
 @pytest.mark.parametrize("weighted", [False, True])
 @given(policy=POLICIES, seed=st.integers(0, 1 << 32))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_a_queue_of_some_of_the_keys_serves_them_as_the_whole_one_does(
     weighted: bool, policy: Policy, seed: int
 ) -> None:
