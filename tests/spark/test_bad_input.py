@@ -15,6 +15,7 @@ from pyspark.sql import functions as sf
 
 import penstock
 from penstock.errors import InvalidUsageError, UnavailableError
+from tests.long_tests import long_but
 from tests.spark.queries import SCHEMA, Place, failure, quotes, settings
 
 pytestmark = pytest.mark.spark
@@ -205,7 +206,9 @@ MISBEHAVIOUR: list[tuple[str, Callable[[pa.Table], Any], str]] = [
 
 
 @pytest.mark.parametrize(
-    ("apply", "text"), [case[1:] for case in MISBEHAVIOUR], ids=[case[0] for case in MISBEHAVIOUR]
+    ("apply", "text"),
+    long_but([case[1:] for case in MISBEHAVIOUR], *(case[1:] for case in MISBEHAVIOUR[:2])),
+    ids=[case[0] for case in MISBEHAVIOUR],
 )
 def test_an_apply_that_misbehaves_fails_the_query_and_says_how(
     spark: SparkSession, tmp_path: Path, apply: Callable[[pa.Table], Any], text: str
@@ -257,7 +260,7 @@ def test_a_state_location_that_cannot_be_written_is_named(
     assert not place.checkpoint.exists(), "it is refused before Spark starts the query"
 
 
-@pytest.mark.parametrize("form", ["relative", "file:", "file://", "setting"])
+@pytest.mark.parametrize("form", long_but(["relative", "file:", "file://", "setting"], "relative", "setting"))
 def test_a_state_location_may_be_written_in_several_ways(
     spark: SparkSession, tmp_path: Path, form: str
 ) -> None:

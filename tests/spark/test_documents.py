@@ -11,19 +11,28 @@ import sys
 import pytest
 
 from tests.documents import ROOT, RUN, SHOWN, Block, blocks, pages
+from tests.long_tests import LONG, long_but
 
 ALL = [block for page in pages() for block in blocks(page)]
 MOST_NOT_RUN = 3
 """A block more that does not run is a decision, not an accident."""
+LONG_PAGES = [f"docs/how-to/{name}.md" for name in ("late-rows", "state", "test-your-own", "upserts")]
+"""Pages whose blocks start many processes."""
+RUNNING = sorted({block.page for block in ALL if block.language in RUN})
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Run all blocks in one process, and give the error of each by its place."""
+    """Run the blocks of all pages in one process, and give the error of each by its place."""
     place = tmp_path_factory.mktemp("documents")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.documents"],
+        [
+            sys.executable,
+            "-m",
+            "tests.documents",
+            *(page for page in RUNNING if LONG or page not in LONG_PAGES),
+        ],
         cwd=place,
         env=environment,
         capture_output=True,
@@ -39,7 +48,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("page", sorted({block.page for block in ALL if block.language in RUN}))
+@pytest.mark.parametrize("page", long_but(RUNNING, *(page for page in RUNNING if page not in LONG_PAGES)))
 def test_the_blocks_of_a_page_run(results: dict[str, str], page: str) -> None:
     meant = [block for block in ALL if block.page == page and block.language in RUN and block.reason is None]
     failed = [f"{block.place}\n{results[block.place]}" for block in meant if results[block.place]]

@@ -18,6 +18,7 @@ from penstock.spark_ext.api.failure import root_cause
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.spark_versions import ReadAllAvailable, ReadMaxRows
 from penstock.spark_ext.sources.market import MarketDataSource
+from tests.long_tests import long_but
 from tests.spark.queries import needs_admission_control
 
 pytestmark = needs_admission_control
@@ -148,7 +149,10 @@ def test_wrong_options_are_refused(options: dict[str, str], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("rowsPerSecond", 11), ("symbols", 5), ("seed", 1), ("skew", 2), ("startTime", 1)]
+    ("option", "value"),
+    long_but(
+        [("rowsPerSecond", 11), ("symbols", 5), ("seed", 1), ("skew", 2), ("startTime", 1)], ("symbols", 5)
+    ),
 )
 def test_a_restart_with_other_rows_is_refused(now: list[int], option: str, value: int) -> None:
     start = reader(rowsPerSecond=10).initialOffset()

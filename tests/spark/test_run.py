@@ -352,7 +352,7 @@ def test_files_of_each_format_are_read(spark: SparkSession, tmp_path: Path) -> N
         assert sorted((row["k"], row["v"]) for row in table(spark)) == [("a", 11.5), ("b", 20.5)]
 
 
-@pytest.mark.parametrize("kind", ["json", "csv"])
+@pytest.mark.parametrize("kind", long_but(["json", "csv"], "csv"))
 @pytest.mark.parametrize(("on_error", "emitted"), [("keep", 3), ("skip", 2)])
 def test_records_that_cannot_be_read_are_counted(
     spark: SparkSession, tmp_path: Path, kind: str, on_error: str, emitted: int
