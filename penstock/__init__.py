@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.checkpointing.spark_checkpoint import repair_checkpoint
     from penstock.conf.pipeline import load_pipeline
     from penstock.dataflow import graph
+    from penstock.designing.design import design
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
     from penstock.procedures import abort, database, event, execute
@@ -41,6 +42,7 @@ __all__ = [
     "abort",
     "database",
     "decode_kafka",
+    "design",
     "event",
     "execute",
     "fork_state",
@@ -74,6 +76,7 @@ __getattr__ = lazily(
         "abort": "penstock.procedures",
         "database": "penstock.procedures",
         "decode_kafka": "penstock.spark_ext.kafka.decode",
+        "design": "penstock.designing.design",
         "event": "penstock.procedures",
         "execute": "penstock.procedures",
         "fork_state": "penstock.spark_ext.state_copy.fork",

@@ -1,8 +1,8 @@
 """The command ``penstock``.
 
 Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick. ``check``,
-``ingest``, ``pack``, ``serve``, and without ``--checkpoint`` also ``gc`` and ``inspect``, start no JVM.
-Exit codes: 0 for success, 1 when a run fails or stored data is damaged, 2 for a wrong command line,
+``design``, ``ingest``, ``pack``, ``serve``, and without ``--checkpoint`` also ``gc`` and ``inspect``, start
+no JVM. Exit codes: 0 for success, 1 when a run fails or stored data is damaged, 2 for a wrong command line,
 configuration or input, 130 and 143 when SIGINT or SIGTERM stopped the run.
 """
 
@@ -22,6 +22,7 @@ from penstock._version import __version__
 from penstock.errors import redact
 from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors, size, unwrap
 from penstock.jobs.commands.compact import compact
+from penstock.jobs.commands.design import design
 from penstock.jobs.commands.gc import gc
 from penstock.jobs.commands.ingest import ingest
 from penstock.jobs.commands.inspect import inspect
@@ -377,6 +378,7 @@ def warm_up(
 
 app.command()(ingest)
 app.command()(compact)
+app.command()(design)
 app.command()(gc)
 app.command()(pack)
 app.command()(repair)

@@ -23,6 +23,7 @@ from penstock.procedures.workflows.workflow import Nested, Workflow
 if TYPE_CHECKING:
     from penstock.procedures.in_process.open_database import OpenDatabase
     from penstock.procedures.parallel.evaluation import Evaluation
+    from penstock.procedures.partitions.design import PartitionDesign
     from penstock.procedures.replicas.replica import Replica
     from penstock.procedures.requests.client import RequestClient
 
@@ -39,8 +40,7 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     name : str
         Its name; its state in a query has the same name.
     location : str or path, optional
-        The default location of the state of its queries. A path is relative to the present working
-        directory.
+        The default location of the state of its queries. A path is relative to the working directory.
 
     Raises
     ------
@@ -312,12 +312,11 @@ class Database:
         return workflow
 
     def _check_free(self, name: str) -> None:
-        if name in self.procedures:
-            raise InvalidUsageError("the database has this procedure already", procedure=name)
-        if name in self.workflows:
-            raise InvalidUsageError("the database has this workflow already", workflow=name)
-        if any(text.name == name for texts in self.catalog.triggers.values() for text in texts):
-            raise InvalidUsageError("the database has this trigger already", trigger=name)
+        triggers = {text.name for texts in self.catalog.triggers.values() for text in texts}
+        taken = {"procedure": {*self.procedures}, "workflow": {*self.workflows}, "trigger": triggers}
+        for kind, names in taken.items():
+            if name in names:
+                raise InvalidUsageError(f"the database has this {kind} already", **{kind: name})
 
     def explain(self) -> str:
         """Describe the tables and the procedures; see `Procedure.explain`."""
@@ -345,6 +344,7 @@ class Database:
         commit_interval: str | timedelta = "0ms",
         partitions: int = 1,
         ranges: Mapping[str, Sequence[Any]] | None = None,
+        design: PartitionDesign | str | os.PathLike[str] | None = None,
         evaluation: str | Evaluation = "serial",
     ) -> OpenDatabase:
         """Open tables in this process's memory, for transactions one after the other.
@@ -352,21 +352,20 @@ class Database:
         Parameters
         ----------
         location : str or path, optional
-            A directory that keeps the database: every call is durable before it returns, and a later
-            ``open`` has the same tables. By default tables are empty at first and lost at the end.
+            A directory that keeps the database: a call is durable before it returns. By default tables are
+            empty at first and lost at the end.
         recovery : str
-            What the log holds for a workflow. ``weak``: its events, so that one record makes a call durable.
-            ``strong``: each transaction with its input, durable before the next one runs. The tables are the
-            same either way.
+            What the log holds for a workflow. ``weak``: its events. ``strong``: each transaction with its
+            input, durable before the next one runs. The tables are the same either way.
         commit_interval : str or timedelta
-            How long a call waits for others to become durable in the same sync. By default a sync takes what
-            was called during the previous one.
+            How long a call waits for others to be durable in one sync; by default, until the last sync ends.
         partitions : int
             The number of threads that run transactions, each over its own rows of the tables that have
             `partition_by`. Results and tables are the same with any number, which may change each time.
         ranges : mapping of str to sequence, optional
-            For tables that are partitioned by ranges of their column instead of its hash: the least value of
-            each partition but the first.
+            For tables that are partitioned by ranges: the least value of each partition but the first.
+        design : PartitionDesign, str or path, optional
+            A result of `penstock.design`, or its YAML file, instead of `partitions` and `ranges`.
         evaluation : str or Evaluation
             ``serial``, or on two threads ``chains``, ``levels``, ``split`` or ``adaptive`` for a ``run``.
 
@@ -389,7 +388,9 @@ class Database:
         """
         from penstock.procedures.in_process.open_database import OpenDatabase
 
-        return OpenDatabase(self, location, recovery, commit_interval, partitions, ranges, None, evaluation)
+        return OpenDatabase(
+            self, location, recovery, commit_interval, partitions, ranges, None, evaluation, design
+        )
 
     def follow(
         self, location: str | os.PathLike[str], *, poll_interval: str | timedelta = "100ms"
@@ -399,7 +400,7 @@ class Database:
         Parameters
         ----------
         location : str or path
-            The directory of the database, on a file system that both machines share, or in an object store.
+            The directory of the database, which both machines can read.
         poll_interval : str or timedelta
             How often to look for new calls.
 

@@ -105,6 +105,11 @@ class Procedure:
         """The possible names of its event's attributes, if it does not declare them."""
         return _attributes(self.text)
 
+    @property
+    def programs(self) -> tuple[Program | PlainProgram, ...]:
+        """The programs that it has been compiled to."""
+        return tuple(self._programs.values())
+
     def program(self, event: pa.Schema | None = None) -> Program | PlainProgram:
         """Return the program for an event.
 

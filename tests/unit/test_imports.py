@@ -26,6 +26,7 @@ LEVELS = {
     "testing": 6,
     "spark_ext": 6,
     "dataflow": 5,
+    "designing": 5,
     "windows": 4,
     "procedures": 4,
     "upserts": 3,

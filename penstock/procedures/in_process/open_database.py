@@ -26,10 +26,12 @@ from penstock.procedures.in_process.request_queue import Request, RequestQueue, 
 from penstock.procedures.in_process.snapshot import Snapshot
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
 from penstock.procedures.parallel.evaluation import Evaluation
+from penstock.procedures.partitions.design import PartitionDesign
 from penstock.procedures.partitions.explain import explain_partitions
 from penstock.procedures.partitions.partitioned_tables import open_tables
 from penstock.procedures.requests.messages import ANSWERS, REQUESTS
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS, answer_requests
+from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.batches import bounds_of
 from penstock.units import parse_duration_us
 
@@ -55,7 +57,7 @@ class OpenDatabase:
         See `Database.open`.
     follower : LogFollower, optional
         A replica's copy of the tables, which spares most of the restore.
-    evaluation
+    evaluation, design
         See `Database.open`.
 
     Attributes
@@ -74,6 +76,7 @@ class OpenDatabase:
         ranges: Mapping[str, Sequence[Any]] | None = None,
         follower: LogFollower | None = None,
         evaluation: str | Evaluation = "serial",
+        design: PartitionDesign | str | os.PathLike[str] | None = None,
     ) -> None:
         self.evaluation = Evaluation(evaluation) if isinstance(evaluation, str) else evaluation
         interval_s = parse_duration_us(commit_interval) / 1e6
@@ -85,6 +88,16 @@ class OpenDatabase:
             raise InvalidUsageError(
                 "only a database in a directory has strong recovery", hint="give open() a location"
             )
+        tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
+        placed: Sequence[TableSpec] = tables
+        if design is not None:
+            if partitions != 1 or ranges:
+                raise InvalidUsageError(
+                    "a design says the partitions", hint="leave out partitions= and ranges="
+                )
+            chosen = PartitionDesign.load(design)
+            placed = chosen.apply(database.name, tables)
+            partitions, ranges = chosen.partitions, chosen.ranges
         if recovery == "strong" and partitions != 1:
             raise InvalidUsageError(
                 "strong recovery has one partition", partitions=partitions, hint='use recovery="weak"'
@@ -95,8 +108,7 @@ class OpenDatabase:
         self._queue: RequestQueue | None = None
         self._log: CommandLog | None = None
         self._strong: StrongRecovery | None = None
-        tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
-        self._state = open_tables(tables, partitions, ranges or {}, [REMEMBERED_REQUESTS.name])
+        self._state = open_tables(placed, partitions, ranges or {}, [REMEMBERED_REQUESTS.name])
         self._programs = OpenPrograms(database, {spec.name for spec in tables})
         if isinstance(self._state, TableSet):
             self._state.evaluation = self.evaluation

@@ -41,7 +41,7 @@ def _lines(database: Database, state: State) -> Iterator[str]:
 
 def _describe_table(spec: TableSpec, placement: Placement | None) -> str:
     if placement is None:
-        return "replicated, since it has no partition_by"
-    if placement.ranges is None:
-        return f"by the hash of {spec.partition_by}"
-    return f"by ranges of {spec.partition_by}"
+        return (
+            f"replicated, {'since it has no partition_by' if spec.partition_by is None else 'by the design'}"
+        )
+    return f"by {'the hash' if placement.ranges is None else 'ranges'} of {placement.column.name}"

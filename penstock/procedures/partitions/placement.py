@@ -18,7 +18,7 @@ from penstock.procedures.texts import Numbers, TextNumbers
 from penstock.sql.expression import did_you_mean
 from penstock.state_store.keys.key_words import KeyCodec, buckets_of
 
-__all__ = ["Placement", "hash_values", "place_tables"]
+__all__ = ["Placement", "hash_numbers", "hash_values", "numbers_of", "place_tables"]
 
 
 def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
@@ -27,11 +27,16 @@ def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
         kind = pa.large_string() if column.kind is Kind.TEXT else pa.large_binary()
         values = values.fill_null("" if column.kind is Kind.TEXT else b"").cast(kind)
         return KeyCodec([pa.field("key", kind)]).encode([values]).hashes.view(np.int64)
-    numbers = pa.array(_numbers(column, values))
-    return KeyCodec([pa.field("key", pa.int64())]).encode([numbers]).hashes.view(np.int64)
+    return hash_numbers(numbers_of(column, values))
 
 
-def _numbers(column: Column, values: pa.Array[Any]) -> Numbers:
+def hash_numbers(numbers: Numbers) -> Numbers:
+    """Return a hash of each of the integers that stand for values that are no texts."""
+    codec = KeyCodec([pa.field("key", pa.int64())])
+    return codec.encode([pa.array(numbers)]).hashes.view(np.int64)
+
+
+def numbers_of(column: Column, values: pa.Array[Any]) -> Numbers:
     """Return the integers that stand for values that are no texts."""
     return numpy_column(column, values, TextNumbers())[0].astype(np.int64)
 
@@ -62,7 +67,9 @@ class Placement:
             return
         with arrow_errors(spec.name):
             bounds = pa.array(ranges, self.column.type)
-        least = bounds.to_pylist() if self.column.kind.is_interned else _numbers(self.column, bounds).tolist()
+        least = (
+            bounds.to_pylist() if self.column.kind.is_interned else numbers_of(self.column, bounds).tolist()
+        )
         ascends = not bounds.null_count and all(one < other for one, other in itertools.pairwise(least))
         if len(least) != partitions - 1 or not ascends:
             raise InvalidUsageError(
@@ -85,7 +92,7 @@ class Placement:
             return buckets_of(hash_values(column, values).view(np.uint64), self._partitions)
         if not column.kind.is_interned:
             least = np.array(self.ranges, np.int64)
-            return np.searchsorted(least, _numbers(column, values), side="right").astype(np.int64)
+            return np.searchsorted(least, numbers_of(column, values), side="right").astype(np.int64)
         encoded = values.fill_null("" if column.kind is Kind.TEXT else b"").dictionary_encode()
         numbers = [bisect_right(self.ranges, value) for value in encoded.dictionary.to_pylist()]
         return np.array(numbers or [0], np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]

@@ -82,7 +82,7 @@ def find_route(program: Program | PlainProgram, placements: Mapping[str, Placeme
         for access in program.accesses:
             if access.table in placements:
                 spec = tables[access.table]
-                partition = access.attributes[spec.key.index(spec.partition_by or "")]
+                partition = access.attributes[spec.key.index(placements[access.table].column.name)]
                 keys[Keys(access.table, access.attributes, partition or "")] = None
     methods = {(placements[one.table].method, one.partition) for one in keys}
     attributes = tuple(dict.fromkeys(one.partition for one in keys))
@@ -103,6 +103,8 @@ def _obstacle(program: Program | PlainProgram, placements: Mapping[str, Placemen
         if access.table not in placements:
             if access.mode is not AccessMode.READ:
                 return f"it writes {shown}, which is replicated"
-        elif access.attributes[spec.key.index(spec.partition_by or "")] is None:
-            return f"no attribute of the event is the {spec.partition_by} of {shown}"
+        else:
+            column = placements[access.table].column.name
+            if access.attributes[spec.key.index(column)] is None:
+                return f"no attribute of the event is the {column} of {shown}"
     return None

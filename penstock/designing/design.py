@@ -1,0 +1,109 @@
+"""`design`: the best partitions of a database for its transactions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.designing.cost import CostModel
+from penstock.designing.initial import declared_choice
+from penstock.designing.result import DesignResult
+from penstock.designing.search import Limits, Progress, search
+from penstock.designing.traces.log import read_log
+from penstock.designing.traces.trace import Request, declare
+from penstock.designing.workload import Workload
+from penstock.errors import InvalidUsageError
+from penstock.procedures.databases import Database
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["design"]
+
+
+def design(
+    database: Database,
+    requests: Iterable[Request] | Mapping[str, pa.Table | pa.RecordBatch | Mapping[str, Any]] | None = None,
+    *,
+    log: str | os.PathLike[str] | None = None,
+    partitions: int = 4,
+    seconds: float = 10.0,
+    intervals: int = 10,
+    alpha: float = 5.0,
+    beta: float = 1.0,
+    memory_bytes: int | None = None,
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+) -> DesignResult:
+    """Choose the partitions of a database for a trace of its transactions.
+
+    For each table it chooses a column of the key, by hash or by ranges, or a copy in every partition, so that
+    few transactions need several partitions and all partitions have about the same load. Nothing runs and
+    nothing is written. Ctrl-C ends the search with the best design so far.
+
+    Parameters
+    ----------
+    database : Database
+        The tables and procedures.
+    requests : mapping, or iterable of tuple
+        Events by the names of procedures and workflows, or pairs of a name and events in the order of calls.
+        Each procedure compiles for its events.
+    log : str or path, optional
+        The directory of a database: its calls since its newest version are the requests. A process may have
+        it open meanwhile.
+    partitions : int
+        The number of partitions, 2 to 64.
+    seconds : float
+        The longest duration of the search. It ends before if it finds nothing better for long.
+    intervals : int
+        The trace is cut into so many parts. Skew counts in each by itself, so load that moves from partition
+        to partition is not balanced load.
+    alpha, beta : float
+        The weights of coordination and skew in the cost.
+    memory_bytes : int, optional
+        The memory of a partition, with `log`: designs that replicate too much are not taken.
+    seed : int
+        The seed of the search. Equal seeds find equal designs unless `seconds` or Ctrl-C ends the search.
+    progress : callable, optional
+        Called after each round of the search.
+
+    Returns
+    -------
+    DesignResult
+        The design, its cost and that of the declared one, and what explains it.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no request, one does not fit its procedure, or an option is unusable.
+    CorruptDataError, UnavailableError
+        If the files of the log are damaged, or the file system refuses.
+
+    Examples
+    --------
+    >>> events = {"source": [1, 2, 3], "target": [1, 2, 3], "amount": [1, 1, 1]}
+    >>> result = penstock.design(bank, {"transfer": events}, partitions=2)
+    >>> result.design.columns
+    {'accounts': 'id'}
+    """
+    if type(seconds) not in (int, float) or not seconds > 0:
+        raise InvalidUsageError("a search takes time", seconds=repr(seconds), hint="use a number above 0")
+    if (requests is None) == (log is None):
+        raise InvalidUsageError(
+            "a trace comes from requests or from a log", hint="give one of requests= and log="
+        )
+    sizes: Mapping[str, int] = {}
+    calls: Sequence[Request] | Iterable[Request]
+    if log is not None:
+        calls, sizes = read_log(database, log)
+    else:
+        calls = list(requests.items()) if isinstance(requests, Mapping) else requests or ()
+    if memory_bytes is not None and log is None:
+        raise InvalidUsageError(
+            "only a log tells the sizes of tables", hint="give log=, or leave out memory_bytes="
+        )
+    workload = Workload.encode(declare(database, calls, sizes), partitions, intervals)
+    model = CostModel(workload, alpha, beta, memory_bytes)
+    found = search(model, seed=seed, limits=Limits(seconds=seconds), progress=progress)
+    return DesignResult(model, found, declared_choice(workload))

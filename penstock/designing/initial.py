@@ -1,0 +1,122 @@
+"""The designs from which the search begins (H-Store §4.3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from penstock.designing.cost import Choice, Cost, CostModel
+from penstock.designing.cost_kernels import Masks
+from penstock.designing.traces.access_graph import co_accessed_columns
+from penstock.designing.workload import TableOption, Workload
+from penstock.errors import InvalidUsageError
+from penstock.procedures.texts import Numbers
+
+__all__ = ["declared_choice", "initial_choices", "most_frequent", "route_by_frequency"]
+
+
+def initial_choices(model: CostModel) -> tuple[Choice, Cost]:
+    """Return the best of the designs that are easy to find, and its cost.
+
+    These are the declared design, the most frequently accessed columns, and, for each set of columns that the
+    access graph joins, the columns of this set. The paper begins with the second alone.
+
+    Raises
+    ------
+    InvalidUsageError
+        If none fits into the memory.
+    """
+    workload = model.workload
+    best: tuple[Choice, Cost] | None = None
+    for tables in _starts(model):
+        if not model.is_feasible(tables):
+            continue
+        masks = model.masks(tables)
+        choice = Choice(tables, route_by_frequency(workload, masks))
+        cost = model.cost(masks, choice.routing)
+        if best is None or cost.total < best[1].total:
+            best = choice, cost
+    if best is None:
+        raise InvalidUsageError(
+            "no design fits into the memory of a partition", hint="allow more, or add partitions"
+        )
+    return best
+
+
+def declared_choice(workload: Workload) -> Choice:
+    """Return the design that the tables declare."""
+    masks = workload.fixed.copy()
+    for table, option in enumerate(workload.declared.tolist()):
+        masks |= workload.row(table, option)
+    return Choice(workload.declared.copy(), route_by_frequency(workload, masks))
+
+
+def _starts(model: CostModel) -> Iterator[Numbers]:
+    workload = model.workload
+    yield workload.declared.copy()
+    frequent = most_frequent(model)
+    yield frequent
+    partitioned = np.array([
+        _option(workload, table, max(heats, key=lambda name: heats[name]))
+        for table, heats in enumerate(workload.heat_of_column)
+    ])  # fmt: skip
+    yield partitioned
+    for group in co_accessed_columns(workload.trace):
+        for with_ranges in (False, True):
+            tables = frequent.copy()
+            for table, name in enumerate(workload.names):
+                for column in workload.heat_of_column[table]:
+                    if (name, column) in group:
+                        tables[table] = _option(workload, table, column, with_ranges=with_ranges)
+            yield tables
+            for table, writes in enumerate(workload.writes.tolist()):
+                if not writes:
+                    tables[table] = workload.options[table].index(TableOption(None))
+            yield tables.copy()
+
+
+def most_frequent(model: CostModel) -> Numbers:
+    """Return the design by frequency: the hottest column of each table; tables that are only read replicated.
+
+    Tables are replicated while they fit into the memory, those with fewer bytes for an access first. The
+    paper takes the hottest by bytes for a transaction.
+    """
+    workload = model.workload
+    tables = np.array([
+        _option(workload, table, max(heats, key=lambda name: heats[name]))
+        for table, heats in enumerate(workload.heat_of_column)
+    ], np.int64)  # fmt: skip
+    sizes = workload.trace.sizes[list(workload.tables)] / np.maximum(workload.heat, 1)
+    for table in np.argsort(sizes, kind="stable").tolist():
+        if not workload.writes[table]:
+            before = tables[table]
+            tables[table] = workload.options[table].index(TableOption(None))
+            if not model.is_feasible(tables):
+                tables[table] = before
+    return tables
+
+
+def _option(workload: Workload, table: int, column: str, *, with_ranges: bool = False) -> int:
+    """Return the option of a table to be partitioned by a column; if there is none, its declaration."""
+    found = [
+        place
+        for place, option in enumerate(workload.options[table])
+        if option.column == column and option.index is None
+    ]
+    if not found:
+        return int(workload.declared[table])
+    return found[-1] if with_ranges else found[0]
+
+
+def route_by_frequency(workload: Workload, masks: Masks) -> Numbers:
+    """Return for each procedure the attribute that most often leads to a partition that is accessed."""
+    routing = np.full(len(workload.attributes), -1, np.int64)
+    for procedure, names in enumerate(workload.attributes):
+        if names:
+            chosen = workload.procedure == procedure
+            bases, needed, weights = workload.bases[:, chosen], masks[chosen], workload.weights[chosen]
+            bits = np.uint64(1) << np.maximum(bases, 0).astype(np.uint64)
+            fits = (((bits & needed) != 0) & (bases >= 0)) @ weights
+            routing[procedure] = int(np.argmax(fits[: len(names)]))
+    return routing

@@ -1,0 +1,189 @@
+"""The result of the designer: a design, and what explains it in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.designing.cost import Choice, CostModel
+from penstock.designing.search import Found
+from penstock.designing.traces.trace import Trace
+from penstock.designing.workload import TableOption
+from penstock.procedures.partitions.design import PartitionDesign
+from penstock.procedures.partitions.placement import place_tables
+from penstock.procedures.partitions.routes import find_route
+
+__all__ = ["DesignResult", "describe_option"]
+
+_ALTERNATIVES = 2
+"""The alternatives that the explanation names for each table."""
+
+
+class DesignResult:
+    """A design for a trace, and its cost beside that of the declared design.
+
+    Parameters
+    ----------
+    model : CostModel
+        The cost model.
+    found : Found
+        The result of the search.
+    declared : Choice
+        The declared design.
+
+    Attributes
+    ----------
+    design : PartitionDesign
+        The design, which `Database.open` takes.
+    cost, declared_cost : Cost
+        The costs of this design and of the declared one.
+    speed_up, declared_speed_up : float
+        Their estimated throughput as a multiple of one partition's.
+    designs : int
+        The designs whose cost was estimated.
+    seconds : float
+        The duration of the search.
+    interrupted : bool
+        Whether Ctrl-C ended it.
+    """
+
+    def __init__(self, model: CostModel, found: Found, declared: Choice) -> None:
+        self._model, self._choice = model, found.choice
+        self.designs, self.seconds, self.interrupted = found.designs, found.seconds, found.interrupted
+        self.cost, self.declared_cost = found.cost, model.measure(declared)
+        self.speed_up, self.declared_speed_up = model.speed_up(found.choice), model.speed_up(declared)
+        workload = model.workload
+        trace = workload.trace
+        columns = {spec.name: spec.partition_by for spec in trace.tables}
+        options = [self.option(table) for table in range(len(workload.options))]
+        chosen = dict(zip(workload.names, options, strict=True))
+        self.design = PartitionDesign(
+            trace.database.name,
+            workload.partitions,
+            columns | {name: option.column for name, option in chosen.items()},
+            {name: option.ranges for name, option in chosen.items() if option.ranges is not None},
+        )
+
+    def __repr__(self) -> str:
+        return f"<design of {self.design.database}: cost {self.cost.total:.4f}>"
+
+    @property
+    def trace(self) -> Trace:
+        """The trace."""
+        return self._model.workload.trace
+
+    def option(self, table: int) -> TableOption:
+        """Return the option that is chosen for a table, by its place in the workload."""
+        return self._model.workload.options[table][int(self._choice.tables[table])]
+
+    def shares(self) -> dict[str, tuple[int, float]]:
+        """Return for each table the transactions that access it, and the share of single-partition ones."""
+        trace, single = self._model.workload.trace, self._is_single()
+        shares = {}
+        for place, spec in enumerate(trace.tables):
+            accessing = np.unique(trace.transaction[trace.table == place])
+            if len(accessing):
+                shares[spec.name] = len(accessing), float(single[accessing].mean())
+        return shares
+
+    def _is_single(self) -> npt.NDArray[np.bool_]:
+        """Return whether each transaction needs one partition at most."""
+        single = np.bitwise_count(self._model.needed(self._choice)) <= 1
+        chosen: npt.NDArray[np.bool_] = single[self._model.workload.record]
+        return chosen
+
+    def explain(self) -> str:
+        """Return the design in words."""
+        return "\n".join(self._lines())
+
+    def to_yaml(self) -> str:
+        """Return the design as YAML, which `Database.open` takes."""
+        return self.design.to_yaml()
+
+    def to_svg(self) -> str:
+        """Return a drawing of the tables and of the columns that transactions access together."""
+        from penstock.designing.drawing import draw
+
+        return draw(self)
+
+    def _lines(self) -> Iterator[str]:
+        workload = self._model.workload
+        trace = workload.trace
+        yield (
+            f"database {self.design.database}: a design for {workload.partitions} partitions, from "
+            f"{_count(trace.transactions, 'transaction')}"
+        )
+        yield ""
+        shares, names = self.shares(), workload.names
+        for name in self.design.columns:
+            if name not in names:
+                yield f"  {name}: as declared, since no transaction accesses it"
+                continue
+            table = names.index(name)
+            count, single = shares[name]
+            yield f"  {name}: {describe_option(self.option(table))}"
+            yield f"    {_count(count, 'transaction')} access it, {single:.1%} in a single partition"
+            yield from self._alternatives(table)
+        yield ""
+        yield from self._procedures()
+        yield ""
+        yield f"{'':24}{'declared':>10}{'this design':>13}"
+        before, after = self.declared_cost, self.cost
+        yield f"  {'single-partition':22}{before.single:>10.1%}{after.single:>13.1%}"
+        yield f"  {'coordination cost':22}{before.coordination:>10.4f}{after.coordination:>13.4f}"
+        yield f"  {'skew':22}{before.skew:>10.4f}{after.skew:>13.4f}"
+        yield f"  {'cost':22}{before.total:>10.4f}{after.total:>13.4f}"
+        yield f"  {'throughput, estimated':22}{self.declared_speed_up:>9.2f}x{self.speed_up:>12.2f}x"
+        yield ""
+        yield "Throughput is a multiple of one partition's, with a core for each partition. Transactions over"
+        yield "several partitions run while all others wait; the time to move their rows is left out."
+        ended = "Ctrl-C ended the search" if self.interrupted else "The search ended"
+        yield f"{ended} after {self.seconds:.1f} s and {_count(self.designs, 'design')}."
+
+    def _alternatives(self, table: int) -> Iterator[str]:
+        """Yield the cost of the other options of a table, the best first, all else as it is."""
+        model, options = self._model, self._model.workload.options[table]
+        costs = []
+        for place, option in enumerate(options):
+            if place != self._choice.tables[table]:
+                tables = self._choice.tables.copy()
+                tables[table] = place
+                costs.append((model.measure(Choice(tables, self._choice.routing)), option))
+        for cost, option in sorted(costs, key=lambda one: one[0].total)[:_ALTERNATIVES]:
+            change = cost.total - self.cost.total
+            yield (
+                f"    {describe_option(option)} instead: {cost.single:.1%} of all in a single partition, "
+                f"skew {cost.skew:.2f}, cost {change:+.4f}"
+            )
+
+    def _procedures(self) -> Iterator[str]:
+        """Yield where the transactions of each procedure run."""
+        trace, single = self._model.workload.trace, self._is_single()
+        database = trace.database
+        specs = {spec.name: spec for spec in self.design.apply(database.name, database.tables.values())}
+        placements = place_tables(specs, self.design.partitions, self.design.ranges)
+        for place, name in enumerate(trace.procedures):
+            chosen = trace.procedure == place
+            share = (
+                f"{_count(int(chosen.sum()), 'transaction')}, {single[chosen].mean():.1%} single-partition"
+            )
+            routes = ["all partitions: it is a workflow"]
+            if name in database.procedures:
+                routes = [
+                    find_route(one, placements).describe() for one in database.procedures[name].programs
+                ]
+            yield f"  {name}: {share}"
+            yield from (f"    {route}" for route in dict.fromkeys(routes))
+
+
+def describe_option(option: TableOption) -> str:
+    """Return an option of a table in words."""
+    if option.column is None:
+        return "replicated"
+    return f"by {'the hash' if option.ranges is None else 'ranges'} of {option.column}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

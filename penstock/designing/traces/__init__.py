@@ -1,0 +1,1 @@
+"""Traces of transactions: from requests, from a log, and from a run."""

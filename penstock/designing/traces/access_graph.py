@@ -1,0 +1,101 @@
+"""The access graph: the columns of keys that transactions access with one value (H-Store §4.5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.designing.traces.trace import ANY_TABLE, Trace
+
+__all__ = ["Edge", "access_graph", "co_accessed_columns"]
+
+_LEAST_SHARE = 0.5
+"""Columns are joined if they hold one value in this share of the transactions that access both tables."""
+
+Column = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Two columns that transactions access together.
+
+    Attributes
+    ----------
+    columns : tuple
+        The two columns, each a table and a column of its key.
+    weight : int
+        The transactions that access both with one value.
+    together : int
+        The transactions that access both tables.
+    """
+
+    columns: tuple[Column, Column]
+    weight: int
+    together: int
+
+
+def access_graph(trace: Trace) -> list[Edge]:
+    """Return the edges between columns of different tables, the heaviest first."""
+    values = {
+        (table, column): _pairs(trace, table, column)
+        for table, spec in enumerate(trace.tables)
+        for column in range(len(spec.key))
+    }
+    touched = {
+        table: np.unique(trace.transaction[trace.table == table])
+        for table in np.unique(trace.table).tolist()
+        if table != ANY_TABLE
+    }
+    edges = []
+    for one, other in combinations(sorted(touched), 2):
+        together = len(np.intersect1d(touched[one], touched[other], assume_unique=True))
+        specs = trace.tables[one], trace.tables[other]
+        for columns in product(range(len(specs[0].key)), range(len(specs[1].key))):
+            kinds = [spec.key_columns[column].kind for spec, column in zip(specs, columns, strict=True)]
+            if not together or kinds[0] is not kinds[1]:
+                continue
+            common = np.intersect1d(values[one, columns[0]], values[other, columns[1]], assume_unique=True)
+            weight = len(np.unique(common["transaction"]))
+            if weight:
+                names = [(spec.name, spec.key[column]) for spec, column in zip(specs, columns, strict=True)]
+                edges.append(Edge((names[0], names[1]), weight, together))
+    return sorted(edges, key=lambda edge: -edge.weight)
+
+
+def _pairs(trace: Trace, table: int, column: int) -> npt.NDArray[np.void]:
+    """Return the distinct pairs of transactions and values of a column."""
+    chosen = (trace.table == table) & trace.known[column]
+    pairs = np.empty(int(chosen.sum()), [("transaction", np.int64), ("value", np.int64)])
+    pairs["transaction"], pairs["value"] = trace.transaction[chosen], trace.values[column][chosen]
+    found: npt.NDArray[np.void] = np.unique(pairs)
+    return found
+
+
+def co_accessed_columns(trace: Trace, edges: Sequence[Edge] | None = None) -> list[frozenset[Column]]:
+    """Return sets of columns, each joined by edges to one column: candidates for one partitioning.
+
+    A set has at most one column of each table, that of its heaviest edge.
+    """
+    strong = [
+        edge
+        for edge in (access_graph(trace) if edges is None else edges)
+        if edge.weight >= _LEAST_SHARE * edge.together
+    ]
+    centers = dict.fromkeys(column for edge in strong for column in edge.columns)
+    groups: dict[frozenset[Column], None] = {}
+    for center in centers:
+        chosen = {center[0]: center}
+        grows = True
+        while grows:
+            grows = False
+            for edge in strong:
+                for here, there in (edge.columns, edge.columns[::-1]):
+                    if chosen.get(here[0]) == here and there[0] not in chosen:
+                        chosen[there[0]] = there
+                        grows = True
+        groups[frozenset(chosen.values())] = None
+    return list(groups)

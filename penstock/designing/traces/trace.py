@@ -1,0 +1,360 @@
+"""A trace of transactions: their accesses to rows as columns, for the designer (H-Store §4.2).
+
+The accesses are those that the compiler knows (`declare`): for each access of a procedure's text, the
+attributes of the event that hold the columns of the key. Penstock places a transaction by them, whichever
+branches it takes, so a design's cost is that of Penstock itself. `recorder` makes a trace of the rows that
+transactions access when they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.stream import concat
+from penstock.procedures.compiler.program import Program, event_schema
+from penstock.procedures.compiler.values import AccessMode
+from penstock.procedures.databases import Database
+from penstock.procedures.in_process.arrow_rows import as_arrow, batches_of
+from penstock.procedures.partitions.placement import hash_values, numbers_of
+from penstock.procedures.schema import MAX_KEY_COLUMNS, Column, TableSpec
+from penstock.procedures.texts import Numbers
+from penstock.sql.expression import did_you_mean
+
+__all__ = ["ANY_TABLE", "Mode", "Request", "Trace", "TraceBuilder", "column_numbers", "declare"]
+
+ANY_TABLE = -1
+"""The table of a transaction that needs all partitions in any design."""
+Request = tuple[str, "pa.Table | pa.RecordBatch | Mapping[str, Any]"]
+"""The name of a procedure, and events for it."""
+Booleans = npt.NDArray[np.bool_]
+Values = tuple[Numbers, Booleans]
+
+
+class Mode(IntEnum):
+    """The kinds of accesses."""
+
+    READ = 0
+    WRITE = 1
+    SELECT = 2
+    """A look-up by a secondary index."""
+    FOUND = 3
+    """A row that such a look-up found."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Transactions in their order, and their accesses in the order of transactions.
+
+    Attributes
+    ----------
+    database : Database
+        The declarations.
+    tables : tuple of TableSpec
+        The tables, by whose places accesses name them.
+    procedures : tuple of str
+        The procedures, by whose places transactions name them.
+    attributes : tuple of tuple of str
+        For each procedure the attributes by which its transactions may be routed; none if Penstock routes
+        them by their accesses.
+    procedure : ndarray of int32
+        For each transaction its procedure.
+    routes : ndarray of int64, two-dimensional
+        For each place in `attributes` and each transaction, the value of this attribute.
+    has_route : ndarray of bool
+        Whether the value is there.
+    transaction, table, mode : ndarray
+        For each access its transaction, table and `Mode`.
+    index : ndarray of int64
+        The number of the secondary index of a `Mode.SELECT` or `Mode.FOUND`; for a `Mode.WRITE` a bit for
+        each secondary index that it changes.
+    values : ndarray of int64, two-dimensional
+        For each column of a key and each access its value: an integer, or the hash of a text.
+    known : ndarray of bool
+        Whether the value is known. An access without it needs all partitions of the column.
+    sizes : ndarray of int64
+        The bytes of each table; zeros if unknown.
+    recorded : bool
+        Whether the accesses are those of a run, and an attribute may say where a transaction begins.
+    """
+
+    database: Database
+    tables: tuple[TableSpec, ...]
+    procedures: tuple[str, ...]
+    attributes: tuple[tuple[str, ...], ...]
+    procedure: npt.NDArray[np.int32]
+    routes: Numbers
+    has_route: Booleans
+    transaction: npt.NDArray[np.int64]
+    table: npt.NDArray[np.int16]
+    mode: npt.NDArray[np.int8]
+    index: Numbers
+    values: Numbers
+    known: Booleans
+    sizes: Numbers
+    recorded: bool = False
+
+    @property
+    def transactions(self) -> int:
+        """The number of transactions."""
+        return len(self.procedure)
+
+    def slice(self, begin: int, end: int) -> Trace:
+        """Return the transactions from number `begin` to before `end`."""
+        first, last = np.searchsorted(self.transaction, [begin, end])
+        parts = {
+            name: getattr(self, name)[first:last] for name in ("table", "mode", "index")
+        } | {name: getattr(self, name)[:, first:last] for name in ("values", "known")}  # fmt: skip
+        return Trace(
+            self.database, self.tables, self.procedures, self.attributes, self.procedure[begin:end],
+            self.routes[:, begin:end], self.has_route[:, begin:end], self.transaction[first:last] - begin,
+            sizes=self.sizes, recorded=self.recorded, **parts,
+        )  # fmt: skip
+
+
+def column_numbers(column: Column, values: pa.Array[Any]) -> Numbers:
+    """Return the integers that stand for values: themselves, or the hashes of texts."""
+    return hash_values(column, values) if column.kind.is_interned else numbers_of(column, values)
+
+
+@dataclass(frozen=True)
+class _Accesses:
+    """Accesses to one table as arrays; `values` and `known` have the columns of its key."""
+
+    transaction: Numbers
+    table: int
+    mode: npt.NDArray[np.int8]
+    index: Numbers
+    values: Sequence[Numbers | None]
+    known: Sequence[Booleans]
+
+
+class TraceBuilder:
+    """Collects transactions and their accesses, a whole request at a time.
+
+    Parameters
+    ----------
+    database : Database
+        The declarations.
+    sizes : mapping of str to int, optional
+        The bytes of tables.
+    recorded : bool
+        See `Trace`.
+    """
+
+    def __init__(
+        self, database: Database, sizes: Mapping[str, int] | None = None, *, recorded: bool = False
+    ) -> None:
+        self.database = database
+        self.tables = tuple(database.tables.values())
+        self.places = {spec.name: place for place, spec in enumerate(self.tables)}
+        self._sizes = [(sizes or {}).get(spec.name, 0) for spec in self.tables]
+        self._recorded = recorded
+        self._procedures: dict[str, dict[str, int]] = {}
+        """For each procedure its attributes and their places."""
+        self._places: list[int] = []
+        self._routes: list[tuple[int, Numbers, Numbers, Booleans]] = []
+        self._accesses: list[_Accesses] = []
+
+    def begin(self, procedures: Sequence[str]) -> Numbers:
+        """Add a transaction of each of these procedures; return their numbers."""
+        for name in dict.fromkeys(procedures):
+            self._procedures.setdefault(name, {})
+        numbers = {name: place for place, name in enumerate(self._procedures)}
+        first = len(self._places)
+        self._places += [numbers[name] for name in procedures]
+        return np.arange(first, len(self._places))
+
+    def add_routes(self, procedure: str, numbers: Numbers, attributes: Mapping[str, Values]) -> None:
+        """Add the attributes that may route transactions: their hashes, and whether they are there."""
+        places = self._procedures[procedure]
+        for name, (values, there) in attributes.items():
+            self._routes.append((places.setdefault(name, len(places)), numbers, values, there))
+
+    def add(
+        self,
+        numbers: Numbers,
+        table: int,
+        mode: Mode | npt.NDArray[np.int8],
+        values: Sequence[Numbers | None],
+        known: Sequence[Booleans] | None = None,
+        index: Numbers | None = None,
+    ) -> None:
+        """Add an access for each of these numbers of transactions.
+
+        Parameters
+        ----------
+        numbers : ndarray
+            The transactions; several accesses may be of one.
+        table : int
+            The place of the table.
+        mode, values, index : ndarray
+            See `Trace`; None in `values` is a column that is never known.
+        known : list of ndarray, optional
+            For each column of `values` whether its values are known; by default they are.
+        """
+        count = len(numbers)
+        there = known or [np.full(count, column is not None) for column in values]
+        modes = np.full(count, mode, np.int8)
+        indexes = np.zeros(count, np.int64) if index is None else index
+        self._accesses.append(_Accesses(numbers, table, modes, indexes, values, there))
+
+    def build(self) -> Trace:
+        """Return the trace.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it has no transaction.
+        """
+        count = len(self._places)
+        if not count:
+            raise InvalidUsageError(
+                "the trace has no transaction",
+                database=self.database.name,
+                hint="the log of a database has the calls since its newest version: run this while it is "
+                "open, or give requests",
+            )
+        parts = self._accesses
+        transaction = np.concatenate([np.zeros(0, np.int64), *(one.transaction for one in parts)])
+        sizes = [len(one.transaction) for one in parts]
+        values = np.zeros((MAX_KEY_COLUMNS, len(transaction)), np.int64)
+        known = np.zeros(values.shape, np.bool_)
+        begin = 0
+        for one, size in zip(parts, sizes, strict=True):
+            for place, (column, there) in enumerate(zip(one.values, one.known, strict=True)):
+                if column is not None:
+                    values[place, begin : begin + size] = column
+                known[place, begin : begin + size] = there
+            begin += size
+        routes = np.zeros((max(map(len, self._procedures.values())), count), np.int64)
+        has_route = np.zeros(routes.shape, np.bool_)
+        for place, numbers, hashes, there in self._routes:
+            routes[place, numbers], has_route[place, numbers] = hashes, there
+        order = np.argsort(transaction, kind="stable")
+        return Trace(
+            self.database,
+            self.tables,
+            tuple(self._procedures),
+            tuple(map(tuple, self._procedures.values())),
+            np.array(self._places, np.int32),
+            routes,
+            has_route,
+            transaction[order],
+            np.repeat(np.array([one.table for one in parts], np.int16), sizes)[order],
+            np.concatenate([np.zeros(0, np.int8), *(one.mode for one in parts)])[order],
+            np.concatenate([np.zeros(0, np.int64), *(one.index for one in parts)])[order],
+            values[:, order],
+            known[:, order],
+            np.array(self._sizes, np.int64),
+            self._recorded,
+        )
+
+
+def declare(database: Database, requests: Iterable[Request], sizes: Mapping[str, int] | None = None) -> Trace:
+    """Return the trace of requests, by the accesses that the compiler knows; nothing runs.
+
+    Parameters
+    ----------
+    database : Database
+        The procedures and tables.
+    requests : iterable of tuple
+        The name of a procedure or workflow, and its events, in the order of their calls.
+    sizes : mapping of str to int, optional
+        The bytes of tables.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no request or procedure, or events do not fit.
+    """
+    builder = TraceBuilder(database, sizes)
+    for name, rows in requests:
+        program, events = find_program(database, name, rows)
+        if events.num_rows:
+            _declare(builder, name, program, events)
+    return builder.build()
+
+
+def find_program(database: Database, name: str, rows: Any) -> tuple[Any, pa.RecordBatch]:
+    """Return the program of a procedure or workflow, and events with exactly its attributes.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is none, or the events do not fit.
+    """
+    definition = database.procedures.get(name) or database.workflows.get(name)
+    if definition is None:
+        hint = did_you_mean(name, [*database.procedures, *database.workflows], "procedures")
+        raise InvalidUsageError("there is no such procedure", procedure=name, hint=hint)
+    table = as_arrow(rows, owner=name)
+    program = definition.program(table.schema)
+    schema = event_schema(program.event)
+    batches = batches_of(table, schema, owner=name)
+    return program, concat([pa.RecordBatch.from_pylist([], schema), *batches])
+
+
+def _declare(builder: TraceBuilder, name: str, program: Any, events: pa.RecordBatch) -> None:
+    numbers = builder.begin([name] * events.num_rows)
+    hidden = [spec.name for spec in program.tables if spec.name not in builder.places]
+    if not isinstance(program, Program) or program.stages or hidden:
+        builder.add(numbers, ANY_TABLE, Mode.WRITE, [])
+        return
+    columns = {column.name: column for column in program.event}
+    values: dict[str, Numbers] = {}
+
+    def attribute(name: str | None) -> Numbers | None:
+        if name is None:
+            return None
+        if name not in values:
+            values[name] = column_numbers(columns[name], events.column(name))
+        return values[name]
+
+    seen: dict[tuple[str, tuple[str | None, ...]], bool] = {}
+    for access in program.accesses:
+        key = (access.table, access.attributes)
+        seen[key] = seen.get(key, False) or access.mode is not AccessMode.READ
+    for (table, attributes), writes in seen.items():
+        mode = Mode.WRITE if writes else Mode.READ
+        builder.add(numbers, builder.places[table], mode, list(map(attribute, attributes)))
+
+
+def linked_columns(database: Database, procedures: Sequence[str]) -> list[set[tuple[str, str]]]:
+    """Return the columns of keys that hold values of one domain: of one name and type, or one attribute.
+
+    Parameters
+    ----------
+    database : Database
+        The tables and procedures.
+    procedures : sequence of str
+        The procedures of the trace.
+    """
+    groups: dict[tuple[str, ...], set[tuple[str, str]]] = {}
+    for spec in database.tables.values():
+        for column in spec.key_columns:
+            groups.setdefault(("name", column.name, column.kind), set()).add((spec.name, column.name))
+    for name in procedures:
+        definition = database.procedures.get(name)
+        for program in definition.programs if definition is not None else ():
+            if isinstance(program, Program):
+                for access in program.accesses:
+                    table = database.tables.get(access.table)
+                    key = () if table is None else table.key
+                    for part, attribute in zip(key, access.attributes, strict=False):
+                        if attribute is not None:
+                            groups.setdefault((name, attribute), set()).add((access.table, part))
+    joined: list[set[tuple[str, str]]] = []
+    for group in groups.values():
+        for other in [one for one in joined if one & group]:
+            joined.remove(other)
+            group.update(other)
+        joined.append(group)
+    return joined

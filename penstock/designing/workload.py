@@ -1,0 +1,342 @@
+"""A trace as the cost model reads it: compressed records, and a mask for each option of a table.
+
+Transactions of one procedure and interval that need the same partitions in every design are one record with
+a weight (H-Store §4.5.2). No accuracy is lost: records differ if their partitions do in any design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.designing.cost_kernels import Floats, Masks, add_accesses
+from penstock.designing.traces.trace import ANY_TABLE, Mode, Trace, linked_columns
+from penstock.errors import InvalidUsageError
+from penstock.procedures.partitions.partitioned_tables import MOST_PARTITIONS
+from penstock.procedures.partitions.placement import hash_numbers
+from penstock.procedures.schema import Kind, TableSpec
+from penstock.procedures.texts import Numbers
+from penstock.state_store.keys.key_words import buckets_of
+
+__all__ = ["RANGES_FROM_OVERLOAD", "TableOption", "Workload"]
+
+RANGES_FROM_OVERLOAD = 1.1
+"""Ranges are an option if a partition has so many times its share of accesses by the hash."""
+UNROUTED = ""
+"""The attribute of transactions that begin in any partition."""
+_DOMAIN_KINDS = (Kind.INTEGER,)
+
+
+@dataclass(frozen=True, slots=True)
+class TableOption:
+    """A way to place the rows of a table.
+
+    Attributes
+    ----------
+    column : str or None
+        The column by which it is partitioned; None if it is replicated.
+    ranges : tuple of int, optional
+        The least value of each partition but the first; by default the hash decides.
+    index : tuple of str, optional
+        The columns of a secondary index that every partition has.
+    """
+
+    column: str | None
+    ranges: tuple[int, ...] | None = None
+    index: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Records of a trace for a number of partitions.
+
+    Attributes
+    ----------
+    trace : Trace
+        The trace.
+    partitions : int
+        The number of partitions.
+    tables : tuple of int
+        The places of the tables that it accesses.
+    options : tuple of tuple of TableOption
+        The options of each of these tables.
+    first_row : tuple of int
+        For each table the row in `masks` of its first option.
+    declared : ndarray of int64
+        For each table its option as it is declared.
+    masks : ndarray of uint64, two-dimensional
+        For each option and record the partitions that the record needs.
+    fixed : ndarray of uint64
+        The partitions that each record needs in any design.
+    attributes : tuple of tuple of str
+        For each procedure the attributes that may route it.
+    bases : ndarray of int8, two-dimensional
+        For each place in `attributes` and each record its base partition; -1 is none.
+    procedure, interval : ndarray of int32
+        The procedure and interval of each record.
+    record : ndarray of int64
+        The record of each transaction.
+    weights : ndarray of int64
+        The transactions of each record.
+    interval_weights : ndarray of int64
+        The transactions of each interval.
+    heat : ndarray of int64
+        The accesses to each table.
+    writes : ndarray of bool
+        Whether transactions write a table.
+    heat_of_column : list of dict
+        For each table the accesses that know each column.
+    """
+
+    trace: Trace
+    partitions: int
+    tables: tuple[int, ...]
+    options: tuple[tuple[TableOption, ...], ...]
+    first_row: tuple[int, ...]
+    declared: Numbers
+    masks: Masks
+    fixed: Masks
+    attributes: tuple[tuple[str, ...], ...]
+    bases: npt.NDArray[np.int8]
+    procedure: npt.NDArray[np.int32]
+    interval: npt.NDArray[np.int32]
+    record: Numbers
+    weights: Numbers
+    interval_weights: Numbers
+    heat: Numbers
+    writes: npt.NDArray[np.bool_]
+    heat_of_column: tuple[dict[str, int], ...]
+
+    @property
+    def records(self) -> int:
+        """The number of records."""
+        return len(self.weights)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tables."""
+        return tuple(self.trace.tables[place].name for place in self.tables)
+
+    @property
+    def named_options(self) -> dict[str, tuple[TableOption, ...]]:
+        """The options of each table by its name."""
+        return dict(zip(self.names, self.options, strict=True))
+
+    @staticmethod
+    def encode(
+        trace: Trace,
+        partitions: int,
+        intervals: int = 10,
+        *,
+        compress: bool = True,
+        options: Mapping[str, Sequence[TableOption]] | None = None,
+    ) -> Workload:
+        """Return the workload of a trace.
+
+        Parameters
+        ----------
+        trace : Trace
+            The trace.
+        partitions : int
+            The number of partitions, at most 64.
+        intervals : int
+            The number of intervals of equally many transactions, in each of which skew counts by itself.
+        compress : bool
+            Whether equal transactions become one record.
+        options : mapping, optional
+            The options of the tables, those of another workload with as many partitions, so that designs of
+            it fit this one. By default the trace decides.
+
+        Raises
+        ------
+        InvalidUsageError
+            If one of these numbers is unusable.
+        """
+        if type(partitions) is not int or not 2 <= partitions <= MOST_PARTITIONS:
+            raise InvalidUsageError(
+                "a design has several partitions",
+                partitions=repr(partitions),
+                hint=f"use 2 to {MOST_PARTITIONS}",
+            )
+        if type(intervals) is not int or intervals < 1:
+            raise InvalidUsageError("there is no such number of intervals", intervals=repr(intervals))
+        encoder = _Encoder(trace, partitions)
+        tables = tuple(int(place) for place in np.unique(trace.table) if place != ANY_TABLE)
+        if options is not None:
+            tables = tuple(place for place, spec in enumerate(trace.tables) if spec.name in options)
+        chosen, rows, declared = [], [], []
+        for place in tables:
+            spec = trace.tables[place]
+            found = encoder.options(place, None if options is None else options[spec.name])
+            chosen.append(tuple(found))
+            rows.append(np.stack(list(found.values())))
+            declared.append(list(found).index(TableOption(spec.partition_by)))
+        count = trace.transactions
+        masks = np.concatenate([np.zeros((0, count), np.uint64), *rows])
+        fixed = encoder.masks(trace.table == ANY_TABLE, np.full(len(trace.table), encoder.every, np.uint64))
+        interval = (np.arange(count) * intervals // count).astype(np.int32)
+        bases, attributes = encoder.bases()
+        heats = [int((trace.table == place).sum()) for place in tables]
+        firsts = np.cumsum([0, *map(len, chosen)])
+        first = record = np.arange(count)
+        if compress:
+            # Where a transaction without a route begins is left out: it is arbitrary.
+            first, record = _compress(masks, fixed, bases[1:], trace.procedure, interval)
+        return Workload(
+            trace, partitions, tables, tuple(chosen), tuple(firsts[:-1].tolist()),
+            np.array(declared, np.int64), np.ascontiguousarray(masks[:, first]), fixed[first], attributes,
+            np.ascontiguousarray(bases[:, first]), trace.procedure[first], interval[first], record,
+            np.bincount(record),
+            np.bincount(interval, minlength=intervals), np.array(heats, np.int64),
+            np.array([bool(((trace.table == place) & (trace.mode == Mode.WRITE)).any()) for place in tables],
+                     np.bool_),
+            tuple(encoder.heat_of_columns(place) for place in tables),
+        )  # fmt: skip
+
+    def row(self, table: int, option: int) -> Masks:
+        """Return the masks of an option of a table."""
+        masks: Masks = self.masks[self.first_row[table] + option]
+        return masks
+
+    def empty_loads(self) -> Floats:
+        """Return space for the loads of each partition in each interval."""
+        return np.zeros((len(self.interval_weights), self.partitions))
+
+
+def _compress(
+    masks: Masks,
+    fixed: Masks,
+    bases: npt.NDArray[np.int8],
+    procedure: npt.NDArray[np.int32],
+    interval: npt.NDArray[np.int32],
+) -> tuple[Numbers, Numbers]:
+    """Return the first transaction of each record, and the record of each transaction."""
+    parts = [*masks, fixed, *bases.astype(np.int64).view(np.uint64)]
+    parts.append((procedure.astype(np.int64) << 32 | interval).view(np.uint64))
+    rows = np.ascontiguousarray(np.stack(parts, axis=1))
+    order = np.lexsort(rows.T)
+    ordered = rows[order]
+    begins = np.flatnonzero(np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1)))
+    first = np.minimum.reduceat(order, begins)
+    back = np.argsort(first, kind="stable")
+    place = np.empty(len(first), np.int64)
+    place[back] = np.arange(len(first))
+    record = np.empty(len(order), np.int64)
+    record[order] = np.repeat(place, np.diff(np.append(begins, len(order))))
+    return first[back], record
+
+
+class _Encoder:
+    """Makes the masks of options."""
+
+    def __init__(self, trace: Trace, partitions: int) -> None:
+        self._trace, self._partitions = trace, partitions
+        self.every = np.uint64((1 << partitions) - 1)
+        self._ranges: dict[tuple[str, str], tuple[int, ...] | None] = {}
+        if trace.recorded:
+            return  # attributes route by their hash
+        for columns in linked_columns(trace.database, trace.procedures):
+            ranges = self._find_ranges(columns)
+            self._ranges |= dict.fromkeys(columns, ranges)
+
+    def masks(self, chosen: npt.NDArray[np.bool_], access_masks: Masks) -> Masks:
+        """Return the masks of all transactions by those of the chosen accesses."""
+        out = np.zeros(self._trace.transactions, np.uint64)
+        add_accesses(self._trace.transaction[chosen], access_masks[chosen], out)
+        return out
+
+    def options(self, place: int, wanted: Sequence[TableOption] | None) -> dict[TableOption, Masks]:
+        """Return the wanted options of a table; by default what is declared, and what is of use."""
+        trace, spec = self._trace, self._trace.tables[place]
+        chosen = trace.table == place
+        mode = trace.mode
+        found = {}
+        for column, name in enumerate(spec.key):
+            for ranges in (None, self._ranges.get((spec.name, name))):
+                if ranges is None and TableOption(name) in found:
+                    continue
+                places = self.partitions_of(spec, name, trace.values[column], ranges)
+                masks = np.where(trace.known[column], np.uint64(1) << places.view(np.uint64), self.every)
+                found[TableOption(name, ranges)] = self.masks(chosen & (mode != Mode.FOUND), masks)
+                for number, index in enumerate(spec.indexes if trace.recorded else ()):
+                    local = chosen & ~((mode == Mode.SELECT) & (trace.index == number))
+                    local &= (mode != Mode.FOUND) | (trace.index == number)
+                    changes = (mode == Mode.WRITE) & ((trace.index >> number & 1) == 1)
+                    found[TableOption(name, ranges, index.columns)] = self.masks(
+                        local, np.where(changes, self.every, masks)
+                    )
+        writes = np.full(len(mode), self.every, np.uint64)
+        found[TableOption(None)] = self.masks(chosen & (mode == Mode.WRITE), writes)
+        if wanted is not None:
+            return {option: found[option] for option in wanted}
+        useless = self.masks(chosen & (mode != Mode.FOUND), np.full(len(mode), self.every, np.uint64))
+        kept = {TableOption(None), TableOption(spec.partition_by)}
+        return {
+            option: masks for option, masks in found.items() if option in kept or (masks != useless).any()
+        }
+
+    def partitions_of(
+        self, spec: TableSpec, name: str, values: Numbers, ranges: tuple[int, ...] | None
+    ) -> Numbers:
+        """Return the partition of each value of a column."""
+        if ranges is not None:
+            return np.searchsorted(np.array(ranges, np.int64), values, side="right").astype(np.int64)
+        hashes = values if spec.column(name).kind.is_interned else hash_numbers(values)
+        return buckets_of(hashes.view(np.uint64), self._partitions)
+
+    def _accesses(self, columns: set[tuple[str, str]]) -> Iterator[Numbers]:
+        """Yield the known values of columns."""
+        trace = self._trace
+        for place, spec in enumerate(trace.tables):
+            for number, name in enumerate(spec.key):
+                if (spec.name, name) in columns:
+                    yield trace.values[number][(trace.table == place) & trace.known[number]]
+
+    def _find_ranges(self, columns: set[tuple[str, str]]) -> tuple[int, ...] | None:
+        """Return ranges of about equally many accesses, if the hash spreads these columns' values badly."""
+        specs = {spec.name: spec for spec in self._trace.tables}
+        kinds = {specs[table].column(name).kind for table, name in columns}
+        if not kinds <= set(_DOMAIN_KINDS):
+            return None
+        values, counts = np.unique(np.concatenate(list(self._accesses(columns))), return_counts=True)
+        if len(values) < self._partitions:
+            return None
+        places = buckets_of(hash_numbers(values).view(np.uint64), self._partitions)
+        loads = np.bincount(places, counts, self._partitions)
+        if loads.max() <= RANGES_FROM_OVERLOAD * loads.mean():
+            return None
+        before = np.cumsum(counts) - counts / 2  # the middle of each value's accesses
+        bounds, begin = [], 0
+        for number in range(1, self._partitions):
+            at = int(np.searchsorted(before, counts.sum() * number / self._partitions))
+            # Each partition has a value: at least one between bounds, and enough for those to come.
+            begin = min(max(at, begin + 1), len(values) - self._partitions + number)
+            bounds.append(int(values[begin]))
+        return tuple(bounds)
+
+    def heat_of_columns(self, place: int) -> dict[str, int]:
+        """Return the accesses to a table that know each column of its key."""
+        trace = self._trace
+        chosen = trace.table == place
+        return {
+            name: int((chosen & trace.known[number]).sum())
+            for number, name in enumerate(trace.tables[place].key)
+        }
+
+    def bases(self) -> tuple[npt.NDArray[np.int8], tuple[tuple[str, ...], ...]]:
+        """Return the base partition of each transaction by each attribute that may route it.
+
+        The first attribute of each procedure is `UNROUTED`: the transaction begins in any partition.
+        """
+        trace = self._trace
+        if not trace.recorded:
+            return np.zeros((0, trace.transactions), np.int8), trace.attributes
+        anywhere = hash_numbers(np.arange(trace.transactions))
+        rows = [buckets_of(anywhere.view(np.uint64), self._partitions)]
+        for values, there in zip(trace.routes, trace.has_route, strict=True):
+            places = buckets_of(values.view(np.uint64), self._partitions)
+            rows.append(np.where(there, places, -1))
+        return np.stack(rows).astype(np.int8), tuple((UNROUTED, *names) for names in trace.attributes)

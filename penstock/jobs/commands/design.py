@@ -1,0 +1,132 @@
+"""``penstock design``: chooses the partitions of a database for its transactions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.jobs.commands.common import DebugOption, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from penstock.designing.search import Progress
+
+__all__ = ["design"]
+
+
+def design(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A Python file that makes the database at its top.", show_default=False
+        ),
+    ],
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="The directory of the database, whose calls since its newest version are the trace.",
+            show_default=False,
+        ),
+    ] = None,
+    requests: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROCEDURE=FILE",
+            help="Events of a procedure or workflow as Parquet, in their order. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    partitions: Annotated[int, typer.Option(help="The number of partitions, 2 to 64.")] = 4,
+    seconds: Annotated[float, typer.Option(help="The longest duration of the search.")] = 10.0,
+    intervals: Annotated[
+        int, typer.Option(help="The parts of the trace in which skew counts by itself.")
+    ] = 10,
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES",
+            help="With --log: the memory of a partition, for the rows of that version.",
+            show_default=False,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The seed of the search.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="YAML", help="Write the design to this file.", show_default=False
+        ),
+    ] = None,
+    svg: Annotated[
+        Path | None, typer.Option(help="Draw the tables and their columns to this file.", show_default=False)
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The database, if the file makes several.", show_default=False)
+    ] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Choose the partitions of a database for its transactions, and say why.
+
+    Nothing runs, and the database is not changed: database.open(design="design.yaml") uses the design. Ctrl-C
+    ends the search with the best design so far.
+
+    \b
+    penstock design bank.py --log bank --partitions 4 -o design.yaml
+    penstock design bank.py --requests transfer=transfers.parquet --svg design.svg
+    """  # noqa: D301 - the escape is the mark of lines that are not joined
+    with errors(debug=debug):
+        import penstock
+        from penstock.jobs.pipelines.databases import database_in
+
+        database = database_in(file, name)
+        result = penstock.design(
+            database,
+            list(_read_requests(requests)) if requests else None,
+            log=log,
+            partitions=partitions,
+            seconds=seconds,
+            intervals=intervals,
+            memory_bytes=memory,
+            seed=seed,
+            progress=_print_progress if sys.stderr.isatty() else None,
+        )
+        if sys.stderr.isatty():
+            typer.echo("", err=True)
+        typer.echo(result.explain())
+        if out is not None:
+            out.write_text(result.to_yaml(), encoding="utf-8")
+        if svg is not None:
+            svg.write_text(result.to_svg(), encoding="utf-8")
+
+
+def _read_requests(options: list[str]) -> Iterator[tuple[str, pa.Table]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from penstock.errors import InvalidUsageError
+
+    for option in options:
+        procedure, equals, path = option.partition("=")
+        if not equals:
+            raise InvalidUsageError(
+                "requests name a procedure and a file", got=option, hint="write PROCEDURE=FILE"
+            )
+        try:
+            yield procedure, pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise InvalidUsageError("cannot read requests", file=path, reason=str(error)) from error
+
+
+def _print_progress(progress: Progress) -> None:
+    typer.echo(
+        f"\r{progress.seconds:5.1f} s, {progress.designs:,} designs, cost {progress.cost.total:.4f}, "
+        f"{progress.cost.single:.1%} single-partition ",
+        err=True,
+        nl=False,
+    )

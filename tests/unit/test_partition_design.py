@@ -1,0 +1,143 @@
+"""A design decides where rows are, whatever the tables declare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.errors import InvalidUsageError
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.databases import Database
+from penstock.procedures.partitions.design import PartitionDesign
+from tests.procedures import interpreted
+
+TEXT = """
+database: shop
+partitions: 3
+tables:
+  stock: {partition_by: item, ranges: [2, 5]}
+  items: {partition_by: item, ranges: [2, 5]}
+  stores: {replicated: true}
+"""
+
+
+def shop() -> Database:
+    database = penstock.database("shop")
+    stock = "store bigint, item bigint, count bigint NOT NULL"
+    database.table("stock", stock, key=("store", "item"), partition_by="store")
+    database.table("items", "item bigint, price bigint NOT NULL", key="item")
+    database.table("stores", "store bigint, name string", key="store", partition_by="store")
+
+    @database.procedure(event="store bigint, item bigint", returns="price bigint, name string")
+    def sell(e: Any, stock: Any, items: Any, stores: Any) -> Any:
+        stock[(e.store, e.item)].count -= 1
+        return items[e.item].price, stores[e.store].name
+
+    @database.procedure(event="store bigint, other bigint, item bigint")
+    def send(e: Any, stock: Any) -> Any:
+        stock[(e.store, e.item)].count -= 1
+        stock[(e.other, e.item)].count += 1
+
+    for procedure in database.procedures.values():
+        program = procedure.program()
+        assert isinstance(program, Program)
+        program.__dict__["kernel"] = interpreted(program)
+    return database
+
+
+def fill(db: Any) -> None:
+    db.load("stock", {"store": [1, 1, 2, 2], "item": [1, 6, 1, 6], "count": [9, 9, 9, 9]})
+    db.load("items", {"item": [1, 6], "price": [5, 7]})
+    db.load("stores", {"store": [1, 2], "name": ["a", "b"]})
+
+
+def sell_and_send(db: Any) -> pa.Table:
+    db.run("send", {"store": [1, 2], "other": [2, 1], "item": [1, 6]})
+    return db.run("sell", {"store": [1, 2, 1], "item": [6, 1, 1]})
+
+
+def tables(db: Any) -> list[pa.Table]:
+    return [db.table(name).sort_by([(key, "ascending") for key in keys]) for name, keys in
+            (("stock", ["store", "item"]), ("items", ["item"]), ("stores", ["store"]))]  # fmt: skip
+
+
+def test_a_design_partitions_tables_and_changes_no_result() -> None:
+    with shop().open() as db, shop().open(design=PartitionDesign.parse(TEXT)) as designed:
+        for one in (db, designed):
+            fill(one)
+        assert sell_and_send(db) == sell_and_send(designed)
+        assert tables(db) == tables(designed)
+        assert designed.explain().splitlines() == [
+            "database shop, 3 partitions",
+            "  table stock: by ranges of item",
+            "  table items: by ranges of item",
+            "  table stores: replicated, by the design",
+            "  sell: single-partition, by item",
+            "  send: single-partition, by item",
+            f"  forwarded: {designed.explain().rpartition('forwarded: ')[2]}",
+        ]
+
+
+def test_a_database_goes_from_one_design_to_another_and_loses_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "design.yaml"
+    file.write_text(TEXT)
+    with shop().open(tmp_path / "shop", partitions=2) as db:
+        fill(db)
+        sell_and_send(db)
+        before = tables(db)
+    with shop().open(tmp_path / "shop", design=file) as db:
+        assert tables(db) == before
+        sell_and_send(db)
+        after = tables(db)
+        assert after != before
+    with shop().open(tmp_path / "shop") as db:
+        assert tables(db) == after
+
+
+def test_the_text_of_a_design_is_read_as_the_design() -> None:
+    design = PartitionDesign.parse(TEXT)
+    assert design.columns == {"stock": "item", "items": "item", "stores": None}
+    assert design.ranges == {"stock": (2, 5), "items": (2, 5)}
+    assert PartitionDesign.parse(design.to_yaml()) == design
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fact"),
+    [
+        ("database: shop", "database: shops", "the design is of another database"),
+        ("partitions: 3", "partitions: many", "a design has a number of partitions"),
+        ("partitions: 3", "partitions: 0", "this is no number of partitions"),
+        ("partitions: 3", "partition: 3", "did you mean 'partitions'"),
+        ("partitions: 3", "", "a design lacks a field"),
+        ("stock:", "stok:", "the design has an unknown table"),
+        ("stores: {", "stores: {partition_by: store, ", "a table of a design is partitioned or replicated"),
+        ("stores: {replicated: true}", "stores: {}", "a table of a design is partitioned or replicated"),
+        ("items: {partition_by: item,", "items: {partition_by: price,", "a column of its key"),
+        (
+            "stock: {partition_by: item, ranges: [2, 5]}",
+            "stock: {partition_by: item, ranges: [5, 2]}",
+            "the ranges of a table do not fit",
+        ),
+        (
+            "stock: {partition_by: item, ranges: [2, 5]}",
+            "stock: {partition_by: item, ranges: 5}",
+            "the ranges of a table are a list",
+        ),
+        ("database: shop", "database: [", "a design is no YAML"),
+        (TEXT, "- a", "a design is a mapping"),
+    ],
+)
+def test_an_unusable_design_is_refused(old: str, new: str, fact: str) -> None:
+    with pytest.raises(InvalidUsageError, match=fact):
+        shop().open(design=PartitionDesign.parse(TEXT.replace(old, new)))
+
+
+def test_a_design_comes_alone_and_from_a_file_that_exists(tmp_path: Path) -> None:
+    with pytest.raises(InvalidUsageError, match="cannot read a design"):
+        shop().open(design=tmp_path / "none.yaml")
+    with pytest.raises(InvalidUsageError, match="a design says the partitions"):
+        shop().open(design=PartitionDesign.parse(TEXT), partitions=2)
