@@ -113,22 +113,28 @@ class _LeanCompiler(CompilerBase):  # type: ignore[misc]
     """Compiles functions that use only scalars, loops, branches, array elements, and calls of kernels."""
 
     def define_pipelines(self) -> list[Any]:
-        """Return numba's pipeline without passes that are not needed."""
+        """Return numba's pipeline without passes that are not needed, and without a wrapper for C."""
+        self.state.flags.no_cfunc_wrapper = True
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
         passes.passes = [pass_ for pass_ in passes.passes if pass_[0].__name__ not in _NOT_NEEDED]
         passes.finalize()
         return [passes]
 
 
-def program_kernel(function: F) -> F:
+def program_kernel(function: F, *, counts_references: bool = True) -> F:
     """Compile the kernel of a program as `kernel` does, without the passes that it does not need.
 
-    The kernel of a workflow may have more than a thousand lines, and numba's own passes take most of the
-    time.
+    Parameters
+    ----------
+    function : callable
+        The kernel.
+    counts_references : bool
+        Whether it makes objects, whose references are counted. Without, each call is quicker.
     """
-    compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy", pipeline_class=_LeanCompiler)(
-        function
-    )
+    options: dict[str, Any] = {} if counts_references else {"_nrt": False}
+    compiled: F = numba.njit(
+        cache=True, nogil=True, error_model="numpy", pipeline_class=_LeanCompiler, **options
+    )(function)
     return compiled
 
 

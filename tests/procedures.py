@@ -83,7 +83,8 @@ def interpreted_source(source: str) -> Callable[..., int]:
     """Return the kernel of a generated module without the compiler."""
     space: dict[str, Any] = {}
     source = source.replace(
-        "from penstock._kernels import program_kernel as kernel\n", "kernel = lambda f: f\n"
+        "from penstock.procedures.machine_code.kernel import generated_kernel as kernel\n",
+        "kernel = lambda f: f\n",
     )
     exec(compile(source, "<kernel>", "exec"), space)
 

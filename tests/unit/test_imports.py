@@ -204,10 +204,11 @@ def test_names_of_our_own_are_imported_as_they_are() -> None:
                 assert aliases <= (set() if own else USUAL_ALIASES), f"{path}: {aliases}"
 
 
-def test_one_module_compiles_kernels_and_four_have_what_python_lacks() -> None:
+def test_one_module_compiles_kernels_four_have_what_python_lacks_and_three_write_machine_code() -> None:
     users = {path.name for path in MODULES for name in _imports(path) if name.partition(".")[0] == "numba"}
     lacking = {"atomics.py", "byte_vectors.py", "instructions.py", "integer_vectors.py"}
-    assert users == {"_kernels.py", *lacking}
+    machine_code = {path.name for path in PACKAGE.glob("procedures/machine_code/[!_]*.py")}
+    assert users == {"_kernels.py", *lacking, *machine_code}
 
 
 def _fail_points(path: Path) -> Iterator[ast.expr]:
