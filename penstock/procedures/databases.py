@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.checkpointing.files import absolute_location
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
-from penstock.procedures.analysis.explain import explain_table
+from penstock.procedures.analysis.explain import describe_table, explain_table
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.catalog import Catalog
@@ -113,8 +113,7 @@ class Database:
         name : str
             Its name; procedures that access it have a parameter of this name.
         columns : str
-            Its columns as Spark's DDL, with ``NOT NULL`` where nulls are not allowed: boolean, integers,
-            float, double, string, date, timestamp.
+            Its columns as Spark's DDL, with ``NOT NULL`` where nulls are not allowed.
         key : str or iterable of str
             The columns of the primary key, at most four; they are not null.
         partition_by : str, optional
@@ -195,7 +194,12 @@ class Database:
 
     @overload
     def procedure(
-        self, *, event: str | StreamSpec | None = None, returns: str | None = None, plain: bool = False
+        self,
+        *,
+        event: str | StreamSpec | None = None,
+        returns: str | None = None,
+        plain: bool = False,
+        route: str | Iterable[str] = (),
     ) -> Callable[[Function], Procedure]: ...
 
     def procedure(
@@ -205,6 +209,7 @@ class Database:
         event: str | StreamSpec | None = None,
         returns: str | None = None,
         plain: bool = False,
+        route: str | Iterable[str] = (),
     ) -> Procedure | Callable[[Function], Procedure]:
         """Make a stored procedure of a function, whose parameters are an event and tables.
 
@@ -220,6 +225,9 @@ class Database:
             Names and types of its results; none by default.
         plain : bool
             Run it in Python, about a thousand times slower, for code outside of the subset.
+        route : str or iterable of str, optional
+            Expressions of the event, such as ``"e.number // 100"``: the partitions of rows where no attribute
+            is the value of `partition_by`. A transaction that accesses other partitions is rejected.
 
         Raises
         ------
@@ -228,7 +236,7 @@ class Database:
         """
 
         def decorate(function: Function) -> Procedure:
-            text = self.catalog.read(function)
+            text = self.catalog.read(function).with_route(route)
             self._check_free(text.name)
             results = parse_schema(returns) if returns else pa.schema([])
             attributes = parse_schema(event) if isinstance(event, str) else event
@@ -321,20 +329,14 @@ class Database:
     def explain(self) -> str:
         """Describe the tables and the procedures; see `Procedure.explain`."""
         tables = [explain_table(spec) for spec in self.tables.values()]
-        procedures = [procedure.explain() for procedure in self.procedures.values()]
-        workflows = [workflow.explain() for workflow in self.workflows.values()]
-        return "\n".join([f"database {self.name}", *tables, *procedures, *workflows])
+        programs = [one.explain() for one in (*self.procedures.values(), *self.workflows.values())]
+        return "\n".join([f"database {self.name}", *tables, *programs])
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `explain` as values that JSON can hold."""
-        return {
-            "database": self.name,
-            "tables": [
-                spec.to_json() | {"indexes": [list(index.columns) for index in spec.indexes]}
-                for spec in self.tables.values()
-            ],
-            "procedures": [procedure.to_json() for procedure in self.procedures.values()],
-        }
+        tables = [describe_table(spec) for spec in self.tables.values()]
+        procedures = [procedure.to_json() for procedure in self.procedures.values()]
+        return {"database": self.name, "tables": tables, "procedures": procedures}
 
     def open(
         self,
@@ -393,7 +395,12 @@ class Database:
         )
 
     def follow(
-        self, location: str | os.PathLike[str], *, poll_interval: str | timedelta = "100ms"
+        self,
+        location: str | os.PathLike[str],
+        *,
+        poll_interval: str | timedelta = "100ms",
+        partitions: int = 1,
+        ranges: Mapping[str, Sequence[Any]] | None = None,
     ) -> Replica:
         """Follow the database that another process has open at a location, until this one takes over.
 
@@ -403,24 +410,19 @@ class Database:
             The directory of the database, which both machines can read.
         poll_interval : str or timedelta
             How often to look for new calls.
+        partitions, ranges
+            The partitions here and after a takeover; see `open`.
 
         Raises
         ------
         InvalidUsageError
             If the location holds no database, one with other tables, or calls of a program that has changed.
         CorruptDataError, UnavailableError
-            If its files are damaged, or the file system refuses.
-
-        Examples
-        --------
-        >>> with bank.follow("bank") as replica:  # doctest: +SKIP
-        ...     print(replica.lag)
-        ...     db = replica.take_over()
-        Lag(calls=0, seconds=0.0)
+            See `open`.
         """
         from penstock.procedures.replicas.replica import Replica
 
-        return Replica(self, location, poll_interval)
+        return Replica(self, location, poll_interval, partitions, ranges)
 
     def connect(self, location: str | os.PathLike[str], *, timeout: str | timedelta = "30s") -> RequestClient:
         """Return a client that sends requests to a stream of transactions over this database.
@@ -437,13 +439,12 @@ class Database:
         InvalidUsageError
             If the location holds something else.
         CorruptDataError, UnavailableError
-            If its files are damaged, or the file system refuses.
+            See `open`.
 
         Examples
         --------
         >>> with bank.connect("bank-requests") as client:  # doctest: +SKIP
         ...     client.call("transfer", source=1, target=2, amount=30)
-        {'left': 70, 'rejected': None}
         """
         from penstock.procedures.requests.client import RequestClient
 

@@ -78,6 +78,10 @@ class Procedure:
         self._programs: dict[str, Program | PlainProgram] = {}
         if not plain:
             _check_constructs(text)
+        elif text.route:
+            raise text.wrong(
+                text.tree, "a procedure with plain=True has no route", "it runs in all partitions"
+            )
         if self.event is not None:
             self._program(self.event)
         catalog.add_owner(text, trigger_of=trigger_of)
@@ -166,7 +170,8 @@ class Procedure:
 
     def _compile(self, schema: pa.Schema, dependencies: Dependencies) -> Program | PlainProgram:
         event, results = columns_of(schema, owner=self.name, lists=True), self.result_columns()
-        digest = program_digest(dependencies, schema, self.results)
+        route = {"route": self.text.normal_route} if self.text.route else None
+        digest = program_digest(dependencies, schema, self.results, route)
         if self.plain:
             return PlainProgram(self.name, self.text, dependencies, event, results, digest)
         if dependencies.streams:

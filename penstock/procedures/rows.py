@@ -110,7 +110,7 @@ class TableRows:
         self._free = np.zeros(_LEAST_ROWS, np.int64)
         self._gone = np.zeros((_LEAST_GONE, len(spec.key)), np.int64)
         self._facts = np.zeros(len(FACTS) + len(spec.indexes), np.int64)
-        self._trees = TableTrees(spec, texts, self._facts, len(FACTS), _LEAST_ROWS)
+        self.trees = TableTrees(spec, texts, self._facts, len(FACTS), _LEAST_ROWS)
         self._entries, self._facts[SHIFT] = new_index(_LEAST_ROWS)
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class TableRows:
             if null is not None:
                 arrays.append(null)
         arrays += [self._entries, self._live, self._dirty, self._free, self._gone, self._facts]
-        return arrays + self._trees.nodes
+        return arrays + self.trees.nodes
 
     # Room
 
@@ -191,7 +191,7 @@ class TableRows:
         self._nulls = [None if null is None else _larger(null, size) for null in self._nulls]
         self._live, self._dirty = _larger(self._live, size), _larger(self._dirty, size)
         self._free = _larger(self._free, size)
-        self._trees.grow(size)
+        self.trees.grow(size)
         self._index()
 
     def _index(self) -> None:
@@ -213,7 +213,7 @@ class TableRows:
 
     def table(self) -> pa.RecordBatch:
         """Return all rows, in no particular order."""
-        return self._rows(np.flatnonzero(self._live))
+        return self.rows_at(np.flatnonzero(self._live))
 
     def freeze(self) -> Callable[[], pa.RecordBatch]:
         """Copy the rows; return a function that converts the copy to what `table` returns now.
@@ -230,7 +230,8 @@ class TableRows:
         texts = self._texts.freeze()
         return lambda: self._batch(copies, texts)
 
-    def _rows(self, slots: Numbers) -> pa.RecordBatch:
+    def rows_at(self, slots: Numbers) -> pa.RecordBatch:
+        """Return the rows of slots."""
         copies = [
             (values[slots], None if null is None else null[slots])
             for values, null in zip(self._columns, self._nulls, strict=True)
@@ -262,7 +263,7 @@ class TableRows:
         key = [columns[self.spec.names.index(name)][0].astype(np.int64) for name in self.spec.key]
         slots = self.find(key)
         missing = np.flatnonzero(slots < 0)
-        self._trees.remove(slots[slots >= 0])
+        self.trees.remove(slots[slots >= 0])
         slots[missing] = self._take_slots(len(missing))
         for (values, mask), column, null in zip(columns, self._columns, self._nulls, strict=True):
             column[slots] = values
@@ -271,7 +272,7 @@ class TableRows:
         add_entries(self._entries, int(self._facts[SHIFT]), words_of(key)[missing], slots[missing])
         self._live[slots] = True
         self._dirty[slots] = dirty
-        self._trees.add(slots, self._columns, self._nulls)
+        self.trees.add(slots, self._columns, self._nulls)
 
     def check_new(self, rows: pa.RecordBatch) -> None:
         """Check that rows have keys that are new, each once.
@@ -288,7 +289,7 @@ class TableRows:
     def rows_of(self, keys: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of keys, each once, in no particular order; keys without a row are left out."""
         slots = self.find(self._key_numbers(keys))
-        return self._rows(np.unique(slots[slots >= 0]))
+        return self.rows_at(np.unique(slots[slots >= 0]))
 
     def change(self, upserts: pa.RecordBatch, tombstones: pa.RecordBatch, *, stored: bool) -> None:
         """Delete keys, then insert or replace rows; with `stored`, the next delta has these changes."""
@@ -319,7 +320,7 @@ class TableRows:
         slots = slots[exists]
         remove_entries(self._entries, int(self._facts[SHIFT]), words_of(key)[exists], slots)
         self._live[slots] = False
-        self._trees.remove(slots)
+        self.trees.remove(slots)
         free = int(self._facts[FREE])
         self._free[free : free + len(slots)] = slots
         self._facts[FREE] += len(slots)
@@ -349,7 +350,7 @@ class TableRows:
         )
         if slot[0] < 0:
             return None
-        return python_rows(self._rows(slot))[0]
+        return python_rows(self.rows_at(slot))[0]
 
     def scan(self) -> list[dict[str, Any]]:
         """Return all rows."""
@@ -372,7 +373,7 @@ class TableRows:
 
     def delta(self) -> dict[str, pa.RecordBatch]:
         """Return the changes since the last call, and reset them."""
-        upserts = self._rows(np.flatnonzero(self._dirty & self._live))
+        upserts = self.rows_at(np.flatnonzero(self._dirty & self._live))
         count = int(self._facts[GONE])
         deleted_keys = np.unique(self._gone[:count], axis=0) if count else self._gone[:0]
         deleted_keys = deleted_keys[self.find([np.ascontiguousarray(part) for part in deleted_keys.T]) < 0]
@@ -389,7 +390,7 @@ class TableRows:
         """Return all rows in blocks of bounded size."""
         slots = np.flatnonzero(self._live)
         for begin in range(0, len(slots), _UNIT_ROWS):
-            yield {f"{self.spec.name}/upserts": self._rows(slots[begin : begin + _UNIT_ROWS])}
+            yield {f"{self.spec.name}/upserts": self.rows_at(slots[begin : begin + _UNIT_ROWS])}
 
     def apply(self, block: Any) -> None:
         """Apply stored blocks: `block` returns one by its name and schema, None if it is missing."""
@@ -415,7 +416,7 @@ class TableRows:
         self._live[: rows.num_rows] = True
         self._facts[LIVE] = self._facts[USED] = rows.num_rows
         self._index()
-        self._trees.build(np.arange(rows.num_rows), self._columns, self._nulls)
+        self.trees.build(np.arange(rows.num_rows), self._columns, self._nulls)
 
     # Texts
 
@@ -437,7 +438,7 @@ class TableRows:
                 inside = np.clip(values, 0, len(new_numbers) - 1)
                 values[:] = new_numbers[inside]
                 key_changed = key_changed or column.name in self.spec.key
-        self._trees.renumber(new_numbers)
+        self.trees.renumber(new_numbers)
         if key_changed:
             self._index()
 

@@ -51,6 +51,13 @@ class TextNumbers:
         indices = encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)
         return text_numbers[indices]
 
+    def known_numbers(self, column: pa.Array[Any]) -> Numbers:
+        """Return the numbers of a column of texts; -1 for those that are null or have no number."""
+        encoded = column.dictionary_encode()
+        known = [self._numbers.get(text, -1) for text in encoded.dictionary.to_pylist()]
+        indices = encoded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)
+        return np.array([*known, -1], np.int64)[indices]
+
     def column(
         self, numbers: Numbers, kind: pa.DataType, mask: npt.NDArray[np.bool_] | None
     ) -> pa.Array[Any]:

@@ -24,6 +24,7 @@ Call = tuple[str, list[dict[str, Any]]]
 IDS = st.integers(0, 9)
 NAMES = st.sampled_from(["", "Ada", "Bo", "Žofie", "a longer name than a word"])
 AMOUNTS = st.integers(-5, 40)
+NUMBERS = st.integers(0, 29)
 EVENTS: Mapping[str, Mapping[str, st.SearchStrategy[Any]]] = {
     "deposit": {"id": st.none() | IDS, "amount": AMOUNTS},
     "transfer": {"source": IDS, "target": st.none() | IDS, "amount": AMOUNTS},
@@ -36,6 +37,13 @@ EVENTS: Mapping[str, Mapping[str, st.SearchStrategy[Any]]] = {
     "rename": {"old": NAMES, "new": NAMES},
     "count_rich": {"least": AMOUNTS},
     "count_plainly": {"id": IDS},
+    "pay_all": {"ids": st.none() | st.lists(st.none() | IDS, max_size=4), "amount": AMOUNTS},
+    "give_all": {"buyer": IDS, "friends": st.lists(IDS, max_size=3), "numbers": st.lists(IDS, max_size=3)},
+    "reward": {"owner": NAMES, "amount": AMOUNTS},
+    "reward_all": {"owner": st.none() | NAMES, "source": IDS, "amount": AMOUNTS},
+    "marry": {"owner": NAMES, "new": NAMES},
+    "store": {"number": st.none() | NUMBERS, "shift": st.sampled_from([0, 0, 0, 1])},
+    "move": {"source": NUMBERS, "target": NUMBERS, "other": NUMBERS},
 }
 
 
@@ -44,13 +52,15 @@ def make_bank() -> Database:
     bank = penstock.database("bank")
     bank.table(
         "accounts", "id bigint, owner string, balance bigint NOT NULL, orders int NOT NULL",
-        key="id", partition_by="id", indexes=["balance"],
+        key="id", partition_by="id", indexes=["balance", "owner"],
     )  # fmt: skip
     bank.table(
         "purchases", "buyer int, number int, price bigint", key=("buyer", "number"), partition_by="buyer",
         indexes=[("buyer", "price")],
     )  # fmt: skip
     bank.table("people", "name string, visits bigint NOT NULL", key="name", partition_by="name")
+    bank.table("shelves", "zone bigint, number bigint, count int NOT NULL", key=("number", "zone"),
+               partition_by="zone")  # fmt: skip
     bank.table("rates", "currency string, rate bigint NOT NULL", key="currency")
 
     @bank.procedure(event="id bigint, amount bigint NOT NULL", returns="balance bigint")
@@ -127,6 +137,80 @@ def make_bank() -> Database:
         accounts[e.id].balance += 1
         return "".join(sorted(str(accounts[e.id].balance)))
 
+    @bank.procedure(event="ids array<bigint>, amount bigint NOT NULL", returns="left bigint")
+    def pay_all(e: Any, accounts: Any) -> Any:
+        left = 0
+        for id_ in e.ids:
+            accounts[id_].balance += e.amount
+            left = accounts[id_].balance
+        if left < 0:
+            abort("short")
+        return left
+
+    @bank.procedure(event="buyer int, friends array<int>, numbers array<int>", returns="price bigint")
+    def give_all(e: Any, purchases: Any) -> Any:
+        price = 0
+        for place in range(len(e.friends)):
+            number = e.numbers[place]
+            gift = purchases.get((e.friends[place], number))
+            if gift is not None:
+                price += gift.price
+            else:
+                purchases.insert(buyer=e.friends[place], number=number, price=e.buyer)
+        return price
+
+    @bank.procedure(event="owner string, amount bigint NOT NULL", returns="id bigint, price bigint")
+    def reward(e: Any, accounts: Any, purchases: Any) -> Any:
+        found = accounts.by("owner")[e.owner].first()
+        if found is None:
+            abort("nobody")
+        found.balance += e.amount
+        last = purchases.by("buyer", "price")[found.id].last()
+        if last is None:
+            return found.id, None
+        return found.id, last.price
+
+    @bank.procedure(event="owner string, source bigint, amount bigint NOT NULL", returns="count bigint")
+    def reward_all(e: Any, accounts: Any) -> Any:
+        count = 0
+        for row in accounts.by("owner")[e.owner]:
+            row.balance += e.amount
+            accounts[e.source].balance -= e.amount
+            count += 1
+        if accounts[e.source].balance < 0:
+            abort("short")
+        return count
+
+    @bank.procedure(event="owner string, new string")
+    def marry(e: Any, accounts: Any) -> Any:
+        found = accounts.by("owner")[e.owner].first()
+        if found is None:
+            abort("nobody")
+        found.owner = e.new
+
+    @bank.procedure(event="number bigint, shift bigint NOT NULL", returns="count int", route="e.number // 10")
+    def store(e: Any, shelves: Any) -> Any:
+        zone = e.number // 10
+        shelf = shelves.get((e.number, zone))
+        if shelf is None:
+            shelves.insert(number=e.number, zone=zone + e.shift, count=1)
+            return 1
+        shelves[(e.number, zone + e.shift)].count += 1
+        return shelf.count
+
+    @bank.procedure(
+        event="source bigint, target bigint, other bigint",
+        returns="left int",
+        route=("e.source // 10", "max(e.target, 0) // 10"),
+    )
+    def move(e: Any, shelves: Any) -> Any:
+        source = shelves[(e.source, e.source // 10)]
+        source.count -= 1
+        shelves[(e.target, e.target // 10)].count += 1
+        if e.other % 7 == 0:
+            shelves[(e.other, e.other // 10)].count += 1
+        return source.count
+
     return bank
 
 
@@ -135,8 +219,10 @@ for procedure in BANK.procedures.values():
     program = procedure.program()
     if isinstance(program, Program):  # compiling the kernels takes longer than all tests with Python's
         program.__dict__["kernel"] = interpreted(program)
+        if program.route is not None:
+            program.route.__dict__["kernel"] = interpreted(program.route)
 RANGES: Mapping[int, Mapping[str, Sequence[Any]]] = {
-    3: {"accounts": [2, 7], "purchases": [2, 7], "people": ["Ada", "b"]},
+    3: {"accounts": [2, 7], "purchases": [2, 7], "people": ["Ada", "b"], "shelves": [1, 2]},
     4: {"accounts": [1, 2, 3], "people": ["A", "B", "a"]},
 }
 
@@ -145,6 +231,7 @@ RANGES: Mapping[int, Mapping[str, Sequence[Any]]] = {
 def calls(draw: st.DrawFn) -> list[Call]:
     made: list[Call] = [("open_account", [{"id": id_, "owner": "Ada"} for id_ in range(0, 10, 2)])]
     made.append(("set_rate", [{"currency": "Bo", "rate": 3}]))
+    made.append(("store", [{"number": number, "shift": 0} for number in range(0, 30, 3)]))
     for name in draw(st.lists(st.sampled_from(sorted(EVENTS)), max_size=8)):
         events = draw(st.lists(st.fixed_dictionaries(dict(EVENTS[name])), min_size=1, max_size=12))
         made.append((name, events))

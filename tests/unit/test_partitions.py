@@ -14,6 +14,7 @@ import penstock
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
+from penstock.procedures.partitions.placement import read_ranges
 from penstock.procedures.requests.messages import REQUESTS
 from tests.procedures import interpreted
 
@@ -21,7 +22,9 @@ from tests.procedures import interpreted
 def shop() -> Database:
     database = penstock.database("shop")
     stock = "store bigint, item bigint, count bigint NOT NULL"
-    database.table("stock", stock, key=("store", "item"), partition_by="store", indexes=[("store", "count")])
+    database.table(
+        "stock", stock, key=("store", "item"), partition_by="store", indexes=[("store", "count"), "item"]
+    )
     database.table("items", "item bigint, price bigint NOT NULL", key="item")
 
     @database.procedure(event="store bigint, item bigint", returns="price bigint")
@@ -48,11 +51,39 @@ def shop() -> Database:
     def price_of(e: Any, items: Any) -> Any:
         return items[e.item].price
 
+    @database.procedure(event="stores array<bigint>, item bigint")
+    def collect(e: Any, stock: Any) -> Any:
+        for store in e.stores:
+            stock[(store, e.item)].count -= 1
+
+    @database.procedure(event="item bigint")
+    def take_rarest(e: Any, stock: Any) -> Any:
+        rarest = stock.by("item")[e.item].first()
+        if rarest is not None:
+            rarest.count -= 1
+
+    @database.procedure(event="item bigint")
+    def drop(e: Any, stock: Any) -> Any:
+        row = stock.by("item")[e.item].first()
+        if row is not None:
+            del stock[(row.store, row.item)]
+
+    @database.procedure(event="shelf bigint, other bigint", route="e.shelf // 10")
+    def sell_shelf(e: Any, stock: Any) -> Any:
+        stock[(e.other // 10, 1)].count -= 1
+
+    without_compiler(database)
+    return database
+
+
+def without_compiler(database: Database) -> None:
+    """Let Python run the kernels, since machine code takes long to make."""
     for procedure in database.procedures.values():
         program = procedure.program()
         assert isinstance(program, Program)
-        program.__dict__["kernel"] = interpreted(program)
-    return database
+        for one in (program, program.route):
+            if one is not None:
+                one.__dict__["kernel"] = interpreted(one)
 
 
 STOCK = {"store": [1, 2, 300], "item": [1, 1, 1], "count": [9, 9, 9]}
@@ -73,6 +104,12 @@ def test_explain_says_where_tables_and_transactions_are() -> None:
             f"  send_rarest: {moved} all rows of its tables in these partitions are moved",
             "  set_price: all partitions: it writes items[e.item], which is replicated",
             "  price_of: single-partition, in any: it only reads replicated tables",
+            f"  collect: {moved.replace('store and other', 'all stores')} "
+            "the rows that it accesses are moved",
+            f"  take_rarest: {moved.replace('store and other', 'the store of stock by item')} "
+            "the rows that it accesses are moved",
+            "  drop: all partitions: it changes what the index of stock by item has",
+            "  sell_shelf: single-partition, by e.shelf // 10",
             # The first stays; the last needs a row of the second, which is forwarded.
             "  forwarded: 2 of 3 transactions",
         ]
@@ -187,3 +224,77 @@ def test_a_workflow_with_a_window_runs_over_all_partitions() -> None:
             found.append((results, db.table("votes").sort_by("phone").to_pylist()))
     assert found[0] == found[1]
     assert len(found[0][1]) == 6
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_an_access_outside_of_the_named_route_is_rejected_and_named(partitions: int) -> None:
+    with shop().open(partitions=partitions) as db:
+        db.load("stock", STOCK)
+        sold = db.run("sell_shelf", {"shelf": [11, 3000, 11, 20], "other": [12, 3009, 3000, 11]})
+        outside = "outside of the route: stock[e.other // 10, 1]"
+        assert sold["rejected"].to_pylist() == [None, None, outside, outside]
+        assert db.table("stock").sort_by("store")["count"].to_pylist() == [8, 9, 8]
+
+
+def test_a_row_that_an_index_finds_in_one_partition_is_not_moved() -> None:
+    with shop().open(partitions=2, ranges={"stock": [100]}) as db:
+        db.load("stock", {"store": [1, 300, 2, 400], "item": [1, 2, 3, 3], "count": [9, 9, 9, 9]})
+        db.run("take_rarest", {"item": [1, 2, 5, None, 2]})
+        assert "forwarded: 0 of 5" in db.explain()
+        db.run("take_rarest", {"item": [3, 1]})  # two stores have 3
+        assert "forwarded: 1 of 7" in db.explain()
+        assert db.table("stock").sort_by("store")["count"].to_pylist() == [7, 8, 7, 9]
+
+
+def test_the_elements_of_a_list_are_in_the_partitions_of_all_of_them() -> None:
+    with shop().open(partitions=2, ranges={"stock": [100]}) as db:
+        db.load("stock", STOCK)
+        stores = [[1, 2], [300], [], [1, 300], [2]]
+        assert db.run("collect", {"stores": stores, "item": [1] * 5})["rejected"].null_count == 5
+        assert "forwarded: 1 of 5" in db.explain()  # nobody before the fourth needs its rows
+        assert db.table("stock").sort_by("store")["count"].to_pylist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("route", "plain", "fact"),
+    [
+        ("e.", False, "a route is no expression"),
+        (["e.store", 3], False, "a route is no expression"),
+        ("store", False, "store is not defined"),
+        ("stock[e.store, 1].item", False, "stock is not defined"),
+        ("e.name", False, "the column route 0 is integer, the value is text"),
+        ("e.store", True, "a procedure with plain=True has no route"),
+    ],
+)
+def test_unusable_routes_are_refused(route: Any, plain: bool, fact: str) -> None:
+    database = shop()
+    with pytest.raises(InvalidUsageError, match=fact):
+
+        @database.procedure(event="store bigint, name string", route=route, plain=plain)
+        def spoil(e: Any, stock: Any) -> Any:
+            stock[(e.store + 1, 1)].count = 0
+
+
+def test_a_route_needs_a_partitioned_table() -> None:
+    database = shop()
+    with pytest.raises(InvalidUsageError, match="a route is for partitioned tables"):
+
+        @database.procedure(event="item bigint", route="e.item")
+        def reprice(e: Any, items: Any) -> Any:
+            items[e.item].price = 0
+
+
+@pytest.mark.parametrize(
+    ("texts", "ranges"),
+    [([], {}), (["stock=1,20"], {"stock": [1, 20]}), (["shop=a"], {"shop": ["a"]})],
+)
+def test_ranges_of_the_command_line_have_the_type_of_the_column(
+    texts: list[str], ranges: dict[str, list[Any]]
+) -> None:
+    assert read_ranges(shop().tables, texts) == ranges
+
+
+@pytest.mark.parametrize("texts", [["stock"], ["stock=1", "stock=2"], ["stock=x"], ["stock="]])
+def test_unusable_ranges_of_the_command_line_are_refused(texts: list[str]) -> None:
+    with pytest.raises(InvalidUsageError, match=r"no ranges of a table|does not fit"):
+        read_ranges(shop().tables, texts)

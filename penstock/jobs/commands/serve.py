@@ -63,6 +63,18 @@ def serve(
             "take over. Till then it only answers reads.",
         ),
     ] = False,
+    partitions: Annotated[
+        int, typer.Option(min=1, help="The number of threads, each with rows of its own.")
+    ] = 1,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE=VALUE,...",
+            help="A table that is partitioned by ranges: the least value of each partition but the first. "
+            "May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Offer a database to other processes, until Ctrl-C or SIGTERM.
@@ -80,6 +92,7 @@ def serve(
         from penstock.errors import InvalidUsageError
         from penstock.jobs.pipelines.databases import database_in
         from penstock.jobs.signals import StopSignals
+        from penstock.procedures.partitions.placement import read_ranges
         from penstock.procedures.served.server import DatabaseServer
 
         if (tls_certificate is None) != (tls_key is None):
@@ -93,9 +106,12 @@ def serve(
             raise InvalidUsageError("a replica follows a database in a directory", hint="set --location")
 
         def make() -> OpenDatabase | Replica:
+            bounds = read_ranges(database.tables, ranges or [])
             if follow and location is not None:
-                return database.follow(location)
-            return database.open(location, commit_interval=commit_interval)
+                return database.follow(location, partitions=partitions, ranges=bounds)
+            return database.open(
+                location, commit_interval=commit_interval, partitions=partitions, ranges=bounds
+            )
 
         with StopSignals() as signals, make() as made:
             server = DatabaseServer(

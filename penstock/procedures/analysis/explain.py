@@ -13,7 +13,12 @@ from penstock.procedures.compiler.program import PlainProgram, Program, event_sc
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.schema import TableSpec
 
-__all__ = ["describe_procedure", "explain_procedure", "explain_table"]
+__all__ = ["describe_procedure", "describe_table", "explain_procedure", "explain_table"]
+
+
+def describe_table(spec: TableSpec) -> dict[str, Any]:
+    """Return the declaration of a table as values that JSON can hold."""
+    return spec.to_json() | {"indexes": [list(index.columns) for index in spec.indexes]}
 
 
 def describe_procedure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import PlainProgram, Program
+from penstock.procedures.compiler.values import Origin
 
 __all__ = ["check_routing", "routing_attribute", "routing_obstacle"]
 
@@ -43,10 +44,16 @@ def _attributes(program: Program) -> set[str]:
     for access in program.accesses:
         spec = tables[access.table]
         if spec.partition_by is not None:
-            attribute = access.attributes[spec.key.index(spec.partition_by)]
+            attribute = _attribute(program, access.origins[spec.key.index(spec.partition_by)])
             if attribute is not None:
                 attributes.add(attribute)
     return attributes
+
+
+def _attribute(program: Program, origin: Origin | None) -> str | None:
+    """Return the attribute of the event that an origin is; None for any other."""
+    names = {column.name for column in program.event if not column.is_list}
+    return origin if isinstance(origin, str) and origin in names else None
 
 
 def routing_obstacle(program: Program | PlainProgram) -> str | None:
@@ -59,7 +66,7 @@ def routing_obstacle(program: Program | PlainProgram) -> str | None:
         if spec.partition_by is None:
             return f"the table {spec.name} has no partition_by"
         place = spec.key.index(spec.partition_by)
-        if access.attributes[place] is None:
+        if _attribute(program, access.origins[place]) is None:
             return f"{access.table}[{', '.join(access.key)}] has a key that is no attribute of the event"
     attributes = _attributes(program)
     if len(attributes) > 1:

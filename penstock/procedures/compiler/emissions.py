@@ -6,11 +6,19 @@ import ast
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from penstock.procedures.compiler.expressions import widen
 from penstock.procedures.compiler.layout import Layout, StreamCode, TableCode
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.scope import Facts
-from penstock.procedures.compiler.values import AccessMode, ListOf, Nothing, Row, Value, zero
+from penstock.procedures.compiler.values import (
+    AccessMode,
+    ListOf,
+    Nothing,
+    Origin,
+    Row,
+    Value,
+    widen,
+    zero,
+)
 from penstock.procedures.compiler.writes import Writes
 from penstock.procedures.schema import Kind, RelationSpec
 from penstock.procedures.workflows.windows import WindowSpec
@@ -25,8 +33,8 @@ class Emissions(Writes):
         super().__init__(layout, facts)
         self.open_windows: list[str] = []
         """The windows of the loops around."""
-        self.origins: dict[str, dict[str, str | None]] = {}
-        """For each column of a stream the attribute of the event that it is, as it came, if it is one."""
+        self.origins: dict[str, dict[str, Origin | None]] = {}
+        """The origin of each column of a stream, if it has one."""
 
     @abstractmethod
     def inline(
@@ -76,15 +84,13 @@ class Emissions(Writes):
         values = self._columns(node, spec)
         cause = len(self.layout.tables) + stream.number
         self.out.need_room(f"{stream.used} == {stream.arrays[0]}.shape[0]", cause)
-        origins = self.origins.setdefault(
-            spec.name, {name: value.attribute for name, value in values.items()}
-        )
+        origins = self.origins.setdefault(spec.name, {name: value.origin for name, value in values.items()})
         for column in spec.columns:
             value = values[column.name]
             self.out.line(f"{stream.column(column.name)}[{stream.used}] = {value.code}")
             if column.nullable:
                 self.out.line(f"{stream.null(column.name)}[{stream.used}] = {value.null or 'False'}")
-            if origins[column.name] != value.attribute:
+            if origins[column.name] != value.origin:
                 origins[column.name] = None
         self.out.line(f"{stream.used} += 1")
         self.fire(node, spec.name, values)
@@ -114,7 +120,7 @@ class Emissions(Writes):
                 value = self.check_null(value)
             null = value.null and self.out.keep(value.null)
             code = self.out.keep(widen(column, self.fit(node, column, value)))
-            values[column.name] = Value(column.kind, code, null, value.attribute)
+            values[column.name] = Value(column.kind, code, null, value.origin)
         return values
 
     # Windows
@@ -174,7 +180,7 @@ class Emissions(Writes):
         row = super().insert(node, table)
         name = table.spec.name
         if name in self.layout.dependencies.triggers:
-            attributes = dict(zip(table.spec.key, row.attributes, strict=True))
+            attributes = dict(zip(table.spec.key, row.origins, strict=True))
             values = {}
             for column in table.spec.columns:
                 code = self.out.keep(widen(column, f"{table.column(column.name)}[{row.slot}]"))

@@ -22,10 +22,10 @@ from penstock.procedures.compiler.operations import (
 )
 from penstock.procedures.compiler.output import Output
 from penstock.procedures.compiler.scope import Facts, Scope, Scopes, UnknownKindError
-from penstock.procedures.compiler.values import Access, AccessMode, ListOf, Nothing, Row, Value
+from penstock.procedures.compiler.values import Access, AccessMode, ListOf, Nothing, Row, Value, widen
 from penstock.procedures.schema import Column, Kind
 
-__all__ = ["NO_ROW", "Expressions", "widen"]
+__all__ = ["NO_ROW", "Expressions"]
 
 NO_ROW = "no row"
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -142,9 +142,9 @@ class Expressions(ABC):
                 row = scope.rows.get(node.id)
                 if row is None:  # the statement that finds the row was skipped
                     raise UnknownKindError(name)
-                return Row(kind, name, row.key, row.attributes, name in self.facts.nullable)
+                return Row(kind, name, row.key, row.origins, name in self.facts.nullable)
             null = f"{name}_null" if name in self.facts.nullable else None
-            return Value(kind, name, null, scope.attributes.get(node.id))
+            return Value(kind, name, null, scope.origins.get(node.id))
         if node.id == scope.text.event:
             raise self.wrong(node, "the event is no value", f"name an attribute: {node.id}.name")
         if node.id in scope.text.tables:
@@ -208,11 +208,12 @@ class Expressions(ABC):
         array = code.column(column.name)
         value = self.out.keep(widen(column, f"{array}[{row.slot}]"))
         null = self.out.keep(f"{code.null(column.name)}[{row.slot}]") if column.nullable else None
-        return Value(column.kind, value, null)
+        origins = dict(zip(code.spec.key, row.origins, strict=True))
+        return Value(column.kind, value, null, origins.get(column.name))
 
     def access(self, row: Row, mode: AccessMode) -> None:
         """Record an access."""
-        access = Access(row.table, row.key, mode, row.attributes)
+        access = Access(row.table, row.key, mode, row.origins)
         if access not in self.accesses:
             self.accesses.append(access)
 
@@ -239,7 +240,8 @@ class Expressions(ABC):
         """Look up a row, which may not exist."""
         values, texts = self.key(table, node)
         slot = self.out.keep(table.find([value.code for value in values]))
-        row = Row(table.spec.name, slot, texts, tuple(value.attribute for value in values), maybe=True)
+        origins = self.scopes.find_origins(self.out, node, table.spec, texts, values)
+        row = Row(table.spec.name, slot, texts, origins, maybe=True)
         self.access(row, AccessMode.READ)
         return row
 
@@ -248,7 +250,7 @@ class Expressions(ABC):
         if table is not None:
             row = self.find(table, node.slice)
             self.out.fail(f"{row.slot} < 0", f"unknown key: {row.table}")
-            return Row(row.table, row.slot, row.key, row.attributes, maybe=False)
+            return Row(row.table, row.slot, row.key, row.origins, maybe=False)
         elements = self.evaluate(node.value)
         if not isinstance(elements, ListOf):
             raise self.wrong(node, "only tables and lists of events have elements")
@@ -265,7 +267,8 @@ class Expressions(ABC):
     def element(self, elements: ListOf, at: str) -> Value:
         """Return an element of a list."""
         value = self.out.keep(widen(elements.column, f"{elements.values}[{at}]"))
-        return Value(elements.column.kind, value, self.out.keep(f"{elements.null}[{at}]"))
+        null = self.out.keep(f"{elements.null}[{at}]")
+        return Value(elements.column.kind, value, null, elements.column.name)
 
     def check_list(self, elements: ListOf) -> ListOf:
         """Reject the transaction if a list is null."""
@@ -439,12 +442,3 @@ class Expressions(ABC):
     @abstractmethod
     def insert(self, node: ast.Call, table: TableCode) -> Row:
         """Compile an insert."""
-
-
-def widen(column: Column, code: str) -> str:
-    """Convert a stored value to its form in procedures."""
-    if column.kind is Kind.INTEGER and column.dtype.itemsize < 8:
-        return f"np.int64({code})"
-    if column.kind is Kind.FLOAT and column.dtype.itemsize < 8:
-        return f"np.float64({code})"
-    return code

@@ -122,7 +122,7 @@ def as_decimal(out: Output, a: Value, scale: int) -> Value:
     missing = scale - (a.kind.scale or 0)
     kind = Kind.decimal(scale)
     if missing == 0:
-        return Value(kind, a.code, a.null, a.attribute if a.kind is kind else None)
+        return Value(kind, a.code, a.null, a.origin if a.kind is kind else None)
     factor = 10**missing
     bound = ((1 << 63) - 1) // factor
     outside = f"{a.code} > {bound} or {a.code} < {-bound}"

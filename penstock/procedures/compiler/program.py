@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache, cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
 from penstock.ddl import schema_text
-from penstock.procedures.compiler.layout import FREE, GONE, LIVE, SHIFT, TEXT_BYTES, USED, Layout
+from penstock.procedures.compiler.layout import TEXT_BYTES, Layout
 from penstock.procedures.compiler.output import ROOM
 from penstock.procedures.compiler.reading import ProcedureText, all_texts
 from penstock.procedures.compiler.scope import Facts, Scope
 from penstock.procedures.compiler.statements import Statements
 from penstock.procedures.compiler.values import Access, ListOf, Value
-from penstock.procedures.indexes.code import add_lines, remove_lines
+from penstock.procedures.indexes.undo import free_lines, undo_lines
 from penstock.procedures.parallel.access_sets import AccessSets, find_access_sets
 from penstock.procedures.prefetching import find_lookups, prefetch_lines
 from penstock.procedures.schema import Column, Kind, TableSpec
@@ -38,12 +38,10 @@ __all__ = [
     "compile_program",
     "event_schema",
     "event_values",
-    "free_lines",
     "make_program",
     "program_digest",
     "result_schema",
     "run_passes",
-    "undo_lines",
 ]
 
 REJECTED = "rejected"
@@ -139,6 +137,10 @@ class Program:
         name; else None.
     access_sets : AccessSets or str
         The access sets of its transactions, or why all of them run serially.
+    changes : frozenset of tuple of str
+        For each kind of change its name, the table, and for ``column`` the column.
+    route : Program or None
+        Returns the partitions that its user names, one in each column.
     """
 
     name: str
@@ -158,6 +160,8 @@ class Program:
     transactions: tuple[range, ...] = ()
     lookups: tuple[str | None, ...] = ()
     access_sets: AccessSets | str = "it is a workflow"
+    changes: frozenset[tuple[str, ...]] = frozenset()
+    route: Program | None = None
 
     @cached_property
     def kernel(self) -> Callable[..., int]:
@@ -276,11 +280,13 @@ def compile_program(
     InvalidUsageError
         If it is outside of the subset of Python that procedures support; with file, line and column.
     """
+    route = compile_route(text, dependencies, event, digest) if text.route else None
 
     def one_pass(facts: Facts) -> Statements:
         compiler = Statements(Layout.build(dependencies, event, results), facts)
         compiler.scopes.stack.append(Scope(text, 0, event_values(event), None, tuple(enumerate(results))))
         with compiler.out.block(""):
+            compiler.scopes.route = [compiler.value_not_null(node) for node in text.route]
             compiler.body(text.tree.body)
         return compiler
 
@@ -294,7 +300,36 @@ def compile_program(
         make_program(text.name, compiler, body, logs=logs, digest=digest),
         lookups=tuple(next((name for name in lookup.key if name in lists), None) for lookup in lookups),
         access_sets=find_access_sets(text, dependencies, event, partial(compile_program, digest=digest)),
+        changes=frozenset(compiler.out.undo_ops),
+        route=route,
     )
+
+
+def compile_route(
+    text: ProcedureText, dependencies: Dependencies, event: tuple[Column, ...], digest: str
+) -> Program:
+    """Compile the procedure that returns the partitions which a user names.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it needs more than the event, or no table is partitioned by values of its kind.
+    """
+    partitions = [
+        spec.column(spec.partition_by) for spec in dependencies.tables.values() if spec.partition_by
+    ]
+    if not partitions:
+        raise text.wrong(text.tree, "a route is for partitioned tables", "declare one with partition_by=")
+    kind = pa.int64() if partitions[0].kind is Kind.INTEGER else partitions[0].type
+    results = tuple(replace(partitions[0], name=f"route {n}", type=kind, nullable=True)
+                    for n in range(len(text.route)))  # fmt: skip
+    tree = cast(ast.FunctionDef, ast.parse(f"def route_of_{text.name}({text.event}): return 0").body[0])
+    value = text.route[0] if len(text.route) == 1 else ast.Tuple(list(text.route), ast.Load())
+    tree.body = [ast.Return(value, lineno=1, col_offset=0)]
+    # It has no table, so that its partitions depend on the event alone.
+    alone = replace(text, tree=ast.fix_missing_locations(tree), route=())
+    program = compile_program(alone, Dependencies([alone]), event, results, f"{digest} route")
+    return replace(program, name=", ".join(map(ast.unparse, text.route)))
 
 
 def run_passes(text: ProcedureText, one_pass: Callable[[Facts], Statements]) -> Statements:
@@ -395,55 +430,3 @@ def _kernel(
     if logs:
         lines += [f"        {line}" for line in free_lines(layout, compiler.out.undo_ops)]
     return [*lines, "        codes[i] = 0", "    return end"]
-
-
-def free_lines(layout: Layout, ops: Mapping[tuple[str, ...], int]) -> list[str]:
-    """Return the code that frees the slots of deleted rows, once no undo may need them."""
-    deletes = {operation[1]: number for operation, number in ops.items() if operation[0] == "delete"}
-    lines = ["for k in range(u):"] if deletes else []
-    for name, number in deletes.items():
-        table = layout.tables[name]
-        lines += [
-            f"    if u_op[k] == {number}:",
-            f"        {table.array('free')}[{table.fact(FREE)}] = u_slot[k]",
-            f"        {table.fact(FREE)} += 1",
-        ]
-    return lines
-
-
-def undo_lines(layout: Layout, ops: Mapping[tuple[str, ...], int], mark: str = "0") -> list[str]:
-    """Return the code that undoes the log's entries above a mark, the last entry first."""
-    lines = [f"while u > {mark}:", "    u -= 1", "    s = u_slot[u]"]
-    for (operation, name, *column), number in ops.items():
-        table = layout.tables[name]
-        entries, shift, live = table.array("entries"), table.fact(SHIFT), table.array("live")
-        word = table.word(table.key_at("s"))
-        undo = {
-            "insert": [
-                f"remove_entry({entries}, {shift}, {word}, s)",
-                f"{live}[s] = False",
-                f"{table.fact(LIVE)} -= 1",
-                f"if s == {table.fact(USED)} - 1:",
-                f"    {table.fact(USED)} -= 1",
-                "else:",
-                f"    {table.array('free')}[{table.fact(FREE)}] = s",
-                f"    {table.fact(FREE)} += 1",
-                *remove_lines(table, "s"),
-            ],
-            "delete": [
-                f"put_entry({entries}, {shift}, {word}, s)",
-                f"{live}[s] = True",
-                f"{table.fact(LIVE)} += 1",
-                f"{table.fact(GONE)} -= 1",
-                *add_lines(table, "s"),
-            ],
-        }.get(operation)
-        if undo is None:
-            spec = table.spec.column(column[0])
-            old = "u_float" if spec.kind is Kind.FLOAT else "u_integer"
-            undo = [*remove_lines(table, "s", column[0]), f"{table.column(column[0])}[s] = {old}[u]"]
-            if spec.nullable:
-                undo.append(f"{table.null(column[0])}[s] = u_null[u]")
-            undo += add_lines(table, "s", column[0])
-        lines += [f"    if u_op[u] == {number}:", *(f"        {line}" for line in undo)]
-    return lines

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import InvalidUsageError
@@ -34,6 +34,8 @@ class ProcedureText:
         The number of its first line in the file minus one, and its indentation.
     names : mapping
         The values of the names that it does not define itself.
+    route : tuple of ast.expr
+        The partitions that its user names, as expressions of its event.
     """
 
     name: str
@@ -42,6 +44,29 @@ class ProcedureText:
     line: int
     column: int
     names: Mapping[str, Any]
+    route: tuple[ast.expr, ...] = ()
+
+    def with_route(self, route: str | Iterable[str]) -> ProcedureText:
+        """Return the text with a route.
+
+        Raises
+        ------
+        InvalidUsageError
+            If it is no expression.
+        """
+        texts = [route] if isinstance(route, str) else list(route)
+        nodes = []
+        for one in texts:
+            try:
+                nodes.append(ast.parse(one, mode="eval").body)
+            except (SyntaxError, TypeError, ValueError):
+                raise self.wrong(
+                    self.tree, "a route is no expression", f'write route="{self.event}.name"'
+                ) from None
+        for node in nodes:
+            for part in ast.walk(node):  # errors are at the procedure, which has no place for the route
+                ast.copy_location(part, self.tree)
+        return replace(self, route=tuple(nodes))
 
     @property
     def event(self) -> str:
@@ -62,6 +87,11 @@ class ProcedureText:
     def normal(self) -> Any:
         """Its tree for digests, as values of JSON that are the same in all versions of Python."""
         return _normal(self.tree)
+
+    @property
+    def normal_route(self) -> Any:
+        """The route for digests."""
+        return _normal(list(self.route))
 
     def is_word(self, node: ast.AST, word: Callable[..., Any]) -> bool:
         """Return whether an expression is the name of a function of `penstock.procedures.language`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.procedures.compiler.output import Output
 from penstock.procedures.compiler.reading import ProcedureText
-from penstock.procedures.compiler.values import ListOf, Row, Value
-from penstock.procedures.schema import Column, Kind
+from penstock.procedures.compiler.values import ROUTED, ListOf, Origin, Row, Value
+from penstock.procedures.schema import Column, Kind, TableSpec
 
 __all__ = ["Facts", "Scope", "Scopes", "UnknownKindError"]
 
@@ -68,7 +69,7 @@ class Scope:
     results: tuple[tuple[int, Column], ...] = ()
     assigned: Assigned = field(default_factory=set)
     rows: dict[str, Row] = field(default_factory=dict)
-    attributes: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
     deleted: set[str] = field(default_factory=set)
     sets: dict[str, Kind | None] = field(default_factory=dict)
     """The sets, and the kind of their elements once it is known."""
@@ -104,9 +105,43 @@ class Scope:
 
 @dataclass
 class Scopes:
-    """The procedures that are being compiled, the callers first."""
+    """The procedures that are being compiled, the callers first.
+
+    Attributes
+    ----------
+    stack : list of Scope
+        The procedures.
+    route : list of Value
+        The values of the route that a user names.
+    """
 
     stack: list[Scope] = field(default_factory=list)
+    route: list[Value] = field(default_factory=list)
+
+    def find_origins(
+        self,
+        out: Output,
+        node: ast.AST,
+        spec: TableSpec,
+        key: tuple[str, ...],
+        values: Sequence[Value | None],
+    ) -> tuple[Origin | None, ...]:
+        """Return the origins of a key's columns.
+
+        Without an origin of the partition, reject the transaction unless the partition is in the named route.
+        """
+        origins = [None if value is None else value.origin for value in values]
+        place = -1 if spec.partition_by is None else spec.key.index(spec.partition_by)
+        value = values[place]
+        if not self.route or place < 0 or value is None or origins[place] is not None:
+            return tuple(origins)
+        if any(one.kind is not value.kind for one in self.route):
+            kinds = ", ".join(one.kind for one in self.route)
+            raise self.top.text.wrong(node, f"{spec.partition_by} is {value.kind}, and the route is {kinds}")
+        differs = " and ".join(f"{one.code} != {value.code}" for one in self.route)
+        out.fail(differs, f"outside of the route: {spec.name}[{', '.join(key)}]")
+        origins[place] = ROUTED
+        return tuple(origins)
 
     @property
     def top(self) -> Scope:

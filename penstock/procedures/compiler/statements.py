@@ -275,8 +275,8 @@ class Statements(Sets, Selections, Emissions):
         if isinstance(value, Nothing) and kind is not None and not isinstance(kind, Kind):
             width = len(self.layout.tables[kind].spec.key)
             scope.rows[target.id] = Row(kind, name, (target.id,) * width, (None,) * width, maybe=True)
-        if isinstance(value, Value) and value.attribute and scope.assigned_once(target.id):
-            scope.attributes[target.id] = value.attribute
+        if isinstance(value, Value) and value.origin and scope.assigned_once(target.id):
+            scope.origins[target.id] = value.origin
         self._is_assigned(target.id)
 
     def _check_assignable(self, target: ast.Name) -> None:
@@ -324,7 +324,7 @@ class Statements(Sets, Selections, Emissions):
         is_constant = scope.assigned_once(target.id)
         key = row.key if is_constant else (target.id,) * len(row.key)
         scope.rows[target.id] = Row(
-            row.table, name, key, row.attributes if is_constant else (None,) * len(row.key), row.maybe
+            row.table, name, key, row.origins if is_constant else (None,) * len(row.key), row.maybe
         )
         self.out.line(f"{name} = {row.slot}")
         self._is_assigned(target.id)
@@ -434,6 +434,6 @@ class Statements(Sets, Selections, Emissions):
                 value.kind,
                 self.out.keep(value.code),
                 value.null and self.out.keep(value.null),
-                value.attribute,
+                value.origin,
             )
         return attributes

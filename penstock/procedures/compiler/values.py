@@ -7,7 +7,19 @@ from enum import StrEnum
 
 from penstock.procedures.schema import Column, Kind
 
-__all__ = ["Access", "AccessMode", "ListOf", "Nothing", "Row", "Value", "zero"]
+__all__ = [
+    "ROUTED",
+    "Access",
+    "AccessMode",
+    "Found",
+    "ListOf",
+    "Nothing",
+    "Origin",
+    "Row",
+    "Value",
+    "widen",
+    "zero",
+]
 
 
 class AccessMode(StrEnum):
@@ -17,6 +29,41 @@ class AccessMode(StrEnum):
     WRITE = "write"
     INSERT = "insert"
     DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A column of a row that is found by all columns of an index.
+
+    Attributes
+    ----------
+    table : str
+        The table.
+    index : tuple of str
+        The columns of the index.
+    attributes : tuple of str
+        The event's attribute for each of them.
+    column : str
+        The column of the row.
+    """
+
+    table: str
+    index: tuple[str, ...]
+    attributes: tuple[str, ...]
+    column: str
+
+    def __str__(self) -> str:
+        """Return its text for `explain`."""
+        return f"the {self.column} of {self.table} by {' and '.join(self.attributes)}"
+
+
+Origin = str | Found
+"""The origin of a value that a transaction uses unchanged: an attribute of its event, an element of one that
+is a list, a column of a row that an index finds, or `ROUTED`."""
+
+
+ROUTED = "the route"
+"""The origin of a value that equals one of the route that a user names; no attribute has this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +78,14 @@ class Access:
         The key's columns as expressions of the procedure.
     mode : AccessMode
         The kind of access.
-    attributes : tuple of str or None
-        For each column of the key: the event's attribute that it holds unchanged, if any.
+    origins : tuple of Origin or None
+        The origin of each column of the key, if it has one.
     """
 
     table: str
     key: tuple[str, ...]
     mode: AccessMode
-    attributes: tuple[str | None, ...]
+    origins: tuple[Origin | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +100,14 @@ class Value:
         An expression without effects, which is the value until the next statement.
     null : str or None
         An expression that says whether it is null; None if it never is.
-    attribute : str or None
-        The event's attribute that it holds unchanged, if any.
+    origin : Origin or None
+        Its origin, if it has one.
     """
 
     kind: Kind
     code: str
     null: str | None = None
-    attribute: str | None = None
+    origin: Origin | None = None
 
     def never_null(self) -> Value:
         """Return the value as never null, after a check."""
@@ -84,7 +131,7 @@ class Row:
         An expression for its slot; below 0 if there is no row.
     key : tuple of str
         The key's columns as expressions of the procedure.
-    attributes : tuple of str or None
+    origins : tuple of Origin or None
         See `Access`.
     maybe : bool
         Whether the row may be missing.
@@ -93,7 +140,7 @@ class Row:
     table: str
     slot: str
     key: tuple[str, ...]
-    attributes: tuple[str | None, ...]
+    origins: tuple[Origin | None, ...]
     maybe: bool
 
 
@@ -126,3 +173,12 @@ def zero(kind: Kind | str) -> str:
     if not isinstance(kind, Kind):
         return "-1"
     return {Kind.FLOAT: "0.0", Kind.BOOLEAN: "False"}.get(kind, "0")
+
+
+def widen(column: Column, code: str) -> str:
+    """Convert a stored value to its form in procedures."""
+    if column.kind is Kind.INTEGER and column.dtype.itemsize < 8:
+        return f"np.int64({code})"
+    if column.kind is Kind.FLOAT and column.dtype.itemsize < 8:
+        return f"np.float64({code})"
+    return code

@@ -116,6 +116,7 @@ class Writes(Expressions):
         parts = [arguments[name] for name in spec.key]
         keys = [part for part in parts if isinstance(part, Value)]
         texts = tuple(ast.unparse(next(k.value for k in node.keywords if k.arg == name)) for name in spec.key)
+        origins = self.scopes.find_origins(self.out, node, spec, texts, keys)
         words = [str(codes[name][0]) for name in spec.key]
         self.out.fail(f"{table.find(words)} >= 0", f"duplicate key: {spec.name}")
         slot = self._new_slot(table)
@@ -133,7 +134,7 @@ class Writes(Expressions):
         )
         for line in add_lines(table, slot):
             self.out.line(line)
-        row = Row(spec.name, slot, texts, tuple(key.attribute for key in keys), maybe=False)
+        row = Row(spec.name, slot, texts, origins, maybe=False)
         self.access(row, AccessMode.INSERT)
         return row
 

@@ -124,6 +124,7 @@ class OpenDatabase:
             calls = None
             if follower is not None and (calls := follower.hand_over(self._log)) is not None:
                 copy = follower.copy
+                self._state.close()
                 self._state, self._programs, strong = copy.state, copy.programs, copy.strong
             if calls is None:
                 calls = self._log.restore(self._state)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.procedures.compiler.layout import TableCode
 from penstock.procedures.compiler.operations import as_float
 from penstock.procedures.compiler.scope import UnknownKindError
-from penstock.procedures.compiler.values import AccessMode, Row, Value
+from penstock.procedures.compiler.values import ROUTED, AccessMode, Found, Origin, Row, Value
 from penstock.procedures.compiler.writes import Writes
 from penstock.procedures.indexes.code import place_of, tree_arguments, word
-from penstock.procedures.schema import Column, IndexSpec, Kind
+from penstock.procedures.schema import Column, IndexSpec, Kind, TableSpec
 
 __all__ = ["Selections", "loop_parts", "selection_parts"]
 
@@ -164,11 +165,13 @@ class Selections(Writes):
         begin = None if low is None else self._word(node, column, low)
         end = None if high is None else self._word(node, column, high)
         key_values = dict(zip(index.columns, values, strict=False))
-        attributes = tuple(
-            key_values[name].attribute if name in key_values else None for name in table.spec.key
-        )
         text = ast.unparse(node)
-        row = Row(table.spec.name, "-1", (text,) * len(table.spec.key), attributes, maybe=True)
+        texts = (text,) * len(table.spec.key)
+        keys = [key_values.get(name) for name in table.spec.key]
+        origins = self.scopes.find_origins(self.out, node, table.spec, texts, keys)
+        if len(values) == len(index.columns):
+            origins = _found(table.spec, index, values, origins)
+        row = Row(table.spec.name, "-1", texts, origins, maybe=True)
         self.access(row, AccessMode.READ)
         return Selection(table, index, equal, begin, end, row)
 
@@ -219,7 +222,7 @@ class Selections(Writes):
             with self.out.block(f"if {slot} >= 0 and {beyond}:"):
                 self.out.line(f"{slot} = np.int64(-1)")
         row = selection.row
-        return Row(row.table, slot, row.key, row.attributes, maybe=True)
+        return Row(row.table, slot, row.key, row.origins, maybe=True)
 
     def _count(self, selection: Selection) -> Value:
         count, slot = self.out.temporary(), self.out.temporary()
@@ -276,7 +279,7 @@ class Selections(Writes):
                     self.out.line(f"{count_name} += 1")
                 self._advance(selection, slot, descending=descending)
                 row = selection.row
-                self.store_row(node.target, Row(row.table, slot, row.key, row.attributes, maybe=False))
+                self.store_row(node.target, Row(row.table, slot, row.key, row.origins, maybe=False))
             self.body(node.body)
         self.open_selections.pop()
         self.open_loops.pop()
@@ -295,7 +298,7 @@ class Selections(Writes):
             self.unknown.append(str(error))
             return None
 
-    def _unknown(self, table: TableCode) -> tuple[tuple[str, ...], tuple[str | None, ...]]:
+    def _unknown(self, table: TableCode) -> tuple[tuple[str, ...], tuple[Origin | None, ...]]:
         width = len(table.spec.key)
         return ("?",) * width, (None,) * width
 
@@ -304,3 +307,19 @@ class Selections(Writes):
         if value.kind is not Kind.INTEGER:
             raise self.wrong(node, f"a number of rows is no {value.kind}")
         return self.out.keep(value.code)
+
+
+def _found(
+    spec: TableSpec, index: IndexSpec, values: Sequence[Value], origins: tuple[Origin | None, ...]
+) -> tuple[Origin | None, ...]:
+    """Return the origins of the key of rows that all columns of an index find."""
+    found = [value.origin for value in values]
+    attributes = [origin for origin in found if isinstance(origin, str) and origin != ROUTED]
+    if len(attributes) < len(values) or spec.partition_by is None:
+        return origins
+    if origins[spec.key.index(spec.partition_by)] is not None:
+        return origins
+    return tuple(
+        Found(spec.name, index.columns, tuple(attributes), name) if origin is None else origin
+        for name, origin in zip(spec.key, origins, strict=True)
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.procedures.indexes.trees import LINKS, Nodes, build_tree, insert_all, remove_all
+from penstock.procedures.indexes.trees import LINKS, Nodes, build_tree, find_equal, insert_all, remove_all
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import Numbers, TextNumbers
 
@@ -102,6 +102,37 @@ class TableTrees:
             if null is not None:
                 outside |= null[slots]
         return slots[~outside]
+
+    def find(
+        self, columns: Sequence[str], values: Columns, exists: npt.NDArray[np.bool_]
+    ) -> tuple[Numbers, Numbers]:
+        """Return the rows that have values in all columns of an index, in the order of the values.
+
+        Parameters
+        ----------
+        columns : sequence of str
+            The columns of an index.
+        values : sequence of ndarray
+            For each of them the values, those of texts as numbers.
+        exists : ndarray
+            Whether rows may have the values.
+
+        Returns
+        -------
+        places : ndarray
+            The place of each row's values.
+        slots : ndarray
+            The rows.
+        """
+        number = next(place for place, index in enumerate(self._indexes) if index.columns == tuple(columns))
+        asked = np.flatnonzero(exists)
+        bounds = np.stack([_words(one[asked]) for one in values], axis=1)
+        tree = self.nodes[number], self._facts, self._root + number, bounds
+        rest = self._indexes[number].text_mask, *self._texts.bytes
+        counts = find_equal(*tree, np.empty(0, np.int64), *rest)
+        slots = np.empty(int(counts.sum()), np.int64)
+        find_equal(*tree, slots, *rest)
+        return np.repeat(asked, counts), slots
 
     def renumber(self, new_numbers: Numbers) -> None:
         """Replace the numbers of texts; the order of rows does not change."""

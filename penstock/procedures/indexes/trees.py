@@ -25,6 +25,7 @@ __all__ = [
     "Nodes",
     "build_tree",
     "compare_bound",
+    "find_equal",
     "float_word",
     "insert_all",
     "insert_node",
@@ -242,3 +243,22 @@ def seek(
         else:
             at = nodes[at, left + 1 - last] - 1
     return best
+
+
+@kernel
+def find_equal(
+    nodes: Nodes, facts: Nodes, root: int, bounds: Nodes, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
+) -> Nodes:
+    """Write the rows that equal each bound to `slots`, as far as it has room; return how many there are."""
+    counts = np.zeros(bounds.shape[0], np.int64)
+    size = 0
+    words = nodes.shape[1] - LINKS
+    for i in range(bounds.shape[0]):
+        at = seek(nodes, facts, root, bounds[i], False, True, mask, offsets, data)
+        while at >= 0 and compare_bound(nodes, at, bounds[i], mask, offsets, data) == 0:
+            if size < slots.shape[0]:
+                slots[size] = at
+            size += 1
+            counts[i] += 1
+            at = seek(nodes, facts, root, nodes[at, :words], False, False, mask, offsets, data)
+    return counts

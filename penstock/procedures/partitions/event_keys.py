@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,76 +10,195 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.procedures.compiler.program import Program
-from penstock.procedures.partitions.forwarding import forward
+from penstock.procedures.compiler.values import Found, Origin
+from penstock.procedures.engine import TableSet
+from penstock.procedures.partitions.forwarding import find_homes, forward
 from penstock.procedures.partitions.placement import Placement, hash_values
 from penstock.procedures.partitions.routes import Keys, Route
-from penstock.procedures.schema import Column
+from penstock.procedures.rows import null_mask
+from penstock.procedures.schema import Column, TableSpec
 from penstock.procedures.texts import Numbers
 
-__all__ = ["homes_of", "keys_of"]
+__all__ = ["EventKeys", "Lookup"]
 
 _RESOURCES_PER_KEY = 16
 """So many numbers of resources for each key that few transactions are forwarded for a number they share."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
+Lookup = Callable[[Found, Sequence[Any]], tuple[Numbers, pa.RecordBatch]]
+"""Returns the rows that an index finds; see `penstock.procedures.partitions.lookups.find_rows`."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Attribute:
+class _Values:
+    """Values of one origin: one for each event, or several."""
+
     column: Column
     values: pa.Array[Any]
+    events: Numbers | None
+    """The event of each value, ascending; None if there is one for each event."""
 
 
-def _attributes_of(program: Program, events: pa.RecordBatch, names: Sequence[str]) -> list[_Attribute]:
-    columns = {column.name: column for column in program.event}
-    return [_Attribute(columns[name], events.column(name)) for name in names]
+class EventKeys:
+    """The keys of events of one program.
 
-
-def homes_of(
-    program: Program,
-    route: Route,
-    events: pa.RecordBatch,
-    placements: Mapping[str, Placement],
-    partitions: int,
-) -> Numbers:
-    """Return the partition in which each transaction runs, or `FORWARDED`.
-
-    The attributes of the route say the partitions.
+    Parameters
+    ----------
+    program : Program
+        The program.
+    route : Route
+        Its route, without an obstacle.
+    events : pyarrow.RecordBatch
+        The events.
+    placements : mapping
+        The placements of partitioned tables.
+    lookup : callable
+        Reads an index of all partitions.
     """
-    if not route.keys:  # it only reads what every partition has
-        return np.arange(events.num_rows) * partitions // max(events.num_rows, 1)
-    places = [
-        placements[keys.table].partitions_of(attribute.column, attribute.values)
-        for keys in route.keys
-        for attribute in _attributes_of(program, events, [keys.partition])
-    ]
-    if all((one == places[0]).all() for one in places[1:]):
-        return places[0]
-    needed = np.stack(places, axis=1)
-    if route.knows_rows:
-        size = 1 << int(_RESOURCES_PER_KEY * needed.size).bit_length()
-        resources = np.stack([_row_numbers(program, keys, events, size) for keys in route.keys], axis=1)
-    else:
-        size, resources = partitions, needed
-    starts = np.arange(events.num_rows + 1) * len(route.keys)
-    return forward(starts, resources.reshape(-1), needed.reshape(-1), np.zeros(size, np.bool_))
+
+    def __init__(
+        self,
+        program: Program,
+        route: Route,
+        events: pa.RecordBatch,
+        placements: Mapping[str, Placement],
+        lookup: Lookup,
+    ) -> None:
+        self.route, self._placements, self._lookup = route, placements, lookup
+        self._columns = {column.name: column for column in program.event}
+        if program.route is not None:
+            self._columns |= {column.name: column for column in program.route.results}
+            named = TableSet([]).run(program.route, events)
+            for column in program.route.results:
+                events = events.append_column(pa.field(column.name, column.type), named.column(column.name))
+        self.events = events
+        """The events, with the values of the named route."""
+        self._tables: dict[str, TableSpec] = {spec.name: spec for spec in program.tables}
+        self._found: dict[tuple[str, tuple[str, ...], tuple[str, ...]], tuple[Numbers, pa.RecordBatch]] = {}
+
+    def homes(self, partitions: int) -> Numbers:
+        """Return the partition in which each transaction runs, or `FORWARDED`."""
+        count = self.events.num_rows
+        if not self.route.keys:  # it only reads what every partition has
+            return np.arange(count) * partitions // max(count, 1)
+        homes = np.empty(count, np.int64)
+        starts, order, needed = self._in_order(self._distinct_partitions())
+        if not find_homes(starts, needed[order], homes):
+            return homes
+        if self.route.knows_rows:
+            rows = [self._combine(keys, keys.origins) for keys in self.route.keys]
+            size = 1 << int(_RESOURCES_PER_KEY * sum(len(one[0].values) for one in rows)).bit_length()
+            resources = np.concatenate([
+                _row_numbers(keys.table, values, size)
+                for keys, values in zip(self.route.keys, rows, strict=True)
+            ])  # fmt: skip
+            starts, order, needed = self._in_order([
+                (self._partitions(keys, values), values[0].events)
+                for keys, values in zip(self.route.keys, rows, strict=True)
+            ])  # fmt: skip
+        else:
+            size, resources = partitions, needed
+        return forward(starts, resources[order], needed[order], np.zeros(size, np.bool_))
+
+    def needed(self) -> list[int]:
+        """Return the partitions that the transactions need."""
+        distinct = self._distinct_partitions()
+        return sorted({int(number) for numbers, _ in distinct for number in np.unique(numbers)})
+
+    def keys(self, keys: Keys) -> list[pa.Array[Any]]:
+        """Return the columns of keys, without those that have a null: no row has one."""
+        columns = [one.values for one in self._combine(keys, keys.origins)]
+        if not any(column.null_count for column in columns):
+            return columns
+        exists = pa.array(~np.logical_or.reduce([null_mask(column) for column in columns]))
+        return [column.filter(exists) for column in columns]
+
+    def _distinct_partitions(self) -> list[tuple[Numbers, Numbers | None]]:
+        """Return the partitions of each origin and method once, with their events."""
+        distinct = {(self._placements[keys.table].method, keys.partition): keys for keys in self.route.keys}
+        found = []
+        for keys in distinct.values():
+            (values,) = self._combine(keys, [keys.partition])
+            partitions = self._placements[keys.table].partitions_of(values.column, values.values)
+            found.append((partitions, values.events))
+        return found
+
+    def _partitions(self, keys: Keys, values: Sequence[_Values]) -> Numbers:
+        one = values[keys.origins.index(keys.partition)]
+        return self._placements[keys.table].partitions_of(one.column, one.values)
+
+    def _in_order(
+        self, found: Sequence[tuple[Numbers, Numbers | None]]
+    ) -> tuple[Numbers, Numbers | slice, Numbers]:
+        """Return the starts of each event's numbers, their order by event, and the numbers as they are."""
+        count = self.events.num_rows
+        numbers = np.concatenate([one for one, _ in found])
+        if len(found) == 1 and found[0][1] is None:
+            return np.arange(count + 1), slice(None), numbers
+        if all(events is None for _, events in found):
+            order = np.arange(len(numbers)).reshape(len(found), count).T.reshape(-1)
+            return np.arange(count + 1) * len(found), order, numbers
+        events = np.concatenate([np.arange(count) if of is None else of for _, of in found])
+        starts = np.concatenate([[0], np.cumsum(np.bincount(events, minlength=count))])
+        return starts, np.argsort(events, kind="stable"), numbers
+
+    def _combine(self, keys: Keys, origins: Sequence[Origin | None]) -> list[_Values]:
+        """Return the values of some columns of keys: all combinations for each event."""
+        at: Numbers | None = None
+        places: dict[object, Numbers] = {}
+        for number, origin in enumerate(origins):
+            dimension = _dimension(number, origin)
+            starts = self._starts(origin)
+            if starts is None or dimension in places:
+                continue
+            before = np.arange(self.events.num_rows) if at is None else at
+            counts = np.diff(starts)[before]
+            again = np.repeat(np.arange(len(before)), counts)
+            inside = np.arange(len(again)) - np.repeat(np.cumsum(counts) - counts, counts)
+            at = before[again]
+            places = {key: one[again] for key, one in places.items()} | {dimension: starts[at] + inside}
+        values = []
+        for number, origin in enumerate(origins):
+            if origin is None:
+                continue
+            column, flat = self._flat(origin)
+            place = places.get(_dimension(number, origin), at)
+            values.append(_Values(column, flat if place is None else flat.take(pa.array(place)), at))
+        return values
+
+    def _starts(self, origin: Origin | None) -> Numbers | None:
+        """Return the place of the first value of each event, then their number; None if each has one."""
+        if isinstance(origin, Found):
+            return self._rows(origin)[0]
+        if origin is None or not self._columns[origin].is_list:
+            return None
+        return np.asarray(self.events.column(origin).offsets.to_numpy(), np.int64)
+
+    def _flat(self, origin: Origin) -> tuple[Column, pa.Array[Any]]:
+        if isinstance(origin, Found):
+            column = self._tables[origin.table].column(origin.column)
+            return column, self._rows(origin)[1].column(column.name)
+        values, column = self.events.column(origin), self._columns[origin]
+        return column, values.values if column.is_list else values
+
+    def _rows(self, found: Found) -> tuple[Numbers, pa.RecordBatch]:
+        key = found.table, found.index, found.attributes
+        if key not in self._found:
+            self._found[key] = self._lookup(found, [self.events.column(name) for name in found.attributes])
+        return self._found[key]
 
 
-def _row_numbers(program: Program, keys: Keys, events: pa.RecordBatch, size: int) -> Numbers:
-    """Return a number below `size`, a power of two, for the row that each event names."""
-    seed = sum(keys.table.encode())  # rows of two tables differ mostly
-    numbers = np.full(events.num_rows, seed, np.uint64)
-    for one in _attributes_of(program, events, [name for name in keys.attributes if name is not None]):
+def _dimension(number: int, origin: Origin | None) -> object:
+    """Return what two columns share whose values belong together."""
+    if isinstance(origin, Found):
+        return origin.table, origin.index, origin.attributes
+    return number
+
+
+def _row_numbers(table: str, values: Sequence[_Values], size: int) -> Numbers:
+    """Return a number below `size`, a power of two, for each key."""
+    seed = sum(table.encode())  # rows of two tables differ mostly
+    numbers = np.full(len(values[0].values), seed, np.uint64)
+    for one in values:
         numbers = (numbers ^ hash_values(one.column, one.values).view(np.uint64)) * _MIX
     return (numbers >> np.uint64(64 - size.bit_length() + 1)).astype(np.int64)
-
-
-def keys_of(program: Program, keys: Keys, events: pa.RecordBatch) -> list[pa.Array[Any]]:
-    """Return the columns of the keys that events name, without those that have a null: no row has one."""
-    columns = [
-        one.values
-        for one in _attributes_of(program, events, [name for name in keys.attributes if name is not None])
-    ]
-    if not any(column.null_count for column in columns):
-        return columns
-    exists = np.logical_and.reduce([column.is_valid().to_numpy(zero_copy_only=False) for column in columns])
-    return [column.filter(pa.array(exists)) for column in columns]

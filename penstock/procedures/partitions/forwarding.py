@@ -8,10 +8,36 @@ import numpy.typing as npt
 from penstock._kernels import kernel
 from penstock.procedures.texts import Numbers
 
-__all__ = ["FORWARDED", "forward"]
+__all__ = ["FORWARDED", "find_homes", "forward", "order_by_home"]
 
 FORWARDED = -1
 """The partition of a transaction that is forwarded."""
+
+
+@kernel
+def find_homes(starts: Numbers, partitions: Numbers, homes: Numbers) -> int:
+    """Set the partition of each transaction, or `FORWARDED` if it needs several; return how many do.
+
+    Parameters
+    ----------
+    starts : ndarray
+        The place of the first partition of each transaction, then the number of partitions.
+    partitions : ndarray
+        The partitions that transactions need.
+    homes : ndarray
+        The result.
+    """
+    several = 0
+    for i in range(starts.shape[0] - 1):
+        begin, end = starts[i], starts[i + 1]
+        home = partitions[begin] if begin < end else np.int64(0)
+        for k in range(begin, end):
+            if partitions[k] != home:
+                home = np.int64(-1)
+                several += 1
+                break
+        homes[i] = home
+    return several
 
 
 @kernel
@@ -51,3 +77,23 @@ def forward(
             for k in range(begin, end):
                 tainted[resources[k]] = True
     return homes
+
+
+@kernel
+def order_by_home(homes: Numbers, partitions: int) -> tuple[Numbers, Numbers]:
+    """Return the transactions in the order of their homes, and where those of each home begin.
+
+    Those that are forwarded come first. The begins end with the number of transactions.
+    """
+    begins = np.zeros(partitions + 2, np.int64)
+    for i in range(homes.shape[0]):
+        begins[homes[i] + 2] += 1
+    for home in range(partitions + 1):
+        begins[home + 1] += begins[home]
+    order = np.empty(homes.shape[0], np.int64)
+    at = begins.copy()
+    for i in range(homes.shape[0]):
+        home = homes[i] + 1
+        order[at[home]] = i
+        at[home] += 1
+    return order, begins

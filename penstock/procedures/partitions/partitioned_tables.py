@@ -24,9 +24,11 @@ from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import concat
 from penstock.procedures.compiler.program import PlainProgram, Program
+from penstock.procedures.compiler.values import Found
 from penstock.procedures.engine import Run, TableSet
-from penstock.procedures.partitions.event_keys import homes_of, keys_of
-from penstock.procedures.partitions.forwarding import FORWARDED
+from penstock.procedures.partitions.event_keys import EventKeys
+from penstock.procedures.partitions.forwarding import order_by_home
+from penstock.procedures.partitions.lookups import find_rows
 from penstock.procedures.partitions.placement import place_tables
 from penstock.procedures.partitions.routes import Route, find_route
 from penstock.procedures.rows import TableRows
@@ -156,42 +158,34 @@ class PartitionedTables:
         self.transactions += events.num_rows if bounds is None else len(bounds) - 1
         route = self.route(program)
         if isinstance(program, PlainProgram) or route.obstacle is not None or not events.num_rows:
-            return self._run_forwarded(program, route, events, range(self.partitions), bounds)
-        homes = homes_of(program, route, events, self.placements, self.partitions)
-        counts = np.bincount(homes - FORWARDED)
-        places = {int(home): np.flatnonzero(homes == home) for home in np.flatnonzero(counts) + FORWARDED}
-        if len(places) == 1 and FORWARDED not in places:
-            (home,) = places
+            return self._run_forwarded(program, events, range(self.partitions), None, bounds)
+        homes = self._event_keys(program, route, events).homes(self.partitions)
+        order, begins = order_by_home(homes, self.partitions)
+        ends = begins.tolist()
+        tasks = {home: (ends[home + 1], ends[home + 2]) for home in range(self.partitions)}
+        busy = {home: bounds for home, bounds in tasks.items() if bounds[0] < bounds[1]}
+        if len(busy) == 1 and not ends[1]:
+            (home,) = busy
             return self._partitions[home].run(program, events)
-        forwarded = places.pop(FORWARDED, np.zeros(0, np.int64))
+        ordered = events.take(pa.array(order))
+        forwarded = ordered.slice(0, ends[1])
         results = self._each({
-            home: partial(self._run_local, home, program, events, chosen) for home, chosen in places.items()
+            home: partial(self._partitions[home].run, program, ordered.slice(begin, end - begin))
+            for home, (begin, end) in busy.items()
         })  # fmt: skip
-        order = [places[home] for home in results]
-        batches = list(results.values())
-        if len(forwarded):
-            chosen_events = events.take(pa.array(forwarded))
-            needed = self._needed(program, route, chosen_events)
-            batches.append(self._run_forwarded(program, route, chosen_events, needed))
-            order.append(forwarded)
+        batches = [results[home] for home in busy]
+        if forwarded.num_rows:
+            keys = self._event_keys(program, route, forwarded)
+            batches.insert(0, self._run_forwarded(program, forwarded, keys.needed(), keys))
         back = np.empty(events.num_rows, np.int64)
-        back[np.concatenate(order)] = np.arange(events.num_rows)
+        back[order] = np.arange(events.num_rows)
         return concat(batches).take(pa.array(back))
 
-    def _run_local(
-        self, home: int, program: Program, events: pa.RecordBatch, chosen: Numbers
-    ) -> pa.RecordBatch:
-        return self._partitions[home].run(program, events.take(pa.array(chosen)))
+    def _event_keys(self, program: Program, route: Route, events: pa.RecordBatch) -> EventKeys:
+        def lookup(found: Found, values: Sequence[pa.Array[Any]]) -> tuple[Numbers, pa.RecordBatch]:
+            return find_rows(self._partitions, found.table, found.index, values)
 
-    def _needed(self, program: Program, route: Route, events: pa.RecordBatch) -> Sequence[int]:
-        """Return the partitions that transactions need."""
-        columns = {column.name: column for column in program.event}
-        needed: set[int] = set()
-        for keys in route.keys:
-            values = events.column(keys.partition)
-            numbers = self.placements[keys.table].partitions_of(columns[keys.partition], values)
-            needed.update(map(int, np.unique(numbers)))
-        return sorted(needed)
+        return EventKeys(program, route, events, self.placements, lookup)
 
     def begin(
         self, program: Program, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None = None
@@ -209,16 +203,16 @@ class PartitionedTables:
     def _run_forwarded(
         self,
         program: Program | PlainProgram,
-        route: Route,
         events: pa.RecordBatch,
         needed: Sequence[int],
+        keys: EventKeys | None,
         bounds: npt.NDArray[np.int64] | None = None,
     ) -> pa.RecordBatch:
         """Run transactions on the coordinator: move the rows there, and what has changed back."""
         self.forwarded += events.num_rows if bounds is None else len(bounds) - 1
         names = [spec.name for spec in program.tables]
         split = [name for name in names if name in self.placements]
-        parts = self._keys_by_partition(program, route, events)
+        parts = None if keys is None else self._keys_by_partition(keys)
         copies = self._each({number: partial(self._fetch, number, split, parts) for number in needed})
         for name in split:
             rows = [copy[name] for copy in copies.values() if copy[name].num_rows]
@@ -233,18 +227,16 @@ class PartitionedTables:
             self._coordinator.forget_deleted()
         return results
 
-    def _keys_by_partition(
-        self, program: Program | PlainProgram, route: Route, events: pa.RecordBatch
-    ) -> dict[str, list[pa.RecordBatch]] | None:
+    def _keys_by_partition(self, event_keys: EventKeys) -> dict[str, list[pa.RecordBatch]] | None:
         """Return the keys of the rows to move by table and partition; None for all rows."""
-        if isinstance(program, PlainProgram) or not route.knows_rows:
+        if not event_keys.route.knows_rows:
             return None
         batches: dict[str, list[pa.RecordBatch]] = {}
-        for keys in route.keys:
+        for keys in event_keys.route.keys:
             schema = self._specs[keys.table].key_schema
             columns = [
                 column.cast(field.type, safe=False)
-                for column, field in zip(keys_of(program, keys, events), schema, strict=True)
+                for column, field in zip(event_keys.keys(keys), schema, strict=True)
             ]
             batches.setdefault(keys.table, []).append(pa.RecordBatch.from_arrays(columns, schema=schema))
         return {name: self.placements[name].split(concat(parts)) for name, parts in batches.items()}

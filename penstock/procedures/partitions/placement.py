@@ -18,7 +18,7 @@ from penstock.procedures.texts import Numbers, TextNumbers
 from penstock.sql.expression import did_you_mean
 from penstock.state_store.keys.key_words import KeyCodec, buckets_of
 
-__all__ = ["Placement", "hash_numbers", "hash_values", "numbers_of", "place_tables"]
+__all__ = ["Placement", "hash_numbers", "hash_values", "numbers_of", "place_tables", "read_ranges"]
 
 
 def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
@@ -133,3 +133,27 @@ def place_tables(
         if spec.partition_by is not None:
             placements[name] = Placement(spec, partitions, ranges.get(name))
     return placements
+
+
+def read_ranges(tables: Mapping[str, TableSpec], texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the ranges that texts such as ``accounts=100,200`` give to tables.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a text has another form, or a value does not fit the column.
+    """
+    ranges = {}
+    for text in texts:
+        name, sign, values = text.partition("=")
+        if not sign or name in ranges:
+            raise InvalidUsageError(
+                "these are no ranges of a table", ranges=text, hint="write TABLE=VALUE,VALUE, each table once"
+            )
+        spec = tables.get(name)
+        parts = pa.array(values.split(","), pa.string())
+        if spec is not None and spec.partition_by is not None:
+            with arrow_errors(name):
+                parts = parts.cast(spec.column(spec.partition_by).type)
+        ranges[name] = parts.to_pylist()
+    return ranges

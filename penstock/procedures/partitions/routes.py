@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from penstock.procedures.compiler.program import PlainProgram, Program
-from penstock.procedures.compiler.values import AccessMode
+from penstock.procedures.compiler.values import ROUTED, Access, AccessMode, Found, Origin
 from penstock.procedures.partitions.placement import Placement
+from penstock.procedures.schema import TableSpec
 
 __all__ = ["Keys", "Route", "find_route"]
 
@@ -16,19 +17,22 @@ __all__ = ["Keys", "Route", "find_route"]
 class Keys:
     """Rows that a transaction may access.
 
+    If several columns are elements of lists, these are all combinations of the elements.
+
     Attributes
     ----------
     table : str
         Their table.
-    attributes : tuple of str or None
-        For each column of the key the event's attribute that holds it, if one does.
-    partition : str
-        The attribute that holds the column by which the table is partitioned.
+    origins : tuple of Origin or None
+        The origin of each column of the key, if it has one. A value of a named route is a column of the
+        results of `Program.route`.
+    partition : Origin
+        The origin of the column by which the table is partitioned.
     """
 
     table: str
-    attributes: tuple[str | None, ...]
-    partition: str
+    origins: tuple[Origin | None, ...]
+    partition: Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +42,24 @@ class Route:
     Attributes
     ----------
     keys : tuple of Keys
-        The rows of partitioned tables that it accesses, if attributes say their partitions.
+        The rows of partitioned tables that it accesses, if their partitions are known.
     obstacle : str or None
-        The reason why attributes do not say the partitions, so that all transactions need all partitions.
-    attributes : tuple of str
-        The attributes that say the partitions. A transaction whose attributes are all of one partition is a
-        single-partition transaction.
+        The reason why the event does not say the partitions, so that all transactions need all partitions.
+    partitions : tuple of str
+        What says the partitions, for `describe`.
     is_single : bool
-        Whether every transaction is one, whatever its attributes are.
+        Whether every transaction is a single-partition transaction, whatever its attributes are.
     """
 
     keys: tuple[Keys, ...]
     obstacle: str | None
-    attributes: tuple[str, ...]
+    partitions: tuple[str, ...]
     is_single: bool
 
     @property
     def knows_rows(self) -> bool:
-        """Whether the attributes say which rows a transaction may access, not only their partitions."""
-        return self.obstacle is None and all(None not in keys.attributes for keys in self.keys)
+        """Whether the event says which rows a transaction may access, not only their partitions."""
+        return self.obstacle is None and all(None not in keys.origins for keys in self.keys)
 
     def describe(self) -> str:
         """Return the route as a text."""
@@ -64,7 +67,7 @@ class Route:
             return f"all partitions: {self.obstacle}"
         if not self.keys:
             return "single-partition, in any: it only reads replicated tables"
-        names = " and ".join(self.attributes)
+        names = " and ".join(self.partitions)
         if self.is_single:
             return f"single-partition, by {names}"
         moves = (
@@ -75,18 +78,34 @@ class Route:
 
 def find_route(program: Program | PlainProgram, placements: Mapping[str, Placement]) -> Route:
     """Return where the transactions of a program run; tables without a placement are replicated."""
-    keys: dict[Keys, None] = {}
     obstacle = _obstacle(program, placements)
-    if isinstance(program, Program) and obstacle is None:
-        tables = {spec.name: spec for spec in program.tables}
-        for access in program.accesses:
-            if access.table in placements:
-                spec = tables[access.table]
-                partition = access.attributes[spec.key.index(placements[access.table].column.name)]
-                keys[Keys(access.table, access.attributes, partition or "")] = None
+    if not isinstance(program, Program) or obstacle is not None:
+        return Route((), obstacle, (), is_single=False)
+    tables = {spec.name: spec for spec in program.tables}
+    accesses = [access for access in program.accesses if access.table in placements]
+    keys = tuple(
+        dict.fromkeys(one for access in accesses for one in _keys(program, tables[access.table], access))
+    )
+    lists = {column.name for column in program.event if column.is_list}
     methods = {(placements[one.table].method, one.partition) for one in keys}
-    attributes = tuple(dict.fromkeys(one.partition for one in keys))
-    return Route(tuple(keys), obstacle, attributes, obstacle is None and len(methods) <= 1)
+    several = any(isinstance(one.partition, Found) or one.partition in lists for one in keys)
+    named = {ROUTED: program.route.name} if program.route is not None else {}
+    named |= {name: f"all {name}" for name in lists}
+    origins = [str(_partition(tables[access.table], access)) for access in accesses]
+    partitions = dict.fromkeys(named.get(origin, origin) for origin in origins)
+    return Route(keys, None, tuple(partitions), is_single=len(methods) <= 1 and not several)
+
+
+def _partition(spec: TableSpec, access: Access) -> Origin | None:
+    return access.origins[spec.key.index(spec.partition_by or "")]
+
+
+def _keys(program: Program, spec: TableSpec, access: Access) -> Iterator[Keys]:
+    """Yield the keys of an access: for each value of a named route those that have it."""
+    names: list[str] = [] if program.route is None else [column.name for column in program.route.results]
+    for name in names if ROUTED in access.origins else [""]:
+        origins = tuple(name if origin == ROUTED else origin for origin in access.origins)
+        yield Keys(access.table, origins, origins[spec.key.index(spec.partition_by or "")] or "")
 
 
 def _obstacle(program: Program | PlainProgram, placements: Mapping[str, Placement]) -> str | None:
@@ -99,12 +118,27 @@ def _obstacle(program: Program | PlainProgram, placements: Mapping[str, Placemen
         return f"it has a window, {hidden[0].partition(' ')[0]}"
     for access in program.accesses:
         spec = tables[access.table]
-        shown = f"{access.table}[{', '.join(access.key)}]"
+        shown = f"{access.table}[{', '.join(dict.fromkeys(access.key))}]"
         if access.table not in placements:
             if access.mode is not AccessMode.READ:
                 return f"it writes {shown}, which is replicated"
-        else:
-            column = placements[access.table].column.name
-            if access.attributes[spec.key.index(column)] is None:
-                return f"no attribute of the event is the {column} of {shown}"
+            continue
+        partition = _partition(spec, access)
+        if partition is None:
+            return f"no attribute of the event is the {spec.partition_by} of {shown}"
+        for origin in access.origins:
+            if isinstance(origin, Found) and (reason := _changes(program, origin)) is not None:
+                return reason
+    return None
+
+
+def _changes(program: Program, found: Found) -> str | None:
+    """Return why rows that an index finds before a call are not those that it finds in it."""
+    lists = {column.name for column in program.event if column.is_list}
+    if lists & set(found.attributes):
+        return f"the index of {found.table} is read for each element of a list"
+    changes = {change[:2] for change in program.changes if change[0] != "column"}
+    columns = {change[2] for change in program.changes if change[:2] == ("column", found.table)}
+    if changes & {("insert", found.table), ("delete", found.table)} or columns & set(found.index):
+        return f"it changes what the index of {found.table} by {' and '.join(found.index)} has"
     return None

@@ -13,8 +13,8 @@ acknowledged. Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -23,7 +23,6 @@ from penstock._failpoints import failpoint
 from penstock.checkpointing.files import open_files
 from penstock.checkpointing.p_stream import PStream
 from penstock.errors import CorruptDataError, PenstockError
-from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.command_log import (
     Call,
     CommandLog,
@@ -35,7 +34,9 @@ from penstock.procedures.in_process.command_log import (
 from penstock.procedures.in_process.open_programs import OpenPrograms
 from penstock.procedures.in_process.replay import repeat
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
+from penstock.procedures.partitions.partitioned_tables import open_tables
 from penstock.procedures.replicas.lag import Lag
+from penstock.procedures.requests.run import REMEMBERED_REQUESTS
 from penstock.procedures.schema import TableSpec
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.survey import likely_pointer
@@ -60,8 +61,14 @@ class Copy:
         The number of calls that they hold.
     """
 
-    def __init__(self, database: Database, tables: Sequence[TableSpec]) -> None:
-        self.state = TableSet(tables)
+    def __init__(
+        self,
+        database: Database,
+        tables: Sequence[TableSpec],
+        partitions: int = 1,
+        ranges: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
+        self.state = open_tables(tables, partitions, ranges or {}, [REMEMBERED_REQUESTS.name])
         self.programs = OpenPrograms(database, {spec.name for spec in tables})
         self.strong = StrongRecovery(self.state)
         self.handle = Handle()
@@ -79,6 +86,8 @@ class LogFollower:
         Its tables, hidden ones included.
     location : str or path
         The directory of the database.
+    partitions, ranges
+        See `Database.open`.
 
     Raises
     ------
@@ -89,9 +98,15 @@ class LogFollower:
     """
 
     def __init__(
-        self, database: Database, tables: Iterable[TableSpec], location: str | os.PathLike[str]
+        self,
+        database: Database,
+        tables: Iterable[TableSpec],
+        location: str | os.PathLike[str],
+        partitions: int = 1,
+        ranges: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         self._database, self._tables = database, tuple(tables)
+        self._partitions, self._ranges = partitions, ranges
         files = open_files(location)
         check_tables(files.child("tables"), database.name, self._tables, create=False)
         self._stream = PStream(f"{os.fspath(location).rstrip('/')}/log")
@@ -114,6 +129,7 @@ class LogFollower:
             return
         try:
             if self._stream.start > self.copy.position:
+                self.close()
                 self.copy = self._load()
             self._run()
         except PenstockError:
@@ -121,6 +137,10 @@ class LogFollower:
             if self._stream.start <= self.copy.position:
                 raise
             # The calls were deleted meanwhile, so a newer version holds them. The next `advance` loads it.
+
+    def close(self) -> None:
+        """End the threads of the copy's partitions, if it has several."""
+        self.copy.state.close()
 
     def hand_over(self, log: CommandLog) -> Iterator[Call] | None:
         """Run all calls of a log that this process has opened; let the copy's transactions go to this log.
@@ -186,7 +206,7 @@ class LogFollower:
         return self._load_newest()
 
     def _load_newest(self) -> Copy:
-        copy = Copy(self._database, self._tables)
+        copy = Copy(self._database, self._tables, self._partitions, self._ranges)
         if (found := newest_version(self._store)) is not None:
             pointer, copy.position = found
             copy.handle = self._store.load(pointer, copy.state)

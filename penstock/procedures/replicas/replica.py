@@ -6,9 +6,9 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -39,12 +39,17 @@ class Replica:
     ----------
     database : Database
         Its tables and procedures; they are those of the other process.
-    location, poll_interval
+    location, poll_interval, partitions, ranges
         See `Database.follow`.
     """
 
     def __init__(
-        self, database: Database, location: str | os.PathLike[str], poll_interval: str | timedelta
+        self,
+        database: Database,
+        location: str | os.PathLike[str],
+        poll_interval: str | timedelta,
+        partitions: int = 1,
+        ranges: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         if not isinstance(location, str | os.PathLike):
             raise InvalidUsageError("the location of a database is no path", got=type(location).__name__)
@@ -52,7 +57,8 @@ class Replica:
         self._database, self._location = database, location
         tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
         self._lock = threading.RLock()
-        self._follower = LogFollower(database, tables, location)
+        self._partitions, self._ranges = partitions, ranges
+        self._follower = LogFollower(database, tables, location, partitions, ranges)
         self._follower.advance()
         self._error: BaseException | None = None
         self._over = False
@@ -68,10 +74,15 @@ class Replica:
 
     def close(self) -> None:
         """End. Closing twice, or after `take_over`, is not an error."""
+        self._end()
+        with self._lock:
+            if not self._over:
+                self._follower.close()
+            self._over = True
+
+    def _end(self) -> None:
         self._ended.set()
         self._thread.join()
-        with self._lock:
-            self._over = True
 
     def _follow(self) -> None:
         is_told = False
@@ -162,9 +173,8 @@ class Replica:
             If the files are damaged, or the file system refuses. The replica is closed then; open or follow
             the database again.
         """
-        with self._following():
+        with self._following() as follower:
             self._over = True
-        self.close()
-        return OpenDatabase(
-            self._database, self._location, recovery, commit_interval, follower=self._follower
-        )
+        self._end()
+        where = self._partitions, self._ranges
+        return OpenDatabase(self._database, self._location, recovery, commit_interval, *where, follower)

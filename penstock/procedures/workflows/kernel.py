@@ -22,13 +22,12 @@ from penstock.procedures.compiler.output import ROOM, Output
 from penstock.procedures.compiler.program import (
     Program,
     event_values,
-    free_lines,
     make_program,
     run_passes,
-    undo_lines,
 )
 from penstock.procedures.compiler.scope import Facts, Scope
 from penstock.procedures.compiler.statements import Statements
+from penstock.procedures.indexes.undo import free_lines, undo_lines
 from penstock.procedures.schema import Column
 from penstock.procedures.workflows.dependencies import Dependencies
 from penstock.procedures.workflows.stages import Stage, transactions_of
