@@ -1,11 +1,14 @@
 """Throughput of a database by its partitions, and by the share of transactions over several.
 
     python -m benchmarks.partitions [--events 100000] [--runs 5] [--partitions 1 2] [--work 0 300]
+                                    [--oltp small_bank tpcc]
 
 Transactions move money between two of 100,000 accounts, and do some work: so many steps of arithmetic. The
 other account is in the same partition of two, or, for a share of transactions, in the other one. Runs of
 different numbers of partitions alternate, and the fastest of each counts. Nothing is logged. These are
-H-Store's single-partition and distributed transactions (H-Store §4.1), on other hardware.
+H-Store's single-partition and distributed transactions (H-Store §4.1), on other hardware. Then SmallBank and
+TPC-C run, once without the transactions that need several partitions, and once whole. Splitting a call of
+TPC-C moves all its tables, so its whole mix runs once, with few events.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ import penstock
 from benchmarks.harness import REPOSITORY, machine, print_and_save
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
+from penstock.procedures.partitions.partitioned_tables import PartitionedTables
+from penstock.procedures.programs.oltp import OLTP, OltpBenchmark
+from penstock.procedures.programs.oltp.tpcc_data import TpccScale
 
 __all__ = ["report"]
 
@@ -64,11 +70,76 @@ def _open(made: Database, partitions: int) -> OpenDatabase:
     return db
 
 
-def report(count: int, runs: int, partitions: Sequence[int], works: Sequence[int]) -> Iterator[str]:
+SCALES = {"tpcc": TpccScale(warehouses=4, customers=300, items=10_000)}
+"""The sizes of benchmarks that differ from the full ones: versions of several partitions have to fit."""
+
+
+def _open_oltp(benchmark: OltpBenchmark, scale: Any, partitions: int) -> OpenDatabase:
+    """Open the tables of a benchmark. Warehouses go to partitions by ranges, customers by hash."""
+    ranges = None
+    if benchmark.name == "tpcc" and partitions > 1:
+        bounds = [1 + scale.warehouses * number // partitions for number in range(1, partitions)]
+        ranges = {name: bounds for name, spec in benchmark.database.tables.items() if spec.partition_by}
+    db = benchmark.database.open(partitions=partitions, ranges=ranges)
+    for name, rows in benchmark.tables(scale).items():
+        db.load(name, rows)
+    return db
+
+
+def alone(db: OpenDatabase, benchmark: OltpBenchmark, events: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the transactions that need one partition."""
+    if not isinstance(db._state, PartitionedTables):
+        raise TypeError("the database has one partition")
+    program = benchmark.procedure.program()
+    homes = db._state.event_keys(program, events).alone()
+    return events.filter(pa.array(homes >= 0))
+
+
+def oltp_lines(name: str, count: int, runs: int, partitions: Sequence[int]) -> Iterator[str]:
+    """Return the lines of a benchmark: without transactions over several partitions, then whole."""
+    benchmark = OLTP[name]
+    scale = SCALES.get(name, benchmark.full)
+    for whole in (False, True):
+        # All rows of tables move if only partitions are known.
+        few = whole and name == "tpcc"
+        databases = [_open_oltp(benchmark, scale, number) for number in partitions]
+        fastest = [np.inf] * len(databases)
+        events = benchmark.requests(scale, count // 100 if few else count, 1)
+        if not whole:
+            events = alone(databases[-1], benchmark, events)
+        for run in range(2 if few else runs + 1):  # the first run compiles
+            rows = pa.table(events if run else events.slice(0, 100))
+            for place, db in enumerate(databases):
+                begin = time.perf_counter()
+                db.run(benchmark.procedure.name, rows)
+                fastest[place] = min(fastest[place], time.perf_counter() - begin if run else np.inf)
+        tables = [
+            {table: db.table(table).sort_by([(key, "ascending") for key in spec.key])
+             for table, spec in benchmark.database.tables.items()}
+            for db in databases
+        ]  # fmt: skip
+        if any(one != tables[0] for one in tables):
+            raise AssertionError("partitions change the result")
+        share = 1 - alone(databases[-1], benchmark, events).num_rows / events.num_rows
+        for db in databases:
+            db.close()
+        yield f"{'whole' if whole else 'alone':<12}{share:>14.0%}" + "".join(
+            f"{events.num_rows / one / 1e6:>12.3f}" for one in fastest
+        )
+
+
+def report(
+    count: int,
+    runs: int,
+    partitions: Sequence[int],
+    works: Sequence[int],
+    oltp: Sequence[str] = (),
+) -> Iterator[str]:
     """Return the lines of the result."""
     yield (
         f"python -m benchmarks.partitions --events {count} --runs {runs} "
         f"--partitions {' '.join(map(str, partitions))} --work {' '.join(map(str, works))}"
+        + (f" --oltp {' '.join(oltp)}" if oltp else "")
     )
     yield ""
     yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
@@ -92,6 +163,10 @@ def report(count: int, runs: int, partitions: Sequence[int], works: Sequence[int
                 db.close()
             yield f"{work:>6}{share:>20.0%}" + "".join(f"{count / one / 1e6:>12.2f}" for one in fastest)
     yield ""
+    for name in oltp:
+        yield f"{name:<12}{'over several':>14}" + "".join(f"{f'{n}, M/s':>12}" for n in partitions)
+        yield from oltp_lines(name, count, runs, partitions)
+        yield ""
     yield f"load {os.getloadavg()[0]:.1f} at the end"
 
 
@@ -102,9 +177,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--partitions", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--work", type=int, nargs="+", default=[0, 300])
+    parser.add_argument("--oltp", nargs="*", default=["small_bank", "tpcc"], choices=["small_bank", "tpcc"])
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    print_and_save(report(options.events, options.runs, options.partitions, options.work), options.out)
+    lines = report(options.events, options.runs, options.partitions, options.work, options.oltp)
+    print_and_save(lines, options.out)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.programs.oltp import OltpBenchmark
 
-__all__ = ["directory_bytes", "latencies", "opened", "rates"]
+__all__ = ["call_from_threads", "directory_bytes", "latencies", "opened", "rates"]
 
 Floats = np.ndarray[Any, Any]
 
@@ -49,12 +49,13 @@ def rates(
         for rows in batches:
             db.run(name, rows)
     else:
-        _call_from_threads(db, name, iter(batches), callers)
+        call_from_threads(db, name, iter(batches), callers)
     wall, cpu = time.perf_counter() - begin, time.process_time() - spent
     return events.num_rows / wall, events.num_rows / cpu
 
 
-def _call_from_threads(db: OpenDatabase, name: str, batches: Iterator[pa.Table], callers: int) -> None:
+def call_from_threads(db: OpenDatabase, name: str, batches: Iterator[pa.Table], callers: int) -> None:
+    """Run calls of one procedure, so many at the same time."""
     lock = threading.Lock()
     errors: list[BaseException] = []
 

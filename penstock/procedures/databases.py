@@ -149,8 +149,7 @@ class Database:
         InvalidUsageError
             If a name or type is unusable or taken.
         """
-        spec = StreamSpec.parse(name, columns)
-        self.catalog.add("stream", spec)
+        self.catalog.add("stream", spec := StreamSpec.parse(name, columns))
         return spec
 
     def window(
@@ -329,7 +328,8 @@ class Database:
     def explain(self) -> str:
         """Describe the tables and the procedures; see `Procedure.explain`."""
         tables = [explain_table(spec) for spec in self.tables.values()]
-        programs = [one.explain() for one in (*self.procedures.values(), *self.workflows.values())]
+        programs = [one.explain() for one in self.procedures.values()]
+        programs += [one.explain() for one in self.workflows.values()]
         return "\n".join([f"database {self.name}", *tables, *programs])
 
     def to_json(self) -> dict[str, Any]:
@@ -407,7 +407,7 @@ class Database:
         Parameters
         ----------
         location : str or path
-            The directory of the database, which both machines can read.
+            The directory of the database, on a shared file system or in an object store.
         poll_interval : str or timedelta
             How often to look for new calls.
         partitions, ranges

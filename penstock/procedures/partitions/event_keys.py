@@ -12,7 +12,7 @@ import pyarrow as pa
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.compiler.values import Found, Origin
 from penstock.procedures.engine import TableSet
-from penstock.procedures.partitions.forwarding import find_homes, forward
+from penstock.procedures.partitions.forwarding import find_homes, forward, merge_homes
 from penstock.procedures.partitions.placement import Placement, hash_values
 from penstock.procedures.partitions.routes import Keys, Route
 from penstock.procedures.rows import null_mask
@@ -81,9 +81,9 @@ class EventKeys:
         count = self.events.num_rows
         if not self.route.keys:  # it only reads what every partition has
             return np.arange(count) * partitions // max(count, 1)
-        homes = np.empty(count, np.int64)
-        starts, order, needed = self._in_order(self._distinct_partitions())
-        if not find_homes(starts, needed[order], homes):
+        distinct = self._distinct_partitions()
+        homes, several = self._homes_alone(distinct)
+        if not several:
             return homes
         if self.route.knows_rows:
             rows = [self._combine(keys, keys.origins) for keys in self.route.keys]
@@ -97,8 +97,22 @@ class EventKeys:
                 for keys, values in zip(self.route.keys, rows, strict=True)
             ])  # fmt: skip
         else:
+            starts, order, needed = self._in_order(distinct)
             size, resources = partitions, needed
         return forward(starts, resources[order], needed[order], np.zeros(size, np.bool_))
+
+    def _homes_alone(self, distinct: Sequence[tuple[Numbers, Numbers | None]]) -> tuple[Numbers, int]:
+        """Return the homes as if each transaction ran alone, and how many need several partitions."""
+        if all(events is None for _, events in distinct):
+            homes = distinct[0][0].copy() if len(distinct) > 1 else distinct[0][0]
+            return homes, sum([merge_homes(homes, one) for one, _ in distinct[1:]])
+        homes = np.empty(self.events.num_rows, np.int64)
+        starts, order, needed = self._in_order(distinct)
+        return homes, find_homes(starts, needed[order], homes)
+
+    def alone(self) -> Numbers:
+        """Return the partition of each transaction, or `FORWARDED`, as if it ran alone."""
+        return self._homes_alone(self._distinct_partitions())[0]
 
     def needed(self) -> list[int]:
         """Return the partitions that the transactions need."""

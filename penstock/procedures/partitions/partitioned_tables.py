@@ -159,7 +159,7 @@ class PartitionedTables:
         route = self.route(program)
         if isinstance(program, PlainProgram) or route.obstacle is not None or not events.num_rows:
             return self._run_forwarded(program, events, range(self.partitions), None, bounds)
-        homes = self._event_keys(program, route, events).homes(self.partitions)
+        homes = self.event_keys(program, events).homes(self.partitions)
         order, begins = order_by_home(homes, self.partitions)
         ends = begins.tolist()
         tasks = {home: (ends[home + 1], ends[home + 2]) for home in range(self.partitions)}
@@ -175,17 +175,19 @@ class PartitionedTables:
         })  # fmt: skip
         batches = [results[home] for home in busy]
         if forwarded.num_rows:
-            keys = self._event_keys(program, route, forwarded)
+            keys = self.event_keys(program, forwarded)
             batches.insert(0, self._run_forwarded(program, forwarded, keys.needed(), keys))
         back = np.empty(events.num_rows, np.int64)
         back[order] = np.arange(events.num_rows)
         return concat(batches).take(pa.array(back))
 
-    def _event_keys(self, program: Program, route: Route, events: pa.RecordBatch) -> EventKeys:
+    def event_keys(self, program: Program, events: pa.RecordBatch) -> EventKeys:
+        """Return the keys of events, if the program's route has no obstacle."""
+
         def lookup(found: Found, values: Sequence[pa.Array[Any]]) -> tuple[Numbers, pa.RecordBatch]:
             return find_rows(self._partitions, found.table, found.index, values)
 
-        return EventKeys(program, route, events, self.placements, lookup)
+        return EventKeys(program, self.route(program), events, self.placements, lookup)
 
     def begin(
         self, program: Program, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None = None
