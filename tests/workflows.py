@@ -11,7 +11,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from penstock.procedures.databases import Database
-from penstock.procedures.engine import TableSet
+from penstock.procedures.partitions.partitioned_tables import State
 from penstock.procedures.plain.tables import PlainTables
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.rows import from_python
@@ -146,7 +146,7 @@ def workflows(draw: Any, *, plain: bool = False) -> Drawn:
     database = Database("random")
     database.table("clock", "id bigint, n bigint NOT NULL", key="id")
     database.table("log", "seq bigint, stage bigint, round bigint", key="seq")
-    database.table("acc", "k bigint, x bigint, s string", key="k")
+    database.table("acc", "k bigint, x bigint, s string", key="k", partition_by="k")
     database.table("seen", "n bigint, v bigint", key="n")
     size, slide = draw(st.sampled_from([(3, 1), (4, 2), (2, 2)]))
     database.window("last", "v bigint, round bigint NOT NULL", size=size, slide=slide)
@@ -210,7 +210,7 @@ ROUNDS = _events(st.just(value=False)) | _events(st.booleans())
 """Events with the number of their round: one each, or atomic batches."""
 
 
-def state_bytes(state: TableSet | PlainTables, database: Database) -> dict[str, bytes]:
+def state_bytes(state: State | PlainTables, database: Database) -> dict[str, bytes]:
     """Return each table's rows, by their keys, as bytes."""
     made = {}
     for name, spec in database.catalog.all_tables.items():

@@ -1,8 +1,9 @@
 """A process that is killed: runs rounds of a random workflow in a database that a directory keeps.
 
-Usage: ``python -m tests.crash.database_job DIRECTORY SEED``. This is a server that forks a process for each
-line of its input, so that a start takes milliseconds, and kills it. Each process appends a line to the file
-``acknowledged`` in the directory for each call that returned.
+Usage: ``python -m tests.crash.database_job DIRECTORY SEED PARTITIONS``. This is a server that forks a process
+for each line of its input, so that a start takes milliseconds, and kills it. Each process appends a line to
+the file ``acknowledged`` in the directory for each call that returned. A process has at most so many
+partitions.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from hypothesis import seed as hypothesis_seed
 from penstock import _failpoints
 from penstock.procedures.compiler.program import Program, event_schema
 from penstock.procedures.databases import Database
-from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process import command_log
-from tests.procedures import interpreted, tables_of
+from penstock.procedures.partitions.partitioned_tables import State
+from tests.procedures import interpreted
 from tests.workflows import Drawn, state_bytes, workflows
 
 ACKNOWLEDGED = "acknowledged"
@@ -94,12 +95,12 @@ def digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
-def state_digest(state: TableSet, database: Database) -> str:
+def state_digest(state: State, database: Database) -> str:
     """Return a short digest of a state, without the loaded table."""
     return digest([item for item in sorted(state_bytes(state, database).items()) if item[0] != "loaded"])
 
 
-def run(place: str, seed: int, attempt: int, rounds: int, armed: Armed) -> None:
+def run(place: str, seed: int, attempt: int, rounds: int, armed: Armed, partitions: int = 1) -> None:
     """Run rounds from where the last process stopped, then close. For armed phases see `Armed`."""
     database, program = workload(seed)
     directory, draw = Path(place), random.Random(f"{seed} {attempt}")
@@ -115,14 +116,17 @@ def run(place: str, seed: int, attempt: int, rounds: int, armed: Armed) -> None:
         os.write(out, (" ".join(map(str, words)) + "\n").encode())
 
     arm("open" if (directory / "db" / "tables").exists() else "create")
-    db = database.open(directory / "db", recovery=draw.choice(["weak", "strong"]))
+    recovery: Recovery = draw.choice(["weak", "strong"])
+    if partitions > 1:  # what strong recovery has logged is repeated in one partition
+        recovery, partitions = "weak", draw.randint(1, partitions)
+    db = database.open(directory / "db", recovery=recovery, partitions=partitions)
     done = db._state.transactions
     last = done + rounds
     rows = db.table("loaded").to_pylist()
     loaded = {row["round"] for row in rows}
     if any(row["text"] != f"text {row['round'] % 5}" for row in rows):
         raise AssertionError("a loaded row has changed")
-    tell("opened", done, state_digest(tables_of(db), database), ",".join(map(str, sorted(loaded))))
+    tell("opened", done, state_digest(db._state, database), ",".join(map(str, sorted(loaded))))
     while done < last:
         columns = loads(seed, done + 1)
         if columns is not None and done + 1 not in loaded:
@@ -149,7 +153,7 @@ def _lines(place: str) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def serve(place: str, seed: int) -> None:
+def serve(place: str, seed: int, partitions: int) -> None:
     """Fork a process for each line of input; answer with its exit code once it has ended."""
     with tempfile.TemporaryDirectory() as other:
         run(other, seed, 0, 2, {})  # imports and loads what each process would
@@ -162,7 +166,7 @@ def serve(place: str, seed: int) -> None:
         if process == 0:
             code = 1
             try:
-                run(place, seed, job["attempt"], job["rounds"], job["armed"])
+                run(place, seed, job["attempt"], job["rounds"], job["armed"], partitions)
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -179,4 +183,4 @@ def serve(place: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

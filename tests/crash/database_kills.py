@@ -1,6 +1,6 @@
 """Kill the process of a database at random, and check that no call is lost or happens twice.
 
-python -m tests.crash.database_kills [KILLS [SEED]]
+python -m tests.crash.database_kills [KILLS [SEED]] [--partitions N]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from penstock.procedures.engine import TableSet
 from tests.crash.database_job import ACKNOWLEDGED, Armed, digest, events_of, state_digest, workload
-from tests.crash.harness import ROOT, repeat_kills
+from tests.crash.harness import ROOT, partitions_to_run, repeat_kills
 
 _LONGEST_RUN_S = 300.0
 _MOST_ROUNDS = 1 << 20
@@ -61,9 +62,11 @@ class Jobs:
         The directory of the database and of the acknowledgements.
     seed : int
         Tells the workload.
+    partitions : int
+        The partitions of the database.
     """
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, partitions: int = 1) -> None:
         self.directory = directory
         self._expected = Expected(seed)
         self._attempt = 0
@@ -73,7 +76,7 @@ class Jobs:
         self.loaded: set[int] = set()
         self._log = (directory / "job.log").open("w")
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.database_job", str(directory), str(seed)],
+            [sys.executable, "-m", "tests.crash.database_job", str(directory), str(seed), str(partitions)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
@@ -143,7 +146,9 @@ class Jobs:
         self.rounds, self.loaded = rounds, loaded
 
 
-def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> None:
+def run_with_kills(
+    directory: Path, seed: int, kills: int, partitions: int = 1, *, say: Callable[[str], None] = print
+) -> None:
     """Kill `kills` processes at moments drawn from `seed`; check each start and the end.
 
     Raises
@@ -152,7 +157,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         If something is lost or came twice, or a process failed.
     """
     draw = random.Random(seed)
-    with Jobs(directory, seed) as jobs:
+    with Jobs(directory, seed, partitions) as jobs:
         killed = in_starts = 0
         while killed < kills:
             before = jobs.rounds, len(jobs.loaded)
@@ -170,4 +175,6 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
 
 
 if __name__ == "__main__":
-    repeat_kills("tests.crash.database_kills", run_with_kills, 100)
+    number = partitions_to_run()
+    run = partial(run_with_kills, partitions=number)
+    repeat_kills("tests.crash.database_kills", run, 100, f"--partitions {number}")

@@ -136,7 +136,17 @@ def why(job: subprocess.Popen[str], directory: Path) -> str:
     return f"it said: {job.stdout.read()[-3000:]}\n{tail}"
 
 
-def repeat_kills(module: str, run: Callable[[Path, int, int], None], kills: int) -> None:
+def partitions_to_run() -> int:
+    """Take ``--partitions N`` from the command line; return N, by default 1."""
+    if "--partitions" not in sys.argv:
+        return 1
+    place = sys.argv.index("--partitions")
+    number = int(sys.argv[place + 1])
+    del sys.argv[place : place + 2]
+    return number
+
+
+def repeat_kills(module: str, run: Callable[[Path, int, int], None], kills: int, options: str = "") -> None:
     """Run the number of kills that the command line says, in workloads of at most 25.
 
     Parameters
@@ -147,12 +157,14 @@ def repeat_kills(module: str, run: Callable[[Path, int, int], None], kills: int)
         Takes a directory, a seed and a number of kills.
     kills : int
         The number of kills if the command line has none. A seed may follow it there.
+    options : str
+        Options of the command, which repeat what `run` does.
     """
     left = int(sys.argv[1]) if len(sys.argv) > 1 else kills
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns() % 10**6
     while left > 0:
         count = min(left, 25)
-        print(f"python -m {module} {count} {seed}", flush=True)
+        print(f"python -m {module} {count} {seed} {options}".rstrip(), flush=True)
         with tempfile.TemporaryDirectory() as place:
             run(Path(place), seed, count)
         left, seed = left - count, seed + 1

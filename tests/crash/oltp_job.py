@@ -38,10 +38,10 @@ def call(db: OpenDatabase, number: int) -> None:
     db.run(TPCC.procedure.name, pa.table(requests))
 
 
-def main(place: str) -> None:
+def main(place: str, partitions: int) -> None:
     """Run calls, and print the number of each one once it is durable."""
     without_the_compiler()
-    with TPCC.database.open(place) as db:
+    with TPCC.database.open(place, partitions=partitions) as db:
         load(db)
         for number in range(db._state.transactions // SIZE, MOST_CALLS):
             call(db, number)
@@ -49,4 +49,4 @@ def main(place: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,8 +1,8 @@
 """Processes that are killed: servers of a database of counters, and of replicas of it.
 
-Usage: ``python -m tests.crash.replica_job DIRECTORY``. This process forks a server for each line of its input
-that says so, so that a start takes milliseconds, and kills it when told. A server writes its address into a
-file ``server N`` of the directory.
+Usage: ``python -m tests.crash.replica_job DIRECTORY PARTITIONS``. This process forks a server for each line
+of its input that says so, so that a start takes milliseconds, and kills it when told. A server writes its
+address into a file ``server N`` of the directory.
 """
 
 from __future__ import annotations
@@ -19,17 +19,24 @@ from pathlib import Path
 
 from penstock import _failpoints
 from penstock.procedures.in_process import command_log
+from penstock.procedures.in_process.open_database import OpenDatabase
+from penstock.procedures.replicas.replica import Replica
 from penstock.procedures.served.server import DatabaseServer
 from tests.models.clients import counters
 
 
-def run(place: Path, number: int, *, follow: bool, armed: str) -> None:
+def run(place: Path, number: int, partitions: int, *, follow: bool, armed: str) -> None:
     """Serve the database or a replica until the process is killed, at the fail point `armed` or by others."""
     command_log._CALLS_FOR_CHECKPOINT = random.Random(f"{place} {number}").choice([3, 10, 1 << 14])
     if armed and follow:
         _arm(place, armed)  # a replica comes to no point before it takes over
     database = counters()
-    made = database.follow(place / "db", poll_interval="20ms") if follow else database.open(place / "db")
+    if follow:
+        made: OpenDatabase | Replica = database.follow(
+            place / "db", poll_interval="20ms", partitions=partitions
+        )
+    else:
+        made = database.open(place / "db", partitions=partitions)
     if armed and not follow:
         _arm(place, armed)
     server = DatabaseServer(made)
@@ -64,7 +71,7 @@ def main() -> None:
         servers[number] = os.fork()
         if servers[number] == 0:
             try:
-                run(place, number, follow=job["act"] == "follow", armed=job["armed"])
+                run(place, number, int(sys.argv[2]), follow=job["act"] == "follow", armed=job["armed"])
             except BaseException:
                 traceback.print_exc()
             finally:

@@ -1,6 +1,6 @@
 """Kill servers of a database and of its replicas, and check what concurrent clients saw.
 
-python -m tests.crash.replica_kills [KILLS [SEED]]
+python -m tests.crash.replica_kills [KILLS [SEED]] [--partitions N]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import penstock
 from penstock._failpoints import LOG_POINTS, TAKEOVER_POINTS
 from penstock.errors import FencedError, InvalidUsageError, PenstockError, UnavailableError
 from tests.crash.disk import Disk, file_systems
-from tests.crash.harness import ROOT, repeat_kills
+from tests.crash.harness import ROOT, partitions_to_run, repeat_kills
 from tests.models.clients import Clients, step
 from tests.models.linearizability import keys_that_are_not_linearizable
 from tests.processes import until
@@ -39,14 +40,16 @@ class Servers:
     ----------
     directory : Path
         The directory of the database and of the addresses.
+    partitions : int
+        The partitions of the database and its replicas.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, partitions: int = 1) -> None:
         self.directory = directory
         self._number = 0
         self._log = (directory / "job.log").open("w")
         self._job = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.replica_job", str(directory)],
+            [sys.executable, "-m", "tests.crash.replica_job", str(directory), str(partitions)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
@@ -142,7 +145,9 @@ class Servers:
             assert (self.call(f"end {key}", "read", {"id": int(str(key))}) or 0) == changes
 
 
-def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> None:
+def run_with_kills(
+    directory: Path, seed: int, kills: int, partitions: int = 1, *, say: Callable[[str], None] = print
+) -> None:
     """Kill `kills` servers at moments drawn from `seed`, and check what the clients saw.
 
     Raises
@@ -151,7 +156,7 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         If a change is lost or came twice, or the clients saw no possible order.
     """
     draw = random.Random(seed)
-    with Servers(directory) as servers:
+    with Servers(directory, partitions) as servers:
         servers.open()
         clients = Clients([servers.call] * _CLIENTS, seed)
         killed = takeovers = 0
@@ -227,4 +232,6 @@ def run_with_cuts(directory: Path, seed: int, cuts: int, *, say: Callable[[str],
 
 
 if __name__ == "__main__":
-    repeat_kills("tests.crash.replica_kills", run_with_kills, 200)
+    number = partitions_to_run()
+    run = partial(run_with_kills, partitions=number)
+    repeat_kills("tests.crash.replica_kills", run, 200, f"--partitions {number}")

@@ -16,9 +16,9 @@ from tests.crash.oltp_job import MOST_CALLS, SIZE, TPCC, call, load, without_the
 ROOT = Path(__file__).parents[2]
 
 
-def kill_after(place: Path, calls: int, delay_s: float = 0.0) -> int:
+def kill_after(place: Path, calls: int, partitions: int, delay_s: float = 0.0) -> int:
     """Run the job, kill it some time after a number of calls have returned; return its last number."""
-    command = [sys.executable, "-m", "tests.crash.oltp_job", str(place)]
+    command = [sys.executable, "-m", "tests.crash.oltp_job", str(place), str(partitions)]
     last = -1
     with subprocess.Popen(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
@@ -50,7 +50,7 @@ def check(place: Path, last: int) -> int:
 
 
 def test_tpcc_keeps_what_returned_and_its_conditions_through_a_kill(tmp_path: Path) -> None:
-    assert check(tmp_path, kill_after(tmp_path, 7)) >= 7
+    assert check(tmp_path, kill_after(tmp_path, 7, partitions=2)) >= 7
 
 
 @pytest.mark.long
@@ -60,7 +60,8 @@ def test_tpcc_keeps_its_conditions_through_many_kills(tmp_path: Path) -> None:
     print(f"seed {seed}")
     last = -1
     for _ in range(20):
-        last = max(last, kill_after(tmp_path, draw.randint(1, 6), draw.random() / 20))
+        calls, partitions = draw.randint(1, 6), draw.randint(1, 3)
+        last = max(last, kill_after(tmp_path, calls, partitions, draw.random() / 20))
         if last + 1 == MOST_CALLS:
             break
         check(tmp_path, last)

@@ -37,7 +37,7 @@ Call = Callable[[str, str, dict[str, int]], Any]
 def counters() -> Database:
     """Return a database of counters, whose procedures tell the counter's value."""
     database = penstock.database("counters")
-    database.table("counters", "id bigint, value bigint NOT NULL", key="id")
+    database.table("counters", "id bigint, value bigint NOT NULL", key="id", partition_by="id")
     database.procedure(event="id bigint, by bigint", returns="now bigint", plain=True)(define(CHANGE))
     database.procedure(event="id bigint", returns="now bigint", plain=True)(define(READ))
     return database

@@ -53,7 +53,7 @@ def second(e, items):
 
 def shop(put: str = PUT) -> Database:
     database = penstock.database("shop")
-    database.table("items", "id bigint, value bigint NOT NULL, text string", key="id")
+    database.table("items", "id bigint, value bigint NOT NULL, text string", key="id", partition_by="id")
     event = "id bigint, value bigint, text string"
     database.procedure(event=event, returns="was bigint", plain=True)(define(put))
     return database
@@ -189,7 +189,8 @@ def test_it_takes_over_with_the_same_tables_at_any_moment(
     monkeypatch.setattr(CleanupRule, "allows_trim", lambda *_: False)
     db, expected = shop().open(tmp_path), shop().open()
     for _ in range(3):
-        following = shop().follow(tmp_path, poll_interval=NEVER)
+        partitions = draw.randint(1, 3)
+        following = shop().follow(tmp_path, poll_interval=NEVER, partitions=partitions)
         for _ in range(draw.randint(0, 12)):
             id_, value = draw.randrange(4), draw.choice([-1, 1, 2])
             assert put(db, id_, value) == put(expected, id_, value)
@@ -202,6 +203,7 @@ def test_it_takes_over_with_the_same_tables_at_any_moment(
         if draw.random() < 0.5:
             kill(db)
         db = following.take_over()
+        assert f"database shop, {partitions} partition" in db.explain()
         assert rows(db) == rows(expected)
         if draw.random() < 0.7:
             db.checkpoint()

@@ -34,7 +34,7 @@ BANK = """
 import penstock
 
 bank = penstock.database("bank")
-bank.table("accounts", "id bigint, balance decimal(10,2) NOT NULL", key="id")
+bank.table("accounts", "id bigint, balance decimal(10,2) NOT NULL", key="id", partition_by="id")
 
 
 @bank.procedure(event="id bigint, amount decimal(10,2)", returns="left decimal(10,2)", plain=True)
@@ -236,7 +236,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def test_ctrl_c_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    process, uri = started(tmp_path)
+    process, uri = started(tmp_path, "--partitions", "2", "--ranges", "accounts=2")
     with penstock.DatabaseClient(uri) as client:
         for id_ in (1, 2):
             assert client.call("pay", id=id_, amount=Decimal(1))["rejected"] == "unknown key: accounts"
@@ -284,7 +284,7 @@ def test_the_server_of_a_replica_takes_over_when_told(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_served_replica_reads_and_takes_over_when_told(tmp_path: Path) -> None:
     primary, uri = started(tmp_path)
-    replica, second = started(tmp_path, "--follow")
+    replica, second = started(tmp_path, "--follow", "--partitions", "2")
     try:
         with penstock.DatabaseClient(uri) as first, penstock.DatabaseClient(second, timeout="60s") as client:
             assert first.call("pay", id=1, amount=Decimal(1))["rejected"] == UNKNOWN
@@ -309,6 +309,7 @@ def test_a_served_replica_reads_and_takes_over_when_told(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "said"),
     [(["--follow"], "follows a database in a directory"),
+     (["--partitions", "2", "--ranges", "accounts=2,3"], "ranges of a table do not fit its partitions"),
      (["--host", "0.0.0.0"], "without a token"), (["--tls-key", "nothing"], "TLS needs both"),
      (["--token-file", "nothing"], "cannot read a file")],
 )  # fmt: skip

@@ -91,10 +91,17 @@ def forward(
 
 
 @kernel
-def order_by_home(homes: Numbers, partitions: int) -> tuple[Numbers, Numbers]:
-    """Return the transactions in the order of their homes, and where those of each home begin.
+def order_by_home(homes: Numbers, partitions: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Order transactions by their homes; those that are forwarded come first.
 
-    Those that are forwarded come first. The begins end with the number of transactions.
+    Returns
+    -------
+    order : ndarray
+        The transactions in this order.
+    places : ndarray
+        The place of each transaction in it.
+    begins : ndarray
+        Where those that are forwarded begin, then those of each home, then the number of transactions.
     """
     begins = np.zeros(partitions + 2, np.int64)
     for i in range(homes.shape[0]):
@@ -102,9 +109,11 @@ def order_by_home(homes: Numbers, partitions: int) -> tuple[Numbers, Numbers]:
     for home in range(partitions + 1):
         begins[home + 1] += begins[home]
     order = np.empty(homes.shape[0], np.int64)
+    places = np.empty(homes.shape[0], np.int64)
     at = begins.copy()
     for i in range(homes.shape[0]):
-        home = homes[i] + 1
-        order[at[home]] = i
-        at[home] += 1
-    return order, begins
+        place = at[homes[i] + 1]
+        order[place] = i
+        places[i] = place
+        at[homes[i] + 1] = place + 1
+    return order, places, begins

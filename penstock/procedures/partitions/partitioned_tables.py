@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
@@ -160,14 +161,14 @@ class PartitionedTables:
         if isinstance(program, PlainProgram) or route.obstacle is not None or not events.num_rows:
             return self._run_forwarded(program, events, range(self.partitions), None, bounds)
         homes = self.event_keys(program, events).homes(self.partitions)
-        order, begins = order_by_home(homes, self.partitions)
+        order, back, begins = order_by_home(homes, self.partitions)
         ends = begins.tolist()
         tasks = {home: (ends[home + 1], ends[home + 2]) for home in range(self.partitions)}
         busy = {home: bounds for home, bounds in tasks.items() if bounds[0] < bounds[1]}
         if len(busy) == 1 and not ends[1]:
             (home,) = busy
             return self._partitions[home].run(program, events)
-        ordered = events.take(pa.array(order))
+        ordered = _take(events, order)
         forwarded = ordered.slice(0, ends[1])
         results = self._each({
             home: partial(self._partitions[home].run, program, ordered.slice(begin, end - begin))
@@ -177,9 +178,7 @@ class PartitionedTables:
         if forwarded.num_rows:
             keys = self.event_keys(program, forwarded)
             batches.insert(0, self._run_forwarded(program, forwarded, keys.needed(), keys))
-        back = np.empty(events.num_rows, np.int64)
-        back[order] = np.arange(events.num_rows)
-        return concat(batches).take(pa.array(back))
+        return _take(concat(batches), back)
 
     def event_keys(self, program: Program, events: pa.RecordBatch) -> EventKeys:
         """Return the keys of events, if the program's route has no obstacle."""
@@ -359,6 +358,16 @@ class PartitionedTables:
             for share, part in zip(shares, parts, strict=False):
                 share[block_name] = part
         return shares
+
+
+def _take(rows: pa.RecordBatch, order: Numbers) -> pa.RecordBatch:
+    """Return rows in an order."""
+    places = pa.array(order)
+    columns = [
+        column if column.null_count == len(column) else pc.take(column, places, boundscheck=False)
+        for column in rows.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 class PartitionedRows:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock._kernels import kernel
 from penstock.errors import InvalidUsageError
 from penstock.procedures.in_process.arrow_rows import arrow_errors
 from penstock.procedures.rows import numpy_column
@@ -36,9 +37,21 @@ def hash_numbers(numbers: Numbers) -> Numbers:
     return codec.encode([pa.array(numbers)]).hashes.view(np.int64)
 
 
+@kernel
+def find_ranges(values: Numbers, least: Numbers) -> Numbers:
+    """Return the range of each value: the number of bounds that it reaches."""
+    places = np.empty(values.shape[0], np.int64)
+    for i in range(values.shape[0]):
+        place = np.int64(0)
+        for k in range(least.shape[0]):  # without branches, faster than a binary search for few bounds
+            place += np.int64(values[i] >= least[k])
+        places[i] = place
+    return places
+
+
 def numbers_of(column: Column, values: pa.Array[Any]) -> Numbers:
     """Return the integers that stand for values that are no texts."""
-    return numpy_column(column, values, TextNumbers())[0].astype(np.int64)
+    return numpy_column(column, values, TextNumbers())[0].astype(np.int64, copy=False)
 
 
 class Placement:
@@ -91,8 +104,7 @@ class Placement:
         if self.ranges is None:
             return buckets_of(hash_values(column, values).view(np.uint64), self._partitions)
         if not column.kind.is_interned:
-            least = np.array(self.ranges, np.int64)
-            return np.searchsorted(least, numbers_of(column, values), side="right").astype(np.int64)
+            return find_ranges(numbers_of(column, values), np.array(self.ranges, np.int64))
         encoded = values.fill_null("" if column.kind is Kind.TEXT else b"").dictionary_encode()
         numbers = [bisect_right(self.ranges, value) for value in encoded.dictionary.to_pylist()]
         return np.array(numbers or [0], np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
