@@ -62,7 +62,7 @@ def _is_name(name: object) -> bool:
 
 
 class Database:
-    """Tables, streams, procedures and workflows. Made on the driver, or in any process of Python.
+    """Tables, streams, procedures and workflows, on the driver or in any process of Python.
 
     Parameters
     ----------
@@ -115,10 +115,10 @@ class Database:
         columns : str
             Its columns as Spark's DDL, with ``NOT NULL`` where nulls are not allowed.
         key : str or iterable of str
-            The columns of the primary key, at most four; they are not null.
+            The columns of the primary key, at most four; not null.
         partition_by : str, optional
-            The column of the key by which rows go to buckets in Spark, and to partitions in one process.
-            Without it there is one bucket, and every partition has all rows.
+            The column of the key by which rows go to buckets or partitions. Without it there is one bucket,
+            and every partition has all rows.
         indexes : iterable
             For each index a column, or up to four; ``table.by(column)`` reads rows in its order.
 
@@ -335,7 +335,7 @@ class Database:
     def to_json(self) -> dict[str, Any]:
         """Return the content of `explain` as values that JSON can hold."""
         tables = [describe_table(spec) for spec in self.tables.values()]
-        procedures = [procedure.to_json() for procedure in self.procedures.values()]
+        procedures = [one.to_json() for one in self.procedures.values()]
         return {"database": self.name, "tables": tables, "procedures": procedures}
 
     def open(
@@ -407,11 +407,11 @@ class Database:
         Parameters
         ----------
         location : str or path
-            The directory of the database, on a shared file system or in an object store.
+            The directory of the database, which both machines can read.
         poll_interval : str or timedelta
             How often to look for new calls.
         partitions, ranges
-            The partitions here and after a takeover; see `open`.
+            See `open`; the database has them after a takeover.
 
         Raises
         ------
@@ -437,9 +437,7 @@ class Database:
         Raises
         ------
         InvalidUsageError
-            If the location holds something else.
-        CorruptDataError, UnavailableError
-            See `open`.
+            If the location holds something else. For others see `open`.
 
         Examples
         --------

@@ -25,6 +25,7 @@ from penstock.designing.traces.trace import (
     find_program,
 )
 from penstock.errors import InvalidUsageError
+from penstock.procedures.analysis.routing import attributes_of
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
@@ -253,7 +254,8 @@ def record(
 def _routes_of(program: Any, events: pa.RecordBatch) -> dict[str, tuple[Numbers, Booleans]]:
     """Return the hashes of attributes that hold a column of a key, and whether they are there."""
     accesses = program.accesses if isinstance(program, Program) else ()
-    names = dict.fromkeys(name for access in accesses for name in access.attributes if name is not None)
+    found = [name for access in accesses for name in attributes_of(program, access)]
+    names = dict.fromkeys(name for name in found if name is not None)
     columns = {column.name: column for column in program.event}
     return {
         name: (

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import concat
+from penstock.procedures.analysis.routing import attributes_of
 from penstock.procedures.compiler.program import Program, event_schema
 from penstock.procedures.compiler.values import AccessMode
 from penstock.procedures.databases import Database
@@ -320,7 +321,7 @@ def _declare(builder: TraceBuilder, name: str, program: Any, events: pa.RecordBa
 
     seen: dict[tuple[str, tuple[str | None, ...]], bool] = {}
     for access in program.accesses:
-        key = (access.table, access.attributes)
+        key = (access.table, attributes_of(program, access))
         seen[key] = seen.get(key, False) or access.mode is not AccessMode.READ
     for (table, attributes), writes in seen.items():
         mode = Mode.WRITE if writes else Mode.READ
@@ -348,7 +349,7 @@ def linked_columns(database: Database, procedures: Sequence[str]) -> list[set[tu
                 for access in program.accesses:
                     table = database.tables.get(access.table)
                     key = () if table is None else table.key
-                    for part, attribute in zip(key, access.attributes, strict=False):
+                    for part, attribute in zip(key, attributes_of(program, access), strict=False):
                         if attribute is not None:
                             groups.setdefault((name, attribute), set()).add((access.table, part))
     joined: list[set[tuple[str, str]]] = []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import PlainProgram, Program
-from penstock.procedures.compiler.values import Origin
+from penstock.procedures.compiler.values import Access, Origin
 
-__all__ = ["check_routing", "routing_attribute", "routing_obstacle"]
+__all__ = ["attribute_of", "attributes_of", "check_routing", "routing_attribute", "routing_obstacle"]
 
 
 def routing_attribute(program: Program | PlainProgram) -> str | None:
@@ -44,13 +44,18 @@ def _attributes(program: Program) -> set[str]:
     for access in program.accesses:
         spec = tables[access.table]
         if spec.partition_by is not None:
-            attribute = _attribute(program, access.origins[spec.key.index(spec.partition_by)])
+            attribute = attribute_of(program, access.origins[spec.key.index(spec.partition_by)])
             if attribute is not None:
                 attributes.add(attribute)
     return attributes
 
 
-def _attribute(program: Program, origin: Origin | None) -> str | None:
+def attributes_of(program: Program, access: Access) -> tuple[str | None, ...]:
+    """Return for each column of an access's key the attribute of the event that it is, if it is one."""
+    return tuple(attribute_of(program, origin) for origin in access.origins)
+
+
+def attribute_of(program: Program, origin: Origin | None) -> str | None:
     """Return the attribute of the event that an origin is; None for any other."""
     names = {column.name for column in program.event if not column.is_list}
     return origin if isinstance(origin, str) and origin in names else None
@@ -66,7 +71,7 @@ def routing_obstacle(program: Program | PlainProgram) -> str | None:
         if spec.partition_by is None:
             return f"the table {spec.name} has no partition_by"
         place = spec.key.index(spec.partition_by)
-        if _attribute(program, access.origins[place]) is None:
+        if attribute_of(program, access.origins[place]) is None:
             return f"{access.table}[{', '.join(access.key)}] has a key that is no attribute of the event"
     attributes = _attributes(program)
     if len(attributes) > 1:

@@ -315,9 +315,7 @@ def _found(
     """Return the origins of the key of rows that all columns of an index find."""
     found = [value.origin for value in values]
     attributes = [origin for origin in found if isinstance(origin, str) and origin != ROUTED]
-    if len(attributes) < len(values) or spec.partition_by is None:
-        return origins
-    if origins[spec.key.index(spec.partition_by)] is not None:
+    if len(attributes) < len(values):
         return origins
     return tuple(
         Found(spec.name, index.columns, tuple(attributes), name) if origin is None else origin

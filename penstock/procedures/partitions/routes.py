@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.compiler.values import ROUTED, Access, AccessMode, Found, Origin
 from penstock.procedures.partitions.placement import Placement
-from penstock.procedures.schema import TableSpec
 
 __all__ = ["Keys", "Route", "find_route"]
 
@@ -83,29 +82,31 @@ def find_route(program: Program | PlainProgram, placements: Mapping[str, Placeme
         return Route((), obstacle, (), is_single=False)
     tables = {spec.name: spec for spec in program.tables}
     accesses = [access for access in program.accesses if access.table in placements]
+    places = {
+        name: tables[name].key.index(placements[name].column.name) for name in placements if name in tables
+    }
     keys = tuple(
-        dict.fromkeys(one for access in accesses for one in _keys(program, tables[access.table], access))
+        dict.fromkeys(one for access in accesses for one in _keys(program, access, places[access.table]))
     )
     lists = {column.name for column in program.event if column.is_list}
     methods = {(placements[one.table].method, one.partition) for one in keys}
     several = any(isinstance(one.partition, Found) or one.partition in lists for one in keys)
     named = {ROUTED: program.route.name} if program.route is not None else {}
     named |= {name: f"all {name}" for name in lists}
-    origins = [str(_partition(tables[access.table], access)) for access in accesses]
+    origins = [str(access.origins[places[access.table]]) for access in accesses]
     partitions = dict.fromkeys(named.get(origin, origin) for origin in origins)
     return Route(keys, None, tuple(partitions), is_single=len(methods) <= 1 and not several)
 
 
-def _partition(spec: TableSpec, access: Access) -> Origin | None:
-    return access.origins[spec.key.index(spec.partition_by or "")]
-
-
-def _keys(program: Program, spec: TableSpec, access: Access) -> Iterator[Keys]:
+def _keys(program: Program, access: Access, partition: int) -> Iterator[Keys]:
     """Yield the keys of an access: for each value of a named route those that have it."""
     names: list[str] = [] if program.route is None else [column.name for column in program.route.results]
     for name in names if ROUTED in access.origins else [""]:
-        origins = tuple(name if origin == ROUTED else origin for origin in access.origins)
-        yield Keys(access.table, origins, origins[spec.key.index(spec.partition_by or "")] or "")
+        known = [name if origin == ROUTED else origin for origin in access.origins]
+        origins = tuple(
+            None if isinstance(origin, Found) and _changes(program, origin) else origin for origin in known
+        )
+        yield Keys(access.table, origins, origins[partition] or "")
 
 
 def _obstacle(program: Program | PlainProgram, placements: Mapping[str, Placement]) -> str | None:
@@ -123,12 +124,12 @@ def _obstacle(program: Program | PlainProgram, placements: Mapping[str, Placemen
             if access.mode is not AccessMode.READ:
                 return f"it writes {shown}, which is replicated"
             continue
-        partition = _partition(spec, access)
-        if partition is None:
-            return f"no attribute of the event is the {spec.partition_by} of {shown}"
-        for origin in access.origins:
-            if isinstance(origin, Found) and (reason := _changes(program, origin)) is not None:
-                return reason
+        column = placements[access.table].column.name
+        origin = access.origins[spec.key.index(column)]
+        if origin is None:
+            return f"no attribute of the event is the {column} of {shown}"
+        if isinstance(origin, Found) and (reason := _changes(program, origin)) is not None:
+            return reason
     return None
 
 
