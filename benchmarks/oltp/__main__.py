@@ -160,8 +160,8 @@ def report(
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--benchmarks", nargs="+", default=["tpcc", "small_bank"], choices=OLTP)
-    parser.add_argument("--requests", type=int, default=200_000)
+    parser.add_argument("--benchmarks", nargs="+", default=["tpcc", "small_bank", "voter"], choices=OLTP)
+    parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--rates", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--peers", nargs="*", default=["sqlite", "postgres"])

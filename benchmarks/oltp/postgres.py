@@ -1,4 +1,4 @@
-"""SmallBank and TPC-C as stored procedures of PostgreSQL (PL/pgSQL, synchronous_commit=on)."""
+"""SmallBank, TPC-C and Voter as stored procedures of PostgreSQL (PL/pgSQL, synchronous_commit=on)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from benchmarks.oltp.peers import Peer, Rows, plain_rows, schema_texts
 from benchmarks.transaction_peers import POSTGRES_ACCOUNT, start_postgres
 from penstock.procedures.programs.oltp import OltpBenchmark
 from penstock.procedures.programs.oltp.tpcc import DISTRICTS, RECENT_ORDERS
+from penstock.procedures.programs.oltp.voter import MOST_VOTES, PHONES_OF_AREA
 
 __all__ = ["POSTGRES", "Postgres"]
 
@@ -128,7 +129,34 @@ BEGIN
 END $$
 """
 
-POSTGRES = {"small_bank": (_SMALL_BANK, 4, 1), "tpcc": (_TPCC, 13, 3)}
+_VOTER = f"""
+CREATE FUNCTION transact(phone_ bigint, contestant_ bigint, OUT result bigint)
+LANGUAGE plpgsql AS $$
+DECLARE number_ bigint; state_ bigint;
+BEGIN
+    PERFORM 1 FROM contestants WHERE contestant = contestant_;
+    IF NOT FOUND THEN RAISE EXCEPTION 'unknown contestant'; END IF;
+    SELECT votes INTO number_ FROM callers WHERE phone = phone_;
+    IF number_ = {MOST_VOTES} THEN RAISE EXCEPTION 'too many votes'; END IF;
+    IF number_ IS NULL THEN
+        number_ := 1;
+        INSERT INTO callers VALUES (phone_, 1);
+    ELSE
+        UPDATE callers SET votes = votes + 1 WHERE phone = phone_ RETURNING votes INTO number_;
+    END IF;
+    SELECT state INTO state_ FROM areas WHERE area = phone_ / {PHONES_OF_AREA};
+    state_ := coalesce(state_, 0);
+    INSERT INTO votes VALUES (phone_, number_, contestant_, state_);
+    UPDATE totals SET votes = votes + 1 WHERE contestant = contestant_ AND state = state_
+    RETURNING votes INTO result;
+    IF NOT FOUND THEN
+        INSERT INTO totals VALUES (contestant_, state_, 1);
+        result := 1;
+    END IF;
+END $$
+"""
+
+POSTGRES = {"small_bank": (_SMALL_BANK, 4, 1), "tpcc": (_TPCC, 13, 3), "voter": (_VOTER, 2, 1)}
 """The stored procedure by the benchmark's name, and its numbers of parameters and results."""
 
 

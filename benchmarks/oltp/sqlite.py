@@ -1,4 +1,4 @@
-"""SmallBank and TPC-C as statements of SQLite in this process (WAL, synchronous=FULL)."""
+"""SmallBank, TPC-C and Voter as statements of SQLite in this process (WAL, synchronous=FULL)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks.oltp.peers import Peer, Rows, plain_rows, schema_texts
 from penstock.procedures.programs.oltp import OltpBenchmark
 from penstock.procedures.programs.oltp.tpcc import DISTRICTS, RECENT_ORDERS
+from penstock.procedures.programs.oltp.voter import MOST_VOTES, PHONES_OF_AREA
 
 __all__ = ["SQLITE", "Sqlite"]
 
@@ -172,9 +173,33 @@ def _tpcc(
     return None, None, _deliver(one, w, number, date) if kind == 3 else _stock_level(one, w, d, number)
 
 
+def _voter(one: One, phone: int, contestant: int) -> tuple[Any, ...]:
+    if one("SELECT 1 FROM contestants WHERE contestant = ?", contestant) is None:
+        raise _Rejected("unknown contestant")
+    caller = one("SELECT votes FROM callers WHERE phone = ?", phone)
+    if caller == (MOST_VOTES,):
+        raise _Rejected("too many votes")
+    if caller is None:
+        number = 1
+        one("INSERT INTO callers VALUES (?, 1)", phone)
+    else:
+        (number,) = one("UPDATE callers SET votes = votes + 1 WHERE phone = ? RETURNING votes", phone)
+    (state,) = one("SELECT state FROM areas WHERE area = ?", phone // PHONES_OF_AREA) or (0,)
+    one("INSERT INTO votes VALUES (?, ?, ?, ?)", phone, number, contestant, state)
+    total: tuple[int] | None = one(
+        "UPDATE totals SET votes = votes + 1 WHERE contestant = ? AND state = ? RETURNING votes",
+        contestant, state,
+    )  # fmt: skip
+    if total is None:
+        one("INSERT INTO totals VALUES (?, ?, 1)", contestant, state)
+        return (1,)
+    return total
+
+
 SQLITE: Mapping[str, tuple[Callable[..., tuple[Any, ...]], int]] = {
     "small_bank": (_small_bank, 1),
     "tpcc": (_tpcc, 3),
+    "voter": (_voter, 1),
 }
 """The transactions by the benchmark's name, and how many values each returns."""
 

@@ -12,7 +12,11 @@ from penstock.procedures.programs.oltp import OLTP
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
 from tests.procedures import interpreted
 
-_SCALES = {"tpcc": TpccScale(warehouses=2, districts=2, customers=12, items=40), "small_bank": None}
+_SCALES = {
+    "tpcc": TpccScale(warehouses=2, districts=2, customers=12, items=40),
+    "small_bank": None,
+    "voter": None,
+}
 
 
 @pytest.fixture(autouse=True)

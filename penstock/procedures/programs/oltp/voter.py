@@ -13,12 +13,12 @@ from penstock.procedures.language import abort
 from penstock.procedures.programs.oltp.benchmark import Draws, OltpBenchmark, table_of
 from penstock.procedures.programs.packaged import events_of
 
-__all__ = ["VOTER", "VoterScale"]
+__all__ = ["MOST_VOTES", "PHONES_OF_AREA", "VOTER", "VoterScale"]
 
 MOST_VOTES = 2
 AREA_CODES = 300
 STATES = 51
-_PHONES_OF_AREA = 10_000_000
+PHONES_OF_AREA = 10_000_000
 
 _show = database("voter")
 _show.table("contestants", "contestant bigint, name string NOT NULL", key="contestant")
@@ -44,7 +44,7 @@ def vote(e: Any, contestants: Any, areas: Any, votes: Any, callers: Any, totals:
         caller.votes += 1
         number = caller.votes
     state = 0
-    area = areas.get(e.phone // _PHONES_OF_AREA)
+    area = areas.get(e.phone // PHONES_OF_AREA)
     if area is not None:
         state = area.state
     votes.insert(phone=e.phone, number=number, contestant=e.contestant, state=state)
@@ -88,7 +88,7 @@ def _first_rows(scale: VoterScale) -> dict[str, pa.Table]:
 def _requests(scale: VoterScale, count: int, seed: int) -> pa.RecordBatch:
     draws = Draws(seed + 1)
     caller = draws.integers(count, 0, scale.phones - 1)
-    phones = caller % AREA_CODES * _PHONES_OF_AREA + caller // AREA_CODES
+    phones = caller % AREA_CODES * PHONES_OF_AREA + caller // AREA_CODES
     # One of a thousand votes is for nobody.
     contestants = np.where(
         draws.fractions(count) < 0.001,
