@@ -25,6 +25,7 @@ import pyarrow as pa
 
 import penstock
 from benchmarks.harness import REPOSITORY, machine, print_and_save
+from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
@@ -88,9 +89,9 @@ def _open_oltp(benchmark: OltpBenchmark, scale: Any, partitions: int) -> OpenDat
 
 def alone(db: OpenDatabase, benchmark: OltpBenchmark, events: pa.RecordBatch) -> pa.RecordBatch:
     """Return the transactions that need one partition."""
-    if not isinstance(db._state, PartitionedTables):
-        raise TypeError("the database has one partition")
     program = benchmark.procedure.program()
+    if not isinstance(db._state, PartitionedTables) or not isinstance(program, Program):
+        raise TypeError("the database has one partition")
     homes = db._state.event_keys(program, events).alone()
     return events.filter(pa.array(homes >= 0))
 
