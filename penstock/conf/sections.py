@@ -310,11 +310,11 @@ class ResultsSection(Section):
 class WindowSection(Section):
     """Windows of time or of rows, or sessions, and their aggregates; `unit` is for an integer time.
 
-    Mode, budget, policy, cost and weight are as for `penstock.update_window`; the fields in `SERVING` are for
-    lazy and eager mode.
+    Mode, budget, policy, cost, weight, deletes and lives are as for `penstock.update_window`; the fields in
+    `SERVING` are for lazy and eager mode.
     """
 
-    SERVING: ClassVar = ("budget", "policy", "cost", "weight")
+    SERVING: ClassVar = ("budget", "policy", "cost", "weight", "ttl", "on_silent")
 
     time: Text
     size: Annotated[str | None, BeforeValidator(window_length)] = None
@@ -327,6 +327,9 @@ class WindowSection(Section):
     policy: PolicyName = "in_place"
     cost: Annotated[str | None, BeforeValidator(cost_of)] = None
     weight: Weight = None
+    delete_when: Annotated[Text | None, BeforeValidator(sql)] = None
+    ttl: Annotated[str | None, BeforeValidator(delay_of)] = None
+    on_silent: Literal["row"] | None = None
     late_to: PStreamPath = None
 
 

@@ -224,8 +224,8 @@ def _narrow(columns: tuple[str, ...], where: str | None, select: dict[str, Expre
 def _fragment(node: Aggregate, window: Window) -> Assemble | None:
     lookup, above = _split_lookup(window.inputs[0])
     base, scan = _split_reduction(above)
-    if window.options.late_to is not None:
-        return None  # whole rows reach the buckets
+    if window.options.late_to is not None or window.options.delete_when is not None:
+        return None  # rows reach the buckets
     if window.separate is not None or scan is None or (window.time_unit == "s" and window.pane_ms % 1000):
         return None
     columns = set(above.schema.names)

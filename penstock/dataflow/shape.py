@@ -107,7 +107,8 @@ def _drop_changeable_settings(node: Node) -> Node:
     if isinstance(node, Join):
         return replace(node, options=replace(node.options, ttl=node.options.ttl and "1 s"))
     if isinstance(node, Window):
-        return replace(node, options=replace(node.options, budget=None))
+        ttl = "1 s" if node.options.on_silent else None
+        return replace(node, options=replace(node.options, budget=None, ttl=ttl))
     if isinstance(node, Aggregate):
         return replace(node, extreme=None)
     if isinstance(node, Assemble):

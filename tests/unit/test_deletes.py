@@ -9,14 +9,15 @@ import pytest
 
 from penstock.conf.pipeline import Pipeline
 from penstock.dataflow import Graph, graph
-from penstock.dataflow.nodes import Join, PushedScan, UpdateQueue, topological
+from penstock.dataflow.nodes import Assemble, Join, PushedScan, UpdateQueue, topological
+from penstock.dataflow.shape import shape
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.late_decoding import decodes_late
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.deletes import mark_deletes
-from penstock.operators.update_stream.operator_options import QueueOptions, WindowOptions
+from penstock.operators.update_stream.operator_options import QueueOptions
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.sql.evaluate import project
 
@@ -100,11 +101,54 @@ def test_readers_of_a_p_stream_mark_and_conflate() -> None:
     assert [type(node) for node in topological(plain.root)][1:] == [UpdateQueue], "without deletes, no step"
 
 
-def test_windows_of_graphs_refuse_the_option_and_others_a_weight_in_a_column() -> None:
-    with pytest.raises(InvalidUsageError, match="the weight of windows with deletes cannot be a column"):
-        WindowOptions(mode="lazy", delete_when="op = 'd'", weight="v")
-    with pytest.raises(InvalidUsageError, match="no such option: option=delete_when"):
-        changes().window("t", size="1 s", unit="s", mode="lazy", delete_when="op = 'd'")  # type: ignore[call-arg]
+def windows(delete_when: str | None = "op = 'd'", **options: Any) -> Graph:
+    given = {"size": "2 s", "slide": "1 s", "unit": "s", "mode": "lazy", "delete_when": delete_when} | options
+    source = changes(kind="p-stream", options={"path": "nowhere"})
+    return source.window("t", **given).group_by("k").agg(n="count(*)")
+
+
+def test_windows_of_graphs_mark_their_deletes_and_readers_leave_the_rows_whole() -> None:
+    made = windows()
+    assert made.schema.names == ["k", "window", "n", "deleted"]
+    assert made.root.inputs[0].describe() == "2 s by 1 s over t, lazy, in_place, deletes"
+    planned = made.plan(persist="never")
+    scan = next(node for node in topological(planned.root) if isinstance(node, PushedScan)).scan
+    assert scan.fragments is None
+    assert set(scan.select or ()) == {"k", "t", "deleted"}
+    assert not any(isinstance(node, Assemble) for node in topological(planned.root))
+    other = shape(windows("op IN ('d', 'x') AND v IS NULL").plan(persist="never"))
+    assert shape(planned) == other, "the condition may change at a restart"
+    assert shape(planned) != shape(windows(delete_when=None).plan(persist="never"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"delete_when": "opp = 'd'"}, "no column 'opp'.*mean 'op'"),
+        ({"delete_when": "v + 1"}, "delete_when is not a condition: .*type=double"),
+        ({"delete_when": "max(v) > 1"}, "not a condition on single rows: .*node=window"),
+        ({"weight": "v"}, "weight of windows with deletes cannot be a column: .*node=window"),
+        ({"ttl": "1 s", "on_silent": "row"}, "windows with deletes have no silent rows: .*node=window"),
+        ({"size": "2 rows", "slide": "1 rows"}, "windows of rows have no deletes: .*node=window"),
+        (
+            {"size": None, "slide": None, "session": "1 s", "mode": "append"},
+            "session windows have no deletes: .*node=window",
+        ),
+    ],
+)
+def test_windows_of_graphs_refuse_wrong_deletes(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidUsageError, match=message):
+        windows(**options)
+
+
+def test_windows_with_deletes_are_aggregated_by_window_but_not_joined() -> None:
+    made = windows(mode="append")
+    by_window = made.where("NOT deleted").group_by("window").agg(all="sum(n)")
+    assert by_window.schema.names == ["window", "all"]
+    with pytest.raises(InvalidUsageError, match="windows with deletes cannot be joined"):
+        made.join_windows(by_window)
+    with pytest.raises(InvalidUsageError, match="two columns have the same name: column=deleted"):
+        changes().window("t", size="1 s", unit="s", delete_when="v < 0").group_by("k").agg(deleted="max(v)")
 
 
 def test_the_sides_of_a_join_mark_their_deletes() -> None:

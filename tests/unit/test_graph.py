@@ -517,33 +517,30 @@ def test_a_source_takes_its_columns_as_text_or_from_a_frame() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "options", "arguments", "written", "graphs_lack"),
+    ("operator", "options", "arguments", "written"),
     [
-        (penstock.update_queue, QueueOptions, QueueArguments, {"df", "key", "time"}, set()),
+        (penstock.update_queue, QueueOptions, QueueArguments, {"df", "key", "time"}),
         (
             penstock.update_join,
             JoinOptions,
             JoinArguments,
             {"left", "right", "key", "time", "within", "condition", "unit"},
-            set(),
         ),
         (
             penstock.update_window,
             WindowOptions,
             {**WindowArguments.__annotations__, **StateArguments.__annotations__},
             {"df", "key", "time", "size", "slide", "session", "aggs", "unit"},
-            {"delete_when", "ttl", "on_silent"},
         ),
     ],
 )
 def test_an_operator_its_options_and_the_builder_have_the_same_arguments(
-    operator: Any, options: type[StateOptions], arguments: Any, written: set[str], graphs_lack: set[str]
+    operator: Any, options: type[StateOptions], arguments: Any, written: set[str]
 ) -> None:
     given = inspect.signature(operator).parameters
     defaults = {one.name: one.default for one in fields(options)}
     names = getattr(arguments, "__annotations__", arguments)
-    assert defaults.keys() == set(names) | graphs_lack == given.keys() - written - {"name"}
-    assert not set(names) & graphs_lack
+    assert defaults.keys() == set(names) == given.keys() - written - {"name"}
     assert {name: given[name].default for name in defaults} == defaults
 
 

@@ -91,6 +91,36 @@ def test_a_pipeline_has_the_options() -> None:
         Pipeline.model_validate({"source": source, "queue": queue | {"ttl": 0}, "sink": sink, "query": query})
 
 
+def windows(**options: Any) -> Any:
+    given = {"size": "4 s", "unit": "s", "mode": "lazy"} | options
+    return graph("g").source("s", SCHEMA).window("t", **given).group_by("k").agg(n="count(*)")
+
+
+def test_windows_of_graphs_have_the_column_and_the_time_to_live_may_change_at_a_restart() -> None:
+    made = windows(ttl="10 s", on_silent="row")
+    assert made.schema.names == ["k", "window", "n", "silent"]
+    assert made.root.inputs[0].describe() == "4 s by 4 s over t, lazy, in_place, ttl 10 s, silent rows"
+    others = (windows(ttl="20 s", on_silent="row"), windows(ttl="20 s"), windows())
+    shapes = [shape(one.plan()) for one in (made, *others)]
+    assert shapes[0] == shapes[1] != shapes[2] == shapes[3]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"on_silent": "row"}, "on_silent needs ttl.*node=window"),
+        ({"ttl": "soon"}, "'soon' is not a duration: .*node=window"),
+        ({"ttl": 5}, "not a duration"),
+        ({"ttl": "1 s", "mode": "append"}, "append mode do not take this option: option=ttl node=window"),
+        ({"ttl": "1 s", "budget": 3}, "windows with a budget have no ttl: node=window"),
+        ({"ttl": "1 s", "size": "3 rows"}, "the keys of windows of rows do not leave: .*node=window"),
+    ],
+)
+def test_windows_of_graphs_refuse_wrong_lives(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidUsageError, match=message):
+        windows(**options)
+
+
 def test_the_state_really_becomes_smaller_and_copies_of_it_have_no_keys_that_left() -> None:
     queue = UpdateQueue(STREAM, Policy.IN_PLACE)
     units, before = [], 0

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import load_pipeline
+from penstock.dataflow import PhysicalPlan
 from penstock.dataflow.nodes import (
     Aggregate,
     RowWindow,
@@ -179,6 +180,44 @@ def test_windows_may_be_served_key_by_key(tmp_path: Path) -> None:
         "5: window_join: needs windows in append mode",
         "10: by_window: needs windows in append mode",
     ]
+
+
+def _served(tmp_path: Path, window: str) -> PhysicalPlan:
+    text = _FILE[: _FILE.index("window_join:")] + _FILE[_FILE.index("sink:") :]
+    given = "size: 60 s, slide: 1 s, unit: s, watermark_delay: 5 s, mode: append"
+    return plan_file(written(tmp_path, text.replace(given, f"unit: s, {window}")))
+
+
+def test_windows_may_have_deletes_and_a_time_to_live(tmp_path: Path) -> None:
+    silent = _served(tmp_path, "size: 60 s, mode: eager, ttl: 1 day, on_silent: row")
+    assert silent.root.schema.names == ["plug", "window", "mean", "silent"]
+    both = _served(tmp_path, "size: 60 s, mode: lazy, ttl: 1 day, delete_when: load < 0")
+    assert both.root.schema.names == ["plug", "window", "mean", "deleted"]
+    assert "60 s by 60 s over second, lazy, in_place, deletes, ttl 1 day" in both.explain()
+
+
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        ("size: 60 s, ttl: 1 day", "2: window.ttl: does not apply to windows in append mode"),
+        ("size: 60 s, on_silent: row", "2: window.on_silent: does not apply to windows in append mode"),
+        ("size: 60 s, mode: lazy, ttl: 60", "2: window.ttl: 60 is not a duration"),
+        ("size: 60 s, mode: lazy, ttl: 0 s", "2: window: a time to live is not positive"),
+        ("size: 60 s, mode: lazy, on_silent: rows", "2: window.on_silent: 'rows' is not .*row"),
+        ("size: 60 s, mode: lazy, on_silent: row", "2: window: on_silent needs ttl"),
+        ("size: 60 s, mode: lazy, ttl: 1 s, budget: 3", "2: window: windows with a budget have no ttl"),
+        ("size: 9 rows, mode: lazy, ttl: 1 s", "2: window: the keys of windows of rows do not leave"),
+        ("size: 60 s, delete_when: ' '", "2: window.delete_when: is empty"),
+        ("size: 60 s, delete_when: lode < 0", "2: window: there is no column 'lode'.*mean 'load'"),
+        ("size: 60 s, delete_when: load", "2: window: delete_when is not a condition: .*type=double"),
+        ("session: 9 s, delete_when: load < 0", "2: window: session windows have no deletes"),
+    ],
+)
+def test_wrong_deletes_and_times_to_live_are_told_with_their_line(
+    tmp_path: Path, window: str, message: str
+) -> None:
+    with pytest.raises(PipelineError, match=f"p.yaml:{message}"):
+        _served(tmp_path, window)
 
 
 def test_windows_may_be_of_rows(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Self, Unpack
 
 import pyarrow as pa
 
-from penstock.dataflow.builder.base import GraphBase
+from penstock.dataflow.builder.base import GraphBase, mark_input
 from penstock.dataflow.nodes import Aggregate, Node, RowWindow, Select, SessionWindow, Window, WindowJoin
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import WEIGHT, TimeUnit
+from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.operator_options import (
     WindowArguments,
     WindowOptions,
@@ -60,14 +61,15 @@ class Windows(GraphBase):
             The unit of an integer time since 1970-01-01T00:00:00Z: ``s``, ``ms``, ``us`` or ``ns``.
         **options
             As in `penstock.update_window`: ``watermark_delay``, the maximum lateness of tuples, which delays
-            the closing of windows; ``mode``, which selects the emitted windows; ``late_to``, which keeps the
-            dropped rows; and in lazy and eager mode ``budget``, ``policy``, ``cost`` and ``weight``.
+            the closing of windows; ``mode``, which selects the emitted windows; ``delete_when``, the rows
+            that delete their group; ``late_to``, which keeps the dropped rows; and in lazy and eager mode
+            ``budget``, ``policy``, ``cost``, ``weight``, ``ttl`` and ``on_silent``.
 
         Raises
         ------
         InvalidUsageError
-            If the time, weight, mode or policy is unknown, the slide is longer than the size, or append mode
-            has a budget, a policy, a cost or a weight.
+            If the time, weight, mode or policy is unknown, the slide is longer than the size, or windows of
+            this kind or mode do not have an option.
         """
         node_name = self._open("window", name)
         window_options = make_options(
@@ -90,16 +92,20 @@ class Windows(GraphBase):
             )
         if isinstance(window_options.weight, str):
             window_options = replace(window_options, weight=self._column(window_options.weight, node_name))
+        root = self.root
+        if window_options.delete_when is not None:
+            root = mark_input(root, window_options.delete_when, f"{node_name}_deletes")
+            window_options = replace(window_options, delete_when=DELETED_COLUMN)
         if (gap_ms := session_gap(session, size, slide, window_options)) is not None:
             return self._append(
-                SessionWindow(node_name, (self.root,), time, time_unit, window_options, gap_ms=gap_ms)
+                SessionWindow(node_name, (root,), time, time_unit, window_options, gap_ms=gap_ms)
             )
         assert size is not None  # noqa: S101  # session_gap has checked it
         if (rows := window_rows(size, slide)) is not None:
             return self._append(
                 RowWindow(
                     node_name,
-                    (self.root,),
+                    (root,),
                     time,
                     time_unit,
                     window_options,
@@ -109,9 +115,7 @@ class Windows(GraphBase):
             )
         size_ms = parse_ms("size", size)
         slide_ms = size_ms if slide is None else parse_ms("slide", slide)
-        return self._append(
-            Window(node_name, (self.root,), time, time_unit, size_ms, slide_ms, window_options)
-        )
+        return self._append(Window(node_name, (root,), time, time_unit, size_ms, slide_ms, window_options))
 
     def group_by(self, *columns: str, **expressions: str) -> Self:
         """Group the following aggregate by columns and by named expressions.

@@ -12,8 +12,11 @@ from penstock.dataflow.nodes.base import Node, distinct, duration, find_column
 from penstock.dataflow.nodes.service import check_weights, late_rows
 from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
+from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, sketch_argument
 from penstock.operators.scan.spec import PANE, WEIGHT, Partial, TimeUnit
+from penstock.operators.update_stream.deletes import DELETED_COLUMN
+from penstock.operators.update_stream.lives import SILENT_COLUMN, check_windows, describe_lives
 from penstock.operators.update_stream.operator_options import WindowOptions, session_gap
 from penstock.sql.expression import Expression, column
 from penstock.units import window_rows
@@ -49,7 +52,7 @@ class Window(Node):
     options : WindowOptions
         Other arguments of `penstock.update_window`. Mode ``append`` emits all windows; windows that end
         together are emitted in one micro-batch. Modes ``lazy`` and ``eager`` emit each group's most recent
-        window, group by group (UpStream §6).
+        window, group by group (UpStream §6). ``delete_when`` is `DELETED_COLUMN`, a column of the input.
     """
 
     stateful: ClassVar[bool] = True
@@ -69,6 +72,10 @@ class Window(Node):
             find_column(self, name, self.inputs[0].schema)
         self._check_lengths()
         check_weights(self, weight)
+        try:
+            check_windows(self.options, self.separate)
+        except InvalidUsageError as error:
+            raise self.wrong(error.fact, error.hint, **error.context) from error
         return self.inputs[0].schema
 
     def _check_lengths(self) -> None:
@@ -90,6 +97,13 @@ class Window(Node):
         return not self.by_key and self.separate is None
 
     @property
+    def marks(self) -> pa.Schema:
+        """The columns that mark the windows without aggregates."""
+        options = self.options
+        present = ((DELETED_COLUMN, options.delete_when), (SILENT_COLUMN, options.on_silent))
+        return pa.schema([pa.field(name, pa.bool_()) for name, option in present if option is not None])
+
+    @property
     def lengths(self) -> tuple[str, str]:
         """Size and slide as text."""
         return duration(self.size_ms), duration(self.slide_ms)
@@ -106,9 +120,10 @@ class Window(Node):
         return f"over {self.time}"
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Add the time, or all columns if whole late rows are kept."""
-        late = self.schema.names if self.options.late_to is not None else (self.time,)
-        return (required.union(late),)
+        """Add the time and the mark of deletes, or all columns if whole late rows are kept."""
+        options = self.options
+        deleted = () if options.delete_when is None else (options.delete_when,)
+        return (required.union(self.schema.names if options.late_to is not None else (self.time, *deleted)),)
 
     def describe(self) -> str:
         """Return size, slide and time; for windows served by key also mode and policy."""
@@ -122,7 +137,8 @@ class Window(Node):
                 service += (
                     f", weight {options.weight}" if isinstance(options.weight, str) else ", weights by key"
                 )
-        service += late_rows(self.options.late_to)
+        service += ", deletes" if self.options.delete_when is not None else ""
+        service += describe_lives(self.options) + late_rows(self.options.late_to)
         return f"{self._describe_lengths()} {self._describe_order()}{late}{service}"
 
 
@@ -258,6 +274,8 @@ class Aggregate(Node):
                 find_column(self, column_name, schema, expression)
             if name != WEIGHT:
                 fields.append(pa.field(name, aggregate_type(expression, schema)))
+        if isinstance(above, Window):
+            fields += above.marks
         for partial in self.decomposition.partials:
             self._check_fold(partial, schema)
         return distinct(self, pa.schema(fields))

@@ -52,6 +52,8 @@ class WindowJoin(Node):
                     "use mode='append'",
                     mode=side.options.mode,
                 )
+            if side.options.delete_when is not None:
+                raise self.wrong("windows with deletes cannot be joined", "filter the deletes out instead")
         if (
             left_window.slide_ms != right_window.slide_ms
             or (left_window.size_ms - right_window.size_ms) % left_window.slide_ms

@@ -240,7 +240,8 @@ class _Builder:
         with self._field("window"):
             flow = flow.window(
                 window.time, size=window.size, slide=window.slide, session=window.session, unit=window.unit,
-                watermark_delay=window.watermark_delay, mode=window.mode, **serving,
+                watermark_delay=window.watermark_delay, mode=window.mode, delete_when=window.delete_when,
+                **serving,
             )  # fmt: skip
         flow = self._aggregates(flow, self.pipeline)
         join = self.pipeline.window_join

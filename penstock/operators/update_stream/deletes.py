@@ -13,7 +13,6 @@ from penstock.sql.expression import Expression, column
 __all__ = [
     "DELETED_COLUMN",
     "check_delete_results",
-    "check_deleting_windows",
     "delete_conditions",
     "mark_deletes",
     "parse_delete_when",
@@ -107,20 +106,4 @@ def check_delete_results(results: pa.Schema, unknown: pa.DataType | None = None)
             "the results of apply do not say which rows are deletes",
             columns=results.names,
             hint=f"add '{DELETED_COLUMN} boolean' to output_schema; apply gets this column with its rows",
-        )
-
-
-def check_deleting_windows(delete_when: str | None, kind: str, *, of_time: bool) -> None:
-    """Refuse deletes in windows of another kind than windows of time.
-
-    Raises
-    ------
-    InvalidUsageError
-        If there is a condition, and the windows are not of time.
-    """
-    if delete_when is not None and not of_time:
-        raise InvalidUsageError(
-            f"{kind} have no deletes",
-            delete_when=delete_when,
-            hint="use windows of time, such as size='60 s', or filter the deletes out",
         )

@@ -18,6 +18,7 @@ __all__ = [
     "SILENT_COLUMN",
     "Ttl",
     "check_lives",
+    "check_windows",
     "describe_lives",
     "life_steps",
     "mark_rows",
@@ -68,6 +69,48 @@ def check_lives(options: LifeOptions, delete_ttl: Ttl | None = None) -> None:
         )
     if options.on_silent is not None and options.ttl is None:
         raise InvalidUsageError("on_silent needs ttl, the time after which a key is silent")
+
+
+class WindowLives(LifeOptions, Protocol):
+    """The options of windows whose keys may leave or be deleted."""
+
+    @property
+    def delete_when(self) -> str | None:
+        """The condition for deletes."""
+
+    @property
+    def budget(self) -> int | str | None:
+        """The budget."""
+
+
+def check_windows(options: WindowLives, kind: str | None) -> None:
+    """Refuse deletes and times to live of windows that do not have them.
+
+    Parameters
+    ----------
+    kind : str or None
+        The name of windows of another kind than windows of time, such as ``"windows of rows"``.
+
+    Raises
+    ------
+    InvalidUsageError
+        If these windows do not have an option.
+    """
+    if options.ttl is not None and kind is not None:
+        raise InvalidUsageError(
+            f"the keys of {kind} do not leave",
+            ttl=str(options.ttl),
+            hint="the number of a row counts from the key's first row; use windows of time",
+        )
+    if options.ttl is not None and options.budget is not None:
+        # Among windows that are ready at once a budget serves those of the least numbers, and a key that
+        # returns has a number that depends on what a worker had loaded.
+        raise InvalidUsageError("windows with a budget have no ttl", hint="leave out budget or ttl")
+    if options.delete_when is not None and kind is not None:
+        raise InvalidUsageError(
+            f"{kind} have no deletes",
+            hint="use windows of time, such as size='60 s', or filter the deletes out",
+        )
 
 
 def life_steps(option: str, life: Ttl | None, kind: pa.DataType, unit: str | None = None) -> int | None:

@@ -114,6 +114,9 @@ class WindowArguments(TypedDict, total=False):
     policy: str | None
     cost: str | None
     weight: str | Mapping[Any, float] | None
+    delete_when: str | None
+    ttl: str | timedelta | None
+    on_silent: str | None
     late_to: str | os.PathLike[str] | None
 
 

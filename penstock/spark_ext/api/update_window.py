@@ -25,8 +25,8 @@ from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
-from penstock.operators.update_stream.deletes import DELETED_COLUMN, check_deleting_windows
-from penstock.operators.update_stream.lives import SILENT_COLUMN
+from penstock.operators.update_stream.deletes import DELETED_COLUMN
+from penstock.operators.update_stream.lives import SILENT_COLUMN, check_windows
 from penstock.operators.update_stream.operator_options import WindowOptions, session_gap
 from penstock.operators.update_stream.options import check_column, parse_ms
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
@@ -266,22 +266,9 @@ def plan_windows(
     packer: RowPacker | RowOrderPacker
     plan: WindowPlan
     in_rows = window_rows(size, slide)
-    of_time = gap_ms is None and in_rows is None
-    if options.ttl is not None and not of_time:
-        raise InvalidUsageError(
-            "the keys of windows of rows do not leave",
-            ttl=str(options.ttl),
-            hint="the number of a row counts from the key's first row; use windows of time",
-        )
-    if options.ttl is not None and options.budget is not None:
-        # Among windows that are ready at once a budget serves those of the least numbers, and a key that
-        # returns has a number that depends on what a worker had loaded.
-        raise InvalidUsageError("windows with a budget have no ttl", hint="leave out budget or ttl")
+    check_windows(options, "session windows" if gap_ms else "windows of rows" if in_rows else None)
     if options.on_silent is not None:
         common["output"] = add_mark(common["output"], SILENT_COLUMN, "on_silent")
-    check_deleting_windows(
-        options.delete_when, "session windows" if gap_ms else "windows of rows", of_time=of_time
-    )
     if in_rows is not None:
         arriving, fragments = arriving_rows(schema, TIME, keys), row_fragments(unit, keys, partials)
         with _users_expressions(split):
