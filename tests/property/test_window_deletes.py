@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock._clock import SimulatedClock
+from penstock.operators.queues.key_records import ForgetRule
 from penstock.operators.scan.spec import Partial
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
+from penstock.units import NEVER
 from penstock.windows.append.limits import PaneLimits
 from penstock.windows.append.panes import DEFAULT_LIMITS
 from penstock.windows.layout import ENTRY_PANE, START, DeletingLayout
@@ -22,6 +24,7 @@ from penstock.windows.spec import WindowSpec
 from penstock.windows.update.results import WindowMode
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.property.test_panes import stored
+from tests.property.test_window_lives import Dictionary, waiting_in
 
 GROUPS = pa.schema([pa.field("group", pa.string())])
 ARRIVING = pa.schema(
@@ -147,6 +150,7 @@ ROWS = st.lists(
     delay=st.integers(0, 12),
     kind=st.sampled_from(["append", *WindowMode]),
     budget=st.one_of(st.none(), st.integers(1, 2)),
+    ttl=st.one_of(st.none(), st.integers(1, 4)),
     data=st.data(),
 )
 def test_a_window_has_the_rows_behind_its_newest_delete(
@@ -156,9 +160,11 @@ def test_a_window_has_the_rows_behind_its_newest_delete(
     delay: int,
     kind: WindowMode,
     budget: int | None,
+    ttl: int | None,
     data: st.DataObject,
 ) -> None:
     slide = min(slide, size)
+    ttl = None if kind == WindowMode.APPEND or budget is not None else ttl
     if data.draw(st.booleans()):
         rows = sorted(rows, key=lambda row: row.time)
     cuts = data.draw(st.lists(st.integers(0, len(rows)), max_size=6))
@@ -168,8 +174,10 @@ def test_a_window_has_the_rows_behind_its_newest_delete(
     def new() -> Any:
         if kind == WindowMode.APPEND:
             return new_panes(layout, limits=limits)
-        return UpdateWindows(layout, WindowMode(kind), Policy.IN_PLACE)
+        forgetting = ForgetRule(min_idle=1, idle_per_kept=0.5)
+        return UpdateWindows(layout, WindowMode(kind), Policy.IN_PLACE, ttl=ttl, forgetting=forgetting)
 
+    lives = Dictionary(size, slide, 0 if ttl is None else ttl)
     state, units, clock = new(), [], SimulatedClock(1000)
     closed: Found = {}
     last: dict[Any, int] = {}
@@ -182,6 +190,10 @@ def test_a_window_has_the_rows_behind_its_newest_delete(
         watermark = None if newest is None else newest - delay
         halves = [batch[: len(batch) // 3], batch[len(batch) // 3 :]]
         arriving = [one for half in halves for one in batch_of(half)]
+        first = NEVER if oracle.border is None else oracle.border
+        for row in batch:
+            if row.time >= first:
+                lives.newest[row.group] = max(row.time // STEPS, lives.newest.get(row.group, NEVER))
         now = oracle.batch(batch)
         closed |= now
         if kind == WindowMode.APPEND:
@@ -208,6 +220,13 @@ def test_a_window_has_the_rows_behind_its_newest_delete(
             last[group] = start
         assert late == oracle.late
         count += len(made)
+        if ttl is not None:
+            left = state.expire()
+            gone = {} if oracle.border is None else lives.leave(oracle.border // STEPS, waiting_in(state))
+            assert dict(zip(left.groups[0].to_pylist(), left.newest.tolist(), strict=True)) == gone
+            # A group whose rows all wait for their pane has no number yet.
+            done = sum(pane < (oracle.border or 0) // STEPS for pane in lives.newest.values())
+            assert done <= state.keys <= len(lives.newest)
         units += stored([state.delta()])
         how = data.draw(st.sampled_from(["keep", "deltas", "snapshot"]))
         if how == "snapshot":

@@ -43,7 +43,7 @@ __all__ = [
 SESSION = "session"
 """The mark of session windows in the settings of a checkpoint."""
 
-DELETES, _MARK = f"{RESERVED_PREFIX}deletes", f"{RESERVED_PREFIX}mark"
+DELETES, _MARK = f"{RESERVED_PREFIX}deletes", f"{RESERVED_PREFIX}delete_mark"
 """The column of rows that is 1 in deletes, else 0."""
 
 MARK = Partial("max", DELETES, _MARK)
