@@ -194,12 +194,3 @@ def test_a_migrated_join_emits_what_one_with_these_columns_does(spark: SparkSess
     # The left tuples of the first micro-batches are older than any that has the new column.
     assert sorted(map(repr, found)) == sorted(map(repr, after))
     assert {row["more"] is None for row in found} == {True, False}
-
-
-def test_windows_are_not_migrated(spark: SparkSession, tmp_path: Path) -> None:
-    place = Place(tmp_path)
-    place.input.add(rows(0))
-    place.run(query(spark, place, "time", 2))
-    with pytest.raises(InvalidUsageError, match="the state of windows cannot be migrated"):
-        penstock.migrate_state(place.checkpoint, place.state, tmp_path / "new", schema="k string")
-    assert not list(tmp_path.glob("new*"))

@@ -114,7 +114,7 @@ def migrate(
     at: AtOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Copy the state and checkpoint of an update queue, union or join, for more or wider columns.
+    """Copy the state and checkpoint of an update queue, union, join or windows, for more or wider columns.
 
     Columns may be added, and integers, float and date may become wider. The old query is only read. After an
     interruption, run the same command again: it continues. Start the query with the new checkpoint, the same

@@ -1,7 +1,7 @@
 """`migrate_state`: copy a query at a committed micro-batch, with columns added or widened.
 
-Only waiting tuples have values of columns that are neither key nor time; they get nulls in new columns, and
-widened values.
+In queues and joins, only waiting or held tuples have values of columns that are neither key nor time. They
+get nulls in new columns, and widened values. Windows: `penstock.spark_ext.state_copy.migrated_windows`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, SOURCE_COLUMN
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.state_copy.keyed_units import SIDES, JoinBuckets, marks_deletes
+from penstock.spark_ext.state_copy.migrated_windows import convert_windows, widen_windows
 from penstock.spark_ext.state_copy.query_copy import (
     CopiedQuery,
     Progress,
@@ -32,22 +33,13 @@ from penstock.spark_ext.state_copy.query_copy import (
     plan_copy,
 )
 from penstock.spark_ext.state_copy.rewrite import OldBuckets, RewrittenState, rewritable_kind, rewrite_buckets
+from penstock.spark_ext.state_copy.wider_types import cast_exactly, check_wider
 from penstock.spark_ext.worker.stateful import columns_of
 from penstock.state_store.bucket_store import BucketStore
 
 __all__ = ["Migrated", "migrate_state"]
 
 _LOGGER = logging.getLogger(__name__)
-
-_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
-_WIDER: Mapping[pa.DataType, tuple[pa.DataType, ...]] = {
-    **{kind: _INTEGERS[place + 1 :] for place, kind in enumerate(_INTEGERS)},
-    pa.float32(): (pa.float64(),),
-    pa.date32(): (pa.timestamp("us"),),
-}
-"""The types to which a value of a type converts exactly."""
-_HINT = "keep the type, and cast the column behind the queue"
-_ZONE_HINT = "the instant of a date depends on the session's time zone; use timestamp_ntz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +65,7 @@ def migrate_state(
     at: int | None = None,
     progress: Progress | None = None,
 ) -> Migrated:
-    """Copy the query of an update queue, union or join for an input with more columns, or wider types.
+    """Copy the query of an update queue, union, join or windows for an input with more or wider columns.
 
     Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
     directory in the state location, nothing of the old query changes, and a call that was interrupted
@@ -85,9 +77,9 @@ def migrate_state(
     checkpoint, path, to, at, progress
         See `fork_state`. The parts are the buckets, and Spark's files as one.
     schema : str or StructType, or a mapping of these for a join
-        All columns of the queue's new input, in their order, such as ``df.schema`` or ``"symbol string, time
-        timestamp, price double"``. With `delete_when`, the input has ``deleted boolean`` at the end.
-        For a join, the columns of ``"left"``, of ``"right"``, or of both.
+        All columns of the new input, in their order, such as ``df.schema`` or ``"symbol string, time
+        timestamp, price double"``. With `delete_when`, the input of a queue, union or join has ``deleted
+        boolean`` at the end. For a join, the columns of ``"left"``, of ``"right"``, or of both.
 
     Returns
     -------
@@ -97,9 +89,8 @@ def migrate_state(
     Raises
     ------
     InvalidUsageError
-        As `fork_state`; or if the operator is another one, such as windows, which hold no columns of their
-        input, a column is missing or has another type that is not wider, or an added column does not allow
-        nulls. Nothing has been written then.
+        As `fork_state`; or if the operator is another one, a column is missing or has another type that is
+        not wider, or an added column does not allow nulls. Nothing has been written then.
     CorruptDataError
         If a file of the micro-batch is damaged or gone; a running query may have deleted it.
     UnavailableError
@@ -108,7 +99,8 @@ def migrate_state(
     Notes
     -----
     Wider types are integers of more bits, ``double`` for ``float``, and ``timestamp_ntz`` for ``date``. The
-    key, the time and the columns of arrival and weight keep their types.
+    key, the time and the columns of arrival and weight keep their types. Windows hold the arguments of their
+    aggregates; `Migrated.widened` names those, and no column counts as added.
 
     Examples
     --------
@@ -121,14 +113,22 @@ def migrate_state(
     copy = plan_copy(checkpoint, path, to, at, change=listed)
     kind, specification = rewritable_kind(copy)
     _check_kind(kind, new)
-    found = {part: _compare(copy, specification, part, columns) for part, columns in new.items()}
-    columns = {part: one[0] for part, one in found.items()}
-    added = [name for one in found.values() for name in one[1]]
-    widened = [name for one in found.values() for name in one[2]]
+    added: list[str] = []
+    state_of: Callable[[int], RewrittenState | None]
+    if kind == "windows":
+        windows = widen_windows(specification, new["schema"])
+        changed, widened = {"schema": windows.schema}, [*windows.arguments]
+        state_of = convert_windows(copy, specification, windows.types)
+    else:
+        found = {part: _compare(copy, specification, part, columns) for part, columns in new.items()}
+        columns = {part: one[0] for part, one in found.items()}
+        added = [name for one in found.values() for name in one[1]]
+        widened = [name for one in found.values() for name in one[2]]
+        convert = _converted_queues if kind == "queue" else _converted_joins
+        changed = {part: list(columns_of(one)) for part, one in columns.items()}
+        state_of = convert(copy, specification, columns)
     copy.begin()
-    convert = _converted_queues if kind == "queue" else _converted_joins
-    changed = {part: list(columns_of(one)) for part, one in columns.items()}
-    rewrite_buckets(copy, {**specification, **changed}, convert(copy, specification, columns), progress)
+    rewrite_buckets(copy, {**specification, **changed}, state_of, progress)
     _LOGGER.info(
         "migrated a query [query=%s batch=%d new_query=%s checkpoint=%s]",
         copy.query, copy.batch, copy.own, copy.new,
@@ -138,13 +138,7 @@ def migrate_state(
 
 def _check_kind(kind: str, new: Mapping[str, StructType]) -> None:
     """Refuse schemas that do not belong to an operator of this kind."""
-    if kind == "windows":
-        raise InvalidUsageError(
-            "the state of windows cannot be migrated",
-            hint="windows hold no columns of their input: restart the query with more columns over its "
-            "checkpoint. Other aggregates, or wider types in them, need a new checkpoint",
-        )
-    known = {"schema"} if kind == "queue" else {*SIDES}
+    known = {*SIDES} if kind == "join" else {"schema"}
     if not new or not new.keys() <= known:
         raise InvalidUsageError(
             "a join has the schemas of its sides" if kind == "join" else "only a join has several schemas",
@@ -231,16 +225,9 @@ def _compare(
                 now=kind,
                 hint="set it back, or start with a new checkpoint",
             )
-        elif kind in _WIDER.get(stored[name], ()):
-            widened.append(name)
         else:
-            raise InvalidUsageError(
-                "a column's new type cannot hold all old values exactly",
-                column=name,
-                was=stored[name],
-                now=kind,
-                hint=_ZONE_HINT if stored[name] == pa.date32() else _HINT,
-            )
+            check_wider(name, stored[name], kind)
+            widened.append(name)
     return columns, added, widened
 
 
@@ -255,20 +242,11 @@ def _convert_rows(old: pa.Table, columns: StructType, left_out: set[str]) -> pa.
     fields = [field for field in as_arrow_schema(columns) if field.name not in left_out]
     present = set(old.schema.names)
     values = [
-        _cast(old.column(field.name), field) if field.name in present else pa.nulls(old.num_rows, field.type)
+        cast_exactly(old.column(field.name), field)
+        if field.name in present
+        else pa.nulls(old.num_rows, field.type)
         for field in fields
     ]
     return pa.Table.from_arrays(
         [*(old.column(name) for name in ours), *values], [*ours, *(field.name for field in fields)]
     )
-
-
-def _cast(column: pa.ChunkedArray[Any], field: pa.Field[Any]) -> pa.ChunkedArray[Any]:
-    if column.type not in _WIDER:
-        return column
-    try:
-        return column.cast(field.type)
-    except pa.ArrowInvalid as error:
-        raise InvalidUsageError(
-            "a column's new type cannot hold all old values exactly", column=field.name, now=field.type
-        ) from error

@@ -14,8 +14,7 @@ from typing import Any
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.queues.repartition import merge_states, source_buckets
-from penstock.operators.update_stream.choices import WindowMode
-from penstock.spark_ext.state_copy.keyed_units import JoinBuckets, WindowBuckets
+from penstock.spark_ext.state_copy.keyed_units import JoinBuckets
 from penstock.spark_ext.state_copy.query_copy import CopiedQuery, Progress, QueryCopy, plan_copy
 from penstock.spark_ext.state_copy.rewrite import (
     OldBuckets,
@@ -23,7 +22,7 @@ from penstock.spark_ext.state_copy.rewrite import (
     rewritable_kind,
     rewrite_buckets,
 )
-from penstock.spark_ext.state_copy.served_windows import ServedWindowBuckets
+from penstock.spark_ext.state_copy.served_windows import window_buckets
 
 __all__ = ["Rescaled", "rescale_state"]
 
@@ -108,9 +107,7 @@ def rescale_state(
     if kind == "queue":
         state_of = _queue_states(copy, specification, buckets)
     else:
-        served = kind == "windows" and specification["mode"] != WindowMode.APPEND
-        by_kind = JoinBuckets if kind == "join" else ServedWindowBuckets if served else WindowBuckets
-        old = by_kind(copy, specification)
+        old = (JoinBuckets if kind == "join" else window_buckets)(copy, specification)
         state_of = functools.partial(old.rescale, buckets=buckets)
     keys = rewrite_buckets(copy, {**specification, "buckets": buckets}, state_of, progress)
     _LOGGER.info(

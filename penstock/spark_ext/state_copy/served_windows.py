@@ -19,8 +19,10 @@ from penstock.checkpointing import PUnit
 from penstock.errors import InternalError
 from penstock.operators.aggregates.wide import cast_sums, schema_like
 from penstock.operators.queues.repartition import merge_ranks
+from penstock.operators.update_stream.choices import WindowMode
 from penstock.operators.update_stream.stream import Integers
-from penstock.spark_ext.state_copy.keyed_units import OldUnits, WrittenState, select_groups
+from penstock.spark_ext.state_copy.keyed_units import OldUnits, WindowBuckets, WrittenState, select_groups
+from penstock.spark_ext.state_copy.query_copy import QueryCopy
 from penstock.spark_ext.state_reader.window_view import window_view
 from penstock.units import NEVER
 from penstock.windows.groups import GroupCodec
@@ -29,7 +31,7 @@ from penstock.windows.update.renumber import renumber_cells
 from penstock.windows.update.transitions import READY
 from penstock.windows.update.windows import UpdateWindows
 
-__all__ = ["ServedWindowBuckets"]
+__all__ = ["ServedWindowBuckets", "window_buckets"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,12 @@ class ServedWindowBuckets(OldUnits):
         if "virtual_time" in meta:
             meta["virtual_time"] = max(known("virtual_time")) if waiting else 0.0
         return meta
+
+
+def window_buckets(copy: QueryCopy, specification: Mapping[str, Any]) -> WindowBuckets | ServedWindowBuckets:
+    """Return the old buckets of windows in any mode."""
+    append = specification["mode"] == WindowMode.APPEND
+    return (WindowBuckets if append else ServedWindowBuckets)(copy, specification)
 
 
 def _select_cells(unit: PUnit, stored: Integers, numbers: Integers) -> dict[str, pa.RecordBatch]:

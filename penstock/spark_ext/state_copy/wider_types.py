@@ -1,0 +1,53 @@
+"""The types to which stored values convert exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["cast_exactly", "check_wider"]
+
+_INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_WIDER: Final[Mapping[pa.DataType, tuple[pa.DataType, ...]]] = {
+    **{kind: _INTEGERS[place + 1 :] for place, kind in enumerate(_INTEGERS)},
+    pa.float32(): (pa.float64(),),
+    pa.date32(): (pa.timestamp("us"),),
+}
+_FACT: Final = "a column's new type cannot hold all old values exactly"
+_HINT: Final = "keep the type, and cast the column behind the operator"
+_ZONE_HINT: Final = "the instant of a date depends on the session's time zone; use timestamp_ntz"
+
+
+def check_wider(column: str, was: pa.DataType, now: pa.DataType) -> None:
+    """Check that a column's new type is a wider one.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the new type may not hold all values of the old one.
+    """
+    if now not in _WIDER.get(was, ()):
+        hint = _ZONE_HINT if was == pa.date32() else _HINT
+        raise InvalidUsageError(_FACT, column=column, was=was, now=now, hint=hint)
+
+
+def cast_exactly(
+    column: pa.Array[Any] | pa.ChunkedArray[Any], field: pa.Field[Any]
+) -> pa.Array[Any] | pa.ChunkedArray[Any]:
+    """Return a column in the type of a field, if it has another one that may become wider.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a value does not fit.
+    """
+    if column.type not in _WIDER:
+        return column
+    try:
+        return column.cast(field.type)
+    except pa.ArrowInvalid as error:
+        raise InvalidUsageError(_FACT, column=field.name, now=field.type) from error
