@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,8 @@ from penstock.operators.scan.spec import Partial
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.units import NEVER
+from penstock.upserts import DELETED, Columns, newest_changes
+from penstock.upserts.sql.sqlite import SqliteTable
 from penstock.windows.append.limits import PaneLimits
 from penstock.windows.append.panes import DEFAULT_LIMITS
 from penstock.windows.layout import ENTRY_PANE, START, DeletingLayout
@@ -235,6 +238,58 @@ def test_a_window_has_the_rows_behind_its_newest_delete(
             state = new()
             state.restore(units)
     assert count + disregarded == len(closed)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    rows=ROWS,
+    cuts=st.lists(st.integers(0, 35), max_size=5),
+    kind=st.sampled_from(["append", *WindowMode]),
+    budget=st.one_of(st.none(), st.integers(1, 2)),
+    replay=st.booleans(),
+)
+def test_a_table_has_the_newest_windows_that_are_not_deleted(
+    rows: list[Row], cuts: list[int], kind: WindowMode, budget: int | None, *, replay: bool
+) -> None:
+    layout, oracle, clock = layout_of(3, 2), Oracle(3, 2, 4), SimulatedClock(1000)
+    rows = [row for row in rows if row.group is not None]
+    state: Any = new_panes(layout)
+    if kind != WindowMode.APPEND:
+        state = UpdateWindows(layout, WindowMode(kind), Policy.IN_PLACE)
+    schema = pa.schema([*GROUPS, (START, pa.int64()), ("rows", pa.int64()), ("sum", FLOAT)])
+    table = SqliteTable(":memory:", "live", Columns(schema, ("group",), START, deletes=True))
+    table.prepare(create=True)
+    closed: Found = {}
+    served: dict[Any, int] = {}
+    ends: list[list[Row]] = [[Row("end", 100, 0.0, False)], *([] for _ in range(6))]
+    bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
+    for batch in [*(rows[begin:end] for begin, end in pairwise(bounds)), *ends]:
+        closed |= oracle.batch(batch)
+        watermark = max(row.time for row in batch) - 4 if batch else None
+        if kind == WindowMode.APPEND:
+            made = state.run(batch_of(batch), watermark).windows
+        else:
+            entering, query = WindowArrivals(batch_of(batch), watermark), Query(None, layout.window, ())
+            made, _ = serve(state, entering, query=query, budget=Budget(budget), clock=clock)
+        windows = pa.Table.from_batches(made, layout.window)
+        gone = pc.equal(windows["mark"], DeletingLayout.DELETE_LAST)
+        changes = windows.select(schema.names).append_column(DELETED, gone)
+        for row in windows.to_pylist():
+            served[row["group"]] = max(row[START], served.get(row["group"], row[START]))
+        for _ in range(1 + replay):
+            if changes.num_rows:
+                table.write(newest_changes(changes, ("group",), START))
+    newest: dict[Any, int] = {}
+    for group, start in closed:
+        newest[group] = max(start, newest.get(group, start))
+    assert kind is WindowMode.EAGER or served == newest
+    assert served.keys() == newest.keys()
+    found = table.connection.execute('SELECT "group", "rows", "sum" FROM live').fetchall()
+    table.close()
+    kept = {group: closed[group, start] for group, start in served.items()}
+    assert {row[0]: row[1:] for row in found} == {
+        group: (values["rows"], values["sum"]) for group, values in kept.items() if values is not None
+    }
 
 
 def test_a_delete_empties_the_window_that_has_it_and_a_later_row_fills_the_next_one() -> None:
