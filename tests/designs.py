@@ -14,7 +14,7 @@ import penstock
 from penstock.designing.traces.trace import Mode, Trace, TraceBuilder, column_numbers
 from penstock.designing.workload import TableOption
 from penstock.procedures.databases import Database
-from penstock.procedures.partitions.placement import Placement
+from penstock.procedures.partitions.placement import Placement, hash_numbers
 
 KINDS = {"a": "bigint", "b": "bigint", "s": "string"}
 
@@ -68,12 +68,18 @@ def random_transactions(draw: np.random.Generator, database: Database, count: in
     return transactions
 
 
-def trace_of(database: Database, transactions: Sequence[Transaction]) -> Trace:
-    """Return the trace of transactions."""
-    builder = TraceBuilder(database, dict.fromkeys(database.tables, 100))
+def trace_of(
+    database: Database, transactions: Sequence[Transaction], routes: Sequence[dict[str, int]] = ()
+) -> Trace:
+    """Return the trace of transactions, a recorded one with attributes by which they may be routed."""
+    builder = TraceBuilder(database, dict.fromkeys(database.tables, 100), recorded=bool(routes))
     for number, transaction in enumerate(transactions):
-        at = builder.begin([f"p{len(transaction)}"])
+        procedure = f"p{len(transaction)}"
+        at = builder.begin([procedure])
         assert at.tolist() == [number]
+        for name, value in routes[number].items() if routes else ():
+            hashes = hash_numbers(np.array([value], np.int64))
+            builder.add_routes(procedure, at, {name: (hashes, np.ones(1, np.bool_))})
         for access in transaction:
             spec = database.tables[access.table]
             values = [

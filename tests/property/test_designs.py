@@ -87,6 +87,40 @@ def test_the_search_finds_the_best_design_of_small_databases(cases: int, tables:
     assert best >= 0.95 * count, f"{best} of {count}"
 
 
+def test_the_search_finds_the_best_routes() -> None:
+    draw = np.random.default_rng(11)
+    best = 0
+    for seed in range(20):
+        database = random_database(draw, 2)
+        transactions = random_transactions(draw, database, 40)
+        # Attributes that hold a value of the first or last access in most or few transactions.
+        routes = [
+            {
+                f"r{number}": next(
+                    value
+                    for value in (
+                        *(one[place].key.values() if draw.random() < share else ()),
+                        int(draw.integers(9)),
+                    )
+                    if isinstance(value, int)
+                )
+                for number, (place, share) in enumerate(((0, 0.7), (-1, 0.7), (0, 0.3)))
+            }
+            for one in transactions
+        ]
+        model = CostModel(Workload.encode(trace_of(database, transactions, routes), 3, 2))
+        places = [range(len(names)) for names in model.workload.attributes]
+        least = min(
+            model.measure(Choice(choice.tables, np.array(routing, np.int64))).total
+            for choice in _choices(model.workload)
+            for routing in itertools.product(*places)
+        )
+        found = _search(model, seed)
+        assert found.cost.total >= least - 1e-12
+        best += found.cost.total <= least + 1e-12
+    assert best >= 19, f"{best} of 20"
+
+
 def test_equal_seeds_find_equal_designs() -> None:
     draw = np.random.default_rng(5)
     database = random_database(draw, 6)

@@ -34,9 +34,9 @@ def crew() -> Database:
         if person is None:
             people.insert(id=e.id, team=e.team)
         else:
+            teams[person.team].members -= 1
             if e.team not in teams:
                 abort("no team")
-            teams[person.team].members -= 1
             person.team = e.team
         teams[e.team].members += 1
 
@@ -88,6 +88,7 @@ def test_each_access_is_recorded_with_its_key_and_index() -> None:
             (1, "people", "READ", 0, (9,)), (1, "people", "WRITE", both_indexes, (9,)),
             (1, "teams", "READ", 0, (10,)), (1, "teams", "WRITE", 0, (10,)),
             (2, "people", "READ", 0, (9,)), (2, "teams", "READ", 0, (30,)),
+            (2, "teams", "READ", 0, (10,)), (2, "teams", "WRITE", 0, (10,)),
             # Person 1 is in team 20 by now.
             (3, "people", "SELECT", 0, (None,)),
             (3, "people", "FOUND", 0, (1,)), (3, "people", "WRITE", of_name, (1,)),
@@ -98,6 +99,23 @@ def test_each_access_is_recorded_with_its_key_and_index() -> None:
     )  # fmt: skip
     assert trace.procedures == ("move", "rename", "leave")
     assert trace.attributes == (("id", "team"), (), ("id",))
+
+
+def test_a_look_up_finds_what_its_own_transaction_has_changed() -> None:
+    database = penstock.database("crew")
+    database.table("people", "id bigint, team bigint, name string", key="id", indexes=["team"])
+
+    @database.procedure(event="id bigint, team bigint")
+    def join(e: Any, people: Any) -> None:
+        total = 0
+        for person in people.by("team")[e.team]:
+            total += person.id
+        people[e.id].team = e.team
+        for person in people.by("team")[e.team]:
+            person.name = "x"
+
+    trace = record(database, [("join", {"id": [1], "team": [20]})], FIRST_PEOPLE)
+    assert {key for _, _, mode, _, key in accesses(trace) if mode == "FOUND"} == {(1,), (3,)}
 
 
 @pytest.mark.parametrize(
