@@ -14,6 +14,7 @@ from pathlib import Path
 
 __all__ = [
     "COMPACTION_POINTS",
+    "COORDINATOR_POINTS",
     "FAILPOINTS",
     "LOG_POINTS",
     "P_STREAM_POINTS",
@@ -49,6 +50,9 @@ SINK_POINTS = ("sink.after_segments", "sink.before_commit", "sink.after_commit")
 TASK_ROWS_POINTS = ("task_rows.before_commit", "task_rows.after_commit")
 """Fail points in workers that commit rows to a p-stream themselves: dropped rows, and answers to requests."""
 
+COORDINATOR_POINTS = ("coordinator.before_continuations", "coordinator.after_continuation")
+"""Fail points in the worker that runs transactions over several buckets."""
+
 LOG_POINTS = ("log.after_write", "log.after_sync")
 """Fail points in a process that appends to the write-ahead log of a database."""
 
@@ -61,6 +65,7 @@ FAILPOINTS = (
     *COMPACTION_POINTS,
     *SINK_POINTS,
     *TASK_ROWS_POINTS,
+    *COORDINATOR_POINTS,
     *LOG_POINTS,
     *TAKEOVER_POINTS,
 )

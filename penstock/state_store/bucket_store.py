@@ -19,7 +19,8 @@ gets one of the two and cannot tell which. A later task may get the other, or a 
 
 Invariants:
 
-1. A file never changes, and no two attempts share a file id.
+1. A file never changes. No two attempts share a file id, except for versions of `BucketStore.publish_next`,
+   which the first attempt publishes for all.
 2. A version is the number of earlier commits plus one; its *parent* is the previous version.
 3. The number in a file's name is at least the version that first names the file. For a version's own file it
    is that version. For a snapshot it is the last version that may adopt the snapshot, plus ``retain_versions
@@ -66,6 +67,7 @@ from penstock.state_store.lineage import (
     Pointer,
     Snapshot,
     Version,
+    next_pointer,
     number_of,
     pointer_of,
 )
@@ -81,6 +83,7 @@ __all__ = [
     "Pointer",
     "State",
     "Version",
+    "next_pointer",
     "number_of",
     "pointer_of",
 ]
@@ -216,6 +219,25 @@ class BucketStore(BucketFiles):
         parts = self._write_parts(pointer.version, iter(first))
         self._publish(pointer, last, encode_blocks(last), Handle(parts, base=len(parts) + 1), None)
         return pointer
+
+    def publish_next(self, pointer: Pointer, file_id: FileId, unit: PUnit) -> Pointer:
+        """Publish changes of the version at `pointer`, by a process that does not hold the state.
+
+        All attempts at the version give it the same `file_id`, and the first one wins. So a task can return
+        the pointer before the version exists.
+
+        Raises
+        ------
+        ConflictError
+            If the version exists.
+        CorruptDataError
+            If the file at `pointer` is missing or damaged.
+        UnavailableError
+            If the file system refuses.
+        """
+        following = next_pointer(pointer, file_id)
+        self._publish(following, unit, encode_blocks(unit), self._open(pointer)[1], pointer)
+        return following
 
     def release(self, held: Handle) -> int:
         """Sweep if `held` proves that files replaced by a snapshot are unnecessary; return their number.

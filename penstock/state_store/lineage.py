@@ -20,6 +20,7 @@ __all__ = [
     "Pointer",
     "Snapshot",
     "Version",
+    "next_pointer",
     "number_of",
     "pointer_of",
 ]
@@ -144,6 +145,11 @@ class Handle:
         released = set(self.releasable_files(retain_versions))
         names = {link.pointer.file_name for link in self.links}
         return names | {name for _, name in self.superseded if name not in released}
+
+
+def next_pointer(pointer: Pointer, file_id: FileId) -> Pointer:
+    """Return the pointer to a version that follows another."""
+    return Pointer(Version(pointer.version + 1), file_id)
 
 
 def number_of(name: str) -> Version | None:

@@ -86,7 +86,7 @@ class EventKeys:
         if not several:
             return homes
         if self.route.knows_rows:
-            rows = [self._combine(keys, keys.origins) for keys in self.route.keys]
+            rows = [_without_nulls(self._combine(keys, keys.origins)) for keys in self.route.keys]
             size = 1 << int(_RESOURCES_PER_KEY * sum(len(one[0].values) for one in rows)).bit_length()
             resources = np.concatenate([
                 _row_numbers(keys.table, values, size)
@@ -121,18 +121,19 @@ class EventKeys:
 
     def keys(self, keys: Keys) -> list[pa.Array[Any]]:
         """Return the columns of keys, without those that have a null: no row has one."""
-        columns = [one.values for one in self._combine(keys, keys.origins)]
-        if not any(column.null_count for column in columns):
-            return columns
-        exists = pa.array(~np.logical_or.reduce([null_mask(column) for column in columns]))
-        return [column.filter(exists) for column in columns]
+        return [one.values for one in _without_nulls(self._combine(keys, keys.origins))]
+
+    def by_event(self) -> tuple[Numbers, Numbers]:
+        """Return the place of each event's first partition, then their number; and the partitions."""
+        starts, order, needed = self._in_order(self._distinct_partitions())
+        return starts, needed[order]
 
     def _distinct_partitions(self) -> list[tuple[Numbers, Numbers | None]]:
         """Return the partitions of each origin and method once, with their events."""
         distinct = {(self._placements[keys.table].method, keys.partition): keys for keys in self.route.keys}
         found = []
         for keys in distinct.values():
-            (values,) = self._combine(keys, [keys.partition])
+            (values,) = _without_nulls(self._combine(keys, [keys.partition]))
             partitions = self._placements[keys.table].partitions_of(values.column, values.values)
             found.append((partitions, values.events))
         return found
@@ -200,6 +201,15 @@ class EventKeys:
         if key not in self._found:
             self._found[key] = self._lookup(found, [self.events.column(name) for name in found.attributes])
         return self._found[key]
+
+
+def _without_nulls(values: list[_Values]) -> list[_Values]:
+    """Return the columns of keys without those that have a null: no row has one."""
+    if not any(one.values.null_count for one in values):
+        return values
+    exists = ~np.logical_or.reduce([null_mask(one.values) for one in values])
+    events = np.arange(len(exists)) if values[0].events is None else values[0].events
+    return [_Values(one.column, one.values.filter(pa.array(exists)), events[exists]) for one in values]
 
 
 def _dimension(number: int, origin: Origin | None) -> object:

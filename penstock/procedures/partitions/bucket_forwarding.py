@@ -1,0 +1,245 @@
+"""Transactions over several buckets of a stream, in two stages.
+
+1. Each bucket runs the transactions that need no other bucket (`Forwarding.split`). It exports the rows that
+   forwarded transactions need (`Forwarding.rows`).
+2. The coordinator runs the forwarded transactions over these rows in their order, and returns the changes of
+   each bucket (`Forwarding.run`). A bucket has them before it runs its next transactions.
+
+Both stages are functions of their input. `docs/design/0019-forwarding.md` has the invariants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.operators.update_stream.stream import concat
+from penstock.procedures.compiler.program import PlainProgram, Program, event_schema
+from penstock.procedures.compiler.values import Found
+from penstock.procedures.engine import TableSet
+from penstock.procedures.partitions.event_keys import EventKeys
+from penstock.procedures.partitions.forwarding import FORWARDED
+from penstock.procedures.partitions.placement import Placement, place_tables
+from penstock.procedures.partitions.routes import Route, find_route
+from penstock.procedures.texts import Numbers
+
+__all__ = ["ARRIVAL", "Changes", "Forwarding", "Split", "forwarding_obstacle", "partition_attributes"]
+
+ARRIVAL = "arrival"
+"""The order of transactions in which results equal the serial run in the order of arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The transactions of a bucket in a micro-batch. All arrays have places of events.
+
+    Attributes
+    ----------
+    own : ndarray
+        Those that the bucket runs.
+    needed : ndarray
+        Those that are forwarded and need rows of the bucket.
+    forwarded : ndarray
+        Those of them that the bucket passes to the coordinator. Each is passed by one bucket.
+    own_numbers, forwarded_numbers : ndarray
+        The numbers of `own` and `forwarded` among the bucket's transactions of this micro-batch.
+    """
+
+    own: Numbers
+    needed: Numbers
+    forwarded: Numbers
+    own_numbers: Numbers
+    forwarded_numbers: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes of a bucket by forwarded transactions.
+
+    Attributes
+    ----------
+    blocks : dict
+        The blocks of a delta of the bucket's tables, with rows in the order of their keys.
+    more_rows : int
+        The number of inserted rows minus that of deleted rows.
+    """
+
+    blocks: dict[str, pa.RecordBatch]
+    more_rows: int
+
+
+@dataclass(frozen=True)
+class Forwarding:
+    """Runs a program over several buckets. Made on the driver, used in workers.
+
+    Parameters
+    ----------
+    program : Program
+        The program.
+    buckets : int
+        The number of buckets.
+    order : str
+        ``"arrival"``, or ``"any"``: the forwarded transactions of a micro-batch run after all others.
+    """
+
+    program: Program
+    buckets: int
+    order: str
+
+    @classmethod
+    def plan(cls, program: Program | PlainProgram, buckets: int, order: str) -> Forwarding:
+        """Return the forwarding of a program's transactions.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the event does not name the rows of a transaction.
+        """
+        obstacle = forwarding_obstacle(program)
+        if obstacle is not None or isinstance(program, PlainProgram):
+            raise InvalidUsageError(
+                "a transaction may access rows of several buckets that its event does not name",
+                procedure=program.name,
+                because=obstacle,
+                hint="let each column of all keys be an attribute of the event, or use buckets=1",
+            )
+        return cls(program, buckets, order)
+
+    @cached_property
+    def _placements(self) -> dict[str, Placement]:
+        return place_tables({spec.name: spec for spec in self.program.tables}, self.buckets, {})
+
+    @cached_property
+    def _route(self) -> Route:
+        return find_route(self.program, self._placements)
+
+    def _keys(self, events: pa.RecordBatch) -> EventKeys:
+        return EventKeys(self.program, self._route, events, self._placements, _find_nothing)
+
+    def places(self, events: pa.RecordBatch) -> list[Numbers]:
+        """Return for each bucket the places of the events that need it, in their order.
+
+        An event that names no row goes to the first bucket.
+        """
+        starts, buckets = self._keys(events).by_event()
+        counts = np.diff(starts)
+        owners = np.repeat(np.arange(events.num_rows), counts)
+        places = [np.unique(owners[buckets == bucket]) for bucket in range(self.buckets)]
+        places[0] = np.union1d(places[0], np.flatnonzero(counts == 0))
+        return places
+
+    def split(self, events: pa.RecordBatch, bucket: int) -> Split:
+        """Return which transactions a bucket runs, and which it forwards.
+
+        Parameters
+        ----------
+        events : pyarrow.RecordBatch
+            All events of a micro-batch that need the bucket, in their order, with exactly the columns of the
+            program's event.
+        bucket : int
+            The bucket.
+        """
+        keys = self._keys(events)
+        homes = keys.homes(self.buckets) if self.order == ARRIVAL else keys.alone()
+        is_forwarded = homes == FORWARDED
+        starts, buckets = keys.by_event()
+        first = np.append(buckets, 0)[starts[:-1]]
+        is_counted = np.where(np.diff(starts) > 0, first, 0) == bucket
+        own, forwarded = np.flatnonzero(~is_forwarded), np.flatnonzero(is_forwarded & is_counted)
+        if self.order == ARRIVAL:
+            numbers = np.cumsum(is_counted) - 1
+            own_numbers, forwarded_numbers = numbers[own], numbers[forwarded]
+        else:
+            own_numbers = np.arange(len(own))
+            forwarded_numbers = np.arange(len(forwarded)) + len(own)
+        return Split(own, np.flatnonzero(is_forwarded), forwarded, own_numbers, forwarded_numbers)
+
+    def rows(self, state: TableSet, events: pa.RecordBatch, bucket: int) -> dict[str, pa.RecordBatch]:
+        """Return the bucket's rows that forwarded events need, by table."""
+        event_keys, found = self._keys(events), dict[str, list[pa.RecordBatch]]()
+        for keys in self._route.keys:
+            schema = state[keys.table].spec.key_schema
+            columns = [
+                column.cast(field.type, safe=False)
+                for column, field in zip(event_keys.keys(keys), schema, strict=True)
+            ]
+            found.setdefault(keys.table, []).append(pa.RecordBatch.from_arrays(columns, schema=schema))
+        own = {name: self._placements[name].split(concat(parts))[bucket] for name, parts in found.items()}
+        return {name: state[name].rows_of(keys) for name, keys in own.items()}
+
+    def run(
+        self, events: pa.RecordBatch, rows: Mapping[str, Sequence[pa.RecordBatch]]
+    ) -> tuple[pa.RecordBatch, list[Changes]]:
+        """Run forwarded transactions; return a row of results for each, and the changes of each bucket.
+
+        Parameters
+        ----------
+        events : pyarrow.RecordBatch
+            The forwarded events of all buckets, in their order.
+        rows : mapping
+            The exported rows of all buckets, by table.
+        """
+        state = TableSet(self.program.tables)
+        counts = np.zeros(self.buckets, np.int64)
+        for name, parts in rows.items():
+            if some := [part for part in parts if part.num_rows]:
+                before = concat(some)
+                state[name].upsert(before, dirty=False)
+                counts -= self._count(name, before)
+        results = state.run(self.program, events)
+        blocks: list[dict[str, pa.RecordBatch]] = [{} for _ in range(self.buckets)]
+        for spec in self.program.tables:
+            counts += self._count(spec.name, state[spec.name].table())
+            for block_name, block in state[spec.name].delta().items():
+                # The order in which buckets' rows arrive must not show in what is stored.
+                rows_by_key = block.sort_by([(name, "ascending") for name in spec.key])
+                for own, part in zip(blocks, self._placements[spec.name].split(rows_by_key), strict=True):
+                    if part.num_rows:
+                        own[block_name] = part
+        return results, [Changes(own, int(more)) for own, more in zip(blocks, counts, strict=True)]
+
+    def _count(self, name: str, rows: pa.RecordBatch) -> Numbers:
+        """Return the number of rows of each bucket."""
+        placement = self._placements[name]
+        places = placement.partitions_of(placement.column, rows.column(placement.column.name))
+        return np.bincount(places, minlength=self.buckets)
+
+    @property
+    def event(self) -> pa.Schema:
+        """The columns of events."""
+        return event_schema(self.program.event)
+
+
+def _find_nothing(found: Found, values: Sequence[Any]) -> tuple[Numbers, pa.RecordBatch]:
+    raise InternalError("a route without indexes reads one", table=found.table)
+
+
+def partition_attributes(program: Program) -> tuple[str, ...]:
+    """Return the attributes of the event that say the buckets of a transaction."""
+    return find_route(program, place_tables({spec.name: spec for spec in program.tables}, 1, {})).partitions
+
+
+def forwarding_obstacle(program: Program | PlainProgram) -> str | None:
+    """Return the reason why transactions of several buckets cannot be forwarded; None if they can."""
+    if isinstance(program, PlainProgram):
+        return "Python runs it"
+    for spec in program.tables:
+        if spec.partition_by is None:
+            return f"the table {spec.name} has no partition_by"
+        if spec.column(spec.partition_by).kind.scale is not None:
+            return f"the table {spec.name} is partitioned by a decimal"
+    route = find_route(program, place_tables({spec.name: spec for spec in program.tables}, 1, {}))
+    if program.route is not None:
+        return "it declares a route"
+    lists = {column.name for column in program.event if column.is_list}
+    for keys in route.keys:
+        for origin in keys.origins:
+            if not isinstance(origin, str) or origin in lists:
+                return f"a column of a key of {keys.table} is no attribute of the event with one value"
+    return route.obstacle or (None if route.keys else "it accesses no table")

@@ -1,0 +1,63 @@
+"""Continuations: the versions of buckets that have the changes by forwarded transactions.
+
+The task of a bucket commits version v and returns the pointer to version v + 1, its *continuation*, which the
+coordinator publishes in the same micro-batch. Spark commits a micro-batch after all of its tasks, so the file
+of a committed pointer exists. `docs/design/0019-forwarding.md` has the invariants.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from penstock._failpoints import failpoint
+from penstock.checkpointing import PUnit
+from penstock.errors import ConflictError, CorruptDataError
+from penstock.procedures.partitions.bucket_forwarding import Changes
+from penstock.procedures.schema import TableSpec
+from penstock.state_store.bucket_store import BucketStore, FileId, Pointer, next_pointer
+
+__all__ = ["continuation_of", "publish_continuation"]
+
+
+def continuation_of(pointer: Pointer, batch: int) -> Pointer:
+    """Return the pointer to the continuation of a version that a micro-batch has made."""
+    return next_pointer(pointer, FileId(f"continuation{batch}"))
+
+
+def publish_continuation(
+    store: BucketStore, pointer: Pointer, batch: int, changes: Changes, tables: dict[str, TableSpec]
+) -> None:
+    """Publish the continuation of the version at `pointer`, unless another attempt did.
+
+    Raises
+    ------
+    CorruptDataError
+        If it exists with other changes, or the version at `pointer` is missing or damaged.
+    UnavailableError
+        If the file system refuses.
+    """
+    meta = store.look(pointer)[1].meta
+    unit = PUnit("delta", {**meta, "rows": meta["rows"] + changes.more_rows}, changes.blocks, packed=True)
+    following = continuation_of(pointer, batch)
+    try:
+        store.publish_next(pointer, following.file_id, unit)
+    except ConflictError:
+        stored = store.look(following)[1]
+        if _content(stored, tables) != _content(unit, tables):
+            raise CorruptDataError(
+                "changes by forwarded transactions are ahead of the checkpoint, and differ",
+                file=store.files.path_of(following.file_name),
+                batch=batch,
+                hint="restore the checkpoint as it was; or start with a new checkpoint",
+            ) from None
+    failpoint("coordinator.after_continuation")
+
+
+def _content(unit: PUnit, tables: dict[str, TableSpec]) -> str:
+    """Return the rows of a continuation as a text."""
+    rows = {}
+    for name in sorted(unit.blocks):
+        table, _, part = name.rpartition("/")
+        schema: pa.Schema = tables[table].key_schema if part == "tombstones" else tables[table].schema
+        rows[name] = unit.block(name, schema).to_pylist()
+    return repr((unit.meta["transactions"], unit.meta["rows"], rows))

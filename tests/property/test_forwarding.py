@@ -1,0 +1,287 @@
+"""Transactions over several buckets equal a serial run, whatever the cuts, attempts and crashes."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.checkpointing.files import open_files
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.databases import Database
+from penstock.procedures.engine import TableSet
+from penstock.procedures.language import abort
+from penstock.procedures.partitions.bucket_forwarding import Changes, Forwarding
+from penstock.procedures.partitions.continuations import continuation_of, publish_continuation
+from penstock.state_store.bucket_store import BucketStore, Handle, Pointer, number_of
+from penstock.state_store.snapshot_rule import SnapshotRule
+from tests.procedures import contents, define, interpreted, results_of
+
+RETAINED = 4
+NAMES = ["", "Ada", "Bo", "Žofie", "a longer name than a word"]
+
+
+def make_bank() -> Database:
+    """Return a bank with tables by number and by text, whose rows come, go and change."""
+    bank = penstock.database("bank")
+    bank.table(
+        "accounts", "id bigint, balance bigint NOT NULL, owner string", key="id", partition_by="id",
+        indexes=["balance"],
+    )  # fmt: skip
+    bank.table("people", "name string, visits bigint NOT NULL", key="name", partition_by="name")
+
+    @bank.procedure(
+        event="kind string, source bigint, target int, name string, amount bigint NOT NULL",
+        returns="left bigint, visits bigint",
+    )
+    def act(e: Any, accounts: Any, people: Any) -> Any:
+        if e.kind == "visit":
+            if e.name not in people:
+                people.insert(name=e.name, visits=0)
+            people[e.name].visits += e.amount
+            return None, people[e.name].visits
+        if e.source not in accounts:
+            accounts.insert(id=e.source, balance=50)
+        source = accounts[e.source]
+        source.balance -= e.amount
+        if e.kind == "close":
+            accounts[e.target].balance += source.balance
+            del accounts[e.source]
+            return 0, None
+        if e.kind == "move":
+            accounts[e.target].balance += e.amount
+        if source.balance < 0:
+            abort("short")
+        if e.name is not None and e.name in people:
+            source.owner = e.name
+        return source.balance, None
+
+    return bank
+
+
+BANK = make_bank()
+_program = BANK.procedures["act"].program()
+assert isinstance(_program, Program)
+PROGRAM = _program
+PROGRAM.__dict__["kernel"] = interpreted(PROGRAM)
+
+
+@st.composite
+def events(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Draw events; a share between none and all of them may need several buckets."""
+    remote, ids = draw(st.sampled_from([0.01, 0.2, 1.0])), st.integers(0, draw(st.sampled_from([3, 30])))
+    made = []
+    for _ in range(draw(st.integers(1, 60))):
+        one, several = draw(ids), draw(st.floats(0, 1)) < remote
+        kind = draw(st.sampled_from(["move", "spend", "close", "visit"]))
+        name = draw(st.none() | st.sampled_from(NAMES))
+        if kind == "visit":
+            one_source = one if several else None
+            row = {"kind": kind, "source": one_source, "target": None, "name": name or "Ada", "amount": 1}
+            made.append(row)
+            continue
+        target = draw(st.none() | ids) if several else draw(st.sampled_from([one, None]))
+        made.append({
+            "kind": kind, "source": one, "target": target, "name": name if several else None,
+            "amount": draw(st.integers(-20, 60)),
+        })  # fmt: skip
+    return made
+
+
+def batch_of(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(rows), schema=Forwarding(PROGRAM, 1, "any").event)
+
+
+@dataclass
+class Spark:
+    """Micro-batches over buckets in files: any attempt may run again, and a crash may come anywhere."""
+
+    forwarding: Forwarding
+    directory: str
+    draw: random.Random
+    committed: dict[int, Pointer] = field(default_factory=dict)
+    numbers: dict[int, list[int]] = field(default_factory=dict)
+    forwarded: int = 0
+
+    def store(self, bucket: int) -> BucketStore:
+        rule = SnapshotRule(max_deltas=3, min_delta_bytes=1, max_commits=4)
+        return BucketStore(open_files(f"{self.directory}/{bucket}"), retain_versions=RETAINED, snapshots=rule)
+
+    def load(self, bucket: int) -> tuple[TableSet, Handle]:
+        state, handle = TableSet(BANK.tables.values()), Handle()
+        if bucket in self.committed:
+            handle = self.store(bucket).load(self.committed[bucket], state)
+        return state, handle
+
+    def old_files(self, bucket: int) -> list[str]:
+        """Return files that no version needs which may still arrive, nor a snapshot of one."""
+        _, handle = self.load(bucket)
+        assert handle.pointer is not None
+        needed, lowest = handle.needed_files(RETAINED), handle.pointer.version - RETAINED - 12
+        names = [facts.name for facts in self.store(bucket).files.list()]
+        return [name for name in names if (number_of(name) or 0) < lowest and name not in needed]
+
+    def run_bucket(self, bucket: int, rows: pa.RecordBatch, places: np.ndarray) -> dict[str, Any]:
+        """Run stage 1 of a bucket."""
+        store = self.store(bucket)
+        state, handle = self.load(bucket)
+        if handle.pointer is not None:
+            store.sweep(handle)
+        split, first = self.forwarding.split(rows, bucket), state.transactions
+        results = state.run(PROGRAM, rows.take(pa.array(split.own)))
+        state.transactions = first + len(split.own) + len(split.forwarded)
+        exported = self.forwarding.rows(state, rows.take(pa.array(split.needed)), bucket)
+        pointer = store.commit(state, handle).pointer
+        return {
+            "pointer": pointer,
+            "results": dict(zip(places[split.own].tolist(), results_of([results]), strict=True)),
+            "numbers": (first + np.concatenate([split.own_numbers, split.forwarded_numbers])).tolist(),
+            "forwarded": places[split.forwarded].tolist(),
+            "rows": exported if len(split.needed) else None,
+        }
+
+    def coordinate(
+        self, number: int, batch: pa.RecordBatch, parts: dict[int, Any], stop: int
+    ) -> dict[int, Any]:
+        """Run stage 2, or only until `stop` continuations are published."""
+        moved = {bucket: part for bucket, part in parts.items() if part["rows"] is not None}
+        places = sorted(place for part in moved.values() for place in part["forwarded"])
+        rows: dict[str, list[pa.RecordBatch]] = {}
+        for bucket in self.draw.sample(sorted(moved), len(moved)):
+            for name, some in moved[bucket]["rows"].items():
+                rows.setdefault(name, []).append(some)
+        results, changes = self.forwarding.run(batch.take(pa.array(places, pa.int64())), rows)
+        assert not any(change.blocks for bucket, change in enumerate(changes) if bucket not in moved)
+        for bucket in self.draw.sample(sorted(moved), len(moved))[:stop]:
+            publish_continuation(
+                self.store(bucket), moved[bucket]["pointer"], number, changes[bucket], BANK.tables
+            )
+        return dict(zip(places, results_of([results]), strict=True))
+
+    def run(self, number: int, batch: pa.RecordBatch) -> tuple[list[Any], list[int]]:
+        """Run a micro-batch; return its results in the order of arrival, and which were forwarded."""
+        while True:
+            by_bucket = self.forwarding.places(batch)
+            parts: dict[int, Any] = {}
+            for bucket in range(self.forwarding.buckets):
+                places = by_bucket[bucket]
+                for _ in range(self.draw.choice([1, 1, 2])) if len(places) else ():
+                    # The coordinator sees one attempt; the other one was lost after its commit.
+                    parts[bucket] = self.run_bucket(bucket, batch.take(pa.array(places)), places)
+            moved = [bucket for bucket, part in parts.items() if part["rows"] is not None]
+            if self.draw.random() < 0.4:  # a crash: Spark runs the micro-batch again
+                if self.draw.random() < 0.7:
+                    self.coordinate(number, batch, parts, self.draw.randint(0, len(moved)))
+                continue
+            forwarded = self.coordinate(number, batch, parts, len(moved))
+            found = {place: row for part in parts.values() for place, row in part["results"].items()}
+            assert not found.keys() & forwarded.keys()
+            for bucket, part in parts.items():
+                pointer = part["pointer"]
+                self.committed[bucket] = continuation_of(pointer, number) if bucket in moved else pointer
+                self.numbers.setdefault(bucket, []).extend(part["numbers"])
+            self.forwarded += len(forwarded)
+            return [row for _, row in sorted((found | forwarded).items())], sorted(forwarded)
+
+
+def tables(states: Sequence[TableSet]) -> dict[str, list[Any]]:
+    parts = [contents(state, BANK) for state in states]
+    return {name: sorted((row for part in parts for row in part[name]), key=repr) for name in BANK.tables}
+
+
+@pytest.mark.parametrize(("order", "buckets"), [("arrival", 2), ("arrival", 5), ("any", 3)])
+@settings(max_examples=6, deadline=None)
+@given(rows=events(), seed=st.integers(0, 2**32))
+def test_any_mix_equals_the_serial_order(
+    order: str, buckets: int, rows: list[dict[str, Any]], seed: int
+) -> None:
+    draw = random.Random(seed)
+    with tempfile.TemporaryDirectory() as directory:
+        spark = Spark(Forwarding(PROGRAM, buckets, order), directory, draw)
+        results: list[Any] = []
+        serial: list[int] = []
+        begin = number = 0
+        while begin < len(rows):
+            end = min(begin + draw.choice([1, 5, 20]), len(rows))
+            some, forwarded = spark.run(number, batch_of(rows[begin:end]))
+            results += some
+            late = [begin + place for place in forwarded] if order == "any" else []
+            serial += [place for place in range(begin, end) if place not in late] + late
+            begin, number = end, number + 1
+        state = TableSet(BANK.tables.values())
+        expected = results_of([state.run(PROGRAM, batch_of([rows[place] for place in serial]))])
+        assert [results[place] for place in serial] == expected
+        stored = [spark.load(bucket)[0] for bucket in spark.committed]
+        assert tables(stored) == tables([state])
+        for bucket, one in zip(spark.committed, stored, strict=True):
+            assert sorted(spark.numbers.get(bucket, [])) == list(range(one.transactions))
+            assert spark.old_files(bucket) == []
+            unit = spark.store(bucket).look(spark.committed[bucket])[1]
+            assert unit.meta["rows"] == one.rows
+        assert sum(one.transactions for one in stored) == len(rows)
+
+
+def test_a_transaction_is_forwarded_only_for_rows_that_an_earlier_one_moves() -> None:
+    made = [("move", 1, 2), ("spend", 1, None), ("spend", 3, None), ("move", 3, 3), ("spend", 2, None)]
+    batch = batch_of([
+        {"kind": kind, "source": source, "target": target, "name": None, "amount": 1}
+        for kind, source, target in made
+    ])  # fmt: skip
+    for order, expected in (("arrival", {0, 1, 4}), ("any", {0})):
+        forwarding = Forwarding(PROGRAM, 64, order)
+        by_bucket = forwarding.places(batch)
+        assert sum(0 in places for places in by_bucket) == 2, "the two accounts should be in two buckets"
+        forwarded = set()
+        for bucket in range(64):
+            places = by_bucket[bucket]
+            if len(places):
+                forwarded |= set(places[forwarding.split(batch.take(pa.array(places)), bucket).forwarded])
+        assert forwarded == expected
+
+
+def test_other_changes_under_the_number_of_a_micro_batch_are_refused(tmp_path: Any) -> None:
+    store = BucketStore(open_files(tmp_path))
+    state = TableSet(BANK.tables.values())
+    pointer = store.commit(state, Handle()).pointer
+    assert pointer is not None
+    row = pa.RecordBatch.from_pylist(
+        [{"id": 1, "balance": 2, "owner": None}], schema=BANK.tables["accounts"].schema
+    )
+    publish_continuation(store, pointer, 7, Changes({"accounts/upserts": row}, 1), BANK.tables)
+    publish_continuation(store, pointer, 7, Changes({"accounts/upserts": row}, 1), BANK.tables)
+    with pytest.raises(CorruptDataError, match="ahead of the checkpoint"):
+        publish_continuation(store, pointer, 7, Changes({}, 0), BANK.tables)
+
+
+@pytest.mark.parametrize(
+    ("text", "because"),
+    [
+        ("def act(e, a):\n    a[e.k].x += a[e.j].x\n    b[(e.k, e.k)].x = 1\n", None),
+        ("def act(e, b):\n    return b[(e.k, e.j)].x\n", "the table b has no partition_by"),
+        ("def act(e, a):\n    return a[a[e.k].x].x\n", "no attribute of the event is the k of a"),
+        ("def act(e, p):\n    return p[(e.k, 3)].x + p[(e.j, 3)].x\n", "a column of a key of p"),
+    ],
+)
+def test_rows_that_an_event_does_not_name_are_refused(text: str, because: str | None) -> None:
+    database = penstock.database("random")
+    database.table("a", "k bigint, x bigint NOT NULL", key="k", partition_by="k")
+    database.table("b", "k bigint, j bigint, x bigint NOT NULL", key=("k", "j"))
+    database.table("p", "k bigint, j bigint, x bigint NOT NULL", key=("k", "j"), partition_by="k")
+    text = text.replace("    b[(e.k, e.k)].x = 1\n", "")
+    program = database.procedure(event="k bigint, j bigint", returns="x bigint")(define(text)).program()
+    if because is None:
+        Forwarding.plan(program, 2, "arrival")
+        return
+    with pytest.raises(InvalidUsageError, match="that its event does not name") as caught:
+        Forwarding.plan(program, 2, "arrival")
+    assert because in str(caught.value)
