@@ -38,6 +38,7 @@ SemanticsName: TypeAlias = Literal["update", "append", "adaptive"]
 WindowModeName: TypeAlias = Literal["append", "lazy", "eager"]
 WorkingCopyName: TypeAlias = Literal["memory", "rocksdb"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
+OrderName: TypeAlias = Literal["arrival", "any"]
 Nulls: TypeAlias = Literal["error", "drop"]
 
 
@@ -289,6 +290,7 @@ class DatabaseSection(Section):
     procedure: Text
     name: Text | None = None
     time: Text | None = None
+    order: OrderName = "arrival"
     keep: Names = ()
     buckets: int | None = Field(default=None, ge=1)
     requests: Text | None = None

@@ -53,6 +53,8 @@ class TableSet:
     ----------
     transactions : int
         The number of transactions that ran.
+    forwarded : int
+        The number of transactions counted here that ran on a coordinator of several buckets.
     is_new : bool
         Whether nothing was stored or restored yet.
     offset : int, optional
@@ -77,7 +79,7 @@ class TableSet:
         self.undo = _undo_log(_FIRST_UNDO)
         self.control = np.zeros(2, np.int64)
         self._most_texts = _LEAST_TEXTS
-        self.transactions = 0
+        self.transactions = self.forwarded = 0
         self.is_new = True
         self.offset: int | None = None
         self.program: str | None = None
@@ -236,6 +238,8 @@ class TableSet:
             meta["offset"] = self.offset
         if self.program is not None:
             meta["program"] = self.program
+        if self.forwarded:
+            meta["forwarded"] = self.forwarded
         if self._indexes:
             meta["indexes"] = self._indexes
         return PUnit(kind, meta, blocks, packed=True)
@@ -261,6 +265,8 @@ class TableSet:
             for table in self._tables.values():
                 table.apply(partial(_block, unit))
             self.transactions = unit.fields.count("transactions")
+            if unit.fields.has("forwarded"):
+                self.forwarded = unit.fields.count("forwarded")
 
     def forget_deleted(self) -> None:
         """Forget deleted keys, and texts that no row has: no delta will follow."""

@@ -183,8 +183,9 @@ def test_several_buckets_take_transactions_of_one_partition_each(spark: SparkSes
 def test_what_cannot_run_is_refused_at_once(spark: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.input.add(FIRST)
-    with pytest.raises(InvalidUsageError, match="keys are of several attributes: source, target"):
-        query(spark, place, buckets=2)
+    with pytest.raises(InvalidUsageError, match="that its event does not name"):
+        next_one = bank("def act(e, accounts):\n    accounts[e.source + 1].balance = 1\n")
+        query(spark, place, next_one, buckets=2)
     with pytest.raises(InvalidUsageError, match="there is no such column"):
         query(spark, place, keep="nothing")
     with pytest.raises(InvalidUsageError, match="cannot be the time"):

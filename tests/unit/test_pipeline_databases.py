@@ -228,8 +228,10 @@ def test_a_graph_checks_transactions_when_it_is_built() -> None:
     made = rows.transactions(procedure(), keep="x", name="spending")
     assert made.schema.names == ["bucket", "transaction", "x", "left", "rejected"]
     assert made.key == ()
+    made = rows.transactions(procedure(), order="any", name="spending")
+    assert made.schema.names == ["bucket", "transaction", "batch", "forwarded", "left", "rejected"]
     with pytest.raises(InvalidUsageError, match="an option has an unknown value"):
-        rows.transactions(procedure(), order="any")
+        rows.transactions(procedure(), order="later")
     with pytest.raises(InvalidUsageError, match="there is no such option"):
         rows.transactions(procedure(), nulls="drop")  # type: ignore[call-arg]
     with pytest.raises(InvalidUsageError, match="this is no procedure"):

@@ -52,7 +52,7 @@ def test_a_transfer_is_explained_as_two_conditional_modifications() -> None:
           access sets: known
           route: one bucket: keys are of several attributes: source, target
           sent to the bucket: source, target, amount
-          forwarded to other buckets: nothing""")
+          forwarded to other buckets: with buckets=, where source and target are of several buckets""")
     assert database.explain().startswith(
         "database bank\ntable accounts: id bigint NOT NULL, balance bigint NOT NULL; key id; "
         "partitioned by id\ntable links: "
@@ -80,7 +80,7 @@ def test_python_s_procedures_are_explained_too() -> None:
         "  compiled: no, Python runs it",
         "  route: one bucket: Python runs it",
         "  sent to the bucket: id, n",
-        "  forwarded to other buckets: nothing",
+        "  forwarded to other buckets: nothing, there is one bucket: Python runs it",
     ]
 
 

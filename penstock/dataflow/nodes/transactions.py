@@ -11,7 +11,12 @@ from penstock.dataflow.nodes.base import Node, find_column
 from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.operator_options import TransactionOptions
-from penstock.procedures.analysis.columns import batch_column, program_for, transaction_schema
+from penstock.procedures.analysis.columns import (
+    ANY_ORDER,
+    batch_column,
+    program_for,
+    transaction_schema,
+)
 from penstock.procedures.analysis.routing import routing_attribute
 from penstock.procedures.compiler.program import event_schema
 from penstock.procedures.procedure import Procedure
@@ -70,7 +75,7 @@ class Transactions(Node):
                 raise InvalidUsageError("there is no such table", table=missing[0], hint=hint)
             program = program_for(self.procedure, schema)
             batch_column(program, schema, self.options.batch)
-            return transaction_schema(program, schema, self.keep, self.time)
+            return transaction_schema(program, schema, self.keep, self.time, self.options.order)
         except InvalidUsageError as error:
             raise self.wrong(error.fact, error.hint, **error.context) from error
 
@@ -99,6 +104,7 @@ class Transactions(Node):
     def describe(self) -> str:
         """Return the procedure, the order of its transactions, and whether requests run beside them."""
         order = "" if self.time is None else f" by {self.time}"
+        order += " in any order" if self.options.order == ANY_ORDER else ""
         requests = "" if self.options.requests is None else " beside requests"
         batches = "" if self.options.batch is None else f" in batches by {self.options.batch}"
         return f"{self.procedure.name}{order}{batches}{requests}"

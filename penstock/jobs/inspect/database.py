@@ -33,6 +33,8 @@ class StoredBucket:
         The survey of its files.
     transactions : int
         The number of transactions that ran in it up to its current version.
+    forwarded : int
+        The number of them that ran on the coordinator of several buckets.
     rows, size_bytes : dict
         The rows of each table in this version, and their memory when loaded.
     indexes : dict
@@ -41,6 +43,7 @@ class StoredBucket:
 
     survey: BucketSurvey
     transactions: int
+    forwarded: int
     rows: dict[str, int]
     size_bytes: dict[str, int]
     indexes: dict[str, list[list[str]]]
@@ -126,6 +129,7 @@ def _bucket(store: BucketStore, survey: BucketSurvey, tables: Sequence[TableSpec
     return StoredBucket(
         survey,
         state.transactions,
+        state.forwarded,
         {spec.name: len(state[spec.name]) for spec in tables},
         {spec.name: state[spec.name].size_bytes for spec in tables},
         indexes,
@@ -162,11 +166,14 @@ def _summary(one: StoredDatabase) -> str:
     current = sorted({survey.likely.version for survey in surveys if survey.likely is not None})
     loadable = sorted({version for survey in surveys for version in survey.versions})
     count = len(one.buckets)
+    transactions = sum(bucket.transactions for bucket in one.buckets)
+    forwarded = sum(bucket.forwarded for bucket in one.buckets)
+    share = f", {forwarded / transactions:.1%} forwarded" if forwarded else ""
     return ", ".join([
         f"{count:,} bucket{'' if count == 1 else 's'}",
         f"at version {version_range(current)}",
         f"loadable {version_range(loadable)}",
-        f"{sum(bucket.transactions for bucket in one.buckets):,} transactions",
+        f"{transactions:,} transactions{share}",
         f"{size(sum(survey.size_bytes for survey in surveys))} stored",
         f"program {one.program}",
     ])  # fmt: skip
@@ -191,7 +198,8 @@ def describe_database(one: StoredDatabase) -> dict[str, object]:
         ],
         "buckets": [
             describe_bucket(one.operator, number, bucket.survey)
-            | {"transactions": bucket.transactions, "rows_by_table": bucket.rows}
+            | {"transactions": bucket.transactions, "forwarded": bucket.forwarded}
+            | {"rows_by_table": bucket.rows}
             for number, bucket in enumerate(one.buckets)
         ],
     }

@@ -41,6 +41,8 @@ class BatchMetrics:
         For transactions: ``rows_in == committed + rejected + growth of held``.
     requests : int
         For transactions: requests that were answered beside the stream.
+    forwarded : int
+        For transactions over several buckets: those that ran on the coordinator.
     budget_used_rows : int
         Served tuples that count for the budget. Differs from `emitted` only for eager windows: some served
         windows are not complete yet.
@@ -76,6 +78,7 @@ class BatchMetrics:
     committed: int = 0
     rejected: int = 0
     requests: int = 0
+    forwarded: int = 0
     budget_used_rows: int = 0
     budget_used_ms: float = 0.0
     cost_us: float | None = None
@@ -152,6 +155,7 @@ _SUMMED = (
     "committed",
     "rejected",
     "requests",
+    "forwarded",
     "budget_used_rows",
     "budget_used_ms",
     "append_buckets",

@@ -56,7 +56,7 @@ STALENESS_COLUMN = "queue_staleness_ms"
 """The optional column with each tuple's queue staleness at its dequeue."""
 
 _NULLS = ("error", "drop")
-_ORDERS = ("arrival",)
+_ORDERS = ("arrival", "any")
 _COMBINE = ("auto", True, False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -13,9 +14,13 @@ from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.batches import batch_bounds, check_batches
 from penstock.procedures.workflows.workflow import Workflow
 
-__all__ = ["batch_column", "program_for", "transaction_schema"]
+__all__ = ["ANY_ORDER", "ResultRows", "batch_column", "program_for", "transaction_schema"]
+
+ANY_ORDER = "any"
+"""The order of transactions that only the results tell."""
 
 _OURS = (pa.field("bucket", pa.int32()), pa.field("transaction", pa.int64()))
+_PLACE = (pa.field("batch", pa.int64()), pa.field("forwarded", pa.bool_()))
 
 
 def program_for(procedure: Procedure | Workflow, schema: pa.Schema) -> Program | PlainProgram:
@@ -67,7 +72,11 @@ def batch_column(
 
 
 def transaction_schema(
-    program: Program | PlainProgram, schema: pa.Schema, keep: Sequence[str], time: str | None
+    program: Program | PlainProgram,
+    schema: pa.Schema,
+    keep: Sequence[str],
+    time: str | None,
+    order: str = "arrival",
 ) -> pa.Schema:
     """Return the columns of results.
 
@@ -80,7 +89,8 @@ def transaction_schema(
     for name in (*keep, *([time] if time is not None else [])):
         if name not in schema.names:
             raise InvalidUsageError("there is no such column", column=name)
-    result = pa.schema([*_OURS, *(schema.field(name) for name in keep), *result_schema(program)])
+    place = _PLACE if order == ANY_ORDER else ()
+    result = pa.schema([*_OURS, *place, *(schema.field(name) for name in keep), *result_schema(program)])
     if twice := sorted({name for name in result.names if result.names.count(name) > 1}):
         raise InvalidUsageError(
             "two columns of the result have the same name",
@@ -93,6 +103,53 @@ def transaction_schema(
         if not any(is_known(kind) for is_known in orderable):
             raise InvalidUsageError("a column of this type cannot be the time", column=time, type=kind)
     return result
+
+
+@dataclass(frozen=True)
+class ResultRows:
+    """Makes rows of results, with the columns of `transaction_schema`.
+
+    Parameters
+    ----------
+    keep : tuple of str
+        The columns of events that leave with the results.
+    order : str
+        The order of transactions.
+    """
+
+    keep: tuple[str, ...]
+    order: str = "arrival"
+
+    def fill(
+        self,
+        buckets: pa.Array,
+        numbers: pa.Array,
+        events: pa.RecordBatch,
+        results: pa.RecordBatch,
+        *,
+        batch: int,
+        forwarded: bool,
+    ) -> pa.RecordBatch:
+        """Return the results of transactions, with the bucket and the number in it of each.
+
+        Parameters
+        ----------
+        buckets, numbers : pyarrow.Array
+            For each transaction its bucket, and its number in it.
+        events, results : pyarrow.RecordBatch
+            For each transaction its event, and its results.
+        batch : int
+            The micro-batch.
+        forwarded : bool
+            Whether they were forwarded.
+        """
+        arrays, names = [buckets, numbers], [field.name for field in _OURS]
+        if self.order == ANY_ORDER:
+            arrays += [pa.repeat(pa.scalar(one, field.type), len(numbers))
+                       for one, field in zip((batch, forwarded), _PLACE, strict=True)]  # fmt: skip
+            names += [field.name for field in _PLACE]
+        arrays += [*(events.column(name) for name in self.keep), *results.columns]
+        return pa.RecordBatch.from_arrays(arrays, [*names, *self.keep, *results.schema.names])
 
 
 def _plain_types(schema: pa.Schema) -> pa.Schema:

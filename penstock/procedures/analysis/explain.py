@@ -109,7 +109,20 @@ def _facts(
     route = routing_attribute(program)
     yield "route", f"one bucket: {routing_obstacle(program)}" if route is None else f"the bucket of {route}"
     yield "sent to the bucket", ", ".join(attribute.name for attribute in program.event) or "nothing"
-    yield "forwarded to other buckets", "nothing"
+    yield "forwarded to other buckets", _forwarded(program)
+
+
+def _forwarded(program: Program | PlainProgram) -> str:
+    """Return which transactions are forwarded if there are several buckets."""
+    if routing_attribute(program) is not None:
+        return "nothing"
+    # The placement of rows needs Numba, which explaining a graph without procedures does not.
+    from penstock.procedures.partitions.bucket_forwarding import forwarding_obstacle, partition_attributes
+
+    obstacle = forwarding_obstacle(program)
+    if obstacle is not None or isinstance(program, PlainProgram):
+        return f"nothing, there is one bucket: {obstacle}"
+    return f"with buckets=, where {' and '.join(partition_attributes(program))} are of several buckets"
 
 
 def _access_sets(program: Program) -> str:

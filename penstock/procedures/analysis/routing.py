@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.compiler.values import Access, Origin
 
-__all__ = ["attribute_of", "attributes_of", "check_routing", "routing_attribute", "routing_obstacle"]
+__all__ = ["attribute_of", "attributes_of", "routing_attribute", "routing_obstacle"]
 
 
 def routing_attribute(program: Program | PlainProgram) -> str | None:
@@ -17,25 +16,6 @@ def routing_attribute(program: Program | PlainProgram) -> str | None:
     if isinstance(program, PlainProgram) or routing_obstacle(program):
         return None
     return _attributes(program).pop()
-
-
-def check_routing(program: Program | PlainProgram) -> None:
-    """Check that transactions may run in several buckets.
-
-    Raises
-    ------
-    InvalidUsageError
-        If one may access rows of several partitions. The error names the access.
-    """
-    obstacle = routing_obstacle(program)
-    if obstacle:
-        raise InvalidUsageError(
-            "a transaction may access rows of several buckets",
-            procedure=program.name,
-            because=obstacle,
-            hint="a transaction runs in one bucket: let all keys have the same attribute of the event in the "
-            "column that their tables are partitioned by, or use buckets=1",
-        )
 
 
 def _attributes(program: Program) -> set[str]:

@@ -17,15 +17,17 @@ from penstock.operators.update_stream.operator_options import (
     TransactionArguments,
     TransactionOptions,
 )
-from penstock.procedures.analysis.columns import batch_column, program_for, transaction_schema
-from penstock.procedures.analysis.routing import check_routing, routing_attribute
+from penstock.procedures.analysis.columns import ResultRows, batch_column, program_for, transaction_schema
+from penstock.procedures.analysis.routing import routing_attribute
 from penstock.procedures.engine import event_schema
+from penstock.procedures.partitions.bucket_forwarding import Forwarding
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.workflow import Workflow
 from penstock.spark_ext.border.initial_rows import Given, InitialRows
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.transaction_packing import Route, TransactionPacker
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.forwarding.coordinator import Coordinator
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
 from penstock.spark_ext.sources.transaction_scan import PieceReader, parcels_of_p_stream
 from penstock.spark_ext.worker.requests import PlannedRequests
@@ -67,15 +69,19 @@ def transactions(
         The stored procedure, or the workflow, of which a round runs for each row.
     time : str, optional
         A timestamp, date or integer column that orders the transactions of a micro-batch.
-    order : {"arrival"}
-        The order of transactions.
+    order : {"arrival", "any"}
+        The order of transactions. With ``"arrival"``, results and tables equal those of a serial run in the
+        order of arrival. With ``"any"``, transactions over several buckets run after all others of their
+        micro-batch, so that fewer are forwarded. Two more columns of the results, ``batch`` and
+        ``forwarded``, tell the order: by ``batch``, then ``forwarded``, then arrival.
     keep : str or iterable of str
         Columns of `df` that leave with the results.
     buckets : int, optional
-        The number of buckets for the rows of tables. A transaction accesses rows of one bucket: all its keys
-        have the same event attribute in the partitioning columns of their tables. Otherwise there is one
-        bucket for all transactions. By default the number of shuffle partitions, or one. Fixed for the life
-        of a checkpoint.
+        The number of buckets for the rows of tables. By default the number of shuffle partitions if each
+        transaction accesses rows of one bucket: all its keys have the same event attribute in the
+        partitioning columns of their tables. Otherwise one. With more than one, a transaction over several
+        buckets is forwarded to a coordinator, for which all columns of its keys must be attributes of the
+        event. Fixed for the life of a checkpoint.
     initial : mapping, optional
         The first rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
         table. They are loaded once, with the first micro-batch of a checkpoint; later starts ignore them. All
@@ -104,8 +110,8 @@ def transactions(
     ------
     InvalidUsageError
         If an argument is wrong, the procedure does not compile for these columns, or its transactions access
-        several buckets. A restart with another program, other tables or another number of buckets fails the
-        query.
+        rows of several buckets that the event does not name. A restart with another program, other tables or
+        another number of buckets fails the query.
 
     Examples
     --------
@@ -192,6 +198,8 @@ class PlannedTransactions:
         Their Arrow schema.
     route : Route
         How rows come to their bucket; a part of the operator's name in Spark's plans.
+    coordinator : Coordinator, optional
+        Runs the transactions that need several buckets.
     """
 
     place: Stateful
@@ -200,6 +208,7 @@ class PlannedTransactions:
     schema: StructType
     rows: pa.Schema
     route: Route
+    coordinator: Coordinator | None = None
 
     def results(self) -> DataFrame:
         """Return the results."""
@@ -211,6 +220,7 @@ class PlannedTransactions:
             waits=False,
             route=self.route.value,
             origin=self.operator.origin,
+            coordinator=self.coordinator,
         )
 
     def descriptors(self, sink: Mapping[str, str]) -> DataFrame:
@@ -235,6 +245,7 @@ class PlannedTransactions:
             into=OperatorRows.bind(sink, self.schema),
             route=self.route.value,
             origin=self.operator.origin,
+            coordinator=self.coordinator,
         )
 
 
@@ -252,7 +263,7 @@ def plan_transactions(
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     columns = arrow_schema(df.schema, large=large)
     program = program_for(procedure, columns)
-    schema = transaction_schema(program, columns, keep, time)
+    schema = transaction_schema(program, columns, keep, time, options.order)
     batch = batch_column(program, columns, options.batch)
     route = routing_attribute(program) if options.batch is None else None
     options = replace(
@@ -261,12 +272,14 @@ def plan_transactions(
         state_location=options.state_location or procedure.location,
     )
     place = Stateful.plan(df.sparkSession, name, options)
+    forwarding = None
     if place.buckets > 1:
         if options.batch is not None:
             raise InvalidUsageError(
                 "atomic batches need one bucket", buckets=place.buckets, hint="leave out buckets="
             )
-        check_routing(program)
+        if route is None:
+            forwarding = Forwarding.plan(program, place.buckets, options.order)
     rows = None
     kind = None if route is None else columns.field(route).type
     if initial:
@@ -281,12 +294,15 @@ def plan_transactions(
         identity=options.compatible_with or program.digest,
         initial=rows,
         batch=options.batch,
+        order=options.order,
+        forwarding=forwarding,
     )
     own = spark_schema(pa.schema([field for field in schema if field.name not in keep]))
     output = StructType(
         [df.schema[field.name] if field.name in keep else own[field.name] for field in schema]
     )
-    packer = TransactionPacker(columns, needed, time, route, place.buckets, wakes=rows is not None)
+    wakes = rows is not None
+    packer = TransactionPacker(columns, needed, time, route, place.buckets, wakes, forwarding)
     rows_schema = arrow_schema(output, large=large)
     parcels, reader, way = _parcels_of(df, packer)
     operator = replace(operator, reader=reader)
@@ -296,12 +312,16 @@ def plan_transactions(
         )
         parcels = parcels.union(asked.parcels)
         operator = replace(operator, requests=asked.programs, answers=asked.answers)
-    return PlannedTransactions(place, parcels, operator, output, rows_schema, way)
+    coordinator = None
+    if forwarding is not None:
+        made = ResultRows(keep, options.order)
+        coordinator = Coordinator(name, place.state_location, forwarding, operator.tables, len(needed), made)
+    return PlannedTransactions(place, parcels, operator, output, rows_schema, way, coordinator)
 
 
 def _parcels_of(df: DataFrame, packer: TransactionPacker) -> tuple[DataFrame, PieceReader | None, Route]:
     """Return the parcels of events, the reader of rows that are not in the parcels, and the route."""
-    from_stream = parcels_of_p_stream(df, packer)
+    from_stream = None if packer.forwarding is not None else parcels_of_p_stream(df, packer)
     if from_stream is None:
         return with_safe_names(df).mapInArrow(packer, PARCELS), None, Route.SPARK
     parcels, reader = from_stream

@@ -60,7 +60,8 @@ class InitialRows:
         buckets : int
             The number of buckets.
         route : pyarrow.DataType, optional
-            The type of the attribute that chooses the bucket of an event, if there are several buckets.
+            The type of the attribute that chooses the bucket of an event, if there are several buckets and
+            one attribute chooses.
 
         Raises
         ------
@@ -100,7 +101,7 @@ def _partition(
     rows: pa.Table, spec: TableSpec, buckets: int, route: pa.DataType | None
 ) -> Iterable[tuple[int, pa.Table]]:
     """Yield the rows of each bucket."""
-    if buckets == 1 or route is None:
+    if buckets == 1:
         yield 0, rows
         return
     if spec.partition_by is None:
@@ -111,7 +112,7 @@ def _partition(
         )
     values: pa.Array[Any] = rows.column(spec.partition_by).combine_chunks()
     try:
-        values = values.cast(route)
+        values = values if route is None else values.cast(route)
     except pa.ArrowInvalid as error:
         raise InvalidUsageError(
             "a row's partition is outside of what events can have",

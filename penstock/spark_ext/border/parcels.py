@@ -16,7 +16,7 @@ from penstock.checkpointing.p_unit import MAGIC, PUnit, choose_packed_cascades, 
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import cast_to_schema
 
-__all__ = ["PARCELS", "SIDE", "ParcelLimits", "Unpacker", "from_parcel", "to_parcels"]
+__all__ = ["COORDINATOR", "PARCELS", "SIDE", "ParcelLimits", "Unpacker", "from_parcel", "to_parcels"]
 
 PARCELS = StructType(
     [
@@ -29,6 +29,9 @@ PARCELS = StructType(
 
 SIDE = "side"
 """The extra column of parcels for an operator with several inputs: the input's number."""
+
+COORDINATOR = -1
+"""The target of parcels for the coordinator of buckets; no bucket has this label."""
 
 _KIND = "rows"
 _ANY = "latin-1"

@@ -15,6 +15,7 @@ from pyspark import TaskContext
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX, concat
+from penstock.procedures.partitions.bucket_forwarding import Forwarding
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.packing import parcel_row
 from penstock.spark_ext.border.parcels import to_parcels
@@ -55,6 +56,8 @@ class TransactionPacker:
         Number of buckets.
     wakes : bool
         Whether the first micro-batch runs in all buckets, even without rows.
+    forwarding : Forwarding, optional
+        Names the buckets of a row that may need several; it goes to each of them.
     """
 
     schema: pa.Schema
@@ -63,6 +66,7 @@ class TransactionPacker:
     route: str | None
     buckets: int
     wakes: bool = False
+    forwarding: Forwarding | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the parcels of one partition's rows."""
@@ -88,6 +92,9 @@ class TransactionPacker:
     def _parcels(self, chunk: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = concat(list(chunk))
         labels = bucket_labels(self.buckets)
+        if self.forwarding is not None:
+            yield from self._copies(rows, self.forwarding)
+            return
         if self.route is None or self.buckets == 1:
             for parcel in to_parcels([rows]):
                 yield parcel_row(labels[0], 0, parcel)
@@ -100,6 +107,14 @@ class TransactionPacker:
             begin, end = int(bounds[bucket]), int(bounds[bucket + 1])
             if begin < end:
                 for parcel in to_parcels([rows.slice(begin, end - begin)]):
+                    yield parcel_row(label, 0, parcel)
+
+    def _copies(self, rows: pa.RecordBatch, forwarding: Forwarding) -> Iterator[pa.RecordBatch]:
+        """Return parcels with each row for every bucket that it needs."""
+        events = cast_to_schema(rows.select(forwarding.event.names), forwarding.event)
+        for places, label in zip(forwarding.places(events), bucket_labels(self.buckets), strict=True):
+            if len(places):
+                for parcel in to_parcels([rows.take(pa.array(places))]):
                     yield parcel_row(label, 0, parcel)
 
 
@@ -132,22 +147,25 @@ def place_rows(
     return pa.RecordBatch.from_arrays([*arrays, times.cast(pa.int64()), places], [*names, _TIME, _POSITION])
 
 
-def sort_rows(parcels: Sequence[pa.RecordBatch], column_count: int) -> pa.RecordBatch:
-    """Return the rows of one or more parcels by time and then by arrival, without their positions.
+def sort_rows(
+    parcels: Sequence[pa.RecordBatch], column_count: int, *, with_places: bool = False
+) -> pa.RecordBatch:
+    """Return the rows of one or more parcels by time and then by arrival.
 
     Parameters
     ----------
     parcels : sequence of pyarrow.RecordBatch
         The rows of a bucket, in any order.
     column_count : int
-        The number of columns to pass on.
+        The number of columns before those that order rows (`place_rows`).
+    with_places : bool
+        Whether to pass on those, too.
     """
     rows = concat(list(parcels))
     keys = [rows.column(place).to_numpy() for place in range(rows.num_columns - 1, column_count - 1, -1)]
     order = np.lexsort(keys)
-    if (order[1:] > order[:-1]).all():
-        return rows.select(list(range(column_count)))
-    return rows.select(list(range(column_count))).take(pa.array(order))
+    passed = rows if with_places else rows.select(list(range(column_count)))
+    return passed if (order[1:] > order[:-1]).all() else passed.take(pa.array(order))
 
 
 def bucket_of_values(values: pa.Array[Any], buckets: int) -> npt.NDArray[np.int64]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.connection import analyzed_plan, check_own_readers, own_workers_of
-from penstock.spark_ext.border.parcels import SIDE, Unpacker, from_parcel, to_parcels
+from penstock.spark_ext.border.parcels import COORDINATOR, SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.foreach_batch import batch_of_setting
 from penstock.spark_ext.sources.wake import add_wake
@@ -41,6 +42,7 @@ from penstock.state_store.bucket_store import FileId, Pointer, Version
 
 if TYPE_CHECKING:
     # The codecs are loaded only where something is written.
+    from penstock.spark_ext.forwarding.coordinator import Coordinator
     from penstock.spark_ext.sources.p_stream_rows import OperatorRows
 
 __all__ = [
@@ -60,6 +62,8 @@ STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
 """The Spark setting that says where state lives when no `state_location` is given."""
 
 _RESULT_SCHEMA = "payload binary, metrics string"
+_TARGETED_SCHEMA = f"{_RESULT_SCHEMA}, target int"
+"""The output of buckets that have a coordinator; `target` is a bucket's label, or the coordinator."""
 _POINTER_SCHEMA = "version long, file_id string"
 
 _CHECKS_OPERATORS = "spark.sql.streaming.unsupportedOperationCheck"
@@ -123,6 +127,7 @@ class Stateful:
         into: OperatorRows | None = None,
         route: str = "",
         origin: Mapping[str, Any] | None = None,
+        coordinator: Coordinator | None = None,
     ) -> DataFrame:
         """Return the output of an operator.
 
@@ -148,6 +153,9 @@ class Stateful:
             How rows come to the operator; a part of its name in Spark's plans.
         origin : mapping, optional
             Facts of this start; see `BucketTask`.
+        coordinator : Coordinator, optional
+            Runs what buckets export, in one task behind them. The versions of a bucket that exports something
+            go in pairs, its own and a continuation by the coordinator, so twice as many are retained.
         """
         skip_size_of_each_row(parcels.sparkSession)
         task = BucketTask(
@@ -156,7 +164,7 @@ class Stateful:
             operator,
             self.buckets,
             self.parallel,
-            self.retain_versions,
+            self.retain_versions * (1 if coordinator is None else 2),
             origin=origin or {},
         )
         timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
@@ -168,11 +176,17 @@ class Stateful:
             waits,
             _rows_of_a_batch(parcels.sparkSession),
             into,
+            coordinator is not None,
         )
+        schema = _RESULT_SCHEMA if coordinator is None else _TARGETED_SCHEMA
         with own_workers_of(parcels.sparkSession, enabled=own_workers):
             results = parcels.groupBy("bucket").applyInPandasWithState(
-                function, _RESULT_SCHEMA, _POINTER_SCHEMA, "append", timeout
+                function, schema, _POINTER_SCHEMA, "append", timeout
             )
+        if coordinator is not None:
+            # Spark's shuffle cannot take the batches of the operator, but those of mapInArrow.
+            targeted = results.mapInArrow(pass_on, schema).repartition(self.parallel, "target")
+            results = targeted.mapInArrow(replace(coordinator, into=into), _RESULT_SCHEMA)
         observed = results.observe(
             OBSERVATION_PREFIX + self.name, sf.listagg("metrics", sf.lit("\n")).alias("metrics")
         )
@@ -188,6 +202,7 @@ class _BucketFunction:
     waits: bool
     batch_rows: int
     into: OperatorRows | None = None
+    exports: bool = False
 
     def __post_init__(self) -> None:
         # Spark's plans and errors show a function by this name.
@@ -226,6 +241,9 @@ class _BucketFunction:
             pointer, batches, metrics = self.task.run(
                 query_id, int(batch_id), bucket, pointer, parcels, now_us, name, run_id
             )
+            exports: list[pa.RecordBatch] = []
+            if self.exports and pointer is not None:
+                pointer, exports, batches = _take_exports(query_id, int(batch_id), bucket, pointer, batches)
             if self.into is not None:
                 begin = monotonic_s()
                 descriptors = self.into.write(batches, query_id, int(batch_id), bucket)
@@ -241,8 +259,39 @@ class _BucketFunction:
         state.update((pointer.version, pointer.file_id))
         if self.waits and metrics.waiting_keys:
             state.setTimeoutDuration(1)
-        yield from result_frames(to_parcels(batches), self.batch_rows)
-        yield pd.DataFrame({"payload": [None], "metrics": [json.dumps(metrics.to_json())]}, dtype=object)
+        last = pd.DataFrame({"payload": [None], "metrics": [json.dumps(metrics.to_json())]}, dtype=object)
+        frames = itertools.chain(result_frames(to_parcels(batches), self.batch_rows), [last])
+        if not self.exports:
+            yield from frames
+            return
+        for frame in frames:
+            yield frame.assign(target=np.int32(key[0]))
+        for frame in result_frames(to_parcels(exports), self.batch_rows):
+            yield frame.assign(target=np.int32(COORDINATOR))
+
+
+def pass_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return batches as they are, for ``mapInArrow``."""
+    yield from batches
+
+
+def _take_exports(
+    query: str, batch: int, bucket: int, pointer: Pointer, batches: list[pa.RecordBatch]
+) -> tuple[Pointer, list[pa.RecordBatch], list[pa.RecordBatch]]:
+    """Return the bucket's pointer, what goes to the coordinator, and the other results of an operator.
+
+    If the coordinator gets something, it publishes the version at that pointer in the same micro-batch.
+    """
+    # The packer's kernels are loaded only where something is forwarded.
+    from penstock.procedures.partitions.continuations import continuation_of
+    from penstock.spark_ext.forwarding.exports import BucketNote, is_export
+
+    exports = [one for one in batches if is_export(one)]
+    if not exports:
+        return pointer, [], batches
+    exports.append(BucketNote(query, batch, bucket, pointer).to_batch())
+    others = [one for one in batches if not is_export(one)]
+    return continuation_of(pointer, batch), exports, others
 
 
 def _query_name(context: TaskContext | None) -> str | None:

@@ -15,9 +15,11 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import concat
+from penstock.procedures.analysis.columns import ResultRows
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import REJECTED, TableSet, event_schema
 from penstock.procedures.hidden_tables import HIDDEN_TABLES
+from penstock.procedures.partitions.bucket_forwarding import ARRIVAL, Forwarding
 from penstock.procedures.requests.programs import RequestPrograms
 from penstock.procedures.requests.run import answer_requests
 from penstock.procedures.schema import TableSpec
@@ -25,6 +27,7 @@ from penstock.procedures.workflows.batches import cut_batches, held_events, hold
 from penstock.spark_ext.border.initial_rows import InitialRows
 from penstock.spark_ext.border.packing import side_of
 from penstock.spark_ext.border.transaction_packing import place_rows, sort_rows
+from penstock.spark_ext.forwarding.exports import export_events, export_rows
 from penstock.spark_ext.sources.transaction_scan import PieceReader
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.requests import REQUEST_SIDE, AnswerWriter, sort_requests
@@ -63,6 +66,11 @@ class TransactionOperator:
         Publishes the answers to requests.
     batch : str or int, optional
         The column or size of atomic batches; see `penstock.transactions`.
+    order : str
+        The order of transactions.
+    forwarding : Forwarding, optional
+        Splits transactions if some need several buckets. What is for the coordinator is among the results, as
+        exports (`penstock.spark_ext.forwarding.exports`).
     """
 
     program: Program | PlainProgram
@@ -76,6 +84,8 @@ class TransactionOperator:
     requests: RequestPrograms | None = None
     answers: AnswerWriter | None = None
     batch: str | int | None = None
+    order: str = ARRIVAL
+    forwarding: Forwarding | None = None
 
     def specification(self) -> dict[str, Any]:
         """Return the fixed settings; see `Operator.specification`."""
@@ -86,6 +96,7 @@ class TransactionOperator:
             # Requests are one more source, and Spark refuses another number of sources without a reason.
             **({"requests": True} if self.requests is not None else {}),
             **({"batch": self.batch} if self.batch is not None else {}),
+            **({"order": self.order} if self.order != ARRIVAL else {}),
         }
 
     @property
@@ -127,18 +138,22 @@ class TransactionOperator:
         waiting = None if self.batch is None else held_events(state)
         before = 0 if waiting is None else waiting.num_rows
         for arrived in self._ordered(held):
+            if self.forwarding is not None:
+                batches += self._run_split(state, share, arrived, self.forwarding, metrics)
+                continue
             rows, bounds, waiting = self._complete(arrived, waiting)
             if not rows.num_rows:
                 continue
             first = state.transactions
             results = state.run(self.program, cast_to_schema(rows.select(schema.names), schema), bounds)
-            batches.append(self._results(share, first, rows, results, bounds))
-            metrics.rows_out += results.num_rows
-            metrics.committed += results.column(results.schema.get_field_index(REJECTED)).null_count
+            numbers = np.arange(first, state.transactions)
+            if bounds is not None:
+                numbers = np.repeat(numbers, np.diff(bounds))
+            batches.append(self._results(share, numbers, rows, results, metrics))
         if held and self.batch is not None:
             hold_events(state, waiting)
         metrics.held = 0 if waiting is None else waiting.num_rows
-        metrics.rows_in = metrics.rows_out + metrics.held - before
+        metrics.rows_in = metrics.rows_out + metrics.forwarded + metrics.held - before
         metrics.rejected = metrics.rows_out - metrics.committed
         metrics.keys = state.rows
         if held or asked:
@@ -166,7 +181,7 @@ class TransactionOperator:
         """Return the rows of parcels in their order."""
         if self.reader is None:
             if parcels:
-                yield sort_rows(parcels, len(self.needed))
+                yield sort_rows(parcels, len(self.needed), with_places=self.forwarding is not None)
         elif self.time is None:
             yield from self.reader.rows(parcels)
         elif parcels:
@@ -186,21 +201,46 @@ class TransactionOperator:
         bounds, count = cut_batches(rows, self.batch)
         return rows.slice(0, count), bounds, rows.slice(count)
 
+    def _run_split(
+        self,
+        state: TableSet,
+        share: TaskShare,
+        rows: pa.RecordBatch,
+        forwarding: Forwarding,
+        metrics: BatchMetrics,
+    ) -> list[pa.RecordBatch]:
+        """Run the transactions that need no other bucket; return results, and exports for the others."""
+        events = cast_to_schema(rows.select(forwarding.event.names), forwarding.event)
+        split, first = forwarding.split(events, share.bucket), state.transactions
+        own = pa.array(split.own)
+        results = state.run(self.program, events.take(own))
+        batches = [self._results(share, first + split.own_numbers, rows.take(own), results, metrics)]
+        state.transactions = first + len(split.own) + len(split.forwarded)
+        state.forwarded += len(split.forwarded)
+        metrics.forwarded += len(split.forwarded)
+        if len(split.needed):
+            passed, numbers = rows.take(pa.array(split.forwarded)), first + split.forwarded_numbers
+            batches.append(export_events(passed, len(self.needed), share.bucket, numbers))
+            needed = events.take(pa.array(split.needed))
+            batches += export_rows(forwarding.rows(state, needed, share.bucket))
+        return batches
+
     def _results(
         self,
         share: TaskShare,
-        first: int,
+        numbers: npt.NDArray[np.int64],
         rows: pa.RecordBatch,
         results: pa.RecordBatch,
-        bounds: npt.NDArray[np.int64] | None,
+        metrics: BatchMetrics,
     ) -> pa.RecordBatch:
-        count = rows.num_rows
-        numbers = np.arange(first, first + (count if bounds is None else len(bounds) - 1), dtype=np.int64)
-        arrays = [
-            pa.array(np.full(count, share.bucket, np.int32)),
-            pa.array(numbers if bounds is None else np.repeat(numbers, np.diff(bounds))),
-            *(rows.column(name) for name in self.keep),
-            *results.columns,
-        ]
-        names = ["bucket", "transaction", *self.keep, *results.schema.names]
-        return pa.RecordBatch.from_arrays(arrays, names)
+        """Return results of transactions with these numbers, and count them."""
+        metrics.rows_out += results.num_rows
+        metrics.committed += results.column(results.schema.get_field_index(REJECTED)).null_count
+        return ResultRows(self.keep, self.order).fill(
+            pa.array(np.full(results.num_rows, share.bucket, np.int32)),
+            pa.array(numbers.astype(np.int64)),
+            rows,
+            results,
+            batch=share.batch_id,
+            forwarded=False,
+        )

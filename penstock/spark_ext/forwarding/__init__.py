@@ -1,0 +1,1 @@
+"""Transactions over several buckets: the second stage of a micro-batch."""

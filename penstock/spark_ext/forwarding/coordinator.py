@@ -1,0 +1,128 @@
+"""The coordinator: runs the forwarded transactions of a micro-batch, after a shuffle behind the buckets.
+
+Steps: 1. run the transactions over the exported rows, 2. sync Spark's plan of the micro-batch, so that no
+other events come under its number, 3. publish the continuation of each bucket that takes part, 4. emit the
+results. All steps give the same when another attempt repeats them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock._clock import monotonic_s
+from penstock._failpoints import failpoint
+from penstock.checkpointing.files import open_files
+from penstock.checkpointing.spark_checkpoint import make_durable
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.procedures.analysis.columns import ResultRows
+from penstock.procedures.engine import REJECTED
+from penstock.procedures.partitions.bucket_forwarding import Changes, Forwarding
+from penstock.procedures.partitions.continuations import publish_continuation
+from penstock.procedures.schema import TableSpec
+from penstock.spark_ext.border.parcels import COORDINATOR, to_parcels
+from penstock.spark_ext.border.transaction_packing import sort_rows
+from penstock.spark_ext.forwarding.exports import BUCKET, NUMBER, BucketNote, Exports
+from penstock.state_store.bucket_store import BucketStore
+
+if TYPE_CHECKING:
+    # The codecs are loaded only where something is written.
+    from penstock.spark_ext.sources.p_stream_rows import OperatorRows
+
+__all__ = ["Coordinator"]
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Stage 2 of transactions over several buckets, for ``mapInArrow``. Made on the driver, used in workers.
+
+    One task of a micro-batch gets the exports of all buckets; results of buckets pass through.
+
+    Parameters
+    ----------
+    name : str
+        The operator's name.
+    state_location : str
+        The state location.
+    forwarding : Forwarding
+        Runs the transactions.
+    tables : tuple of TableSpec
+        The tables of the database.
+    columns : int
+        The number of columns of an event, without those that order events.
+    rows : ResultRows
+        Makes rows of results.
+    into : OperatorRows, optional
+        Writes the results; then the output is descriptors instead of rows.
+    """
+
+    name: str
+    state_location: str
+    forwarding: Forwarding
+    tables: tuple[TableSpec, ...]
+    columns: int
+    rows: ResultRows
+    into: OperatorRows | None = None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return the results of the buckets, then those of forwarded transactions."""
+        held: list[bytes] = []
+        output = None
+        for batch in batches:
+            is_ours = batch.column("target").to_numpy() == COORDINATOR
+            held += batch.column("payload").filter(pa.array(is_ours)).drop_null().to_pylist()
+            passed = batch.select(["payload", "metrics"])
+            output = passed.schema
+            yield passed.filter(pa.array(~is_ours))
+        if held and output is not None:
+            results, metrics = self._run(Exports.read(held))
+            lines: list[tuple[bytes | None, str | None]] = [(parcel, None) for parcel in to_parcels(results)]
+            lines.append((None, json.dumps(metrics.to_json())))
+            for line in lines:
+                arrays = [pa.array([one], column.type) for one, column in zip(line, output, strict=True)]
+                yield pa.RecordBatch.from_arrays(arrays, schema=output)
+
+    def _run(self, exports: Exports) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        begin = monotonic_s()
+        schemas = {spec.name: spec.schema for spec in self.tables}
+        rows = {
+            name: [cast_to_schema(part, schemas[name]) for part in parts]
+            for name, parts in exports.rows.items()
+        }
+        events = sort_rows(exports.events, self.columns + 2)
+        given = cast_to_schema(events.select(self.forwarding.event.names), self.forwarding.event)
+        results, changes = self.forwarding.run(given, rows)
+        ran = monotonic_s()
+        query, batch = exports.notes[0].query, exports.notes[0].batch
+        self._publish(exports.notes, dict(enumerate(changes)))
+        published = monotonic_s()
+        output = [
+            self.rows.fill(
+                events.column(BUCKET), events.column(NUMBER), events, results, batch=batch, forwarded=True
+            )
+        ]
+        metrics = BatchMetrics(buckets=0, rows_out=results.num_rows)
+        metrics.committed = results.column(results.schema.get_field_index(REJECTED)).null_count
+        metrics.rejected = metrics.rows_out - metrics.committed
+        metrics.duration_ms = {"coordinate": 1000 * (ran - begin), "continue": 1000 * (published - ran)}
+        if self.into is not None:
+            descriptors = self.into.write(output, query, batch, self.forwarding.buckets)
+            output = [] if descriptors is None else [descriptors]
+            metrics.duration_ms["write"] = 1000 * (monotonic_s() - published)
+        return output, metrics
+
+    def _publish(self, notes: Iterable[BucketNote], changes: Mapping[int, Changes]) -> None:
+        """Publish the continuations of buckets."""
+        failpoint("coordinator.before_continuations")
+        # Spark does not tell workers where its checkpoint is.
+        make_durable(None)
+        tables = {spec.name: spec for spec in self.tables}
+        for note in notes:
+            files = open_files(self.state_location).child(note.query).child(self.name)
+            store = BucketStore(files.child(f"{note.bucket:05d}"))
+            publish_continuation(store, note.pointer, note.batch, changes[note.bucket], tables)

@@ -1,0 +1,179 @@
+"""Transactions over several buckets of Spark equal the serial run, also if a crash separates both stages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import penstock
+from penstock._failpoints import COORDINATOR_POINTS
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.jobs.inspect.database import describe_database, read_databases
+from penstock.procedures.compiler.program import event_schema
+from penstock.procedures.plain.tables import PlainTables
+from tests.spark.queries import Place, failure, fresh_workers
+from tests.spark.test_transactions import SCHEMA, bank, events
+
+pytestmark = pytest.mark.spark
+
+PROCEDURE = bank()
+Event = tuple[int, int, str, int | None, int, int]
+COLUMNS = ("bucket", "transaction", "id", "left", "rejected")
+
+
+def draw_events(seed: int, count: int = 240, accounts: int = 24) -> list[Event]:
+    """Draw events in the order of their time; about half of the moves are between buckets."""
+    draw = random.Random(seed)
+    rows: list[Event] = [(n, 0, "open", 2 * n, 2 * n, 60) for n in range(accounts // 2)]
+    while len(rows) < count:
+        kind = draw.choice(["open", "move", "move", "spend", "spend"])
+        source = draw.randrange(accounts)
+        target = draw.randrange(accounts) if kind == "move" else source
+        rows.append((len(rows), len(rows) // 3, kind, source, target, draw.randrange(-20, 70)))
+    return rows
+
+
+def query(spark: SparkSession, place: Place, **options: Any) -> DataFrame:
+    given: dict[str, Any] = {"time": "ts", "keep": "id", "buckets": 3, "state_location": place.state}
+    return penstock.transactions(place.input.frame(spark, SCHEMA), PROCEDURE, **(given | options))
+
+
+def add(place: Place, rows: Sequence[Event], batches: int) -> None:
+    """Add rows as micro-batches; within one, the time orders rows, and of one time the arrival."""
+    size = -(-len(rows) // batches)
+    for begin in range(0, len(rows), size):
+        some = sorted(rows[begin : begin + size], key=lambda row: (row[1] % 2, row[0]))
+        place.input.add(events(*some))
+
+
+def serial(rows: Sequence[Event]) -> tuple[list[tuple[Any, ...]], set[tuple[int, int]]]:
+    """Return the results of a serial run in plain Python, and the accounts after it."""
+    tables = PlainTables(PROCEDURE.tables.values())
+    schema = event_schema(PROCEDURE.program(events(rows[0]).schema).event)
+    batch = events(*rows).select(schema.names).cast(schema).combine_chunks().to_batches()[0]
+    results = plain_results(batch, tables)
+    accounts = {(row["id"], row["balance"]) for row in tables.tables["accounts"].rows.values() if row}
+    return [(row[0], *result) for row, result in zip(rows, results, strict=True)], accounts
+
+
+def plain_results(batch: pa.RecordBatch, tables: PlainTables) -> list[tuple[Any, ...]]:
+    return tables.run(PROCEDURE.text, batch, PROCEDURE.program(batch.schema).results)
+
+
+def accounts(spark: SparkSession, place: Place) -> set[tuple[int, int]]:
+    stored = penstock.read_state(spark, place.state, checkpoint=place.checkpoint, table="accounts")
+    return {(row["id"], row["balance"]) for row in stored.collect()}
+
+
+def check_arrival(spark: SparkSession, place: Place, rows: Sequence[Event]) -> None:
+    """Compare results, their numbers and the tables with the serial run in the order of arrival."""
+    expected, last = serial(rows)
+    made = place.sequence(*COLUMNS)
+    assert sorted((row[2:] for row in made), key=lambda row: row[0]) == expected
+    for bucket in range(3):
+        own = sorted(row[1:3] for row in made if row[0] == bucket)
+        assert [number for number, _ in own] == list(range(len(own)))
+        assert [id_ for _, id_ in own] == sorted(id_ for _, id_ in own)
+    assert accounts(spark, place) == last
+
+
+def test_results_and_tables_equal_the_serial_run_in_the_order_of_arrival(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    place, rows = Place(tmp_path), draw_events(1)
+    add(place, rows[:160], 2)
+    ended = place.run(query(spark, place))
+    add(place, rows[160:], 1)
+    more = place.run(query(spark, place))
+    check_arrival(spark, place, rows)
+    entries = penstock.metrics(ended) + penstock.metrics(more)
+    assert sum(entry["rows_in"] for entry in entries) == len(rows)
+    assert sum(entry["committed"] + entry["rejected"] for entry in entries) == len(rows)
+    forwarded = sum(entry["forwarded"] for entry in entries)
+    assert 0 < forwarded < len(rows)
+    (stored,) = read_databases(str(place.state), str(place.checkpoint), 2)
+    assert stored.is_sound
+    assert sum(bucket["forwarded"] for bucket in describe_database(stored)["buckets"]) == forwarded  # type: ignore[attr-defined]
+
+
+@pytest.mark.long
+def test_results_of_any_order_tell_it(spark: SparkSession, tmp_path: Path) -> None:
+    place, rows = Place(tmp_path), draw_events(2)
+    add(place, rows, 3)
+    place.run(query(spark, place, order="any"))
+    made = sorted(place.sequence("batch", "forwarded", "id", "left", "rejected", "bucket", "transaction"))
+    by_id = {row[0]: row for row in rows}
+    expected, last = serial([by_id[row[2]] for row in made])
+    assert [row[2:5] for row in made] == expected
+    assert accounts(spark, place) == last
+    assert {row[1] for row in made} == {False, True}
+    for bucket in range(3):  # the order within a bucket is the same
+        own = [row[6] for row in made if row[5] == bucket]
+        assert own == list(range(len(own)))
+
+
+@pytest.mark.crash
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["operator.after_commit", *COORDINATOR_POINTS])
+def test_a_worker_killed_between_the_stages_changes_nothing(
+    spark: SparkSession, tmp_path: Path, point: str
+) -> None:
+    place, rows = Place(tmp_path), draw_events(3)
+    add(place, rows[:80], 1)
+    place.run(query(spark, place))
+    add(place, rows[80:], 1)
+    marker = tmp_path / "died"
+    with fresh_workers(spark, PENSTOCK_FAILPOINTS=f"{point}=kill@{marker}"):
+        failure(query(spark, place), place)
+    assert marker.exists()
+    place.run(query(spark, place))
+    check_arrival(spark, place, rows)
+
+
+@pytest.mark.long
+def test_tasks_write_the_results_of_both_stages(spark: SparkSession, tmp_path: Path) -> None:
+    place, rows = Place(tmp_path), draw_events(4)
+    penstock.register(spark)
+    add(place, rows, 2)
+    first = {"accounts": pa.table({"id": range(1, 24, 2), "balance": [500] * 12})}
+    writer = penstock.write_transactions(
+        place.input.frame(spark, SCHEMA), PROCEDURE, place.sink, time="ts", keep="id", buckets=3,
+        state_location=place.state, initial=first,
+    )  # fmt: skip
+    ended = writer.option("checkpointLocation", str(place.checkpoint)).trigger(availableNow=True).start()
+    assert ended.awaitTermination(180)
+    opened: list[Event] = [(-1 - id_, 0, "open", id_, id_, 500) for id_ in range(1, 24, 2)]
+    expected, last = serial([*opened, *rows])
+    made = penstock.PStreamReader(place.sink).read().sort_by("id")
+    assert [tuple(row.values())[2:] for row in made.to_pylist()] == expected[len(opened) :]
+    assert accounts(spark, place) == last
+
+
+@pytest.mark.long
+def test_an_old_checkpoint_meets_newer_continuations(spark: SparkSession, tmp_path: Path) -> None:
+    place, rows = Place(tmp_path / "place"), draw_events(5)
+    add(place, rows[:80], 1)
+    place.run(query(spark, place))
+    old = place.copy_to(tmp_path / "old")
+    add(place, rows[80:160], 1)
+    place.run(query(spark, place))
+    add(old, rows[160:], 1)  # other events under the number of the second micro-batch
+    error = failure(query(spark, old, state_location=place.state), old)
+    assert CorruptDataError.__name__ in str(error)
+
+
+def test_what_cannot_be_forwarded_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    add(place, draw_events(6), 1)
+    moves = bank("def act(e, accounts):\n    accounts[accounts[e.source].balance].balance += 1\n")
+    with pytest.raises(InvalidUsageError, match="its event does not name") as caught:
+        penstock.transactions(place.input.frame(spark, SCHEMA), moves, buckets=2, state_location=place.state)
+    assert "no attribute of the event is the id" in caught.value.context["because"]
+    with pytest.raises(InvalidUsageError, match="unknown value"):
+        query(spark, place, order="none")
