@@ -37,6 +37,8 @@ POINTS = "PENSTOCK_CRASH_POINTS"
 MAX_ROWS = 1500
 NUMBER = "number"
 KEYS = 60
+IS_LONG = bool(os.environ.get("PENSTOCK_LONG"))
+"""Whether one more query runs, whose transactions need several buckets."""
 CALLS = "calls"
 """The directory of a flow's requests."""
 
@@ -59,6 +61,8 @@ class Flow:
         From a number of events and a seed to events.
     calls : callable, optional
         Draws a procedure that a request calls, and its arguments.
+    forwards : bool
+        Whether transactions need several buckets. Their order is that of arrival.
     """
 
     target: Procedure | Workflow
@@ -67,6 +71,7 @@ class Flow:
     opening: pa.RecordBatch | None
     workload: Callable[[int, int], pa.RecordBatch]
     calls: Callable[[random.Random], tuple[str, dict[str, Any]]] | None = None
+    forwards: bool = False
 
 
 votes = penstock.database("votes")
@@ -148,6 +153,28 @@ def look(e: Any, accounts: Any) -> Any:
     return accounts[e.account].balance
 
 
+moving = penstock.database("moving")
+moving.table("accounts", "account bigint, balance bigint NOT NULL", key="account", partition_by="account")
+
+
+@moving.procedure(event="source bigint, target bigint, amount bigint", returns="left bigint")
+def move(e: Any, accounts: Any) -> Any:
+    """Move money between accounts, which open themselves; an empty one closes."""
+    if e.source not in accounts:
+        accounts.insert(account=e.source, balance=50)
+    if e.target not in accounts:
+        accounts.insert(account=e.target, balance=50)
+    source = accounts[e.source]
+    source.balance -= e.amount
+    accounts[e.target].balance += e.amount
+    left = source.balance
+    if left < 0:
+        abort("short")
+    if left == 0:
+        del accounts[e.source]
+    return left
+
+
 def _call_of_spending(draw: random.Random) -> tuple[str, dict[str, Any]]:
     account = {"account": draw.randrange(KEYS)}
     if draw.random() < 0.3:
@@ -185,6 +212,11 @@ FLOWS = {
         spend, spending, 2, None, _integers(account=range(KEYS), amount=range(-40, 60)), _call_of_spending
     ),
 }
+if IS_LONG:
+    FLOWS["moving"] = Flow(
+        move, moving, 3, None, _integers(source=range(KEYS), target=range(KEYS), amount=range(-10, 60)),
+        forwards=True,
+    )  # fmt: skip
 
 
 def start(spark: SparkSession, directory: Path, name: str, draw: random.Random) -> StreamingQuery:

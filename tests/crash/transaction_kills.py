@@ -12,13 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock._failpoints import SINK_POINTS, STATE_POINTS, TASK_ROWS_POINTS
+from penstock._failpoints import COORDINATOR_POINTS, SINK_POINTS, STATE_POINTS, TASK_ROWS_POINTS
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.procedures.requests.client import ANSWERS_PLACE
 from tests.crash import transaction_job
 from tests.crash.callers import Callers
 from tests.crash.harness import count_batches, kill_all, random_moment, started, why
-from tests.crash.transaction_job import CALLS, FLOWS, NUMBER, Flow
+from tests.crash.transaction_job import CALLS, FLOWS, IS_LONG, NUMBER, Flow
 from tests.crash.window_kills import KINDS, kill_one
 from tests.merged_log import check_merged_log
 from tests.processes import until
@@ -32,7 +32,8 @@ _POINTS_A_START = 6
 """A kill at a fail point costs a worker; a start costs a driver, a JVM and all workers."""
 _PATIENCE_S = 900.0
 """The longest wait for what a start has to do, on a machine with other load, too."""
-POINTS = tuple(point for point in (*STATE_POINTS, *SINK_POINTS, *TASK_ROWS_POINTS) if point not in _NOT_HERE)
+_ALL = (*STATE_POINTS, *SINK_POINTS, *TASK_ROWS_POINTS, *(COORDINATOR_POINTS if IS_LONG else ()))
+POINTS = tuple(point for point in _ALL if point not in _NOT_HERE)
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,9 @@ def verify(
         calls, answers = callers.calls, PStreamReader(place / CALLS / ANSWERS_PLACE).read()
         assert answers.num_rows == len(calls) + callers.asked_again, "a request has no answer, or several"
         asked = f", {len(calls)} requests, {callers.asked_again} of them asked again,"
+    if flow.forwards:  # arrival orders the transactions of all buckets
+        one_bucket = pa.array([0] * len(sink), pa.int32())
+        sink = sink.set_column(0, "bucket", one_bucket).set_column(1, "transaction", sink[NUMBER])
     plain = check_merged_log(flow.target, pa.Table.from_batches(events), sink, answers, calls)
     wanted = state_bytes(plain, flow.database)
     for name, spec in flow.target.tables.items():
