@@ -5,7 +5,9 @@
 Each algorithm designs for a trace, and is measured on the next transactions of the same generator. A trace
 has the rows that transactions access when they run, as for H-Store, which finds out their partitions at run
 time. Traces are smaller than the paper's (25,000 transactions each), and so are the databases: they are
-recorded in Python. A transaction's kind counts as its procedure.
+recorded in Python. So an interval has about as many transactions as there are 64 partitions: there, much of
+the skew is chance, and a design that avoids it in one trace does not in the next. A transaction's kind counts
+as its procedure.
 
 HR+ is `penstock.designing.search`. The peers are simple and only here:
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["design"]
 
+TRANSACTIONS_PER_PARTITION = 20
+"""The transactions for each partition that an interval needs: the skew of fewer is chance."""
+
 
 def design(
     database: Database,
@@ -57,8 +60,8 @@ def design(
     seconds : float
         The longest duration of the search. It ends before if it finds nothing better for long.
     intervals : int
-        The trace is cut into so many parts. Skew counts in each by itself, so load that moves from partition
-        to partition is not balanced load.
+        The trace is cut into so many parts, or fewer, so that each has 20 transactions for each partition.
+        Skew counts in each part by itself, so load that moves from partition to partition is not balanced.
     alpha, beta : float
         The weights of coordination and skew in the cost.
     memory_bytes : int, optional
@@ -103,7 +106,10 @@ def design(
         raise InvalidUsageError(
             "only a log tells the sizes of tables", hint="give log=, or leave out memory_bytes="
         )
-    workload = Workload.encode(declare(database, calls, sizes), partitions, intervals)
+    trace = declare(database, calls, sizes)
+    if type(partitions) is int and type(intervals) is int and partitions > 0 and intervals > 0:
+        intervals = min(intervals, max(trace.transactions // (TRANSACTIONS_PER_PARTITION * partitions), 1))
+    workload = Workload.encode(trace, partitions, intervals)
     model = CostModel(workload, alpha, beta, memory_bytes)
     found = search(model, seed=seed, limits=Limits(seconds=seconds), progress=progress)
     return DesignResult(model, found, declared_choice(workload))

@@ -168,6 +168,21 @@ def test_the_calls_of_an_open_database_are_a_trace(tmp_path: Path) -> None:
         assert small.design.columns["items"] == "item"
 
 
+def test_load_that_moves_from_partition_to_partition_is_skew_in_a_long_trace() -> None:
+    made = penstock.database("t")
+    made.table("t", "k bigint", key="k", partition_by="k")
+
+    @made.procedure(event="k bigint")
+    def add(e: Any, t: Any) -> None:
+        t.insert(k=e.k)
+
+    moving = {"k": np.arange(80) // 40 * 3}  # the hash puts 0 and 3 into different partitions
+    assert penstock.design(made, {"add": moving}, partitions=2).cost.skew == 1.0
+    assert penstock.design(made, {"add": moving}, partitions=2, intervals=1).cost.skew == 0.0
+    short = {"k": np.arange(78) // 39 * 3}
+    assert penstock.design(made, {"add": short}, partitions=2).cost.skew == 0.0
+
+
 def test_the_words_name_columns_shares_and_alternatives() -> None:
     text = penstock.design(shop(), requests(), partitions=3).explain()
     for line in (
