@@ -313,6 +313,8 @@ class Block:
             return self._read(start, stop, keep_dictionary=keep_dictionary)
 
     def _read(self, start: int, stop: int, *, keep_dictionary: bool) -> pa.Array[Any]:
+        if self.layout is Layout.NESTED:
+            return self._read_nested(start, stop)
         valid = None
         if self.validity is not None:
             valid = decode_stream(self.validity, self.rows, start, stop)
@@ -323,11 +325,16 @@ class Block:
             return dictionary_of(self.type, parts)
         return from_streams(self.type, stop - start, parts, self._max_bytes)
 
+    def _read_nested(self, start: int, stop: int) -> pa.Array[Any]:
+        parts = Streams(self.layout, (decode_stream(self.nodes[0]),), None)
+        array = from_streams(self.type, self.rows, parts, self._max_bytes)
+        if stop - start == self.rows:
+            return array
+        # Copy the rows, so that they do not keep the memory of the whole block.
+        copied = to_streams(array.slice(start, stop - start))
+        return from_streams(self.type, stop - start, copied, self._max_bytes)
+
     def _streams(self, start: int, stop: int) -> tuple[Ints, ...]:
-        if self.layout is Layout.NESTED:
-            parts = Streams(self.layout, (decode_stream(self.nodes[0]),), None)
-            array = from_streams(self.type, self.rows, parts, self._max_bytes)
-            return to_streams(array.slice(start, stop - start)).streams
         if self.layout is Layout.TEXT:
             if stop - start == self.rows:
                 return tuple(map(decode_stream, self.nodes))
