@@ -74,7 +74,7 @@ def db(tmp_path: Path) -> Iterator[OpenDatabase]:
 
 @pytest.fixture
 def replica(tmp_path: Path, db: OpenDatabase) -> Iterator[Replica]:
-    with shop().follow(tmp_path, poll_interval=NEVER) as following:
+    with shop().follow(tmp_path, poll_interval=NEVER, partitions=2) as following:
         yield following
 
 
@@ -235,6 +235,7 @@ def test_a_replica_that_is_too_late_takes_over(replica: Replica, db: OpenDatabas
         db.checkpoint()
     put(db, 2, 5)
     with replica.take_over() as new:
+        assert "database shop, 2 partitions" in new.explain()
         assert rows(new) == [
             {"id": 1, "value": 190, "text": "text 19"},
             {"id": 2, "value": 5, "text": "text 5"},
