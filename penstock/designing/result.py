@@ -119,7 +119,7 @@ class DesignResult:
         shares, names = self.shares(), workload.names
         for name in self.design.columns:
             if name not in names:
-                yield f"  {name}: as declared, since no transaction accesses it"
+                yield f"  {name}: as declared, since no access of the trace depends on it"
                 continue
             table = names.index(name)
             count, single = shares[name]

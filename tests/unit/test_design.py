@@ -183,13 +183,38 @@ def test_load_that_moves_from_partition_to_partition_is_skew_in_a_long_trace() -
     assert penstock.design(made, {"add": short}, partitions=2).cost.skew == 0.0
 
 
+def test_workflows_and_plain_procedures_need_all_partitions_in_any_design() -> None:
+    made = penstock.database("t")
+    made.table("t", "k bigint", key="k", partition_by="k")
+    stream = made.stream("s", "k bigint")
+
+    @made.procedure(event="k bigint")
+    def emit(e: Any, s: Any) -> None:
+        s.emit(k=e.k)
+
+    @made.procedure(event=stream)
+    def take(e: Any, t: Any) -> None:
+        t.insert(k=e.k)
+
+    @made.procedure(event="k bigint", plain=True)
+    def add(e: Any, t: Any) -> None:
+        t.insert(k=e.k)
+
+    made.workflow("flow", emit, take)
+    result = penstock.design(made, {"flow": {"k": [1, 2, 3]}, "add": {"k": [4]}}, partitions=2)
+    assert (result.cost.single, result.cost.coordination, result.cost.skew) == (0.0, 2.0, 0.0)
+    assert result.design.columns == {"t": "k"}
+    assert "    all partitions: it is a workflow" in result.explain().splitlines()
+    assert "    all partitions: Python runs it" in result.explain().splitlines()
+
+
 def test_the_words_name_columns_shares_and_alternatives() -> None:
     text = penstock.design(shop(), requests(), partitions=3).explain()
     for line in (
         "database shop: a design for 3 partitions, from 252 transactions",
         "  stock: by ranges of store",
         "    250 transactions access it, 100.0% in a single partition",
-        "  unused: as declared, since no transaction accesses it",
+        "  unused: as declared, since no access of the trace depends on it",
         "    single-partition, by store",
         "    all partitions: it writes items[e.item], which is replicated",
         f"  {'single-partition':22}{'8.7%':>10}{'99.2%':>13}",
