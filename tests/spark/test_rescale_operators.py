@@ -16,6 +16,7 @@ from penstock import _durable
 from penstock.checkpointing.files import LocalFiles
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.metrics import metrics
+from tests.long_tests import long_but
 from tests.spark.queries import Input, Place
 
 pytestmark = pytest.mark.spark
@@ -62,6 +63,8 @@ def query(spark: SparkSession, place: Place, kind: str, buckets: int, **more: An
         if kind == "rows":
             del aggs["kinds"]
         frame = place.input.frame(spark, SCHEMA)
+        if (wide := more.pop("wide", None)) is not None:
+            frame = frame.withColumn("v", sf.col("v").cast(wide))
         return penstock.update_window(
             frame, aggs=aggs, watermark_delay="6 s", **WINDOWS[kind], **given, **more
         )
@@ -194,3 +197,31 @@ def test_a_migrated_join_emits_what_one_with_these_columns_does(spark: SparkSess
     # The left tuples of the first micro-batches are older than any that has the new column.
     assert sorted(map(repr, found)) == sorted(map(repr, after))
     assert {row["more"] is None for row in found} == {True, False}
+
+
+@pytest.mark.parametrize("kind", long_but(["time", "lazy", "rows", "session"], "lazy"))
+def test_migrated_windows_emit_what_ones_over_a_wider_column_do(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    old, whole = Place(tmp_path / "old"), Place(tmp_path / "whole")
+    for place, wide in ((old, None), (whole, "long")):
+        place.input.add(*(rows(batch) for batch in range(3)))
+        place.run(query(spark, place, kind, 2, wide=wide))
+    with pytest.raises(InvalidUsageError, match="cannot hold all old values exactly: column=v"):
+        penstock.migrate_state(
+            old.checkpoint, old.state, tmp_path / "new", schema="k string, t bigint, v smallint"
+        )
+    with pytest.raises(InvalidUsageError, match="only a join has several schemas"):
+        penstock.migrate_state(old.checkpoint, old.state, tmp_path / "new", schema={"left": "k string"})
+    assert not list(tmp_path.glob("new*"))
+    made = penstock.migrate_state(
+        old.checkpoint, old.state, tmp_path / "new", schema="k string, t bigint, v bigint, side bigint"
+    )
+    assert (made.added, made.widened) == ((), ("v",))
+    new = Place(tmp_path / "old")
+    new.checkpoint, new.sink = tmp_path / "new", tmp_path / "new-sink"
+    for place in (new, whole):
+        place.input.add(*(rows(batch) for batch in range(3, 6)))
+        place.run(query(spark, place, kind, 2, wide="long"))
+    after = [row for batch, table in whole.batches().items() if batch > 2 for row in table.to_pylist()]
+    assert emitted(new) == sorted(map(repr, after)) != []
