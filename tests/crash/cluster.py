@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pyspark
 
-from tests.crash.cluster_pipeline import run_pipeline_with_kills
 from tests.crash.harness import ROOT, commits, kill_all, processes_of, random_moment, started, why
 from tests.crash.p_stream_kills import is_worker
 from tests.crash.slow_daemon import DOUBLE_COMMITS
@@ -129,8 +128,7 @@ def _command(process: int) -> bytes:
 def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str], None] = print) -> int:
     """Run the queue of `workload` on a cluster with speculation; kill or stall `kills` times; verify.
 
-    The driver lives on, and its query with it: executors and workers come back by themselves. After more than
-    one kill, the pipeline of `cluster_pipeline` runs on the same cluster, whose driver is killed, too.
+    The driver lives on, and its query with it: executors and workers come back by themselves.
 
     Returns
     -------
@@ -167,9 +165,6 @@ def run_with_kills(directory: Path, seed: int, kills: int, *, say: Callable[[str
         (directory / "finished").touch()
         assert until(partial(reaches, sys.maxsize), PATIENCE_S), f"no end: {why(job, directory)}"
         assert job.returncode == 0, why(job, directory)
-        if kills > 1:  # two more drivers take too long for the run of all tests
-            kill_executor = partial(cluster.kill, "executor", draw)
-            run_pipeline_with_kills(cluster.url, kill_executor, directory / "pipeline", say=say)
     verify(place, batches, drained=True)
     double_commits = len(list(doubles.iterdir()))
     say(f"{commits(place)} micro-batches; {double_commits} versions that two attempts committed")
