@@ -323,3 +323,10 @@ def test_a_run_misses_its_input_before_spark_starts(tmp_path: Path) -> None:
     result = penstock("run", str(file))
     assert result.exit_code == 2
     assert result.stderr == f"{file}:1: source.path: there is no {tmp_path}/none.\n"
+
+
+@pytest.mark.parametrize(("words", "completed"), [("penstock re", "repair"), ("penstock state r", "rescale")])
+def test_shells_complete_commands(words: str, completed: str) -> None:
+    typed = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    typed["COMP_CWORD"] = str(words.count(" "))
+    assert CliRunner().invoke(app, [], prog_name="penstock", env=typed).output.split() == [completed]
