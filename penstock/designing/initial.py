@@ -15,6 +15,9 @@ from penstock.procedures.texts import Numbers
 
 __all__ = ["declared_choice", "initial_choices", "most_frequent", "route_by_frequency"]
 
+_GRAPH_TRANSACTIONS = 5_000
+"""The transactions whose access graph is made: it only says where the search may begin."""
+
 
 def initial_choices(model: CostModel) -> tuple[Choice, Cost]:
     """Return the best of the designs that are easy to find, and its cost.
@@ -62,7 +65,7 @@ def _starts(model: CostModel) -> Iterator[Numbers]:
         for table, heats in enumerate(workload.heat_of_column)
     ])  # fmt: skip
     yield partitioned
-    for group in co_accessed_columns(workload.trace):
+    for group in co_accessed_columns(workload.trace.slice(0, _GRAPH_TRANSACTIONS)):
         for with_ranges in (False, True):
             tables = frequent.copy()
             for table, name in enumerate(workload.names):

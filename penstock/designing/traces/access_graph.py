@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import combinations, product
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.designing.traces.trace import ANY_TABLE, Trace
 
@@ -40,8 +39,10 @@ class Edge:
 
 def access_graph(trace: Trace) -> list[Edge]:
     """Return the edges between columns of different tables, the heaviest first."""
+    _, numbers = np.unique(trace.values, return_inverse=True)
+    codes = numbers.reshape(trace.values.shape) * trace.transactions + trace.transaction
     values = {
-        (table, column): _pairs(trace, table, column)
+        (table, column): np.unique(codes[column][(trace.table == table) & trace.known[column]])
         for table, spec in enumerate(trace.tables)
         for column in range(len(spec.key))
     }
@@ -59,20 +60,11 @@ def access_graph(trace: Trace) -> list[Edge]:
             if not together or kinds[0] is not kinds[1]:
                 continue
             common = np.intersect1d(values[one, columns[0]], values[other, columns[1]], assume_unique=True)
-            weight = len(np.unique(common["transaction"]))
+            weight = len(np.unique(common % trace.transactions))
             if weight:
                 names = [(spec.name, spec.key[column]) for spec, column in zip(specs, columns, strict=True)]
                 edges.append(Edge((names[0], names[1]), weight, together))
     return sorted(edges, key=lambda edge: -edge.weight)
-
-
-def _pairs(trace: Trace, table: int, column: int) -> npt.NDArray[np.void]:
-    """Return the distinct pairs of transactions and values of a column."""
-    chosen = (trace.table == table) & trace.known[column]
-    pairs = np.empty(int(chosen.sum()), [("transaction", np.int64), ("value", np.int64)])
-    pairs["transaction"], pairs["value"] = trace.transaction[chosen], trace.values[column][chosen]
-    found: npt.NDArray[np.void] = np.unique(pairs)
-    return found
 
 
 def co_accessed_columns(trace: Trace, edges: Sequence[Edge] | None = None) -> list[frozenset[Column]]:
