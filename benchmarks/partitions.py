@@ -1,7 +1,7 @@
 """Throughput of a database by its partitions, and by the share of transactions over several.
 
-    python -m benchmarks.partitions [--events 100000] [--runs 5] [--partitions 1 2] [--work 0 300]
-                                    [--oltp small_bank tpcc]
+    python -m benchmarks.partitions [--events 100000] [--runs 5] [--partitions 1 2]
+                                    [--work 0 30 100 300] [--oltp small_bank tpcc]
 
 Transactions move money between two of 100,000 accounts, and do some work: so many steps of arithmetic. The
 other account is in the same partition of two, or, for a share of transactions, in the other one. Runs of
@@ -125,7 +125,7 @@ def oltp_lines(name: str, count: int, runs: int, partitions: Sequence[int]) -> I
         for db in databases:
             db.close()
         yield f"{'whole' if whole else 'alone':<12}{share:>14.0%}" + "".join(
-            f"{events.num_rows / one / 1e6:>12.3f}" for one in fastest
+            f"{events.num_rows / one / 1e3:>12.1f}" for one in fastest
         )
 
 
@@ -165,7 +165,7 @@ def report(
             yield f"{work:>6}{share:>20.0%}" + "".join(f"{count / one / 1e6:>12.2f}" for one in fastest)
     yield ""
     for name in oltp:
-        yield f"{name:<12}{'over several':>14}" + "".join(f"{f'{n}, M/s':>12}" for n in partitions)
+        yield f"{name:<12}{'over several':>14}" + "".join(f"{f'{n}, k/s':>12}" for n in partitions)
         yield from oltp_lines(name, count, runs, partitions)
         yield ""
     yield f"load {os.getloadavg()[0]:.1f} at the end"
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--partitions", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--work", type=int, nargs="+", default=[0, 300])
+    parser.add_argument("--work", type=int, nargs="+", default=[0, 30, 100, 300])
     parser.add_argument("--oltp", nargs="*", default=["small_bank", "tpcc"], choices=["small_bank", "tpcc"])
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
