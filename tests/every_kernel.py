@@ -14,6 +14,7 @@ from penstock.operators.scan.fragments import Fragmenter, merge_fragments
 from penstock.operators.scan.selection import select_rows
 from penstock.operators.scan.spec import Fragments, Partial, PartialKind
 from penstock.operators.scheduling.policy import Policy
+from penstock.operators.simulation.optimum import find_optimum
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream
@@ -64,6 +65,7 @@ def use_every_kernel() -> None:
 
 
 def _queues() -> None:
+    find_optimum(np.array([0.6, 0.4]), 2)
     for policy in Policy:
         queue = UpdateQueue(ARRIVAL_STREAM, policy, cost_us=1.0)
         for now_us in (1000, 2000):

@@ -157,6 +157,8 @@ class NaiveQueue:
     cut: set[int] = field(default_factory=set)
     cells: dict[int, _Cell] = field(default_factory=dict)
     birth_us: int | None = None
+    intervals: dict[int, float] = field(default_factory=dict)
+    roots: dict[int, float] = field(default_factory=dict)
 
     def enqueue(self, updates: Sequence[Update], now_us: int) -> tuple[int, int, int]:
         """Return how many tuples came in, were conflated, and were late."""
@@ -198,6 +200,7 @@ class NaiveQueue:
 
     def _arrive(self, key: int, cell: _Cell) -> None:
         waits = key in self.order
+        self.intervals[key] = cell.interval_us
         if self.policy == "fifo":
             if waits:
                 self.order.remove(key)
@@ -218,14 +221,26 @@ class NaiveQueue:
     def dequeue(self, limit: int, now_us: int) -> list[tuple[Update, int]]:
         """Return the tuples served and their queue staleness."""
         served = []
-        for key in self.order[:limit]:
+        chosen = self._choose(limit, now_us)
+        for key in chosen:
             cell = self.cells[key]
             assert cell.waiting is not None
             served.append((cell.waiting, max(now_us - cell.arrived_us, 0)))
             cell.emitted, cell.waiting = cell.waiting.time, None
-        self.cut.difference_update(self.order[:limit])
-        del self.order[:limit]
+        self.cut.difference_update(chosen)
+        self.order = [key for key in self.order if key not in chosen]
         return served
+
+    def _choose(self, limit: int, now_us: int) -> list[int]:
+        if self.policy != "freshest":
+            return self.order[:limit]
+
+        def index(key: int) -> float:
+            stale = max(now_us - self.cells[key].arrived_us, 0)
+            return self.roots.get(key, 1.0) ** 2 * stale * (0.5 * stale + self.intervals[key])
+
+        best = set(sorted(self.order, key=index, reverse=True)[:limit])
+        return [key for key in self.order if key in best]
 
 
 def staleness_bin(value: float, bins: int) -> int:

@@ -30,6 +30,10 @@ class NaiveWeightedQueue(NaiveQueue):
     def _arrive(self, key: int, cell: _Cell) -> None:
         assert cell.waiting is not None
         self.shares[key] = share_of(self.weight_of(cell.waiting))
+        self.roots[key] = self.shares[key] / 2**20
+        if self.policy == "freshest":
+            super()._arrive(key, cell)
+            return
         everybody = sum(self.shares[one] for one in {*self.waiting, key})
         self.came += 1
         if (
@@ -53,7 +57,7 @@ class NaiveWeightedQueue(NaiveQueue):
 
     def dequeue(self, limit: int, now_us: int) -> list[tuple[Update, int]]:
         """Return the tuples served and their queue staleness."""
-        for key in self.order[:limit]:
+        for key in self.order[:limit] if self.policy != "freshest" else []:
             everybody = sum(self.shares[one] for one in self.waiting)
             _, start = self.waiting.pop(key)
             if key not in self.cut:

@@ -33,7 +33,7 @@ from penstock.conf.values import (
 )
 
 Persist: TypeAlias = Literal["auto", "always", "never"]
-PolicyName: TypeAlias = Literal["fifo", "in_place", "linecutting"]
+PolicyName: TypeAlias = Literal["fifo", "in_place", "linecutting", "freshest"]
 SemanticsName: TypeAlias = Literal["update", "append", "adaptive"]
 WindowModeName: TypeAlias = Literal["append", "lazy", "eager"]
 WorkingCopyName: TypeAlias = Literal["memory", "rocksdb"]

@@ -27,5 +27,10 @@ def run_simulation(load: float, keys: int, skew: float, updates: int) -> None:
     for head in ("results", "queue staleness", "application staleness"):
         table.add_column(head, justify="right")
     for queue, results, waiting, application in zip(*found.to_pydict().values(), strict=True):
-        table.add_row(queue, f"{results:,}", f"{waiting:,.2f}", f"{application:,.2f}")
+        table.add_row(
+            queue,
+            "" if results is None else f"{results:,}",
+            f"{waiting:,.2f}",
+            "" if application is None else f"{application:,.2f}",
+        )
     Console().print(table)

@@ -25,6 +25,7 @@ class _Driver:
         scheduler.reserve(_KEYS)
         self.scheduler = scheduler
         self.waiting: set[int] = set()
+        self.now_us = 1_000
         self.draw = np.random.default_rng(seed)
 
     def arrive(self) -> None:
@@ -32,13 +33,15 @@ class _Driver:
         resident = np.array([key in self.waiting for key in ids.tolist()], np.bool_)
         interval = self.draw.uniform(0, 100, len(ids))
         shares = ONE // self.draw.integers(1, 9, len(ids))
-        self.scheduler.arrive(ids, resident, interval, 3.0, shares=shares)
+        arrived = self.now_us - self.draw.integers(0, 100, len(ids))
+        self.scheduler.arrive(ids, resident, interval, 3.0, shares=shares, arrived_us=arrived)
+        self.now_us += int(self.draw.integers(0, 50))
         self.waiting.update(ids.tolist())
 
     def pop(self, limit: int, held: set[int]) -> list[int]:
         marks = np.zeros(_KEYS, np.int64)
         marks[list(held)] = 1
-        keys: list[int] = self.scheduler.pop(limit, marks).tolist()
+        keys: list[int] = self.scheduler.pop(limit, marks, now_us=self.now_us).tolist()
         self.waiting.difference_update(keys)
         return keys
 
@@ -83,7 +86,8 @@ class SchedulerTests:
         assert list(stored) == list(other.columns)
         other.put_back(ids, stored)
         other.rebuild(ids, Fields(driver.scheduler.meta, "a unit"))
-        assert other.pop(_KEYS).tolist() == driver.pop(_KEYS, set())
+        for limit in (1, 2, _KEYS):
+            assert other.pop(limit, now_us=driver.now_us).tolist() == driver.pop(limit, set())
 
     @pytest.mark.parametrize("seed", range(_RUNS))
     def test_a_subset_keeps_the_order(self, new: Callable[[], Scheduler], seed: int) -> None:
@@ -92,13 +96,16 @@ class SchedulerTests:
         driver.run()
         numbers = driver.draw.permutation(np.array(sorted(driver.waiting), np.int64))
         some = driver.scheduler.subset(numbers, np.ones(len(numbers), np.bool_))
-        assert numbers[some.pop(_KEYS)].tolist() == driver.pop(_KEYS, set())
+        for limit in (1, 2, _KEYS):
+            popped = some.pop(limit, now_us=driver.now_us)
+            assert numbers[popped].tolist() == driver.pop(limit, set())
 
     def test_keys_that_arrive_together_are_served_in_that_order(self, new: Callable[[], Scheduler]) -> None:
         """Let keys of equal weight and rate arrive at once."""
         scheduler = new()
         scheduler.reserve(3)
         ids, shares = np.array([2, 0, 1]), np.full(3, ONE, np.int64)
-        scheduler.arrive(ids, np.zeros(3, np.bool_), np.zeros(3), 1.0, shares=shares)
+        arrived = np.zeros(3, np.int64)
+        scheduler.arrive(ids, np.zeros(3, np.bool_), np.zeros(3), 1.0, shares=shares, arrived_us=arrived)
         assert scheduler.pop(2).tolist() == [2, 0]
         assert scheduler.pop(2).tolist() == [1]

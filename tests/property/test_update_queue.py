@@ -93,7 +93,7 @@ def test_every_policy_serves_in_the_order_of_a_list_also_across_reloads(
         assert queue.keys == len(model.cells)
         assert_invariants(queue)
     assert order_of(queue) == model.order
-    if policy is Policy.LINECUTTING:
+    if policy.uses_rates:
         assert _intervals(queue) == {key: pytest.approx(c.interval_us) for key, c in model.cells.items()}
     assert served_of(queue, 100, now_us) == model.dequeue(100, now_us)
 

@@ -288,7 +288,7 @@ def test_a_queue_of_some_of_the_keys_serves_them_as_the_whole_one_does(
     waits = np.zeros(40, np.bool_)
 
     def arrive(queue: Any, ids: Any, resident: Any, shares: Any, interval: Any) -> None:
-        queue.arrive(ids, resident, interval, 3.0, shares=shares)
+        queue.arrive(ids, resident, interval, 3.0, shares=shares, arrived_us=np.zeros(len(ids), np.int64))
 
     for _ in range(4):
         ids = draw.permutation(40)[:20]

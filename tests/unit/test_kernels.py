@@ -27,7 +27,8 @@ from penstock.operators.joins import join_kernels
 from penstock.operators.queues import pages
 from penstock.operators.scan import selection
 from penstock.operators.scan.fragments import fragment_kernels
-from penstock.operators.scheduling import linked_scheduler, staleness, weighted_scheduler
+from penstock.operators.scheduling import freshest_scheduler, linked_scheduler, staleness, weighted_scheduler
+from penstock.operators.simulation import optimum
 from penstock.operators.update_stream import arrivals, conflation
 from penstock.procedures import index_kernels
 from penstock.procedures.indexes import trees
@@ -62,6 +63,9 @@ KERNELS = {
         *("_unlink", "_link_tail", "_link_cut", "_pop", "_pop_except"),
         *("_arrive_fifo", "_arrive_in_place", "_arrive_linecutting"),
     },
+    "freshest_scheduler": {"_compute_indexes", "take_greatest"},
+    # The reference is in tests/unit/test_freshest.py: all rules of a small process.
+    "optimum": {"_serve", "_wait"},
     "weighted_scheduler": {"_due", "_precedes", "_sift", "_arrive_weighted", "_pop_weighted"},
     "staleness": {"_bin", "_add"},
     "zones": {
@@ -187,6 +191,7 @@ REFERENCES = {
     "pages": "test_pages",
     "arrivals": "test_conflate",
     "conflation": "test_conflate",
+    "freshest_scheduler": "test_update_queue",
     "linked_scheduler": "test_update_queue",
     "weighted_scheduler": "test_weighted_queue",
     "staleness": "test_staleness",
@@ -223,8 +228,10 @@ MODULES = [
         pages,
         arrivals,
         conflation,
+        freshest_scheduler,
         linked_scheduler,
         weighted_scheduler,
+        optimum,
         staleness,
         zones,
         transitions,

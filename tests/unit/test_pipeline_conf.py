@@ -216,13 +216,13 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
         (
             7,
             "  policy: linecuting",
-            "p.yaml:7: queue.policy: 'linecuting' is not one of fifo, in_place, linecutting. "
+            "p.yaml:7: queue.policy: 'linecuting' is not one of fifo, in_place, linecutting, freshest. "
             "Hint: did you mean 'linecutting'?",
         ),
         (
             7,
             "  policy: newest",
-            "p.yaml:7: queue.policy: 'newest' is not one of fifo, in_place, linecutting.",
+            "p.yaml:7: queue.policy: 'newest' is not one of fifo, in_place, linecutting, freshest.",
         ),
         (7, "  polcy: fifo", "p.yaml:7: queue.polcy: unknown field. Hint: did you mean 'policy'?"),
         (
@@ -233,7 +233,7 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
             "output_schema, buckets, arrival, cost, weight, nulls, combine, staleness_column, "
             "delete_when, ttl, delete_ttl, on_silent, semantics, working_copy, late_to.",
         ),
-        (7, "  policy: 3", "p.yaml:7: queue.policy: 3 is not one of fifo, in_place, linecutting."),
+        (7, "  policy: 3", "p.yaml:7: queue.policy: 3 is not one of fifo, in_place, linecutting, freshest."),
         (
             7,
             "  working_copy: rocks",
@@ -574,7 +574,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(load: Loader) ->
     assert load.problems(text) == [
         "p.yaml:3: source.seed: 'x' is not a whole number.",
         "p.yaml:4: queue.time: is required. Hint: name the column whose greatest value is the newest.",
-        "p.yaml:6: queue.policy: 'newest' is not one of fifo, in_place, linecutting.",
+        "p.yaml:6: queue.policy: 'newest' is not one of fifo, in_place, linecutting, freshest.",
         f"p.yaml:8: sink.type: 'file' is not one of {_SINKS}.",
         "p.yaml:9: queri: unknown field. Hint: did you mean 'query'?",
     ]
@@ -693,7 +693,7 @@ def test_overrides_change_fields_in_order(load: Loader) -> None:
         (
             "queue.policy=linecuting",
             "--set queue.policy=linecuting: queue.policy: 'linecuting' is not one of fifo, in_place, "
-            "linecutting. "
+            "linecutting, freshest. "
             "Hint: did you mean 'linecutting'?",
         ),
         (
@@ -733,7 +733,7 @@ def test_a_wrong_override_is_named_instead_of_a_line(load: Loader, override: str
 
 def test_a_line_is_still_named_for_what_no_override_wrote(load: Loader) -> None:
     assert load.problems(_with(7, "  policy: x"), "queue.budget=0") == [
-        "p.yaml:7: queue.policy: 'x' is not one of fifo, in_place, linecutting.",
+        "p.yaml:7: queue.policy: 'x' is not one of fifo, in_place, linecutting, freshest.",
         "--set queue.budget=0: queue.budget: 0 is too small. Hint: it must be at least 1; null "
         "drains the queue.",
     ]

@@ -15,12 +15,12 @@ from penstock.operators.simulation import compare_policies
 
 def staleness(updates: int, *, load: float = 5.0) -> dict[str, float]:
     rows: list[dict[str, Any]] = compare_policies(load, 10, 0.5, updates).to_pylist()
-    return {row["queue"]: row["application_staleness"] for row in rows}
+    return {row["queue"]: row["application_staleness"] for row in rows if row["results"] is not None}
 
 
 def test_an_append_queue_grows_stale_with_the_run_and_update_queues_do_not() -> None:
     short, long = staleness(500), staleness(2_000)
-    assert list(short) == ["append", *map(str, Policy)]
+    assert list(short) == ["append", *map(str, Policy), "random"]
     assert long["append"] > 3 * short["append"]
     for policy in Policy:
         assert long[policy] < min(2 * short[policy], long["append"] / 5)
@@ -40,5 +40,21 @@ def test_what_cannot_be_simulated_is_refused(load: float, keys: int, skew: float
 def test_the_command_shows_a_row_for_each_queue() -> None:
     shown = CliRunner().invoke(app, ["simulate", "--updates", "200", "--keys", "5"])
     assert shown.exit_code == 0
-    for name in ("append", *map(str, Policy)):
+    for name in ("append", *map(str, Policy), "random", "lower bound"):
         assert name in shown.stdout
+
+
+def test_the_optimum_of_few_keys_is_above_the_bound_and_below_every_policy() -> None:
+    rows: list[dict[str, Any]] = compare_policies(4.0, 2, 1.0, 2_000).to_pylist()
+    found = {row["queue"]: row["queue_staleness"] for row in rows}
+    assert list(found)[-2:] == ["optimum", "lower bound"]
+    assert found["lower bound"] < found["optimum"]
+    for name in (*Policy, "random"):
+        assert found["optimum"] < 1.1 * found[name]
+
+
+def test_a_load_that_is_no_whole_number_has_a_bound() -> None:
+    rows: list[dict[str, Any]] = compare_policies(3.5, 2, 1.0, 1_000).to_pylist()
+    found = {row["queue"]: row["queue_staleness"] for row in rows}
+    assert "optimum" not in found
+    assert 0 < found["lower bound"] < min(found[policy] for policy in Policy)

@@ -108,11 +108,11 @@ class UpdateQueue(Node):
     def needs_newest_only(self) -> bool:
         """True if a micro-batch conflated to the newest tuple of each key leads to the same queue.
 
-        False for linecutting, which counts the tuples of each key; for staleness, which starts at the first
-        arrival; and for weights, which are checked even on tuples that a newer one replaces.
+        False for linecutting and freshest, which count the tuples of each key; for staleness, which starts at
+        the first arrival; and for weights, which are checked even on tuples that a newer one replaces.
         """
         options = self.options
-        return options.may_conflate and options.policy != Policy.LINECUTTING and not options.columns
+        return options.may_conflate and not Policy(options.policy).uses_rates and not options.columns
 
     def describe(self) -> str:
         """Return key, time, policy and budget."""

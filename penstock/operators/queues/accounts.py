@@ -27,7 +27,7 @@ class KeyAccounts:
     stream : UpdateStream
         Schema, key and time of the tuples.
     policy : Policy
-        The policy; linecutting also records how often keys update.
+        The policy; linecutting and freshest also record how often keys update.
     table : TableMaker, optional
         Creates the table for records of idle keys; by default records stay in memory.
     forgetting : ForgetRule, optional
@@ -62,7 +62,7 @@ class KeyAccounts:
         if stream.deleted:
             columns["deleted"] = 0
         stored = ["emitted"]
-        if policy is Policy.LINECUTTING:
+        if policy.uses_rates:
             stored += ["seen_us", "interval_us"]
         if stream.arrival:
             stored += ["dequeued_us", "delivered_us"]

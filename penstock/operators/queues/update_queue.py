@@ -169,13 +169,13 @@ class UpdateQueue(KeyedQueue):
         cost = np.inf if self.cost_us is None else self.cost_us
         shares = self._shares(arrivals.rows, keys)
         shares = None if shares is None else shares[indices]
-        self._queue.arrive(ids, resident, interval, cost, self._load(), shares)
+        self._queue.arrive(ids, resident, interval, cost, self._load(), shares, arrived[indices])
         records.dirty[ids] = True
         return Enqueued(total, conflated, late, duplicates)
 
     def dequeue(self, limit: int, now_us: int) -> Served:
         """Remove up to `limit` tuples in the policy's order."""
-        ids = self._queue.pop(limit)
+        ids = self._queue.pop(limit, now_us=now_us)
         records = self._records
         locations = records["location"][ids]
         rows = self._rows_of(ids)
@@ -409,7 +409,7 @@ class UpdateQueue(KeyedQueue):
         appears late starts as a slow updater.
         """
         records = self._records
-        if self.policy is not Policy.LINECUTTING:
+        if not self.policy.uses_rates:
             return np.zeros(len(ids), np.float64)
         seen = records["seen_us"][ids]
         birth = now_us if self.accounts.birth_us is None else self.accounts.birth_us

@@ -59,6 +59,7 @@ class Scheduler(ABC):
         cost_us: float,
         in_service: int = 0,
         shares: Integers | None = None,
+        arrived_us: Integers | None = None,
     ) -> None:
         """Add the arriving keys, one after the other.
 
@@ -69,7 +70,7 @@ class Scheduler(ABC):
         resident : bool array
             Whether the key already waits.
         interval_us : float64 array
-            ``1 / u_k``, the mean time between updates of the key. Only linecutting reads it.
+            ``1 / u_k``, the mean time between updates of the key. Only linecutting and freshest read it.
         cost_us : float
             ``c``, the time that serving one tuple takes. Only linecutting reads it.
         in_service : int
@@ -77,6 +78,9 @@ class Scheduler(ABC):
         shares : int64 array, optional
             The share of each key from now on (`penstock.operators.scheduling.weights`). A scheduler with
             weights requires shares; one without weights ignores them.
+        arrived_us : int64 array, optional
+            Arrival time of each update, ignored for keys that already wait. Only freshest reads it, and
+            requires it.
         """
 
     @abstractmethod
@@ -84,13 +88,15 @@ class Scheduler(ABC):
         """Return the load of the tuples in service; `in_service` is their number for each key number."""
 
     @abstractmethod
-    def pop(self, limit: int, held: Integers | None = None) -> Integers:
+    def pop(self, limit: int, held: Integers | None = None, *, now_us: int = 0) -> Integers:
         """Remove and return up to `limit` keys from the head.
 
         Parameters
         ----------
         held : int64 array, optional
             By key number, nonzero for keys to skip. Skipped keys keep their places.
+        now_us : int
+            The time, in the unit and from the origin of ``arrived_us``. Only freshest reads it.
         """
 
     @property

@@ -203,6 +203,7 @@ class LinkedScheduler(Scheduler):
         cost_us: float,
         in_service: int = 0,
         shares: Integers | None = None,
+        arrived_us: Integers | None = None,
     ) -> None:
         """Add the arriving keys; see `Scheduler.arrive`."""
         links = (self._registers, self._before, self._after, self._rank)
@@ -217,7 +218,7 @@ class LinkedScheduler(Scheduler):
         """Return the number of tuples in service."""
         return int(in_service.sum())
 
-    def pop(self, limit: int, held: Integers | None = None) -> Integers:
+    def pop(self, limit: int, held: Integers | None = None, *, now_us: int = 0) -> Integers:
         """Remove and return up to `limit` keys from the head; see `Scheduler.pop`."""
         if held is not None:
             return _pop_except(limit, held, self._registers, self._before, self._after)

@@ -1,4 +1,4 @@
-"""The policies by which a queue chooses the key to serve next (UpStream §5.2, §5.3)."""
+"""The policies by which a queue chooses the key to serve next (UpStream §5.2, §5.3, and an index)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,17 @@ class Policy(StrEnum):
         (UpStream §5.3). n is the number of waiting keys and keys in service, the key itself included: all of
         them are served before the key's next turn. Keys that cut keep their order among themselves, so the
         queue is IN_PLACE if all keys are slow.
+    FRESHEST
+        The key whose service lowers weighted staleness most goes first, by its staleness and update rate
+        (`penstock.operators.scheduling.freshest_scheduler`).
     """
 
     FIFO = "fifo"
     IN_PLACE = "in_place"
     LINECUTTING = "linecutting"
+    FRESHEST = "freshest"
+
+    @property
+    def uses_rates(self) -> bool:
+        """True if the order depends on how often keys update, and so on the clock."""
+        return self in (Policy.LINECUTTING, Policy.FRESHEST)

@@ -222,6 +222,7 @@ class WeightedScheduler(Scheduler):
         cost_us: float,
         in_service: int = 0,
         shares: Integers | None = None,
+        arrived_us: Integers | None = None,
     ) -> None:
         """Add the arriving keys; see `Scheduler.arrive`."""
         if shares is None:
@@ -235,7 +236,7 @@ class WeightedScheduler(Scheduler):
         """Return the sum of the shares of the tuples in service."""
         return int(self._share[: len(in_service)] @ in_service)
 
-    def pop(self, limit: int, held: Integers | None = None) -> Integers:
+    def pop(self, limit: int, held: Integers | None = None, *, now_us: int = 0) -> Integers:
         """Remove and return up to `limit` keys from the head; see `Scheduler.pop`."""
         return _pop_weighted(
             limit, _NO_KEYS if held is None else held, self._registers, self._virtual,

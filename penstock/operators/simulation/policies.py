@@ -8,13 +8,24 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
+from penstock.operators.simulation.optimum import MAX_STATES, count_states, find_optimum, lower_bound
+from penstock.operators.simulation.random_order import RandomQueue
 from penstock.operators.simulation.server import simulate, update_stream
-from penstock.operators.simulation.traces import UNIT_US, draw_arrivals, zipf_weights
+from penstock.operators.simulation.traces import UNIT_US, Floats, draw_arrivals, zipf_weights
 
-__all__ = ["APPEND", "compare_policies"]
+__all__ = ["APPEND", "LOWER_BOUND", "OPTIMUM", "RANDOM", "compare_policies"]
 
 APPEND = "append"
 """Name of the queue that serves every tuple in order of arrival."""
+
+RANDOM = "random"
+"""Name of the update queue that serves its keys in random order."""
+
+OPTIMUM = "optimum"
+"""Name of the row with the least staleness of any order (`find_optimum`), for few keys."""
+
+LOWER_BOUND = "lower bound"
+"""Name of the row with a bound that no order beats (`lower_bound`)."""
 
 
 def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed: int = 1) -> pa.Table:
@@ -38,7 +49,9 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
     -------
     pyarrow.Table
         One row per queue with ``queue``, ``results``, ``queue_staleness`` and ``application_staleness``.
-        Staleness is averaged over time and keys, in numbers of updates of the stream.
+        Staleness is averaged over time and keys, in numbers of updates of the stream. The last rows have only
+        queue staleness: the optimum if few keys make it computable, and a lower bound, both for a run without
+        end.
 
     Raises
     ------
@@ -51,11 +64,13 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
             hint="load, keys and updates must be positive, and skew at least 0",
         )  # fmt: skip
     stream = update_stream()
-    trace = draw_arrivals(zipf_weights(keys, skew), 1.0, updates, seed=seed)
+    rates = zipf_weights(keys, skew)
+    trace = draw_arrivals(rates, 1.0, updates, seed=seed)
     cost_us = max(round(load * UNIT_US), 1)
     queues = {
         APPEND: AdaptiveQueue(stream, Policy.FIFO, Semantics.APPEND),
         **{str(policy): UpdateQueue(stream, policy, cost_us=cost_us) for policy in Policy},
+        RANDOM: RandomQueue(stream, seed=seed),
     }
     rows = []
     for name, queue in queues.items():
@@ -66,4 +81,14 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
             "queue_staleness": outcome.queue_updates,
             "application_staleness": outcome.application_updates,
         })  # fmt: skip
+    for name, staleness in _find_limits(rates, cost_us / UNIT_US).items():
+        nothing = {"results": None, "application_staleness": None}
+        rows.append({"queue": name, "queue_staleness": staleness, **nothing})
     return pa.Table.from_pylist(rows)
+
+
+def _find_limits(rates: Floats, cost: float) -> dict[str, float]:
+    limits = {}
+    if cost == round(cost) and count_states(len(rates), round(cost)) <= MAX_STATES:
+        limits[OPTIMUM] = find_optimum(rates, round(cost))
+    return {**limits, LOWER_BOUND: lower_bound(rates, cost)}

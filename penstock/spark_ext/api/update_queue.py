@@ -80,8 +80,8 @@ def update_queue(
         The update key's columns.
     time : str
         The column that orders the updates of a key; the later arrival wins a tie.
-    policy : {"in_place", "fifo", "linecutting"}
-        The order in which waiting keys are served (UpStream §5.2, §5.3).
+    policy : {"in_place", "fifo", "linecutting", "freshest"}
+        The order in which waiting keys are served (UpStream §5.2, §5.3; ``"freshest"`` is an index policy).
     budget : int, str or None
         The limit of a trigger: a number of rows; or, with `apply`, a duration such as ``"800ms"`` in each of
         Spark's parallel tasks; or None to serve all waiting keys.

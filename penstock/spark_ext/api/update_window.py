@@ -129,7 +129,7 @@ def update_window(
         The number of windows that a trigger may serve, in the order of `policy`, unless the mode is
         ``"append"``; or the time that each of Spark's parallel tasks may take, such as ``"800ms"``. Windows
         that still wait are served in later triggers, even without new input, or replaced by a newer window.
-    policy : {"in_place", "fifo", "linecutting"}, optional
+    policy : {"in_place", "fifo", "linecutting", "freshest"}, optional
         The order in which waiting keys are served; ``"in_place"`` by default.
     session : str or timedelta, optional
         The gap of session windows, such as ``"10 minutes"``, instead of `size` and `slide`; append mode only.

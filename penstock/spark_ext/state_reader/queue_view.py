@@ -137,5 +137,5 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
 
 def _extra_columns(stream: UpdateStream, policy: Policy) -> list[str]:
     """Return the columns that an update queue stores for each key, named as in `UpdateQueue`."""
-    names = ["seen_us", "interval_us"] if policy is Policy.LINECUTTING else []
+    names = ["seen_us", "interval_us"] if policy.uses_rates else []
     return [*names, "dequeued_us", "delivered_us"] if stream.arrival else names

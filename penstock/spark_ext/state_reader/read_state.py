@@ -62,9 +62,9 @@ def read_state(
     columns are the key; ``emitted``, the time of the key's newest emitted tuple, or null; ``waiting``,
     whether a newer tuple waits; and the other columns of the waiting tuple, null if none waits. Then follow
     ``arrived_us``, the arrival of the oldest pending update, and ``rank``, the position in the queue (with
-    weights, the order in which keys came), both null if none waits; with linecutting ``seen_us`` and
-    ``interval_us``, and with an arrival column ``dequeued_us`` and ``delivered_us``, null while unknown. A
-    union also has ``__penstock_source``: 0 if the waiting tuple is from the preferred input, else 1.
+    weights, the order in which keys came), both null if none waits; with linecutting or freshest ``seen_us``
+    and ``interval_us``, and with an arrival column ``dequeued_us`` and ``delivered_us``, null while unknown.
+    A union also has ``__penstock_source``: 0 if the waiting tuple is from the preferred input, else 1.
 
     Other operators have several tables, from which `table` chooses; ``docs/how-to/inspect.md`` lists their
     columns. If a stream has a column of the same name, the name of ours begins with ``__penstock_``.

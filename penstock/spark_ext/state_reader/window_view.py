@@ -164,7 +164,7 @@ class WindowView:
             starts("committed", busy),
             numbers(of["pending_us"]),
         ]
-        if self.policy is Policy.LINECUTTING:
+        if self.policy.uses_rates:
             columns += [numbers(of["seen_us"]), numbers(of["interval_us"], 0)]
         return columns
 
@@ -281,7 +281,7 @@ def _cell_columns(places: _Places, policy: Policy) -> list[Ours]:
         Ours("committed_row" if rows else "committed_start", places.kind),
         Ours("pending_since_us", LongType()),
     ]
-    if policy is Policy.LINECUTTING:
+    if policy.uses_rates:
         columns += [Ours("seen_us", LongType()), Ours("interval_us", DoubleType())]
     return columns
 

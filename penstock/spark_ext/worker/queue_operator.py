@@ -207,7 +207,7 @@ def local_directory() -> Path | None:
 
 def follows_clock(policy: Policy, budget: Budget) -> bool:
     """Return whether the tuples that a micro-batch serves depend on the clock."""
-    return budget.duration_us is not None or (policy is Policy.LINECUTTING and budget.rows is not None)
+    return budget.duration_us is not None or (policy.uses_rates and budget.rows is not None)
 
 
 def share(budget: Budget, task_share: TaskShare) -> Budget:

@@ -258,7 +258,7 @@ class WindowQueue:
         with buffers.state() as state:
             ids = transitions.serve_ready(limit, state)
             backlog = int(buffers.registers[zones.READIES])
-            chosen = self.scheduler.pop(max(limit - backlog, 0), buffers.key_rows[:, zones.SERVICE])
+            chosen = self.scheduler.pop(max(limit - backlog, 0), buffers.key_rows[:, zones.SERVICE], now_us)
             self._commit(chosen, now_us, state)
             if len(chosen):
                 ids = np.concatenate([ids, transitions.serve_ready(limit - len(ids), state)])

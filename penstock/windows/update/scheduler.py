@@ -11,6 +11,7 @@ from penstock.checkpointing.fields import Fields
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.rates import mean_interval
 from penstock.operators.scheduling.schedulers import new_scheduler
+from penstock.operators.scheduling.weights import ONE
 from penstock.operators.update_stream.stream import Integers
 from penstock.state_store.keys.key_index import grow
 from penstock.units import NEVER
@@ -91,7 +92,7 @@ class WindowScheduler:
             Number of dequeued but undelivered windows by key number; may be empty if all are delivered.
         """
         interval = np.zeros(len(ids))
-        if self.policy is Policy.LINECUTTING and len(ids):
+        if self.policy.uses_rates and len(ids):
             # Several updates at one moment count as that many equal intervals.
             _, first, count = np.unique(ids, return_index=True, return_counts=True)
             order = np.argsort(first)
@@ -101,11 +102,13 @@ class WindowScheduler:
             interval = self._interval_us[ids] = mean_interval(self._interval_us[ids], gap, count)
             self._seen_us[ids] = now_us
         ids, waits, cost = np.ascontiguousarray(ids), resident != 0, np.inf if cost_us is None else cost_us
-        self._queue.arrive(ids, waits, interval, cost, self._queue.load(under_way), self._shares[ids])
+        shares = self._shares[ids] if self._weighted else None
+        arrived_us = np.full(len(ids), now_us, np.int64)
+        self._queue.arrive(ids, waits, interval, cost, self._queue.load(under_way), shares, arrived_us)
 
-    def pop(self, limit: int, held: Integers) -> Integers:
+    def pop(self, limit: int, held: Integers, now_us: int) -> Integers:
         """Remove and return up to `limit` keys; skip `held` keys, which keep their places."""
-        return self._queue.pop(limit, held)
+        return self._queue.pop(limit, held, now_us=now_us)
 
     @property
     def meta(self) -> dict[str, float]:
@@ -116,22 +119,34 @@ class WindowScheduler:
         """Return the state to store for each of some keys, as columns."""
         places = self._queue.store(ids)
         columns = {"rank": places.pop("rank")}
-        if self.policy is Policy.LINECUTTING:
+        if self.policy.uses_rates:
             columns |= {"seen_us": self._seen_us[ids], "interval_us": self._interval_us[ids]}
         if self._weighted:
             # The share of a key may have changed since the key began to wait.
-            columns |= {"share": self._shares[ids], "start": places["start"], "waits_by": places["share"]}
+            columns["share"] = self._shares[ids]
+            if "start" in places:
+                columns["start"] = places["start"]
+            columns["waits_by"] = places["share"]
         return columns
 
     def put_back(self, ids: Integers, columns: Mapping[str, Any]) -> None:
-        """Restore the state of keys from the output of `store`. `rebuild` must follow."""
-        if self.policy is Policy.LINECUTTING:
+        """Restore the state of keys from the output of `store`. `rebuild` must follow.
+
+        Parameters
+        ----------
+        columns : mapping
+            With ``since_us``, the time at which each waiting key began to wait.
+        """
+        if self.policy.uses_rates:
             self._seen_us[ids] = columns["seen_us"]
             self._interval_us[ids] = columns["interval_us"]
         if self._weighted:
             self._shares[ids] = columns["share"]
-            columns = {**columns, "share": columns["waits_by"]}
-        self._queue.put_back(ids, columns)
+        places = {**columns, "share": columns["waits_by"] if self._weighted else ONE}
+        if self.policy is Policy.FRESHEST:
+            # Stored by other names: keys arrive in the scheduler when they begin to wait.
+            places |= {"arrived": columns["since_us"], "interval": columns["interval_us"]}
+        self._queue.put_back(ids, places)
 
     def rebuild(self, waiting: Integers, fields: Fields) -> None:
         """Make `waiting` the waiting keys, in the order of their restored state."""
