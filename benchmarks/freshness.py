@@ -24,9 +24,9 @@ import numpy as np
 
 from benchmarks.harness import machine, pyplot, save
 from penstock.market import NYSE_SKEW, NYSE_SYMBOLS
-from penstock.operators.scheduling.freshest_scheduler import FreshestScheduler
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.schedulers import new_scheduler
+from penstock.operators.scheduling.schedulers.freshest_scheduler import FreshestScheduler
 from penstock.operators.scheduling.weights import ONE
 from penstock.operators.simulation import UNIT_US, draw_arrivals, zipf_weights
 from penstock.operators.simulation.keys import simulate_keys

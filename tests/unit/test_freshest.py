@@ -12,9 +12,9 @@ import pytest
 from penstock.checkpointing.fields import Fields
 from penstock.errors import InternalError
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.freshest_scheduler import FreshestScheduler
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.schedulers import new_scheduler
+from penstock.operators.scheduling.schedulers.freshest_scheduler import FreshestScheduler
 from penstock.operators.scheduling.weights import ONE
 from penstock.operators.simulation import UNIT_US, draw_arrivals, simulate, update_stream, zipf_weights
 from penstock.operators.simulation.keys import simulate_keys

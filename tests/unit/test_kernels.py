@@ -27,7 +27,8 @@ from penstock.operators.joins import join_kernels
 from penstock.operators.queues import pages
 from penstock.operators.scan import selection
 from penstock.operators.scan.fragments import fragment_kernels
-from penstock.operators.scheduling import freshest_scheduler, linked_scheduler, staleness, weighted_scheduler
+from penstock.operators.scheduling import linked_scheduler, staleness, weighted_scheduler
+from penstock.operators.scheduling.schedulers import freshest_scheduler
 from penstock.operators.simulation import optimum
 from penstock.operators.update_stream import arrivals, conflation
 from penstock.procedures import index_kernels

@@ -22,7 +22,7 @@ class Policy(StrEnum):
         queue is IN_PLACE if all keys are slow.
     FRESHEST
         The key whose service lowers weighted staleness most goes first, by its staleness and update rate
-        (`penstock.operators.scheduling.freshest_scheduler`).
+        (`penstock.operators.scheduling.schedulers.freshest_scheduler`).
     """
 
     FIFO = "fifo"

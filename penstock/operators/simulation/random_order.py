@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from penstock.operators.queues.update_queue import UpdateQueue
-from penstock.operators.scheduling.freshest_scheduler import SKIPPED, FreshestScheduler, take_greatest
 from penstock.operators.scheduling.policy import Policy
+from penstock.operators.scheduling.schedulers.freshest_scheduler import (
+    SKIPPED,
+    FreshestScheduler,
+    take_greatest,
+)
 from penstock.operators.simulation.draws import draws
 from penstock.operators.update_stream.stream import Integers, UpdateStream
 

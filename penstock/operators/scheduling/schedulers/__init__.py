@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from penstock.operators.scheduling.abc import Scheduler
-from penstock.operators.scheduling.freshest_scheduler import FreshestScheduler
 from penstock.operators.scheduling.linked_scheduler import LinkedScheduler
 from penstock.operators.scheduling.policy import Policy
+from penstock.operators.scheduling.schedulers.freshest_scheduler import FreshestScheduler
 from penstock.operators.scheduling.weighted_scheduler import WeightedScheduler
 
 __all__ = ["new_scheduler"]
