@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from penstock.checkpointing.p_stream.update_log.newest import newest_rows
 from penstock.compression import decode, encode
+from penstock.designing import cost_kernels
 from penstock.operators.joins.join import UpdateJoin
 from penstock.operators.joins.spec import JoinedStream
 from penstock.operators.queues.update_queue import UpdateQueue
@@ -22,7 +23,7 @@ from penstock.procedures.engine import TableSet
 from penstock.procedures.indexes import trees
 from penstock.procedures.parallel.evaluation import Evaluation
 from penstock.procedures.parallel.planning import MODES
-from penstock.procedures.partitions.forwarding import forward
+from penstock.procedures.partitions import forwarding, placement
 from penstock.procedures.programs import PROGRAMS
 from penstock.procedures.rows import TableRows
 from penstock.procedures.schema import TableSpec
@@ -62,6 +63,7 @@ def use_every_kernel() -> None:
     newest_rows(pa.table({"key": NUMBERS, "time": NUMBERS}), ["key"], "time")
     _fragments_and_joins()
     _transactions()
+    _partitions()
 
 
 def _queues() -> None:
@@ -223,7 +225,6 @@ def _transactions() -> None:
     TableSet(database.tables.values()).run(
         database.procedures["random"].program(), events_of(database.procedures["random"], [])
     )
-    forward(np.arange(2), np.arange(2), np.arange(2), np.zeros(2, np.bool_))
     ledger = PROGRAMS["SL"]
     for mode in MODES:
         state = TableSet(ledger.database.tables.values())
@@ -243,7 +244,25 @@ def _transactions() -> None:
         trees.seek(*place, bound, False, True, *tree.order)
     trees.remove_all(*place, slots, *tree.order)
     trees.insert_all(*place, slots, *tree.order)
+    trees.find_equal(*place, tree.nodes[:, : -trees.LINKS], slots, *tree.order)
     trees.build_tree(*place, np.array(tree.walked()))
+
+
+def _partitions() -> None:
+    some = np.arange(2)
+    forwarding.forward(some, some, some, np.zeros(2, np.bool_))
+    forwarding.find_homes(np.arange(3), some, some.copy())
+    forwarding.merge_homes(some.copy(), some)
+    forwarding.order_by_home(some, 2)
+    placement.find_ranges(some, some)
+    masks, of_each = np.ones(2, np.uint64), np.zeros(2, np.int32)
+    cost_kernels.add_accesses(some, masks, masks.copy())
+    cost_kernels.merge(masks, masks, masks.copy())
+    cost_kernels.add_bases(masks, np.zeros((1, 2), np.int8), some, of_each, masks.copy())
+    cost_kernels.count_distributed(masks, some)
+    loads = np.zeros((1, 2))
+    cost_kernels.count_loads(masks, some, of_each, 2, loads)
+    cost_kernels.skew_factor(loads, some[1:])
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from penstock.checkpointing.p_stream.update_log import newest
 from penstock.compression.choice import statistics
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.compression.kernels import bits, symbols, text, token_decoding, token_encoding
+from penstock.designing import cost_kernels
 from penstock.operators.aggregates import moment_kernels, wide
 from penstock.operators.joins import join_kernels
 from penstock.operators.queues import pages
@@ -34,7 +35,7 @@ from penstock.operators.update_stream import arrivals, conflation
 from penstock.procedures import index_kernels
 from penstock.procedures.indexes import trees
 from penstock.procedures.parallel import schedule, versions
-from penstock.procedures.partitions import forwarding
+from penstock.procedures.partitions import forwarding, placement
 from penstock.sql import comparison_kernels
 from penstock.state_store.keys import key_index, key_set, key_words, word_index
 from penstock.state_store.tables import row_codec, row_store
@@ -50,7 +51,11 @@ ROOT = PACKAGE.parent
 # Which property tests run each kernel against a plain reference, compiled and not.
 KERNELS = {
     "newest": {"_newest"},
-    "forwarding": {"forward"},
+    "forwarding": {"find_homes", "forward", "merge_homes", "order_by_home"},
+    "placement": {"find_ranges"},
+    "cost_kernels": {
+        *("_bits", "add_accesses", "merge", "add_bases", "count_distributed", "count_loads", "skew_factor")
+    },
     "key_words": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
     "key_index": {"_find", "_find_or_add", "_find_or_add_words", "_rebuild", "_gather_words"},
     "word_index": {"number_block"},
@@ -172,7 +177,7 @@ KERNELS = {
     },
     "trees": {
         *("float_word", "_priority", "_compare", "_compare_texts", "compare_bound", "build_tree"),
-        *("insert_node", "remove_node", "insert_all", "remove_all", "tree_end", "seek"),
+        *("insert_node", "remove_node", "insert_all", "remove_all", "tree_end", "seek", "find_equal"),
     },
     "schedule": {
         *("_count_done", "push", "_pop", "_next_of_level", "_next_of_rows"),
@@ -183,6 +188,8 @@ KERNELS = {
 REFERENCES = {
     "newest": "test_update_log",
     "forwarding": "test_partitions",
+    "placement": "test_partitions",
+    "cost_kernels": "test_designs",
     "key_words": "test_keys",
     "key_index": "test_keys",
     "word_index": "test_keys",
@@ -224,7 +231,8 @@ REFERENCES = {
     "versions": "test_parallel_modes",
 }
 MODULES = [
-    *(key_words, key_index, word_index, key_set, row_codec, row_store, newest, forwarding),
+    *(key_words, key_index, word_index, key_set, row_codec, row_store, newest),
+    *(forwarding, placement, cost_kernels),
     *(
         pages,
         arrivals,
