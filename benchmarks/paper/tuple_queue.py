@@ -137,7 +137,7 @@ class TupleWindowQueue(WindowQueue):
         buffers = self.buffers
         with buffers.state() as state:
             if not hand_over(out, state):
-                chosen = self.scheduler.pop(1, buffers.key_rows[:, zones.SERVICE])
+                chosen = self.scheduler.pop(1, buffers.key_rows[:, zones.SERVICE], now_us)
                 if not len(chosen):
                     return None
                 self._commit(chosen, now_us, state)

@@ -43,7 +43,7 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"arrival": "t"}, "the arrival column is not a timestamp: column=t type=int64"),
     (
         {"policy": "lifo"},
-        r"unknown value: option=policy got=lifo known=\['fifo', 'in_place', 'linecutting'\]",
+        r"unknown value: option=policy got=lifo known=\['fifo', 'in_place', 'linecutting', 'freshest'\]",
     ),
     ({"policy": None}, "unknown value: option=policy got=None"),
     ({"budget": 0}, "the budget is not positive: budget=0"),
