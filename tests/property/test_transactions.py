@@ -87,6 +87,14 @@ def test_a_random_procedure_does_what_python_does(
     check(database, rows, cuts)
 
 
+@pytest.mark.long
+@given(sources(), EVENTS, CUTS)
+def test_machine_code_of_a_random_procedure_does_what_python_does(
+    source: str, rows: list[dict[str, Any]], cuts: list[tuple[int, str]]
+) -> None:
+    check(bank(source), rows, cuts)
+
+
 COMPILED = {
     "everything": '''
 def random(e, a, b, c):

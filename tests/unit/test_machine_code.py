@@ -59,7 +59,7 @@ _EVERYTHING = '''def run(begin, end, a, small, facts, floats, flags, table):
     put_entry(facts, 58, 4, total & 63)
     flags[2] = total == LEAST or flags[1]
     rest = total % 1000 - 500
-    facts[1] = rest // 3 + rest % 5 + abs(rest) + min(rest, 4) + max(k, 3) + a.shape[0]
+    facts[1] = rest // 3 + rest % 5 + abs(rest) + min(rest, 4) + max(k, 3) + a.shape[0] + 5 * table.shape[1]
     if total > 1 << 40:
         return last
     return total

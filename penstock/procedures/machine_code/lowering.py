@@ -283,8 +283,10 @@ class Lowering:
     def _element(self, node: ast.Subscript) -> tuple[Any, Any]:
         context, builder = self._context, self._builder
         if isinstance(node.value, ast.Attribute) and isinstance(node.value.value, ast.Name):
-            # This is array.shape[0].
-            return self._arrays[node.value.value.id][2][0], types.int64
+            # This is array.shape[place].
+            if not isinstance(node.slice, ast.Constant):
+                raise unsupported(node)
+            return self._arrays[node.value.value.id][2][node.slice.value], types.int64
         pointer, element = self._pointer(node)
         last = node.slice.elts[-1] if isinstance(node.slice, ast.Tuple) else None
         if not isinstance(last, ast.Slice):
