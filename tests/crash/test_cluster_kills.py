@@ -10,7 +10,7 @@ import pytest
 
 from tests.crash.cluster import run_with_kills
 
-pytestmark = [pytest.mark.crash, pytest.mark.spark]
+pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.long]
 
 _SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
 _KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 1)

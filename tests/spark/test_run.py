@@ -555,6 +555,7 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in names}
 
 
+@pytest.mark.long
 def test_a_signal_stops_the_command_cleanly_and_the_next_one_goes_on(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -156,7 +156,10 @@ def test_windows_in_graphs_have_workers_of_their_own_too(
 
 @pytest.mark.parametrize(
     ("size", "slide", "delay", "disorder_s"),
-    [("10 seconds", "10 seconds", "0 seconds", 0.0), ("12 seconds", "5 seconds", "8 seconds", 8.0)],
+    long_but(
+        [("10 seconds", "10 seconds", "0 seconds", 0.0), ("12 seconds", "5 seconds", "8 seconds", 8.0)],
+        ("12 seconds", "5 seconds", "8 seconds", 8.0),
+    ),
     ids=["tumbling", "sliding, out of order"],
 )
 def test_append_windows_are_those_of_spark(
