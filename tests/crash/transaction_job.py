@@ -38,7 +38,7 @@ MAX_ROWS = 1500
 NUMBER = "number"
 KEYS = 60
 IS_LONG = bool(os.environ.get("PENSTOCK_LONG"))
-"""Whether two more queries run: one of a single procedure, and one whose transactions need several buckets."""
+"""Whether more queries run: one of a single procedure, one whose transactions need several buckets."""
 CALLS = "calls"
 """The directory of a flow's requests."""
 
