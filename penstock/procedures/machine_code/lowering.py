@@ -284,9 +284,10 @@ class Lowering:
         context, builder = self._context, self._builder
         if isinstance(node.value, ast.Attribute) and isinstance(node.value.value, ast.Name):
             # This is array.shape[place].
-            if not isinstance(node.slice, ast.Constant):
+            place = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            if not isinstance(place, int):
                 raise unsupported(node)
-            return self._arrays[node.value.value.id][2][node.slice.value], types.int64
+            return self._arrays[node.value.value.id][2][place], types.int64
         pointer, element = self._pointer(node)
         last = node.slice.elts[-1] if isinstance(node.slice, ast.Tuple) else None
         if not isinstance(last, ast.Slice):
