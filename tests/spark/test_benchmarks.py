@@ -23,9 +23,10 @@ _ROOT = Path(__file__).parents[2]
     ("name", "only"),
     [
         ("update_queue_speed", ["penstock", "per-key"]),
-        pytest.param("state_in_spark", ["penstock-rows"], marks=pytest.mark.long),
+        ("state_in_spark", ["penstock-rows"]),
     ],
 )
+@pytest.mark.long
 def test_a_benchmark_runs_and_prints_a_row_for_each_contender(name: str, only: list[str]) -> None:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", "--only", *only]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}

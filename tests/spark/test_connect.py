@@ -226,6 +226,7 @@ def test_functions_of_a_pipeline_reach_the_server(
     assert sorted(tuple(row.values()) for row in rows) == NEWEST
 
 
+@pytest.mark.long
 def test_the_command_runs_a_pipeline_on_the_server(server: ConnectServer, tmp_path: Path) -> None:
     Input(tmp_path / "in").add(quotes(ROWS))
     # Relative paths: the server has another working directory.

@@ -51,6 +51,7 @@ def test_an_upsert_keeps_one_row_of_each_key(spark: SparkSession, capsys: pytest
     assert 200 < int(first[0].removeprefix("symbols: ")) <= 500
 
 
+@pytest.mark.long
 def test_a_leaderboard_counts_as_python_does(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_leaderboard_counts_as_python_does(
     ]
 
 
+@pytest.mark.long
 def test_votes_run_through_a_workflow_as_python_does(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

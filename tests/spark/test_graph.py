@@ -21,6 +21,7 @@ from penstock.dataflow import Graph
 from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 from penstock.spark_ext.graph.handle import RunningGraph
 from tests.graphs import rounded, rows_of
+from tests.long_tests import long_but
 from tests.spark.queries import PATIENCE_S, SCHEMA, Input, quotes, settings
 
 pytestmark = pytest.mark.spark
@@ -371,7 +372,9 @@ def test_windows_come_out_of_a_graph(spark: SparkSession, tmp_path: Path, persis
     }
 
 
-@pytest.mark.parametrize(("mode", "persist"), [("append", "always"), ("lazy", "never")])
+@pytest.mark.parametrize(
+    ("mode", "persist"), long_but([("append", "always"), ("lazy", "never")], ("append", "always"))
+)
 def test_windows_of_rows_come_out_of_a_graph_also_after_a_restart(
     spark: SparkSession, tmp_path: Path, mode: str, persist: Any
 ) -> None:

@@ -165,6 +165,7 @@ def test_keys_headers_and_positions_are_columns_of_raw_records(
     assert (record.key, row["offset"], row["trace"]) == (b"A", 1, "y")
 
 
+@pytest.mark.long
 def test_a_query_outlives_a_broker_that_is_killed_and_comes_back(
     broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -152,6 +152,7 @@ def test_the_time_may_be_no_attribute_of_the_event(spark: SparkSession, tmp_path
     assert place.sequence("transaction", "amount") == [(0, 8), (1, 9), (2, 7)]
 
 
+@pytest.mark.long
 def test_readers_pack_rows_for_several_buckets(spark: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
     database, spend = spending()
@@ -185,7 +186,7 @@ def test_readers_pack_rows_for_several_buckets(spark: SparkSession, tmp_path: Pa
     check_state(spark, place, database, plain)
 
 
-@pytest.mark.parametrize("through_spark", [False, True])
+@pytest.mark.parametrize("through_spark", long_but([False, True], False))
 @pytest.mark.parametrize("buckets", long_but([1, 3], 3))
 def test_first_rows_are_there_if_the_first_micro_batch_has_no_event(
     spark: SparkSession, tmp_path: Path, buckets: int, through_spark: bool
@@ -273,7 +274,7 @@ def test_an_error_of_transactions_that_write_their_results_names_the_node(
     assert database.tables.keys() == {"accounts"}
 
 
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("wide", long_but([False, True], True))
 def test_a_graph_reads_and_writes_without_spark(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wide: bool
 ) -> None:

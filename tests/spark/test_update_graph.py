@@ -55,7 +55,7 @@ def source(name: str) -> Graph:
     return penstock.graph("g").source(name, QUOTES, key="k", time="t")
 
 
-@pytest.mark.parametrize("persist", ["always", "never"])
+@pytest.mark.parametrize("persist", long_but(["always", "never"], "never"))
 def test_a_union_of_update_streams_in_a_graph(spark: SparkSession, tmp_path: Path, persist: Any) -> None:
     inputs = {name: Input(tmp_path / name) for name in ("one", "two")}
     graph = source("one").union(source("two"), prefer="two").where("v > 1").sink("pstream")
@@ -99,6 +99,7 @@ def test_a_join_of_update_streams_in_a_graph(spark: SparkSession, tmp_path: Path
     assert len(expected) > 3
 
 
+@pytest.mark.long
 def test_queues_that_are_persisted_before_a_join(spark: SparkSession, tmp_path: Path) -> None:
     inputs = {name: Input(tmp_path / name) for name in ("bids", "asks")}
     for number, place in enumerate(inputs.values()):

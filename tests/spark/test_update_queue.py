@@ -19,6 +19,7 @@ from pyspark.sql import functions as sf
 import penstock
 from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.metrics import BatchMetrics
+from tests.long_tests import long_but
 from tests.naive import Update
 from tests.naive_weighted import NaiveWeightedQueue
 from tests.spark.model import LONGS, Model, newest_of, random_batches, updates_table
@@ -76,7 +77,15 @@ def test_without_a_budget_each_micro_batch_gives_what_max_by_gives(
 
 @pytest.mark.parametrize(
     ("policy", "cost", "cost_us"),
-    [("in_place", None, None), ("fifo", None, None), ("linecutting", "1us", 1), ("linecutting", "1h", 3.6e9)],
+    long_but(
+        [
+            ("in_place", None, None),
+            ("fifo", None, None),
+            ("linecutting", "1us", 1),
+            ("linecutting", "1h", 3.6e9),
+        ],
+        ("linecutting", "1us", 1),
+    ),
     ids=["in_place", "fifo", "linecutting that always cuts", "linecutting that never cuts"],
 )
 def test_one_bucket_serves_keys_in_the_order_of_the_policy_and_within_the_budget(
@@ -121,7 +130,7 @@ def test_keys_that_matter_more_are_served_earlier(spark: SparkSession, tmp_path:
     assert "another weight" in failed
 
 
-@pytest.mark.parametrize("semantics", ["append", "adaptive"])
+@pytest.mark.parametrize("semantics", long_but(["append", "adaptive"], "adaptive"))
 def test_a_queue_may_append_and_an_adaptive_one_conflates_under_overload(
     spark: SparkSession, tmp_path: Path, semantics: str
 ) -> None:
@@ -152,6 +161,7 @@ def test_a_queue_may_append_and_an_adaptive_one_conflates_under_overload(
     assert served[:8] == every[:8]
 
 
+@pytest.mark.long
 def test_a_budget_smaller_than_the_number_of_buckets_starves_none_of_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:

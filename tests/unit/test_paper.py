@@ -85,6 +85,7 @@ def test_ten_keys_are_as_much_staler_as_they_wait_for_one_another(
         assert row["application_staleness"] - row["queue_staleness"] == pytest.approx(6.0, rel=0.2)
 
 
+@pytest.mark.long
 def test_linecutting_gains_most_with_about_eight_slow_keys_of_ten() -> None:
     table = rows("9")
     for cost in ("given", "measured"):
@@ -195,6 +196,7 @@ def test_the_command_writes_tables_and_plots(
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.long
 def test_numbers_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     for workers in (1, 2):
         figures.run(["16"], tmp_path / str(workers), fast=True, workers=workers)

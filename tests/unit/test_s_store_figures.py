@@ -16,6 +16,7 @@ from benchmarks.paper.s_store.figures import FIGURES, draw, merge, tell
 from benchmarks.paper.s_store.scale import Scale
 from benchmarks.paper.s_store.served import Served, serving
 from penstock.procedures.compiler.program import Program
+from tests.long_tests import long_but
 from tests.procedures import interpreted
 
 SMALL = Scale.fast()
@@ -29,7 +30,7 @@ def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Program, "kernel", property(kernels))
 
 
-@pytest.mark.parametrize("number", [number for number in FIGURES if number != "10"])
+@pytest.mark.parametrize("number", long_but([number for number in FIGURES if number != "10"], "5", "6", "9a"))
 def test_a_figure_is_measured_told_and_drawn(number: str, tmp_path: Path) -> None:
     from benchmarks.harness import pyplot, save
 

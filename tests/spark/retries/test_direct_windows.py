@@ -84,7 +84,7 @@ GRAPHS = {
 }
 
 
-@pytest.mark.parametrize("name", long_but(GRAPHS, "plain", "a user's division by a column"))
+@pytest.mark.parametrize("name", long_but(GRAPHS, "plain"))
 def test_both_ways_give_the_same_rows(spark: SparkSession, tmp_path: Path, name: str) -> None:
     graph, direct = GRAPHS[name]
     made = run(spark, graph.sink("pstream", path=str(tmp_path / "direct")), tmp_path / "one")
@@ -137,6 +137,7 @@ def test_a_batch_that_runs_again_is_committed_once(spark: SparkSession, tmp_path
     assert {fact.name for fact in view.segments.list()} == committed
 
 
+@pytest.mark.long
 def test_a_checkpoint_goes_on_the_other_way_and_back(spark: SparkSession, tmp_path: Path) -> None:
     later = [[(f"key {n % 3}", 1000 * step + n, float(n)) for n in range(20)] for step in (2, 3)]
     direct, through = windows().sink("pstream", path=str(tmp_path / "out")), into(tmp_path / "out")
