@@ -283,7 +283,7 @@ requests, one or a hundred a commit. In tests both give the results and tables o
 tatp ycsb` runs others, without peers. `--quick` takes small tables.
 
 `python -m benchmarks.partitions` compares partitions: transfers with more and more work, then SmallBank
-and TPC-C. Splitting a call takes about as long as running its transfers, so two partitions pay off for
+and TPC-C. Splitting a call takes about half as long as running its transfers, so two partitions pay off for
 transactions with more work. `python -m benchmarks.paper.h_store` runs Voter on one to eight partitions,
 as in (H-Store Fig. 3.10); those beyond the cores of the machine are in virtual time, and the result says
 so.

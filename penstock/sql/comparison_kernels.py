@@ -28,7 +28,7 @@ def keep(
     ----------
     values : numpy.ndarray of integers or floats, (rows,)
         A column. Not modified.
-    low, high : of its type
+    low, high : scalar of the column's type
         The interval's ends, inclusive.
     nan, inverted : bool
         Whether NaN is in the interval, and whether the values outside of it pass.

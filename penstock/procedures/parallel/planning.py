@@ -112,7 +112,7 @@ class Planner:
         return self._state is tables and self._program.digest == program.digest
 
     def bits_of(self, events: list[npt.NDArray[Any]], count: int) -> Numbers:
-        """Return the bits of each event; all of them where the event does not tell them."""
+        """Return the bits of each event's accesses; -1, all bits, if the event does not name its rows."""
         facts = self._sets.facts
         bits, unknown = np.zeros(count, np.int64), np.ones(count, np.bool_)
         texts = np.array([self._state.texts.number(text) for text in facts.texts] or [0], np.int64)
