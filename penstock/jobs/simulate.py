@@ -21,7 +21,9 @@ def run_simulation(load: float, keys: int, skew: float, updates: int) -> None:
     """
     found = compare_policies(load, keys, skew, updates)
     table = Table(
-        title=f"Staleness at load factor {load:g}, {keys:,} keys, in numbers of updates", box=box.SIMPLE_HEAD
+        title=f"Staleness at load factor {load:g}, {keys:,} keys, in numbers of updates",
+        caption="Optimum and lower bound are those of a run without end.",
+        box=box.SIMPLE_HEAD,
     )
     table.add_column("queue")
     for head in ("results", "queue staleness", "application staleness"):
