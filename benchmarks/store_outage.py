@@ -135,7 +135,7 @@ class Table:
             if time.monotonic() > end or query.poll() is not None:
                 raise SystemExit(f"the table did not get there; the query's code is {query.poll()}")
             self.look()
-            time.sleep(0.2)  # the pace of looks; nothing is waited for
+            time.sleep(0.2)  # polls: a table tells nobody of new rows
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.harness import ProcessorProbe, machine, run_contender, scratch, session
 from penstock.checkpointing.p_stream import PStreamWriter
@@ -79,6 +80,30 @@ def fill(place: Path, case: Case) -> Any:
     return target
 
 
+def counted_batches(query: StreamingQuery, warm_up: int) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Return Spark's progress of the micro-batches after `warm_up` ones, and Penstock's metrics of them."""
+    import penstock
+
+    progress = [one for one in query.recentProgress if one.numInputRows]
+    counted = progress[min(warm_up, len(progress) - 1) :]
+    metrics = {one["batch_id"]: one for one in penstock.metrics(query)}
+    return counted, [metrics[one.batchId] for one in counted if one.batchId in metrics]
+
+
+def mean_steps(batches: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the mean duration of each step of a micro-batch, in ms."""
+    steps: dict[str, float] = {}
+    for one in batches:
+        for name, took in one["duration_ms"].items():
+            steps[f"ms {name}"] = steps.get(f"ms {name}", 0.0) + took / len(batches)
+    return steps
+
+
+def print_case(name: str, found: dict[str, float]) -> None:
+    """Print the figures of a case in a line."""
+    print(name, ", ".join(f"{label} {figure:.4g}" for label, figure in found.items()), flush=True)
+
+
 def measure(case: Case) -> dict[str, float]:
     """Run a query over all events."""
     import penstock
@@ -101,19 +126,12 @@ def measure(case: Case) -> dict[str, float]:
         with ProcessorProbe() as probe:
             query = writer.start()
             query.awaitTermination()
-        progress = [one for one in query.recentProgress if one.numInputRows]
-        counted = progress[min(WARM_UP, len(progress) - 1) :]
-        metrics = {one["batch_id"]: one for one in penstock.metrics(query)}
-        own = [metrics[one.batchId] for one in counted if one.batchId in metrics]
+        counted, own = counted_batches(query, WARM_UP)
         running.stop()
     rows = sum(one["rows_in"] for one in own)
     seconds = sum(one.durationMs["triggerExecution"] for one in counted) / 1000
     begin = datetime.fromisoformat(counted[0].timestamp).timestamp()
     spent = probe.between(begin, begin + seconds)
-    steps: dict[str, float] = {}
-    for one in own:
-        for name, took in one["duration_ms"].items():
-            steps[f"ms {name}"] = steps.get(f"ms {name}", 0.0) + took / len(own)
     cpu = {f"ns {kind}": 1e9 * value / rows for kind, value in spent.items()}
     return {
         "M/s": rows / seconds / 1e6,
@@ -124,7 +142,7 @@ def measure(case: Case) -> dict[str, float]:
             f"ms {name}": sum(one.durationMs.get(name, 0) for one in counted) / len(counted)
             for name in ("addBatch", "walCommit", "commitOffsets", "queryPlanning", "latestOffset")
         },
-        **steps,
+        **mean_steps(own),
         **cpu,
     }
 
@@ -149,11 +167,7 @@ def main() -> None:
             arguments = ["--one", "--program", program, "--route", route, "--keys", str(given.keys)]
             arguments += ["--million", str(given.million), "--batch-million", str(given.batch_million)]
             found = run_contender("transactions_in_spark", *arguments)
-            print(
-                f"{program:6} {route:8}",
-                ", ".join(f"{name} {one:.4g}" for name, one in found.items()),
-                flush=True,
-            )
+            print_case(f"{program:6} {route:8}", found)
 
 
 if __name__ == "__main__":

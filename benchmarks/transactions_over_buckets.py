@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.harness import machine, run_contender, scratch, session
+from benchmarks.transactions_in_spark import counted_batches, mean_steps, print_case
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.procedures.programs.oltp.benchmark import Draws
 from penstock.procedures.programs.oltp.small_bank import SEND_PAYMENT, SMALL_BANK, SmallBankScale
@@ -84,24 +85,17 @@ def measure(case: Case) -> dict[str, float]:
             results.option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True).start()
         )
         query.awaitTermination()
-        progress = [one for one in query.recentProgress if one.numInputRows]
-        counted = progress[min(WARM_UP, len(progress) - 1) :]
-        metrics = {one["batch_id"]: one for one in penstock.metrics(query)}
-        own = [metrics[one.batchId] for one in counted if one.batchId in metrics]
+        counted, own = counted_batches(query, WARM_UP)
         running.stop()
     rows = sum(one["rows_in"] for one in own)
     seconds = sum(one.durationMs["triggerExecution"] for one in counted) / 1000
-    steps: dict[str, float] = {}
-    for one in own:
-        for name, took in one["duration_ms"].items():
-            steps[f"ms {name}"] = steps.get(f"ms {name}", 0.0) + took / len(own)
     return {
         "M/s": rows / seconds / 1e6,
         "forwarded": sum(one["forwarded"] for one in own) / rows,
         "rejected": sum(one["rejected"] for one in own) / rows,
         "ms batch": 1000 * seconds / len(counted),
         "batches": len(counted),
-        **steps,
+        **mean_steps(own),
     }
 
 
@@ -132,11 +126,7 @@ def main() -> None:
             continue  # one bucket forwards nothing
         arguments = ["--one", "--share", share, "--buckets", buckets, "--order", order, *fixed]
         found = run_contender("transactions_over_buckets", *map(str, arguments))
-        print(
-            f"share {share:<5} buckets {buckets} {order:8}",
-            ", ".join(f"{name} {one:.4g}" for name, one in found.items()),
-            flush=True,
-        )
+        print_case(f"share {share:<5} buckets {buckets} {order:8}", found)
 
 
 if __name__ == "__main__":
