@@ -34,11 +34,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.harness import REPOSITORY, machine, print_and_save
+from benchmarks.recorded_traces import record
 from benchmarks.schism import graph_choice
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.initial import most_frequent, route_by_frequency
 from penstock.designing.search import Limits, search
-from penstock.designing.traces.recorder import record
 from penstock.designing.traces.trace import Trace
 from penstock.designing.workload import TableOption, Workload
 from penstock.procedures.programs.oltp import OLTP

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import penstock
+from benchmarks.recorded_traces import record
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.search import Found, Limits, search
-from penstock.designing.traces.recorder import record
 from penstock.designing.traces.trace import Mode, Trace
 from penstock.designing.workload import TableOption, Workload
 from penstock.errors import InvalidUsageError

@@ -2,8 +2,8 @@
 
 The accesses are those that the compiler knows (`declare`): for each access of a procedure's text, the
 attributes of the event that hold the columns of the key. Penstock places a transaction by them, whichever
-branches it takes, so a design's cost is that of Penstock itself. `recorder` makes a trace of the rows that
-transactions access when they run.
+branches it takes, so a design's cost is that of Penstock itself. A trace may also have the rows that
+transactions accessed when they ran (`recorded`); `benchmarks/recorded_traces.py` makes such ones.
 """
 
 from __future__ import annotations
