@@ -1,4 +1,4 @@
-"""Packaged OLTP benchmarks equal plain Python, and keep their conditions."""
+"""OLTP benchmarks equal plain Python, and keep their conditions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from benchmarks.oltp.catalog import BENCHMARKS
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.snapshot import Snapshot
 from penstock.procedures.plain.tables import PlainTables, python_rows
-from penstock.procedures.programs.oltp import OLTP, OltpBenchmark
+from penstock.procedures.programs.oltp import OltpBenchmark
 from penstock.procedures.programs.oltp.tpcc import DELIVERY, NEW_ORDER, PAYMENT, STOCK_LEVEL
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
 from tests.procedures import comparable, interpreted, results_of
 
-TPCC = OLTP["tpcc"]
+TPCC = BENCHMARKS["tpcc"]
 SCALES = {
-    **{name: [(benchmark.small, 400)] for name, benchmark in OLTP.items()},
+    **{name: [(benchmark.small, 400)] for name, benchmark in BENCHMARKS.items()},
     "tpcc": [(TpccScale(warehouses=2, districts=2, customers=12, items=40), 300)],
-    "ycsb": [(replace(OLTP["ycsb"].small, workload=letter), 100) for letter in "abcdef"],
+    "seats": [(BENCHMARKS["seats"].small, 200)],
+    "auction_mark": [(BENCHMARKS["auction_mark"].small, 200)],
+    "ycsb": [(replace(BENCHMARKS["ycsb"].small, workload=letter), 100) for letter in "abcdef"],
 }
 EXPECTED_REASONS = {
     "tpcc": {"item number is not valid"},
@@ -35,13 +38,15 @@ EXPECTED_REASONS = {
     "small_bank": {"one customer"},
     "ycsb": set(),
     "voter": {"too many votes"},
+    "seats": {"no reservation", "seat is taken", "has a seat"},
+    "auction_mark": {"bid too low", "rated"},
 }  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def kernels_without_the_compiler() -> Iterator[None]:
     """Let Python run all kernels, since machine code takes a minute to make."""
-    programs = [benchmark.procedure.program() for benchmark in OLTP.values()]
+    programs = [benchmark.procedure.program() for benchmark in BENCHMARKS.values()]
     for program in programs:
         program.__dict__["kernel"] = interpreted(program)
     yield
@@ -87,7 +92,7 @@ def snapshot_of(state: TableSet, benchmark: OltpBenchmark) -> Snapshot:
 
 
 def test_benchmarks_give_the_results_and_tables_of_plain_python() -> None:
-    for name, benchmark in OLTP.items():
+    for name, benchmark in BENCHMARKS.items():
         reasons: set[str | None] = set()
         for scale, count in SCALES[name]:
             events = benchmark.requests(scale, count, 7)
@@ -199,7 +204,7 @@ def test_requests_of_tpcc_have_the_shares_of_the_specification() -> None:
 
 
 def test_payments_of_small_bank_keep_the_money() -> None:
-    bank = OLTP["small_bank"]
+    bank = BENCHMARKS["small_bank"]
     state = loaded(bank, bank.small)
 
     def money() -> Any:

@@ -1,0 +1,1 @@
+"""AuctionMark: its tables and procedures, first rows and requests."""

@@ -1,0 +1,1 @@
+"""SEATS: its tables and procedures, first rows and requests."""
