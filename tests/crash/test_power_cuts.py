@@ -36,6 +36,7 @@ def spark(sessions: Sessions) -> Iterator[SparkSession]:
         yield session
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("disks", [2, 1] if _CUTS else [2])
 def test_queries_whose_power_is_cut_lose_and_repeat_nothing(
     spark: SparkSession, tmp_path: Path, disks: int

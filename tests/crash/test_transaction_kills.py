@@ -13,7 +13,7 @@ from tests.crash.transaction_kills import run_with_kills
 pytestmark = [pytest.mark.crash, pytest.mark.spark]
 
 _SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
-_KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 2)
+_KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 1)
 
 
 def test_every_transaction_happens_once_and_in_its_order(tmp_path: Path) -> None:

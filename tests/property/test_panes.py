@@ -35,6 +35,7 @@ from penstock.windows.groups import GroupCodec, GroupSampling
 from penstock.windows.layout import ENTRY_PANE, START, ClosedWindows, WindowLayout
 from penstock.windows.shared_watermark import SeveralPanes
 from penstock.windows.spec import WindowSpec
+from tests.long_tests import long_but
 from tests.naive_panes import Row, Windows, aggregated, batches_of
 
 PARTIALS = (
@@ -215,7 +216,7 @@ def test_merging_keeps_the_order_of_parts_whichever_way_it_takes(
     assert list(found) == sorted(numbered, key=lambda row: row[:2])
 
 
-@pytest.mark.parametrize("behind", range(1, 10))
+@pytest.mark.parametrize("behind", long_but(range(1, 10), 1, 5, 9))
 @pytest.mark.parametrize("how", ["keep", "snapshot", "catch up"])
 def test_of_equal_times_what_came_first_is_first_in_stacks_too(behind: int, how: str) -> None:
     limits = PaneLimits(min_entries_for_stacks=0, min_silent_groups=0, min_sharing_for_stacks=1)

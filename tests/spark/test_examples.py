@@ -152,6 +152,7 @@ def test_late_rows_count_while_their_window_is_open(
     ]
 
 
+@pytest.mark.long
 def test_a_join_that_was_killed_goes_on(spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
     killed = subprocess.run([sys.executable, EXAMPLES / "joined.py", "--kill"], check=False)
     assert killed.returncode == -signal.SIGKILL

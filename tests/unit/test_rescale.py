@@ -22,6 +22,7 @@ from penstock.spark_ext.state_copy.rescale import rescale_state
 from penstock.state_store.bucket_store import BucketStore, FileId
 from penstock.state_store.snapshot_rule import SnapshotRule
 from tests.graph_directories import write_pointers
+from tests.long_tests import long_but
 from tests.naive import Update
 from tests.stopped_queries import Buckets, Made, draw_updates, tree
 from tests.streams import (
@@ -39,7 +40,7 @@ NUMBERS = [(3, 7), (7, 3)]
 
 
 @pytest.mark.parametrize("policy", list(Policy))
-@pytest.mark.parametrize(("old", "new"), NUMBERS)
+@pytest.mark.parametrize(("old", "new"), long_but(NUMBERS, (3, 7)))
 @pytest.mark.parametrize("kind", STREAMS)
 def test_after_a_drain_a_rescaled_queue_goes_on_exactly(
     kind: str, old: int, new: int, policy: Policy
@@ -66,7 +67,7 @@ def test_after_a_drain_a_rescaled_queue_goes_on_exactly(
 
 
 @pytest.mark.parametrize("policy", list(Policy))
-@pytest.mark.parametrize(("old", "new"), NUMBERS)
+@pytest.mark.parametrize(("old", "new"), long_but(NUMBERS, (3, 7)))
 @pytest.mark.parametrize("kind", STREAMS)
 def test_nothing_that_waits_is_lost_and_each_bucket_keeps_its_order(
     kind: str, old: int, new: int, policy: Policy

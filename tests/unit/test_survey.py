@@ -34,7 +34,7 @@ from tests.streams import STREAM, enqueue
 
 pytestmark = pytest.mark.usefixtures("unsynced")
 
-_SEEDS = range(int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 8))
+_SEEDS = range(int(os.environ.get("PENSTOCK_STATE_EXAMPLES") or 3))
 """Of random histories."""
 
 
