@@ -167,7 +167,7 @@ def _writer(registry: SchemaRegistry | None, number: int) -> Any:
 
 
 class _NoSchemaError(InvalidUsageError):
-    """A text is no schema of Avro."""
+    """The text is not an Avro schema."""
 
 
 @lru_cache(maxsize=1_000)
@@ -217,7 +217,7 @@ def _without_times(schema: Any) -> Any:
 
 
 def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...] = ()) -> pa.DataType | None:
-    """Return the type of a column; None if there is none, as for a type inside itself."""
+    """Return the type of a column; None if no column can have it, as with a type that contains itself."""
     if isinstance(schema, list):
         others = [one for one in schema if one != "null"]
         return _type(others[0], named, inside) if len(others) == 1 else None

@@ -88,12 +88,12 @@ class PStreamReader:
             self.offset = self._stream.subscribe(reader, start)
 
     def read(self, max_rows: int | None = None) -> pa.Table:
-        """Return the committed rows that were not read yet, at most `max_rows`; maybe none.
+        """Return at most `max_rows` committed rows that were not read yet; an empty table if there are none.
 
         Raises
         ------
         InvalidUsageError
-            If the next rows are released; only without a name.
+            If the next rows were released, which happens only to a reader without a name.
         CorruptDataError, UnavailableError
             If the data is damaged, or the file system refuses.
         """

@@ -160,7 +160,7 @@ class JoinedStream:
         return pa.RecordBatch.from_arrays([*rows.columns, marks], schema=self.results)
 
     def deletes(self, keys: list[pa.Array[Any]], times: Integers) -> pa.RecordBatch:
-        """Return rows that say that matches of keys are taken away."""
+        """Return the rows that take back the last match of each key."""
         count = len(times)
         known = dict(zip(self.left.key, keys, strict=True))
         known[self.left.time] = to_times(times, self.left.schema.field(self.left.time).type)

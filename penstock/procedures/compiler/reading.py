@@ -85,7 +85,7 @@ class ProcedureText:
 
     @property
     def normal(self) -> Any:
-        """Its tree for digests, as values of JSON that are the same in all versions of Python."""
+        """The tree as JSON values that do not depend on the version of Python; digests are made from it."""
         return _normal(self.tree)
 
     @property

@@ -387,7 +387,10 @@ class Statements(Sets, Selections, Emissions):
         event: Mapping[str, Value | ListOf],
         place: tuple[object, ...],
     ) -> Value | Nothing | None:
-        """Compile a procedure at this place, the same one in each pass; return its value."""
+        """Compile the body of a called procedure into this one; return its value.
+
+        `place` identifies the call in every pass over the text.
+        """
         if len(self.scopes.stack) >= _DEEPEST or any(scope.text is text for scope in self.scopes.stack):
             raise self.wrong(node, f"{text.name} calls itself, maybe through others")
         # The same number in each pass, though a pass may skip calls.

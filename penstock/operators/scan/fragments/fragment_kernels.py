@@ -314,7 +314,7 @@ def add_sum(slots: Any, values: Any, out: Any) -> None:
 
 @kernel
 def bound_of(values: Any) -> Any:
-    """Return the greatest absolute value of integers, or one less."""
+    """Return a number with as many bits as the integer of greatest magnitude."""
     bits = np.int64(0)
     for i in range(values.shape[0]):
         value = np.int64(values[i])

@@ -101,7 +101,7 @@ class Draws:
 
 
 def decimals(digits: Integers, precision: int, scale: int) -> pa.Array[Any]:
-    """Return decimals by their digits."""
+    """Return decimals whose unscaled values are `digits`."""
     # A decimal has 128 bits, of which the upper half repeats the sign.
     words = np.stack([digits, digits >> 63], axis=1).astype(np.int64)
     return pa.Array.from_buffers(pa.decimal128(precision, scale), len(digits), [None, pa.py_buffer(words)])
