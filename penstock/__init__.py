@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.designing.design import design
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
+    from penstock.predicting.predict import predict
     from penstock.procedures import abort, database, event, execute
     from penstock.procedures.served.client import DatabaseClient
     from penstock.records.registry import SchemaRegistry
@@ -50,6 +51,7 @@ __all__ = [
     "load_pipeline",
     "metrics",
     "migrate_state",
+    "predict",
     "read_state",
     "register",
     "repair_checkpoint",
@@ -84,6 +86,7 @@ __getattr__ = lazily(
         "load_pipeline": "penstock.conf.pipeline",
         "metrics": "penstock.spark_ext.api.metrics",
         "migrate_state": "penstock.spark_ext.state_copy.migrate",
+        "predict": "penstock.predicting.predict",
         "read_state": "penstock.spark_ext.state_reader.read_state",
         "register": "penstock.spark_ext.api.register",
         "repair_checkpoint": "penstock.checkpointing.spark_checkpoint",

@@ -10,8 +10,8 @@ from penstock.errors import InvalidUsageError
 __all__ = ["Extra", "need_extra"]
 
 Extra = Literal[
-    "avro", "delta", "duckdb", "iceberg", "mqtt", "mysql", "pack", "plot", "postgresql", "protobuf", "redis",
-    "sketch", "websocket",
+    "avro", "delta", "duckdb", "iceberg", "mqtt", "mysql", "pack", "plot", "postgresql", "predict",
+    "protobuf", "redis", "sketch", "websocket",
 ]  # fmt: skip
 
 _MODULES: Final[dict[Extra, tuple[str, str]]] = {
@@ -24,6 +24,7 @@ _MODULES: Final[dict[Extra, tuple[str, str]]] = {
     "pack": ("venv_pack", "venv-pack2"),
     "plot": ("matplotlib", "matplotlib"),
     "postgresql": ("adbc_driver_postgresql", "adbc-driver-postgresql"),
+    "predict": ("sklearn", "scikit-learn"),
     "protobuf": ("ptars", "ptars grpcio-tools"),
     "redis": ("redis", "redis"),
     "sketch": ("datasketches", "datasketches"),

@@ -1,9 +1,9 @@
 """The command ``penstock``.
 
 Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick. ``check``,
-``design``, ``ingest``, ``pack``, ``serve``, and without ``--checkpoint`` also ``gc`` and ``inspect``, start
-no JVM. Exit codes: 0 for success, 1 when a run fails or stored data is damaged, 2 for a wrong command line,
-configuration or input, 130 and 143 when SIGINT or SIGTERM stopped the run.
+``design``, ``ingest``, ``pack``, ``predict``, ``serve``, and without ``--checkpoint`` also ``gc`` and
+``inspect``, start no JVM. Exit codes: 0 for success, 1 when a run fails or stored data is damaged, 2 for a
+wrong command line, configuration or input, 130 and 143 when SIGINT or SIGTERM stopped the run.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from penstock.jobs.commands.gc import gc
 from penstock.jobs.commands.ingest import ingest
 from penstock.jobs.commands.inspect import inspect
 from penstock.jobs.commands.pack import pack
+from penstock.jobs.commands.predict import predict
 from penstock.jobs.commands.repair import repair
 from penstock.jobs.commands.serve import serve
 from penstock.jobs.commands.state import state
@@ -381,6 +382,7 @@ app.command()(compact)
 app.command()(design)
 app.command()(gc)
 app.command()(pack)
+app.command()(predict)
 app.command()(repair)
 app.command()(serve)
 app.add_typer(inspect)

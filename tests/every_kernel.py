@@ -19,6 +19,7 @@ from penstock.operators.simulation.optimum import find_optimum
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream
+from penstock.predicting.models.markov import MarkovModel, Query
 from penstock.procedures.engine import TableSet
 from penstock.procedures.indexes import trees
 from penstock.procedures.parallel.evaluation import Evaluation
@@ -263,6 +264,9 @@ def _partitions() -> None:
     loads = np.zeros((1, 2))
     cost_kernels.count_loads(masks, some, of_each, 2, loads)
     cost_kernels.skew_factor(loads, some[1:])
+    model = MarkovModel(2, [False])
+    model.add([Query(0, 1)], aborted=False)
+    model.process()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ LEVELS = {
     "spark_ext": 6,
     "dataflow": 5,
     "designing": 5,
+    "predicting": 5,
     "windows": 4,
     "procedures": 4,
     "upserts": 3,

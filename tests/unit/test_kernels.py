@@ -32,6 +32,7 @@ from penstock.operators.scheduling import linked_scheduler, staleness, weighted_
 from penstock.operators.scheduling.schedulers import freshest_scheduler
 from penstock.operators.simulation import optimum
 from penstock.operators.update_stream import arrivals, conflation
+from penstock.predicting.models import markov_kernels
 from penstock.procedures import index_kernels
 from penstock.procedures.indexes import trees
 from penstock.procedures.parallel import schedule, versions
@@ -53,6 +54,7 @@ KERNELS = {
     "newest": {"_newest"},
     "forwarding": {"find_homes", "forward", "merge_homes", "order_by_home"},
     "placement": {"find_ranges"},
+    "markov_kernels": {"sweep_tables"},
     "cost_kernels": {
         *("_bits", "add_accesses", "merge", "add_bases", "count_distributed", "count_loads", "skew_factor")
     },
@@ -189,6 +191,7 @@ REFERENCES = {
     "newest": "test_update_log",
     "forwarding": "test_partitions",
     "placement": "test_partitions",
+    "markov_kernels": "test_predictions",
     "cost_kernels": "test_designs",
     "key_words": "test_keys",
     "key_index": "test_keys",
@@ -232,7 +235,7 @@ REFERENCES = {
 }
 MODULES = [
     *(key_words, key_index, word_index, key_set, row_codec, row_store, newest),
-    *(forwarding, placement, cost_kernels),
+    *(forwarding, placement, cost_kernels, markov_kernels),
     *(
         pages,
         arrivals,

@@ -20,13 +20,24 @@ from penstock.procedures.requests.programs import RequestPrograms
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS
 from penstock.state_store.bucket_store import BucketStore
 
-__all__ = ["read_log"]
+__all__ = ["read_log", "read_log_and_tables"]
 
 
 def read_log(database: Database, location: str | os.PathLike[str]) -> tuple[list[Request], dict[str, int]]:
     """Return the requests of a log since its newest version, and the bytes of each table in that version.
 
-    Rows that calls of `OpenDatabase.load` insert since then count, too.
+    Rows that calls of `OpenDatabase.load` insert since then count, too. See `read_log_and_tables` for errors.
+    """
+    requests, state = read_log_and_tables(database, location)
+    return requests, {name: state[name].size_bytes for name in database.tables}
+
+
+def read_log_and_tables(
+    database: Database, location: str | os.PathLike[str]
+) -> tuple[list[Request], TableSet]:
+    """Return the requests of a log since its newest version, and the tables in that version.
+
+    Rows that calls of `OpenDatabase.load` insert since then are among them.
 
     Raises
     ------
@@ -51,7 +62,7 @@ def read_log(database: Database, location: str | os.PathLike[str]) -> tuple[list
             state.load(table, call.events)
         else:
             requests += _requests_of(database, call)
-    return requests, {name: state[name].size_bytes for name in database.tables}
+    return requests, state
 
 
 def _requests_of(database: Database, call: Call) -> Iterator[Request]:

@@ -1,0 +1,140 @@
+"""``penstock predict``: trains a predictor of a database's transactions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.jobs.commands.common import DebugOption, errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+__all__ = ["predict"]
+
+
+def predict(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A Python file that makes the database at its top.", show_default=False
+        ),
+    ],
+    log: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="The directory of the database, whose calls since its newest version are the trace.",
+            show_default=False,
+        ),
+    ] = None,
+    requests: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROCEDURE=FILE",
+            help="Events of a procedure as Parquet, in their order. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE=FILE",
+            help="With --requests: the first rows of a table as Parquet. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    partitions: Annotated[int, typer.Option(help="The number of partitions, 2 to 64.")] = 4,
+    design: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="YAML", help="A design, which says the partitions and columns.", show_default=False
+        ),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ATTRIBUTE", help="Train models for each value of this attribute.", show_default=False
+        ),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(help="The least probability with which a prediction is used.")
+    ] = 0.5,
+    clusters: Annotated[
+        bool, typer.Option(help="Choose among several models of a procedure by features of the event.")
+    ] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", metavar="JSON", help="Write the predictor to this file.", show_default=False
+        ),
+    ] = None,
+    svg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROCEDURE=FILE", help="Draw the model of a procedure to a file.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The database, if the file makes several.", show_default=False)
+    ] = None,
+    debug: DebugOption = False,
+) -> None:
+    """Train a predictor of a database's transactions, and say how often it is right.
+
+    The requests run in Python over a copy of the tables, and the database is not changed:
+    database.open(partitions=4, predictor="predictor.json") uses the predictor.
+
+    \b
+    penstock predict bank.py --log bank --partitions 4 -o predictor.json
+    penstock predict bank.py --requests transfer=transfers.parquet --rows accounts=accounts.parquet
+    """  # noqa: D301 - the escape is the mark of lines that are not joined
+    with errors(debug=debug):
+        import penstock
+        from penstock.jobs.pipelines.databases import database_in
+
+        database = database_in(file, name)
+        result = penstock.predict(
+            database,
+            list(_read(requests, "requests", "PROCEDURE=FILE")) if requests else None,
+            tables=dict(_read(rows or [], "rows", "TABLE=FILE")) if rows else None,
+            log=log,
+            partitions=partitions,
+            design=design,
+            kind=kind,
+            threshold=threshold,
+            clustered=clusters,
+        )
+        typer.echo(result.explain())
+        if out is not None:
+            out.write_text(result.to_json(), encoding="utf-8")
+        for option in svg or ():
+            procedure, path = _split(option, "drawings", "PROCEDURE=FILE")
+            Path(path).write_text(result.to_svg(procedure), encoding="utf-8")
+
+
+def _read(options: list[str], what: str, form: str) -> Iterator[tuple[str, pa.Table]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from penstock.errors import InvalidUsageError
+
+    for option in options:
+        name, path = _split(option, what, form)
+        try:
+            yield name, pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise InvalidUsageError(f"cannot read {what}", file=path, reason=str(error)) from error
+
+
+def _split(option: str, what: str, form: str) -> tuple[str, str]:
+    from penstock.errors import InvalidUsageError
+
+    name, equals, path = option.partition("=")
+    if not equals:
+        raise InvalidUsageError(f"{what} name a file", got=option, hint=f"write {form}")
+    return name, path

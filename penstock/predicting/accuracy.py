@@ -1,0 +1,127 @@
+"""The accuracy of predictions: which optimizations are right for a transaction (H-Store §5.5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from penstock.predicting.models.estimates import Estimate, finished
+from penstock.predicting.models.markov import MarkovModel, Query, bits
+
+__all__ = ["Accuracy", "Verdict", "judge"]
+
+_IDLE_UNDO = 0.1
+"""The penalty of an undo log that was not needed: it only takes time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the predictions for a transaction were right.
+
+    Attributes
+    ----------
+    base : bool
+        OP1: no partition was accessed more often than the predicted one.
+    partitions : bool
+        OP2: exactly the predicted partitions were accessed.
+    undo : bool
+        OP3: the transaction had an undo log if it was rejected.
+    finish : bool
+        OP4: no partition was accessed after it was taken as finished, and each one that a distributed
+        transaction had finished before its last query was taken so before the end.
+    no_undo : bool
+        Whether it ran without an undo log, from the begin or from a later query on.
+    early : bool
+        Whether a partition was rightly taken as finished before the end.
+    idle_undo : bool
+        Whether a single-partition transaction had an undo log that it did not need.
+    """
+
+    base: bool
+    partitions: bool
+    undo: bool
+    finish: bool
+    no_undo: bool
+    early: bool
+    idle_undo: bool
+
+    @property
+    def total(self) -> bool:
+        """Whether all were right."""
+        return self.base and self.partitions and self.undo and self.finish
+
+    @property
+    def penalty(self) -> float:
+        """The cost of the wrong ones. Without its undo log a rejected transaction could not be undone."""
+        wrong = (not self.base) + (not self.partitions) + (not self.finish)
+        return wrong + _IDLE_UNDO * self.idle_undo + (0.0 if self.undo else 1e6)
+
+
+class Accuracy:
+    """Counts verdicts."""
+
+    def __init__(self) -> None:
+        self.transactions = 0
+        self._counts = dict.fromkeys([field.name for field in fields(Verdict)] + ["total"], 0)
+        self.penalty = 0.0
+
+    def add(self, verdict: Verdict) -> None:
+        """Count a verdict."""
+        self.transactions += 1
+        self.penalty += verdict.penalty
+        for name in self._counts:
+            self._counts[name] += getattr(verdict, name)
+
+    def merge(self, other: Accuracy) -> None:
+        """Count the verdicts of another one, too."""
+        self.transactions += other.transactions
+        self.penalty += other.penalty
+        for name, count in other._counts.items():
+            self._counts[name] += count
+
+    def share(self, name: str) -> float:
+        """Return the share of transactions for which a field of `Verdict`, or ``total``, is true."""
+        return self._counts[name] / max(self.transactions, 1)
+
+
+def judge(
+    estimate: Estimate, model: MarkovModel, queries: Sequence[Query], *, aborted: bool, threshold: float
+) -> Verdict:
+    """Compare an estimate, and the updates while the transaction runs, with what it does."""
+    counts: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for place, query in enumerate(queries):
+        for partition in bits(query.partitions):
+            counts[partition] = counts.get(partition, 0) + 1
+            last[partition] = place
+    accessed = sum(1 << partition for partition in counts)
+    most = max(counts.values(), default=0)
+    path = model.path(queries, aborted=aborted)
+    known = model.processed
+    has_undo = estimate.needs_undo
+    for vertex in path[1:-1] if estimate.is_single else ():
+        if not has_undo or not 0 <= vertex < known:
+            break
+        has_undo = bool(model.risk[vertex] > 0.0)
+    is_distributed = accessed & (accessed - 1) != 0
+    declared: dict[int, int] = {}
+    follows = True
+    for step, vertex in enumerate(path[1:-1] if is_distributed or not estimate.is_single else ()):
+        follows = follows and step < len(estimate.masks) and estimate.masks[step] == queries[step].partitions
+        follows = follows and model.states[estimate.path[step + 1]].name == queries[step].name
+        mask = finished(model, estimate, step, vertex, threshold, follows=follows)
+        for partition in bits(mask & (estimate.partitions | accessed)):
+            declared.setdefault(partition, step)
+    end = len(queries) - 1
+    wrong = any(declared.get(partition, end) < step for partition, step in last.items())
+    over = [partition for partition, step in last.items() if is_distributed and step < end]
+    missed = any(declared.get(partition, end) >= end for partition in over)
+    return Verdict(
+        base=not counts or counts.get(estimate.base, 0) == most,
+        partitions=estimate.partitions == accessed,
+        undo=has_undo or not aborted,
+        finish=not (wrong or missed),
+        no_undo=not has_undo,
+        early=bool(over) and not wrong and not missed,
+        idle_undo=has_undo and not aborted and not is_distributed,
+    )

@@ -1,0 +1,107 @@
+"""Clusters of transactions with a model each, chosen so that predictions improve (H-Store §5.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.predicting.models.features import Feature, Tree
+from penstock.procedures.texts import Numbers
+
+__all__ = ["cluster", "grow_tree", "select_features"]
+
+MOST_CLUSTERS = 32
+_SIZES = (2, 4, 8, 16)
+"""The numbers of clusters that are tried, if features have more than `MOST_CLUSTERS` distinct values."""
+_BEST_SHARE = 0.1
+_MOST_FEATURES = 4
+_LEAST_VARIANCE = 1e-3
+
+Floats = npt.NDArray[np.float64]
+
+
+def cluster(rows: Floats) -> Callable[[Floats], Numbers]:
+    """Cluster rows of features by expectation maximization; return the function that assigns others.
+
+    If there are few distinct rows, each is the mean of one cluster; else the number with the least BIC is
+    taken.
+    """
+    from sklearn.mixture import GaussianMixture
+
+    scale = np.maximum(rows.std(axis=0), 1e-9)
+    center = rows.mean(axis=0)
+    scaled = (rows - center) / scale
+    distinct = np.unique(scaled, axis=0)
+    if len(distinct) == 1:
+        return lambda others: np.zeros(len(others), np.int64)
+    options = (
+        [(len(distinct), distinct)] if len(distinct) <= MOST_CLUSTERS else [(size, None) for size in _SIZES]
+    )
+    fits = []
+    for size, means in options:
+        mixture = GaussianMixture(
+            size, covariance_type="diag", reg_covar=_LEAST_VARIANCE, means_init=means,
+            init_params="random_from_data", max_iter=20, random_state=0, tol=1e-2,
+        )  # fmt: skip
+        fits.append(mixture.fit(scaled))
+    fitted = min(fits, key=lambda one: one.bic(scaled)) if len(fits) > 1 else fits[0]
+    return lambda others: np.asarray(fitted.predict((others - center) / scale), np.int64)
+
+
+def grow_tree(rows: Floats, clusters: Numbers) -> Tree:
+    """Return the decision tree that assigns rows to clusters, grown by information gain as in C4.5."""
+    from sklearn.tree import DecisionTreeClassifier
+
+    grown = DecisionTreeClassifier(criterion="entropy", min_samples_leaf=2, random_state=0).fit(
+        rows, clusters
+    )
+    tree = grown.tree_
+    classes = np.asarray(grown.classes_, np.int64)
+    return Tree(
+        tuple(int(max(feature, -1)) for feature in tree.feature),
+        tuple(float(bound) for bound in tree.threshold),
+        tuple(int(node) for node in tree.children_left),
+        tuple(int(node) for node in tree.children_right),
+        tuple(int(classes[value]) for value in tree.value[:, 0, :].argmax(axis=1)),
+    )
+
+
+def select_features(
+    features: Sequence[Feature], score: Callable[[tuple[Feature, ...]], float], without: float
+) -> tuple[tuple[Feature, ...], float]:
+    """Return the set of features with the least penalty, by feed-forward selection (H-Store §5.4.2).
+
+    In each round all sets of a size are scored that have only features of the best tenth of the round
+    before. The search ends once a round finds nothing better.
+
+    Parameters
+    ----------
+    features : sequence of Feature
+        All features.
+    score : callable
+        Returns the penalty of a set.
+    without : float
+        The penalty of one model for all.
+    """
+    best: tuple[Feature, ...] = ()
+    least = without
+    for size in range(1, _MOST_FEATURES + 1):
+        if least == 0.0:
+            break
+        scored = sorted(
+            ((score(chosen), chosen) for chosen in _sets(features, size)), key=lambda pair: pair[0]
+        )
+        if not scored or scored[0][0] >= least:
+            break
+        least, best = scored[0]
+        kept = scored[: max(int(len(scored) * _BEST_SHARE), 2)]
+        better = {feature for penalty, chosen in kept if penalty < without for feature in chosen}
+        features = [feature for feature in features if feature in better]
+    return best, least
+
+
+def _sets(features: Sequence[Feature], size: int) -> Iterator[tuple[Feature, ...]]:
+    return combinations(features, size)

@@ -1,0 +1,127 @@
+"""Find the attributes of events that are keys of queries, by the compiler or by trace (H-Store §5.3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.designing.traces.trace import column_numbers
+from penstock.predicting.models.parameters import ANY_COUNTER, QueryName, Source
+from penstock.predicting.recording import ProcedureTrace, key_numbers
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.compiler.values import AccessMode
+from penstock.procedures.schema import Column
+from penstock.procedures.texts import Numbers
+
+__all__ = ["LEAST_COEFFICIENT", "base_attribute", "find_sources"]
+
+LEAST_COEFFICIENT = 0.9
+"""Attributes with a lower coefficient are no sources: their values are equal by chance."""
+
+_LEAST_COMPARISONS = 10
+"""One counter has a source of its own only after so many: fewer may be equal by chance."""
+_MODES = {
+    "read": AccessMode.READ,
+    "write": AccessMode.WRITE,
+    "insert": AccessMode.INSERT,
+    "delete": AccessMode.DELETE,
+}
+Booleans = npt.NDArray[np.bool_]
+
+
+def find_sources(trace: ProcedureTrace) -> tuple[Source, ...]:
+    """Return the parameter mapping of a procedure: for each query and column of its key the best attribute.
+
+    A source is exact if all accesses of the text, of this kind and to this table, have the attribute.
+    Otherwise the coefficient decides: the share of invocations in which attribute and key were equal, as the
+    geometric mean of all counters. If none suffices for all counters, each counter has its own.
+    """
+    counters = trace.counters()
+    owner = np.repeat(np.arange(trace.transactions), np.diff(trace.starts))
+    sources: list[Source] = []
+    for place, name in enumerate(trace.names):
+        chosen = trace.query == place
+        spec = trace.tables[name.table]
+        for number, column in enumerate(spec.key_columns):
+            if (attribute := _exact(trace.program, name, number)) is not None:
+                sources.append(Source(place, column.name, attribute, ANY_COUNTER, 1.0, is_exact=True))
+                continue
+            values, known = key_numbers(trace, place, number)
+            if not known.any():
+                continue
+            equal = {
+                one.name: _equal(trace.events, one, owner[chosen], counters[chosen], values) & known
+                for one in trace.program.event
+                if one.kind is column.kind
+            }
+            sources += _best(place, column.name, equal, counters[chosen])
+    return tuple(sources)
+
+
+def _exact(program: Program, name: QueryName, column: int) -> str | None:
+    """Return the attribute that all accesses of this kind have as a column of their key."""
+    mode = _MODES.get(name.verb)
+    origins = {
+        access.origins[column]
+        for access in program.accesses
+        if access.table == name.table and access.mode is mode
+    }
+    scalars = {one.name for one in program.event if not one.is_list}
+    (origin,) = origins if len(origins) == 1 else (None,)
+    return origin if isinstance(origin, str) and origin in scalars else None
+
+
+def _equal(
+    events: pa.RecordBatch, attribute: Column, owner: Numbers, counter: Numbers, values: Numbers
+) -> Booleans:
+    """Return whether each query's value is that of an attribute, or of its list's element."""
+    array = events.column(attribute.name)
+    places = owner
+    there = np.ones(len(owner), np.bool_)
+    if attribute.is_list:
+        offsets = np.asarray(array.offsets.to_numpy(), np.int64)
+        places = offsets[owner] + counter
+        there = places < offsets[owner + 1]
+        array = array.values
+        places = np.where(there, places, 0)
+    if not len(array):
+        return np.zeros(len(owner), np.bool_)
+    numbers = column_numbers(attribute, array)
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    result: Booleans = there & valid[places] & (numbers[places] == values)
+    return result
+
+
+def _best(place: int, column: str, equal: dict[str, Booleans], counters: Numbers) -> Iterator[Source]:
+    counts = np.bincount(counters)
+    shares = {name: np.bincount(counters, one) / np.maximum(counts, 1) for name, one in equal.items()}
+    means = {name: _geometric_mean(share[counts > 0]) for name, share in shares.items()}
+    best = max(means, key=means.__getitem__, default=None)
+    if best is None:
+        return
+    if means[best] >= LEAST_COEFFICIENT:
+        yield Source(place, column, best, ANY_COUNTER, float(means[best]), is_exact=False)
+        return
+    for counter in np.flatnonzero(counts >= _LEAST_COMPARISONS).tolist():
+        best = max(shares, key=lambda name: shares[name][counter])
+        if (share := float(shares[best][counter])) >= LEAST_COEFFICIENT:
+            yield Source(place, column, best, counter, share, is_exact=False)
+
+
+def _geometric_mean(shares: npt.NDArray[np.float64]) -> float:
+    return float(np.exp(np.log(np.maximum(shares, 1e-12)).mean()))
+
+
+def base_attribute(trace: ProcedureTrace, sources: tuple[Source, ...]) -> str | None:
+    """Return the attribute that is in the keys of most queries; None if none is."""
+    counts = np.bincount(trace.query, minlength=len(trace.names))
+    weights: dict[str, int] = {}
+    lists = {one.name for one in trace.program.event if one.is_list}
+    for source in sources:
+        placed = trace.tables[trace.names[source.query].table].partition_by
+        if source.column == placed and source.attribute not in lists:
+            weights[source.attribute] = weights.get(source.attribute, 0) + int(counts[source.query])
+    return max(weights, key=weights.__getitem__, default=None)

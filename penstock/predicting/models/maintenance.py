@@ -1,0 +1,73 @@
+"""Notice that transactions no longer do what a model expects, and adapt it (H-Store §5.3.5)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from penstock.predicting.models.markov import MarkovModel, Query
+
+__all__ = ["LEAST_ACCURACY", "ModelMaintenance"]
+
+LEAST_ACCURACY = 0.75
+"""A model that is less accurate than this is computed anew."""
+_WINDOW = 200
+"""The transactions after which the accuracy is looked at."""
+
+
+class ModelMaintenance:
+    """Counts the transitions of transactions, and computes a model anew if they are others than expected.
+
+    The accuracy is the share of transitions in common with the distribution that the model expects: at each
+    vertex the sum of the lesser one of the expected and the seen share of each transition, weighted by the
+    visits. New counts replace the old ones, so that a model follows its workload.
+
+    Parameters
+    ----------
+    model : MarkovModel
+        The model.
+
+    Attributes
+    ----------
+    recomputed : int
+        How often it was computed anew.
+    """
+
+    def __init__(self, model: MarkovModel) -> None:
+        self._model = model
+        self._seen: dict[int, dict[int, int]] = {}
+        self._transactions = 0
+        self.recomputed = 0
+
+    def observe(self, queries: Iterable[Query], *, aborted: bool) -> bool:
+        """Count a transaction; return whether the model was computed anew.
+
+        A state that the model does not have becomes a vertex; it has no probabilities until then.
+        """
+        path = self._model.extend(queries, aborted=aborted)
+        for one, other in itertools.pairwise(path):
+            edges = self._seen.setdefault(one, {})
+            edges[other] = edges.get(other, 0) + 1
+        self._transactions += 1
+        if self._transactions < _WINDOW:
+            return False
+        inaccurate = self.accuracy() < LEAST_ACCURACY
+        if inaccurate:
+            for vertex, edges in self._seen.items():
+                self._model.edges[vertex] = edges
+            self._model.process()
+            self.recomputed += 1
+        self._seen, self._transactions = {}, 0
+        return inaccurate
+
+    def accuracy(self) -> float:
+        """Return the share of transitions since the last look that the model expects."""
+        common, visits = 0.0, 0
+        for vertex, edges in self._seen.items():
+            expected, total = self._model.edges[vertex], sum(edges.values())
+            all_expected = sum(expected.values()) or 1
+            common += sum(
+                min(count, expected.get(child, 0) / all_expected * total) for child, count in edges.items()
+            )
+            visits += total
+        return common / visits if visits else 1.0

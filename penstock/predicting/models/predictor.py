@@ -1,0 +1,251 @@
+"""A predictor: the models of a database's procedures for one placement of its tables (H-Store §5.3)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.predicting.models.estimates import Estimate, estimate
+from penstock.predicting.models.features import Category, Feature, Tree, read_features
+from penstock.predicting.models.markov import MarkovModel
+from penstock.predicting.models.parameters import EventParameters, Parameters, QueryName, Source
+from penstock.procedures.partitions.placement import Placement
+from penstock.procedures.schema import Column
+from penstock.procedures.texts import Numbers
+
+__all__ = ["Predictor", "ProcedureModels", "describe_placements"]
+
+_VERSION = 1
+_HINT = "penstock predict writes such a file"
+
+
+@dataclass
+class ProcedureModels:
+    """The models of one procedure.
+
+    Attributes
+    ----------
+    procedure : str
+        The procedure.
+    kind : tuple of str and object, optional
+        An attribute and its value, if these are the models of transactions that have it.
+    digest : str
+        The digest of the procedure's program.
+    names : tuple of QueryName
+        The names of its queries.
+    sources : tuple of Source
+        The parameter mapping.
+    base : str or None
+        The attribute that places most queries.
+    features : tuple of Feature
+        The features by which `tree` chooses a model; none if there is one model.
+    tree : Tree
+        The decision tree.
+    models : list of MarkovModel
+        The models.
+    """
+
+    procedure: str
+    kind: tuple[str, Any] | None
+    digest: str
+    names: tuple[QueryName, ...]
+    sources: tuple[Source, ...]
+    base: str | None
+    features: tuple[Feature, ...]
+    tree: Tree
+    models: list[MarkovModel]
+    _known: dict[tuple[Any, ...], Estimate] = field(default_factory=dict, repr=False)
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return self.procedure if self.kind is None else f"{self.procedure} {self.kind[1]}"
+
+    @property
+    def writes(self) -> list[bool]:
+        """For each query whether it writes."""
+        return [name.writes for name in self.names]
+
+    def choose(self, events: pa.RecordBatch, event: Sequence[Column], partitions: int) -> Numbers:
+        """Return the number of the model of each event."""
+        if not self.features:
+            return np.zeros(events.num_rows, np.int64)
+        return self.tree.choose(read_features(self.features, events, event, self.base, partitions))
+
+    def estimate(
+        self, parameters: EventParameters, signature: tuple[Any, ...], model: int, threshold: float
+    ) -> Estimate:
+        """Return the estimate of a transaction; equal ones are made once."""
+        key = (model, threshold, signature)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = estimate(
+                self.models[model],
+                lambda query, counter: parameters.partitions(signature, query, counter),
+                threshold,
+                self.writes,
+            )
+        return found
+
+    def forget_estimates(self) -> None:
+        """Forget all estimates, since the models have changed."""
+        self._known.clear()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as values that JSON can hold."""
+        return {
+            "procedure": self.procedure,
+            "kind": None if self.kind is None else list(self.kind),
+            "digest": self.digest,
+            "queries": [[name.verb, name.table, list(name.columns)] for name in self.names],
+            "sources": [
+                [one.query, one.column, one.attribute, one.counter, one.coefficient, one.is_exact]
+                for one in self.sources
+            ],
+            "base": self.base,
+            "features": [list(feature) for feature in self.features],
+            "tree": [self.tree.feature, self.tree.bound, self.tree.left, self.tree.right, self.tree.model],
+            "models": [model.to_json() for model in self.models],
+        }
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any], partitions: int) -> ProcedureModels:
+        """Return what `to_json` describes."""
+        names = tuple(QueryName(verb, table, tuple(columns)) for verb, table, columns in content["queries"])
+        writes = [name.writes for name in names]
+        return ProcedureModels(
+            content["procedure"],
+            None if content["kind"] is None else (content["kind"][0], content["kind"][1]),
+            content["digest"],
+            names,
+            tuple(Source(*one) for one in content["sources"]),
+            content["base"],
+            tuple(Feature(Category(category), attribute) for category, attribute in content["features"]),
+            Tree(*map(tuple, content["tree"])),
+            [MarkovModel.from_json(model, partitions, writes) for model in content["models"]],
+        )
+
+
+@dataclass
+class Predictor:
+    """The models of a database's procedures. `Database.open` takes it, or its file.
+
+    Attributes
+    ----------
+    database : str
+        The name of the database.
+    partitions : int
+        The number of partitions.
+    placements : mapping
+        For each partitioned table its column, and its ranges if it is not placed by the hash.
+    threshold : float
+        The least probability with which a prediction is used.
+    procedures : list of ProcedureModels
+        The models.
+    """
+
+    database: str
+    partitions: int
+    placements: Mapping[str, tuple[str, tuple[Any, ...] | None]]
+    threshold: float
+    procedures: list[ProcedureModels]
+
+    def check(self, database: str, partitions: int, placements: Mapping[str, Placement]) -> None:
+        """Refuse another database or other partitions than those of the models.
+
+        Raises
+        ------
+        InvalidUsageError
+            If they differ.
+        """
+        if database != self.database:
+            raise InvalidUsageError(
+                "the predictor is of another database", database=database, predictor=self.database
+            )
+        now = describe_placements(placements)
+        if partitions != self.partitions or now != dict(self.placements):
+            raise InvalidUsageError(
+                "the predictor is for other partitions",
+                partitions=partitions,
+                predictor=self.partitions,
+                tables=sorted(
+                    name
+                    for name in now.keys() | self.placements
+                    if now.get(name) != self.placements.get(name)
+                ),
+                hint="train it again: penstock predict with these partitions",
+            )
+
+    def parameters(
+        self, models: ProcedureModels, event: Sequence[Column], placements: Mapping[str, Placement]
+    ) -> Parameters:
+        """Return the partitions of a procedure's queries by attributes."""
+        return Parameters(models.names, models.sources, event, placements, self.partitions)
+
+    def to_json(self) -> str:
+        """Return the text that `parse` reads."""
+        return json.dumps({
+            "version": _VERSION,
+            "database": self.database,
+            "partitions": self.partitions,
+            "tables": {name: [column, ranges] for name, (column, ranges) in self.placements.items()},
+            "threshold": self.threshold,
+            "procedures": [models.to_json() for models in self.procedures],
+        })  # fmt: skip
+
+    @staticmethod
+    def load(source: Predictor | str | os.PathLike[str]) -> Predictor:
+        """Read a predictor from its file.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the file cannot be read, or is no predictor.
+        """
+        if isinstance(source, Predictor):
+            return source
+        try:
+            text = Path(source).read_text(encoding="utf-8")
+        except (OSError, TypeError, ValueError) as error:
+            raise InvalidUsageError("cannot read a predictor", file=source, reason=str(error)) from error
+        return Predictor.parse(text, str(source))
+
+    @staticmethod
+    def parse(text: str, file: str = "<text>") -> Predictor:
+        """Return the predictor that a text says; see `load`."""
+        try:
+            content = json.loads(text)
+            version = content["version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidUsageError("this is no predictor", file=file, hint=_HINT) from error
+        if version != _VERSION:
+            raise InvalidUsageError(
+                "the predictor has another version", file=file, version=version, known=_VERSION, hint=_HINT
+            )
+        try:
+            partitions = content["partitions"]
+            return Predictor(
+                content["database"],
+                partitions,
+                {
+                    name: (column, None if ranges is None else tuple(ranges))
+                    for name, (column, ranges) in content["tables"].items()
+                },
+                content["threshold"],
+                [ProcedureModels.from_json(one, partitions) for one in content["procedures"]],
+            )
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise InvalidUsageError("a predictor is damaged", file=file, reason=repr(error)) from error
+
+
+def describe_placements(placements: Mapping[str, Placement]) -> dict[str, tuple[str, tuple[Any, ...] | None]]:
+    """Return the column and the ranges of each placement."""
+    return {name: (one.column.name, one.ranges) for name, one in placements.items()}

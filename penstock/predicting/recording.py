@@ -1,0 +1,392 @@
+"""Runs requests in Python over dicts, and records the queries that they execute, in order (H-Store §5.2.1).
+
+A query is a look-up, a write, an insert or a delete of one row, or a look-up by an index. Writes of one row
+that follow each other are one query. The rows that an index finds are no queries of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.designing.traces.trace import Request, column_numbers, find_program
+from penstock.errors import InvalidUsageError
+from penstock.predicting.models.markov import Query
+from penstock.predicting.models.parameters import QueryName
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.databases import Database
+from penstock.procedures.engine import TableSet
+from penstock.procedures.in_process.arrow_rows import as_arrow, batches_of
+from penstock.procedures.partitions.placement import Placement
+from penstock.procedures.plain.rounds import PlainRounds
+from penstock.procedures.plain.selection import PlainSelection, find_index
+from penstock.procedures.plain.tables import PlainTable, python_rows
+from penstock.procedures.plain.words import RejectedError
+from penstock.procedures.procedure import Procedure
+from penstock.procedures.rows import from_python
+from penstock.procedures.schema import IndexSpec, TableSpec
+from penstock.procedures.texts import Numbers
+
+__all__ = ["ProcedureTrace", "key_numbers", "record"]
+
+Key = tuple[Any, ...]
+Row = dict[str, Any]
+Note = tuple[QueryName, Key]
+Masks = npt.NDArray[np.uint64]
+
+
+@dataclass
+class ProcedureTrace:
+    """The transactions of one procedure, and the queries that they executed.
+
+    Attributes
+    ----------
+    procedure : str
+        The procedure.
+    kind : tuple of str and object, optional
+        An attribute and the value that all its events have.
+    program : Program
+        Its program.
+    events : pyarrow.RecordBatch
+        The events.
+    names : tuple of QueryName
+        The names of queries.
+    starts : ndarray of int64
+        The place of each transaction's first query, then their number.
+    query : ndarray of int64
+        The place of each query's name.
+    keys : mapping
+        For each place of a name the columns of the keys of its queries, in order; a null is not known.
+    aborted : ndarray of bool
+        Whether each transaction was rejected.
+    """
+
+    procedure: str
+    kind: tuple[str, Any] | None
+    program: Program
+    events: pa.RecordBatch
+    names: tuple[QueryName, ...]
+    starts: Numbers
+    query: Numbers
+    keys: Mapping[int, list[pa.Array[Any]]]
+    aborted: npt.NDArray[np.bool_]
+    tables: Mapping[str, TableSpec] = field(repr=False)
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return self.procedure if self.kind is None else f"{self.procedure} {self.kind[1]}"
+
+    @property
+    def transactions(self) -> int:
+        """The number of transactions."""
+        return len(self.aborted)
+
+    def counters(self) -> Numbers:
+        """Return for each query how often its transaction has executed it before."""
+        owner = np.repeat(np.arange(self.transactions), np.diff(self.starts))
+        groups = owner * max(len(self.names), 1) + self.query
+        order = np.argsort(groups, kind="stable")
+        ordered = groups[order]
+        begins = (
+            np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(ordered) else np.zeros(0, int)
+        )
+        inside = np.arange(len(ordered)) - np.repeat(begins, np.diff(np.r_[begins, len(ordered)]))
+        counters = np.empty(len(ordered), np.int64)
+        counters[order] = inside
+        return counters
+
+    def slice(self, begin: int, end: int) -> ProcedureTrace:
+        """Return the transactions from number `begin` to before `end`."""
+        first, last = self.starts[begin], self.starts[end]
+        keys = {}
+        for place, columns in self.keys.items():
+            before = int((self.query[:first] == place).sum())
+            count = int((self.query[first:last] == place).sum())
+            keys[place] = [column.slice(before, count) for column in columns]
+        return replace(
+            self, events=self.events.slice(begin, end - begin), starts=self.starts[begin : end + 1] - first,
+            query=self.query[first:last], keys=keys, aborted=self.aborted[begin:end],
+        )  # fmt: skip
+
+    def place(self, placements: Mapping[str, Placement], partitions: int) -> list[list[Query]]:
+        """Return the queries of each transaction with the partitions that they access."""
+        masks = np.zeros(len(self.query), np.uint64)
+        everywhere = np.uint64((1 << partitions) - 1)
+        for place, name in enumerate(self.names):
+            chosen = self.query == place
+            placement = placements.get(name.table)
+            if placement is None:
+                masks[chosen] = everywhere if name.writes else 0
+                continue
+            column = self.tables[name.table].key.index(placement.column.name)
+            values = self.keys[place][column]
+            known = values.is_valid().to_numpy(zero_copy_only=False)
+            numbers = placement.partitions_of(placement.column, values).astype(np.uint64)
+            masks[chosen] = np.where(known, np.uint64(1) << numbers, everywhere)
+        queries = [Query(*one) for one in zip(self.query.tolist(), masks.tolist(), strict=True)]
+        return [queries[begin:end] for begin, end in zip(self.starts[:-1], self.starts[1:], strict=True)]
+
+
+class _Journal(list[Any]):
+    """The changes of a transaction; notes each as a query."""
+
+    def append(self, change: Any, /) -> None:
+        super().append(change)
+        change[0].note_change(change[1])
+
+
+class _RecordingTable(PlainTable):
+    """A table that notes queries, and finds rows of an index without a scan."""
+
+    def __init__(self, spec: TableSpec, rows: Iterable[Row], journal: _Journal, notes: list[Note]) -> None:
+        super().__init__(spec, journal)
+        self.rows = {tuple(row[name] for name in spec.key): row for row in rows}
+        self._notes = notes
+        self._names = {verb: QueryName(verb, spec.name) for verb in ("read", "write", "insert", "delete")}
+        self._change_verb = "write"
+        self._moved: set[Key] = set()
+        self._groups: dict[tuple[str, ...], dict[Key, set[Key]]] = {}
+        self._group_of: dict[tuple[str, ...], dict[Key, Key]] = {}
+
+    def note(self, name: QueryName, key: Key) -> None:
+        """Note a query of the present transaction."""
+        self._notes.append((name, key))
+
+    def note_change(self, key: Key) -> None:
+        """Note a change of a row; several writes of one row in sequence are one query."""
+        self._moved.add(key)
+        query = (self._names[self._change_verb], key)
+        if self._change_verb != "write" or not self._notes or self._notes[-1] != query:
+            self._notes.append(query)
+
+    def note_undo(self, key: Key) -> None:
+        """Note that a row is as before."""
+        self._moved.add(key)
+
+    def get(self, key: Any) -> Any:
+        """Return a row; None if there is none."""
+        self.note(self._names["read"], self._key(key))
+        return super().get(key)
+
+    def __contains__(self, key: Any) -> bool:
+        self.note(self._names["read"], self._key(key))
+        return super().__contains__(key)
+
+    def peek(self, key: Key) -> Any:
+        """Return a row without noting it."""
+        return super().get(key)
+
+    def by(self, *columns: str) -> PlainSelection:
+        """Return the rows in the order of an index."""
+        return _RecordingSelection(self, find_index(self.spec, columns))
+
+    def _change(self, key: Key, values: Row | None) -> None:
+        self._change_verb = "delete" if values is None else "insert"
+        super()._change(key, values)
+        self._change_verb = "write"
+
+    def group(self, columns: tuple[str, ...], values: Key) -> set[Key]:
+        """Return the keys of the rows, and maybe of others, that have these values in the columns."""
+        if columns not in self._groups:
+            self._groups[columns], self._group_of[columns] = defaultdict(set), {}
+            self._arrange(columns, self.rows)
+        for one in self._groups:
+            self._arrange(one, self._moved)
+        self._moved.clear()
+        return self._groups[columns].get(values, set())
+
+    def _arrange(self, columns: tuple[str, ...], keys: Iterable[Key]) -> None:
+        groups, group_of = self._groups[columns], self._group_of[columns]
+        for key in keys:
+            if key in group_of:
+                groups[group_of.pop(key)].discard(key)
+            row = self.rows.get(key)
+            if row is not None:
+                values = tuple(row[name] for name in columns)
+                groups[values].add(key)
+                group_of[key] = values
+
+
+class _RecordingSelection(PlainSelection):
+    """The rows of an index; notes each look-up."""
+
+    _table: _RecordingTable
+
+    def __init__(
+        self, table: Any, index: IndexSpec, equal: Key = (), low: Any = None, high: Any = None
+    ) -> None:
+        super().__init__(table, index, equal, low, high)
+        self._table = table
+
+    def __getitem__(self, key: Any) -> PlainSelection:
+        made = super().__getitem__(key)
+        return _RecordingSelection(self._table, self._index, made._equal, made._low, made._high)
+
+    def _keys(self) -> list[Key]:
+        table, columns = self._table, self._index.columns[: len(self._equal)]
+        known = dict(zip(columns, self._equal, strict=True))
+        name = QueryName("select", table.spec.name, columns)
+        table.note(name, tuple(known.get(one) for one in table.spec.key))
+        chosen = {key: table.rows[key] for key in table.group(columns, self._equal)}
+        part = SimpleNamespace(spec=table.spec, rows=chosen)
+        return PlainSelection(part, self._index, self._equal, self._low, self._high)._keys()
+
+    def _rows(self, keys: Any) -> Any:
+        for key in keys:
+            row = self._table.peek(key)
+            if row is not None:
+                yield row
+
+
+class _Collected:
+    """What was recorded of one procedure."""
+
+    def __init__(self, procedure: str, kind: tuple[str, Any] | None, program: Program) -> None:
+        self.procedure, self.kind, self.program = procedure, kind, program
+        self.events: list[pa.RecordBatch] = []
+        self.names: dict[QueryName, int] = {}
+        self.sizes: list[int] = []
+        self.query: list[int] = []
+        self.keys: defaultdict[int, list[Key]] = defaultdict(list)
+        self.aborted: list[bool] = []
+
+    def add(self, notes: Sequence[Note], *, aborted: bool) -> None:
+        """Add a transaction."""
+        for name, key in notes:
+            place = self.names.setdefault(name, len(self.names))
+            self.query.append(place)
+            self.keys[place].append(key)
+        self.sizes.append(len(notes))
+        self.aborted.append(aborted)
+
+    def build(self, tables: Mapping[str, TableSpec]) -> ProcedureTrace:
+        """Return the trace."""
+        names = tuple(self.names)
+        keys = {
+            place: [
+                from_python(list(values), column.type)
+                for column, values in zip(
+                    tables[names[place].table].key_columns, zip(*rows, strict=True), strict=True
+                )
+            ]
+            for place, rows in self.keys.items()
+        }
+        events = pa.Table.from_batches(self.events).combine_chunks()
+        return ProcedureTrace(
+            self.procedure, self.kind, self.program, events.to_batches()[0], names,
+            np.concatenate([[0], np.cumsum(self.sizes)]).astype(np.int64), np.array(self.query, np.int64),
+            keys, np.array(self.aborted), tables,
+        )  # fmt: skip
+
+
+def record(
+    database: Database,
+    requests: Iterable[Request],
+    tables: Mapping[str, pa.Table | pa.RecordBatch | Mapping[str, Any]] | TableSet | None = None,
+    *,
+    kind: str | None = None,
+) -> list[ProcedureTrace]:
+    """Run requests over tables, and return the queries that they execute.
+
+    Parameters
+    ----------
+    database : Database
+        The tables and procedures.
+    requests : iterable of tuple
+        The name of a procedure, and its events, in the order of their calls.
+    tables : mapping or TableSet, optional
+        The first rows of tables.
+    kind : str, optional
+        An attribute of events, for procedures that are several in one: each of its values counts as one.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no request or procedure, events or rows do not fit, or a procedure is a workflow, or has
+        streams or windows, or runs with ``plain=True``.
+    """
+    state = tables if isinstance(tables, TableSet) else _load(database, tables or {})
+    journal = _Journal()
+    notes: list[Note] = []
+    recording = {
+        name: _RecordingTable(spec, state[name].scan(), journal, notes)
+        for name, spec in database.tables.items()
+    }
+    collected: dict[tuple[str, Any], _Collected] = {}
+    all_rounds: dict[str, PlainRounds] = {}
+    for name, rows in requests:
+        program, events = find_program(database, name, rows)
+        hidden = [spec.name for spec in program.tables if spec.name not in recording]
+        if name in database.workflows or hidden or not isinstance(program, Program):
+            raise InvalidUsageError(
+                "only compiled procedures over tables are predicted",
+                procedure=name,
+                hint="leave its requests out of the trace",
+            )
+        kinds: list[Any] = [None] * events.num_rows
+        if kind is not None and kind in events.schema.names:
+            kinds = events.column(kind).to_pylist()
+        targets = {}
+        for one in dict.fromkeys(kinds):
+            chosen = pa.array([other == one for other in kinds])
+            key = (name, one)
+            if key not in collected:
+                collected[key] = _Collected(name, None if one is None else (str(kind), one), program)
+            collected[key].events.append(events.filter(chosen))
+            targets[one] = collected[key]
+        if name not in all_rounds:
+            all_rounds[name] = _rounds_of(database.procedures[name], recording, journal)
+        rounds = all_rounds[name]
+        function = rounds.function(database.procedures[name].text)
+        parameters = [rounds.parameter(table) for table in database.procedures[name].text.tables]
+        for one, values in zip(kinds, python_rows(events), strict=True):
+            notes.clear()
+            del journal[:]
+            aborted = False
+            try:
+                function(SimpleNamespace(**values), *parameters)
+            except RejectedError:
+                aborted = True
+                for table, key, _ in journal:
+                    table.note_undo(key)
+                rounds.undo(0)
+            targets[one].add(notes, aborted=aborted)
+    found = [one.build(database.tables) for one in collected.values() if one.aborted]
+    if not found:
+        raise InvalidUsageError("the trace has no transaction", database=database.name)
+    return found
+
+
+def _load(database: Database, tables: Mapping[str, Any]) -> TableSet:
+    state = TableSet(database.tables.values())
+    for name, rows in tables.items():
+        if name not in database.tables:
+            raise InvalidUsageError("there is no such table", table=name)
+        for batch in batches_of(as_arrow(rows, owner=name), database.tables[name].schema, owner=name):
+            state.load(name, batch)
+    return state
+
+
+def _rounds_of(procedure: Procedure, tables: Mapping[str, _RecordingTable], journal: _Journal) -> PlainRounds:
+    rounds = PlainRounds(procedure.catalog.find_dependencies([procedure.text]))
+    rounds.journal = journal
+    for name in rounds.tables:
+        tables[name].on_insert = rounds.tables[name].on_insert
+        rounds.tables[name] = tables[name]
+    return rounds
+
+
+def key_numbers(trace: ProcedureTrace, place: int, column: int) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    """Return a column of the keys of a query as integers, and whether each is known."""
+    spec = trace.tables[trace.names[place].table]
+    values = trace.keys[place][column]
+    known = values.is_valid().to_numpy(zero_copy_only=False)
+    return column_numbers(spec.key_columns[column], values), known

@@ -1,0 +1,320 @@
+"""`penstock.predict`: from a trace to models, their mappings and their accuracy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import penstock
+from penstock.cli import app
+from penstock.errors import InvalidUsageError
+from penstock.predicting.accuracy import judge
+from penstock.predicting.models.maintenance import ModelMaintenance
+from penstock.predicting.models.markov import ABORT, BEGIN, COMMIT, MarkovModel, Query
+from penstock.predicting.models.predictor import Predictor
+from penstock.predicting.recording import record
+from penstock.predicting.training import Samples, train
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.databases import Database
+from penstock.procedures.language import abort
+from penstock.procedures.partitions.placement import place_tables
+from tests.procedures import interpreted
+
+STORES, ITEMS, PARTITIONS = 8, 10, 4
+
+
+def shop() -> Database:
+    """Return a database with a procedure whose path depends on its event, and one that may abort."""
+    database = penstock.database("shop")
+    stock = "store bigint, item bigint, count bigint NOT NULL"
+    database.table("stock", stock, key=("store", "item"), partition_by="store")
+    database.table("stores", "store bigint, orders bigint NOT NULL", key="store", partition_by="store")
+    database.table("orders", "store bigint, number bigint", key=("store", "number"), partition_by="store")
+
+    @database.procedure(event="store bigint, sources array<bigint>, item bigint")
+    def order(e: Any, stores: Any, stock: Any, orders: Any) -> Any:
+        store = stores[e.store]
+        store.orders += 1
+        for source in e.sources:
+            row = stock[(source, e.item)]
+            row.count -= 1
+        orders.insert(store=e.store, number=store.orders)
+
+    @database.procedure(event="store bigint, item bigint, least bigint")
+    def take(e: Any, stock: Any) -> Any:
+        row = stock[(e.store, e.item)]
+        row.count -= 1
+        if row.count < e.least:
+            abort("too few")
+
+    @database.procedure(event="store bigint, item bigint", returns="count bigint")
+    def look(e: Any, stock: Any) -> Any:
+        return stock[(e.store, e.item)].count
+
+    for procedure in database.procedures.values():
+        program = procedure.program()
+        assert isinstance(program, Program)
+        program.__dict__["kernel"] = interpreted(program)
+    return database
+
+
+def rows() -> dict[str, dict[str, Any]]:
+    pairs = [(store, item) for store in range(STORES) for item in range(ITEMS)]
+    stores, items = zip(*pairs, strict=True)
+    return {
+        "stock": {"store": stores, "item": items, "count": [1_000] * len(pairs)},
+        "stores": {"store": range(STORES), "orders": [0] * STORES},
+    }
+
+
+def requests(count: int = 200, seed: int = 1) -> dict[str, dict[str, Any]]:
+    draw = np.random.default_rng(seed)
+    store, item = draw.integers(0, STORES, count), draw.integers(0, ITEMS, count)
+    sources = [
+        [int(one) if draw.random() < 0.9 else int(draw.integers(STORES)) for _ in range(draw.integers(1, 4))]
+        for one in store
+    ]
+    return {
+        "order": {"store": store, "sources": sources, "item": item},
+        "take": {"store": store, "item": item, "least": np.where(draw.random(count) < 0.3, 5_000, 0)},
+        "look": {"store": store, "item": item},
+    }
+
+
+def test_the_accuracy_is_measured_and_features_make_it_better() -> None:
+    together = penstock.predict(shop(), requests(), tables=rows(), clustered=False)
+    apart = penstock.predict(shop(), requests(), tables=rows())
+    assert together.total.transactions == apart.total.transactions == 300
+    (models,) = [one for one in apart.predictor.procedures if one.procedure == "order"]
+    assert "length(sources)" in map(str, models.features)
+    assert len(models.models) > 1
+    # Without the length of the list, a model cannot know how often the loop runs.
+    assert together.accuracy["order"].share("total") < 0.95
+    assert apart.accuracy["order"].share("total") > 0.95
+    assert apart.accuracy["look"].share("total") == 1.0
+    assert apart.accuracy["look"].share("no_undo") == 1.0
+
+
+def test_a_transaction_that_aborts_never_lacks_its_undo_log() -> None:
+    result = penstock.predict(shop(), requests(), tables=rows())
+    take = result.accuracy["take"]
+    assert take.share("undo") == 1.0
+    assert 0.5 < take.share("no_undo") < 0.8  # a model for those whose `least` is low
+
+
+def test_mappings_are_exact_where_the_compiler_knows_them() -> None:
+    text = penstock.predict(shop(), requests(), tables=rows(), clustered=False).explain().splitlines()
+    for line in (
+        "predictor of shop for 4 partitions",
+        "  look: 1 model, 4 states",
+        "    read stores: store is e.store, the compiler knows",
+        "    read stock: store is e.sources, in 100.0% of the trace",
+        "    insert orders: store is e.store, the compiler knows",
+    ):
+        assert line in text, "\n".join(text)
+    assert not any("number is e" in line for line in text)
+
+
+def test_queries_are_recorded_in_order_with_their_partitions() -> None:
+    made = shop()
+    events = {"store": [0, 1], "sources": [[0, 5], [7]], "item": [0, 99]}
+    (trace,) = record(made, [("order", events)], rows())
+    assert [str(name) for name in trace.names] == [
+        "read stores", "write stores", "read stock", "write stock", "insert orders"
+    ]  # fmt: skip
+    placements = place_tables(made.tables, PARTITIONS, {})
+    place = placements["stores"].partitions_of(placements["stores"].column, pa.array(range(STORES)))
+    home, other, second, third = (1 << int(place[store]) for store in (0, 5, 1, 7))
+    assert trace.place(placements, PARTITIONS) == [
+        [Query(0, home), Query(1, home), Query(2, home), Query(3, home), Query(2, other), Query(3, other),
+         Query(4, home)],
+        [Query(0, second), Query(1, second), Query(2, third)],
+    ]  # fmt: skip
+    assert trace.aborted.tolist() == [False, True]
+    assert trace.counters().tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
+
+
+def test_an_aborted_transaction_leaves_what_an_index_finds() -> None:
+    made = penstock.database("t")
+    made.table("t", "k bigint, team bigint", key="k", partition_by="k", indexes=["team"])
+
+    @made.procedure(event="k bigint, team bigint, fails boolean")
+    def move(e: Any, t: Any) -> Any:
+        row = t.by("team")[e.team].first()
+        if row is not None:
+            t[row.k].team = 0
+        if e.fails:
+            abort("no")
+
+    events = {"k": [1, 1, 1], "team": [5, 5, 5], "fails": [True, False, False]}
+    (trace,) = record(made, [("move", events)], {"t": {"k": [1], "team": [5]}})
+    assert np.diff(trace.starts).tolist() == [3, 3, 1]
+
+
+def model_of(*transactions: tuple[list[tuple[int, int]], bool]) -> MarkovModel:
+    model = MarkovModel(3, [False, True])
+    for queries, aborted in transactions:
+        model.add([Query(*one) for one in queries], aborted=aborted)
+    model.process()
+    return model
+
+
+def test_probability_tables_say_what_follows_a_state() -> None:
+    # Three transactions read in partition 0; one writes there, one writes in partition 1, one aborts.
+    model = model_of(([(0, 1), (1, 1)], False), ([(0, 1), (1, 2)], False), ([(0, 1)], True))
+    (first,) = model.edges[BEGIN]
+    assert model.abort[[BEGIN, first, COMMIT, ABORT]] == pytest.approx([1 / 3, 1 / 3, 0, 1])
+    assert model.single[first] == pytest.approx(2 / 3)
+    assert model.reads[first] == pytest.approx([1, 0, 0])
+    assert model.changes[first] == pytest.approx([1 / 3, 1 / 3, 0])
+    assert model.finish[first] == pytest.approx([2 / 3, 2 / 3, 1])
+
+
+def test_tables_of_states_that_follow_each_other_in_both_orders_are_exact() -> None:
+    model = model_of(([(0, 1), (1, 1)], False), ([(1, 1), (0, 1)], False), ([(1, 1), (0, 1)], True))
+    matrix = np.zeros((len(model), len(model)))
+    for vertex, edges in enumerate(model.edges):
+        for child in edges:
+            matrix[vertex, child] = model.probability(vertex, child)
+    matrix[ABORT, ABORT] = 1.0
+    assert model.abort == pytest.approx(np.linalg.matrix_power(matrix, 500)[:, ABORT], abs=1e-6)
+
+
+def test_a_model_is_computed_anew_once_its_workload_shifts() -> None:
+    model = model_of(*[([(0, 1)], False)] * 50)
+    maintenance = ModelMaintenance(model)
+    for _ in range(400):
+        assert not maintenance.observe([Query(0, 1)], aborted=False)
+    path = [Query(0, 1), Query(1, 2)]
+    assert model.path(path, aborted=False)[2] == -1
+    assert [maintenance.observe(path, aborted=False) for _ in range(200)].count(True) == 1
+    assert maintenance.recomputed == 1
+    first = model.path(path, aborted=False)[1]
+    assert model.changes[first] == pytest.approx([0, 1, 0])
+    assert model.probability(first, model.path(path, aborted=False)[2]) == 1.0
+
+
+def test_a_wrong_end_of_a_partition_is_a_wrong_prediction() -> None:
+    made = shop()
+    events = {"store": [0] * 30, "sources": [[5, 0]] * 30, "item": [0] * 30}
+    placements = place_tables(made.tables, PARTITIONS, {})
+    (trace,) = record(made, [("order", events)], rows())
+    samples = Samples.of(trace, placements, PARTITIONS)
+    models = train(samples, 0.5, clustered=False)
+    parameters = Predictor("shop", PARTITIONS, {}, 0.5, []).parameters(
+        models, trace.program.event, placements
+    )
+    values = parameters.read(trace.events)
+    found = models.estimate(values, values.signature(0), 0, 0.5)
+    right = judge(found, models.models[0], samples.queries[0], aborted=False, threshold=0.5)
+    assert (right.base, right.partitions, right.undo, right.finish, right.early) == (True,) * 5
+    again = [*samples.queries[0], samples.queries[0][2]]  # the other partition once more
+    late = judge(found, models.models[0], again, aborted=False, threshold=0.5)
+    assert (late.base, late.partitions, late.undo, late.finish) == (True, True, True, False)
+
+
+def test_a_predictor_is_stored_as_a_file(tmp_path: Path) -> None:
+    result = penstock.predict(shop(), requests(), tables=rows())
+    (tmp_path / "predictor.json").write_text(result.to_json())
+    read = Predictor.load(tmp_path / "predictor.json")
+    assert read.to_json() == result.to_json()
+    for one, other in zip(read.procedures, result.predictor.procedures, strict=True):
+        for model, same in zip(one.models, other.models, strict=True):
+            assert (model.states, model.edges) == (same.states, same.edges)
+            assert (model.abort == same.abort).all()
+    for text, fact in (
+        ("{", "this is no predictor"),
+        ('{"version": 9}', "the predictor has another version"),
+        ('{"version": 1}', "a predictor is damaged"),
+    ):
+        with pytest.raises(InvalidUsageError, match=fact):
+            Predictor.parse(text)
+    with pytest.raises(InvalidUsageError, match="cannot read a predictor"):
+        Predictor.load(tmp_path / "none")
+
+
+def test_a_predictor_for_other_partitions_is_refused() -> None:
+    result = penstock.predict(shop(), requests(40), tables=rows(), clustered=False)
+    tables = shop().tables
+    result.predictor.check("shop", 4, place_tables(tables, 4, {}))
+    for name, partitions, ranges in (("bank", 4, {}), ("shop", 3, {}), ("shop", 4, {"stock": [1, 2, 3]})):
+        with pytest.raises(InvalidUsageError, match="the predictor is"):
+            result.predictor.check(name, partitions, place_tables(tables, partitions, ranges))
+
+
+def test_the_log_of_an_open_database_is_a_trace(tmp_path: Path) -> None:
+    with shop().open(tmp_path / "shop") as db:
+        for name, table in rows().items():
+            db.load(name, table)
+        db.checkpoint()
+        db.run("look", requests(60)["look"])
+        assert db._log is not None
+        db._log._writer.flush()  # a second passes otherwise
+        result = penstock.predict(shop(), log=tmp_path / "shop", clustered=False)
+    assert result.accuracy["look"].transactions == 30
+    assert result.total.share("total") == 1.0
+
+
+def test_a_drawing_has_a_box_for_each_state() -> None:
+    result = penstock.predict(shop(), requests(), tables=rows(), clustered=False)
+    drawing = ElementTree.fromstring(result.to_svg("look"))
+    texts = [one.text for one in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("read stock") == PARTITIONS
+    assert {"begin", "commit", "abort", "partition 3"} <= set(texts)
+    with pytest.raises(InvalidUsageError, match="did you mean 'look'"):
+        result.to_svg("lok")
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({}, "a trace is requests or a log"),
+        ({"requests": {}}, "the trace has no transaction"),
+        ({"requests": {"look": {"store": [1], "item": [1]}}}, "the trace is too short"),
+        ({"requests": {"lok": {"store": [1]}}}, "did you mean 'look'"),
+        ({"requests": requests(30), "partitions": 1}, "this is no number of partitions"),
+        ({"requests": requests(30), "threshold": 0}, "a threshold is above 0"),
+        ({"requests": requests(30), "tables": {"stok": {}}}, "there is no such table"),
+    ],
+)
+def test_an_unusable_trace_or_option_is_refused(options: dict[str, Any], fact: str) -> None:
+    with pytest.raises(InvalidUsageError, match=fact):
+        penstock.predict(shop(), **options)
+
+
+def test_the_command_writes_the_predictor_and_a_drawing(tmp_path: Path) -> None:
+    file, out, svg = tmp_path / "bank.py", tmp_path / "predictor.json", tmp_path / "pay.svg"
+    file.write_text(
+        "import penstock\n\n"
+        'bank = penstock.database("bank")\n'
+        'bank.table("accounts", "id bigint, balance bigint NOT NULL", key="id", partition_by="id")\n\n\n'
+        '@bank.procedure(event="id bigint, amount bigint")\n'
+        "def pay(e, accounts):\n"
+        "    accounts[e.id].balance += e.amount\n"
+    )
+    pq.write_table(pa.table({"id": [n % 9 for n in range(60)], "amount": [1] * 60}), tmp_path / "pay.parquet")
+    pq.write_table(pa.table({"id": range(9), "balance": [0] * 9}), tmp_path / "accounts.parquet")
+    options = [
+        "--requests", f"pay={tmp_path / 'pay.parquet'}", "--rows", f"accounts={tmp_path / 'accounts.parquet'}"
+    ]  # fmt: skip
+    done = CliRunner().invoke(
+        app, ["predict", str(file), *options, "--partitions", "2", "-o", str(out), "--svg", f"pay={svg}"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "    read accounts: id is e.id, the compiler knows" in done.output.splitlines()
+    assert Predictor.load(out).partitions == 2
+    assert svg.read_text().startswith("<svg")
+    for wrong, fact in (
+        ("pay", "write PROCEDURE=FILE"),
+        (f"pay={tmp_path / 'none'}", "cannot read requests"),
+    ):
+        refused = CliRunner().invoke(app, ["predict", str(file), "--requests", wrong])
+        assert refused.exit_code == 2
+        assert fact in refused.output
