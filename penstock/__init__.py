@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from penstock._lazy import lazily
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.spark_ext.api.upsert import upsert
     from penstock.spark_ext.graph.runner import start
     from penstock.spark_ext.kafka.decode import decode_kafka
+    from penstock.spark_ext.metrics_listener import MetricsListener
     from penstock.spark_ext.state_copy.fork import fork_state
     from penstock.spark_ext.state_copy.migrate import migrate_state
     from penstock.spark_ext.state_copy.rescale import rescale_state
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DatabaseClient",
+    "MetricsListener",
     "PStreamReader",
     "PStreamWriter",
     "SchemaRegistry",
@@ -72,6 +75,7 @@ __getattr__ = lazily(
     __name__,
     {
         "DatabaseClient": "penstock.procedures.served.client",
+        "MetricsListener": "penstock.spark_ext.metrics_listener",
         "PStreamReader": "penstock.checkpointing.p_stream",
         "PStreamWriter": "penstock.checkpointing.p_stream",
         "SchemaRegistry": "penstock.records.registry",
@@ -103,6 +107,12 @@ __getattr__ = lazily(
         "write_transactions": "penstock.spark_ext.api.transactions",
     },
 )
+
+
+if _level := os.environ.get("PENSTOCK_LOG"):
+    from penstock.monitoring.logs import log_to_stderr
+
+    log_to_stderr(_level)
 
 
 def __dir__() -> list[str]:

@@ -7,24 +7,30 @@ from typing import Final, Literal
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["Extra", "need_extra"]
+__all__ = ["Extra", "has_extra", "need_extra"]
 
 Extra = Literal[
-    "avro", "delta", "duckdb", "iceberg", "mqtt", "mysql", "pack", "plot", "postgresql", "predict",
-    "protobuf", "redis", "sketch", "websocket",
+    "avro", "dashboard", "delta", "duckdb", "iceberg", "mqtt", "mysql", "opentelemetry", "pack", "plot",
+    "postgresql", "predict", "prometheus", "protobuf", "redis", "sketch", "websocket",
 ]  # fmt: skip
 
 _MODULES: Final[dict[Extra, tuple[str, str]]] = {
     "avro": ("fastavro", "fastavro"),
+    "dashboard": ("starlette", "starlette uvicorn"),
     "delta": ("deltalake", "deltalake"),
     "duckdb": ("duckdb", "duckdb"),
     "iceberg": ("pyiceberg", "pyiceberg[sql-sqlite]"),
     "mqtt": ("paho", "paho-mqtt"),
     "mysql": ("pymysql", "pymysql"),
+    "opentelemetry": (
+        "opentelemetry.exporter.otlp.proto.http",
+        "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
+    ),
     "pack": ("venv_pack", "venv-pack2"),
     "plot": ("matplotlib", "matplotlib"),
     "postgresql": ("adbc_driver_postgresql", "adbc-driver-postgresql"),
     "predict": ("sklearn", "scikit-learn"),
+    "prometheus": ("prometheus_client", "prometheus-client"),
     "protobuf": ("ptars", "ptars grpcio-tools"),
     "redis": ("redis", "redis"),
     "sketch": ("datasketches", "datasketches"),
@@ -48,9 +54,17 @@ def need_extra(extra: Extra, purpose: str) -> None:
     InvalidUsageError
         If it is not installed.
     """
-    module, package = _MODULES[extra]
-    if importlib.util.find_spec(module) is None:
+    _, package = _MODULES[extra]
+    if not has_extra(extra):
         raise InvalidUsageError(
             f"{purpose} needs {package}, which is not installed",
             hint=f"pip install 'penstock[{extra}]', or pip install {package}",
         )
+
+
+def has_extra(extra: Extra) -> bool:
+    """Return whether an optional dependency is installed."""
+    try:
+        return importlib.util.find_spec(_MODULES[extra][0]) is not None
+    except ModuleNotFoundError:  # a package that should hold it
+        return False

@@ -31,6 +31,7 @@ from penstock.jobs.commands.predict import predict
 from penstock.jobs.commands.repair import repair
 from penstock.jobs.commands.serve import serve
 from penstock.jobs.commands.state import state
+from penstock.jobs.dashboard.command import dashboard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,6 +106,27 @@ def run(
         str | None,
         typer.Option(metavar="client", help="The driver always runs here.", show_default=False),
     ] = None,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Offer metrics to Prometheus at a port of 127.0.0.1, or at HOST:PORT.",
+            show_default=False,
+        ),
+    ] = None,
+    opentelemetry: Annotated[
+        bool, typer.Option("--opentelemetry", help="Send metrics by OTLP, as OTEL_* variables say.")
+    ] = False,
+    dashboard_at: Annotated[
+        str | None,
+        typer.Option(
+            "--dashboard",
+            metavar="ADDRESS",
+            help="Serve the dashboard at a port of 127.0.0.1 or at HOST:PORT, or off. By default a terminal "
+            "gets one at a free port.",
+            show_default=False,
+        ),
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Run a pipeline until it ends, fails, or is stopped.
@@ -115,14 +137,24 @@ def run(
         from penstock.jobs.cluster.master import cluster_pipeline, spark_settings
 
         settings = spark_settings(master, conf or [], deploy_mode)
-        loaded, document = _check(pipeline, overrides or [], inputs=True, settings=settings)
+        overrides = list(overrides or [])
+        if prometheus is not None:
+            overrides.append(f"query.prometheus={prometheus}")
+        if opentelemetry:
+            overrides.append("query.opentelemetry=true")
+        loaded, document = _check(pipeline, overrides, inputs=True, settings=settings)
+        from penstock.jobs.dashboard.dashboard import pipeline_dashboard
         from penstock.jobs.pipelines.batches import batch_printer, summary_line
         from penstock.jobs.pipelines.run import run_to_end
 
         printer = batch_printer() if progress else nullcontext(lambda batch: None)
-        with cluster_pipeline(loaded, settings) as configured, printer as on_batch:
+        with (
+            pipeline_dashboard(loaded, dashboard_at) as shown,
+            cluster_pipeline(loaded, settings) as configured,
+            printer as on_batch,
+        ):
             level = "ERROR" if debug else "FATAL"
-            totals = run_to_end(configured, on_batch, document=document, log_level=level)
+            totals = run_to_end(configured, on_batch, document=document, log_level=level, dashboard=shown)
     if totals.signal is not None:
         typer.echo(f"stopped by {Signals(totals.signal).name}", err=True)
     typer.echo(summary_line(totals), err=True)
@@ -329,13 +361,17 @@ def demo(
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="Run a short demo.")] = False,
     out: Annotated[Path, typer.Option(help="The directory for the plots.")] = Path("penstock-demo"),
+    dashboard_at: Annotated[
+        str | None,
+        typer.Option("--dashboard", metavar="ADDRESS", help="As for penstock run.", show_default=False),
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Compare an append queue and an update queue under the same overload."""
     with errors(debug=debug):
         from penstock.jobs.demo import run_demo
 
-        code = run_demo(seconds=seconds, fast=fast, out=out)
+        code = run_demo(seconds=seconds, fast=fast, out=out, dashboard_at=dashboard_at)
     if code:
         raise typer.Exit(code)
 
@@ -379,6 +415,7 @@ def warm_up(
 
 app.command()(ingest)
 app.command()(compact)
+app.command()(dashboard)
 app.command()(design)
 app.command()(gc)
 app.command()(pack)

@@ -1,4 +1,4 @@
-"""Durations such as ``800ms`` in whole microseconds, numbers of rows, `NEVER` and `FOREVER`."""
+"""Durations such as ``800ms`` in whole microseconds, numbers of rows, addresses, `NEVER` and `FOREVER`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["FOREVER", "NEVER", "parse_duration_us", "parse_rows", "window_rows"]
+__all__ = ["FOREVER", "NEVER", "parse_address", "parse_duration_us", "parse_rows", "window_rows"]
 
 NEVER: Final = -(1 << 63)
 """The time, pane or window of an event that never happened; it sorts before all others."""
@@ -39,6 +39,7 @@ _DURATION = re.compile(r"\s*(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))\s*
 _ROWS = re.compile(r"\s*(?P<number>[0-9]+)\s*rows?\s*")
 _EXAMPLES = "'800ms', '2s', '1.5 s' or '5 minutes'"
 _MOST_ROWS = 2**40
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 def parse_duration_us(duration: str | timedelta) -> int:
@@ -148,3 +149,24 @@ def window_rows(size: object, slide: object | None) -> tuple[int, int] | None:
     if size_rows > _MOST_ROWS:
         raise InvalidUsageError("the windows are too large", size_rows=size_rows, most=_MOST_ROWS)
     return size_rows, slide_rows
+
+
+def parse_address(address: str | int) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``, or of a port of 127.0.0.1.
+
+    An IPv6 address is in brackets, such as ``[::1]:9464``. Port 0 takes a free one.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it is no address.
+    """
+    host, _, port = str(address).rpartition(":")
+    if isinstance(address, bool) or not _PORT.fullmatch(port) or int(port) > 65535:
+        raise InvalidUsageError(
+            f"{address!r} is not an address", hint="write a port, such as 9464, or HOST:PORT"
+        )
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if ":" in bare and bare == host:
+        raise InvalidUsageError(f"{address!r} is not an address", hint="write [HOST]:PORT for IPv6")
+    return bare or "127.0.0.1", int(port)

@@ -18,6 +18,7 @@ from penstock.conf.values import (
     StartTime,
     Text,
     Weight,
+    address_of,
     aggregates_of,
     budget_of,
     cost_of,
@@ -380,6 +381,8 @@ class Query(Section):
     drain: bool = True
     state_location: Text | None = None
     metrics: Text | None = None
+    prometheus: Annotated[int | str | None, BeforeValidator(address_of)] = None
+    opentelemetry: bool = False
     spark: Options = {}
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from penstock.errors import InvalidUsageError
-from penstock.units import parse_duration_us, parse_rows
+from penstock.units import parse_address, parse_duration_us, parse_rows
 
 
 def wrong(fact: str, hint: str | None = None) -> PydanticCustomError:
@@ -148,6 +148,19 @@ def duration_of(value: Any, *, least_us: int) -> str:
             f"the duration {value!r} is too short",
             f"it must be at least {'a millisecond' if least_us == 1_000 else 'a microsecond'}",
         )
+    return value
+
+
+def address_of(value: Any) -> str | int | None:
+    """Check a port or ``HOST:PORT``."""
+    if value is None:
+        return None
+    if not isinstance(value, str | int):
+        raise wrong(f"{show(value)} is not an address", "write a port, such as 9464, or HOST:PORT")
+    try:
+        parse_address(value)
+    except InvalidUsageError as error:
+        raise wrong(error.fact, error.hint) from None
     return value
 
 

@@ -18,7 +18,7 @@ from penstock.dataflow.statistics import Flow, flows
 if TYPE_CHECKING:
     from penstock.dataflow.plan import PhysicalPlan
 
-__all__ = ["draw"]
+__all__ = ["draw", "draw_html"]
 
 _BOX: Final = 330
 _GAP: Final = 30
@@ -50,14 +50,22 @@ class _Place:
         return _LINE * (len(self.lines) + 1) + 10
 
 
-def draw(plan: PhysicalPlan) -> str:
+def draw(plan: PhysicalPlan, *, planned: bool = True) -> str:
     """Return a plan as SVG.
 
     Each edge is labelled with the selectivity of the operator above it and the bytes per tuple.
+
+    Parameters
+    ----------
+    plan : PhysicalPlan
+        The plan.
+    planned : bool
+        Whether to draw the planned graph beside the one as written.
     """
     parts: list[str] = []
     left, height = float(_GAP), 0.0
-    for title, root in (("as written", plan.logical), ("as planned", plan.root)):
+    graphs = [("as written", plan.logical), ("as planned", plan.root)]
+    for title, root in graphs if planned else graphs[:1]:
         places, width, bottom = _layout(root, left)
         parts.append(_text(left, 25, f"{plan.name}, {title}", "font-weight='bold'"))
         parts += _edges(places, flows(root, plan.statistics), plan)
@@ -71,6 +79,19 @@ def draw(plan: PhysicalPlan) -> str:
     ground = "<rect width='100%' height='100%' fill='#ffffff'/>"
     head = f"<svg xmlns='http://www.w3.org/2000/svg' {size} font-family='sans-serif' font-size='11'>"
     return "\n".join([head, arrow, ground, *parts, "</svg>"]) + "\n"
+
+
+def draw_html(plan: PhysicalPlan, *, planned: bool = True) -> str:
+    """Return a plan as HTML for notebooks: the drawing, and the rules and decisions that made it."""
+    notes = [f"{rule}: {note}" for rule, note in plan.changes]
+    notes += [
+        f"{choice.source}: {'persisted' if choice.persisted else 'not persisted'}, as {choice.reason}"
+        for choice in plan.choices
+    ]
+    lines = "".join(f"<li>{escape(note)}</li>" for note in notes) if planned else ""
+    return f"<div style='overflow-x: auto'>{draw(plan, planned=planned)}</div>" + (
+        lines and f"<ul>{lines}</ul>"
+    )
 
 
 def _layout(root: Node, left: float) -> tuple[dict[int, _Place], float, float]:

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import pyarrow as pa
 
 from penstock.dataflow.cost import Choice, choose
-from penstock.dataflow.draw import draw
+from penstock.dataflow.draw import draw, draw_html
 from penstock.dataflow.explain import explain
 from penstock.dataflow.extremes import keep_extremes
 from penstock.dataflow.nodes import (
@@ -95,6 +95,10 @@ class PhysicalPlan:
     def _repr_svg_(self) -> str:
         """Return the drawing for notebooks."""
         return draw(self)
+
+    def _repr_html_(self) -> str:
+        """Return the drawing, rules and decisions for notebooks, which prefer this to the drawing alone."""
+        return draw_html(self)
 
     @property
     def streams(self) -> tuple[StreamPlan, ...]:

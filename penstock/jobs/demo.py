@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -30,11 +31,12 @@ from penstock._clock import monotonic_s, now_us
 from penstock._extras import need_extra
 from penstock._kernels import kernel
 from penstock.errors import InternalError
+from penstock.jobs.dashboard.dashboard import Dashboard, choose_address
 from penstock.jobs.observer import Observer, Sample
 from penstock.jobs.session import open_session
 from penstock.market import NYSE_SKEW, NYSE_SYMBOLS, Market
 from penstock.spark_ext.api.metrics import ProgressReader, batch_metrics
-from penstock.spark_ext.api.register import register
+from penstock.spark_ext.api.register import listen, register, remove_metrics
 from penstock.spark_ext.api.update_queue import update_queue
 
 __all__ = ["LOAD", "run_demo"]
@@ -145,7 +147,13 @@ class _Outcome:
         return self.observer.samples(np.arange(self.start_us, self.end_us + 1, _GRID_US))
 
 
-def run_demo(*, seconds: int | None = None, fast: bool = False, out: Path = Path("penstock-demo")) -> int:
+def run_demo(
+    *,
+    seconds: int | None = None,
+    fast: bool = False,
+    out: Path = Path("penstock-demo"),
+    dashboard_at: str | None = None,
+) -> int:
     """Run the demo; return 0.
 
     Parameters
@@ -156,6 +164,8 @@ def run_demo(*, seconds: int | None = None, fast: bool = False, out: Path = Path
         A short demo.
     out : Path
         Directory for ``staleness.svg`` and ``staleness.png``.
+    dashboard_at : str, optional
+        The address of the dashboard; see `choose_address`.
 
     Raises
     ------
@@ -168,6 +178,19 @@ def run_demo(*, seconds: int | None = None, fast: bool = False, out: Path = Path
     duration = seconds if seconds is not None else (FAST_SECONDS if fast else SECONDS)
     console = Console()
     out.mkdir(parents=True, exist_ok=True)
+    address = choose_address(dashboard_at)
+    with nullcontext() if address is None else Dashboard("demo", address) as dashboard:
+        outcomes = _compare(console, duration, dashboard)
+    _report(console, outcomes)
+    paths = _plot(outcomes, out)
+    console.print("Plot: " + ", ".join(str(path) for path in paths))
+    return 0
+
+
+def _compare(console: Console, duration: int, dashboard: Dashboard | None) -> list[_Outcome]:
+    """Run both queries, one after the other, and return their outcomes."""
+    if dashboard is not None:
+        console.print(f"Dashboard: {dashboard.url}")
     console.print(
         f"A market of {NYSE_SYMBOLS:,} symbols, the most active with {NYSE_SKEW:,.0f} updates for 1 of the "
         f"least; {_RATE:,} trades a second, {LOAD:g} times what {_CORES} cores can serve."
@@ -183,21 +206,20 @@ def run_demo(*, seconds: int | None = None, fast: bool = False, out: Path = Path
         }
         spark, ours = open_session("penstock demo", settings)
         register(spark)
+        if dashboard is not None:
+            listen(spark, "the dashboard", dashboard.history.add)
     try:
         with tempfile.TemporaryDirectory(prefix="penstock-demo-", ignore_cleanup_errors=True) as work:
             with console.status("calibrating the query"):
                 valuation = _calibrate(spark, Path(work) / "calibration")
-            outcomes = [
+            return [
                 _watch(console, spark, valuation, name, duration, Path(work) / name.split()[0])
                 for name in _QUERIES
             ]
     finally:
+        remove_metrics(spark)
         if ours:
             spark.stop()
-    _report(console, outcomes)
-    paths = _plot(outcomes, out)
-    console.print("Plot: " + ", ".join(str(path) for path in paths))
-    return 0
 
 
 def _start(

@@ -327,6 +327,7 @@ def session(
                     if is_connect(opened):
                         remove_metrics(opened)
                     opened.stop()
+                    remove_metrics(opened, stopped=True)
         except KeyboardInterrupt:
             raise SystemExit(128 + signal.SIGINT) from None
         except (Py4JError, PySparkException, ConnectionError) as error:

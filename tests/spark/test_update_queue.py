@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 import time
+import urllib.request
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from pyspark.sql import functions as sf
 import penstock
 from penstock.errors import InvalidUsageError
 from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.spark_ext.api.register import remove_metrics
 from tests.long_tests import long_but
 from tests.naive import Update
 from tests.naive_weighted import NaiveWeightedQueue
@@ -142,7 +146,7 @@ def test_a_queue_may_append_and_an_adaptive_one_conflates_under_overload(
         frame = place.input.frame(spark, LONGS)
         return queue(place, frame, buckets=1, budget=4, semantics=semantics)
 
-    metrics = []
+    metrics: list[dict[str, Any]] = []
     for part in (batches[:1], batches[1:]):
         place.input.add(*map(updates_table, part))
         metrics += penstock.metrics(place.run_until_drained(made()))
@@ -334,12 +338,17 @@ def test_metrics_conserve_rows_and_say_how_state_was_found(spark: SparkSession, 
     assert max(entry["keys"] for entry in entries) == len(newest_of(batches))
 
 
-def test_a_metrics_file_has_one_line_per_micro_batch(spark: SparkSession, tmp_path: Path) -> None:
+def test_metrics_reach_a_file_a_function_and_prometheus(spark: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.input.add(quotes([("a", 1, 1.0)]), quotes([("a", 2, 2.0)]))
     path = tmp_path / "new" / "metrics.jsonl"
-    penstock.register(spark, metrics_file=str(path))
-    penstock.register(spark)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for _ in range(2):
+        penstock.register(spark, metrics_file=str(path), prometheus=port)
+    received: list[dict[str, Any]] = []
+    listener = penstock.MetricsListener(received.extend)
+    spark.streams.addListener(listener)
     query = place.run(queue(place, place.input.frame(spark)))
 
     def lines() -> list[dict[str, Any]]:
@@ -349,10 +358,20 @@ def test_a_metrics_file_has_one_line_per_micro_batch(spark: SparkSession, tmp_pa
     idle = spark.readStream.format("rate").load().writeStream.format("noop")
     other = idle.option("checkpointLocation", str(tmp_path / "idle")).start()
     try:
-        wait(other, lambda: len(lines()) >= 2)
+        wait(other, lambda: len(lines()) >= 2 and len(received) >= 2)
     finally:
         other.stop()
-    assert lines() == penstock.metrics(query)
+        spark.streams.removeListener(listener)
+    assert lines() == received == penstock.metrics(query)
+    assert received[0]["spark_ms"]["triggerExecution"] == received[0]["batch_ms"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        offered = answer.read().decode()
+    rows = re.search(r'^penstock_rows_in_total\{operator="[^"]*",query="[^"]*"\} (.*)$', offered, re.M)
+    assert rows is not None
+    assert float(rows[1]) == sum(entry["rows_in"] for entry in received) == 2
+    remove_metrics(spark)
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
     assert path.stat().st_mode & 0o777 == 0o600
 
 

@@ -9,6 +9,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql.types import StructType
 
+from penstock.dataflow import graph
 from penstock.errors import UnavailableError
 from penstock.spark_ext.graph.handle import RunningGraph
 from penstock.spark_ext.graph.stage import Stage
@@ -45,6 +46,20 @@ def _started(spark: _Spark) -> RunningGraph:
     return RunningGraph(
         any_of, any_of, any_of, stages, StructType(), in_turn=False, drain=False, recovery=None
     )
+
+
+def test_a_notebook_shows_the_queries_and_the_plan() -> None:
+    plan = graph("<sums>").source("numbers", "n bigint").sink("noop").plan()
+    any_of = cast(Any, _Spark())
+    stages = [Stage("results", any_of, ())]
+    running = RunningGraph(
+        any_of, plan, any_of, stages, StructType(), in_turn=False, drain=False, recovery=None
+    )
+    shown = running._repr_html_()
+    assert shown.startswith("<p>graph &lt;sums&gt;: running</p><table>")
+    assert "<td>results</td>" in shown
+    assert "as planned" in shown
+    running._ended.set()
 
 
 @pytest.mark.parametrize(

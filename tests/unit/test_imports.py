@@ -29,6 +29,7 @@ LEVELS = {
     "designing": 5,
     "predicting": 5,
     "windows": 4,
+    "monitoring": 4,
     "procedures": 4,
     "upserts": 3,
     "operators": 3,

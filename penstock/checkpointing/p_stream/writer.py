@@ -373,6 +373,10 @@ class PStreamWriter:
             failpoint("p_stream.after_segments")
             self._stream.log.commit(self.name, group.batch, written, clock=group.clock, session=self._session)
             failpoint("p_stream.after_commit")
+            _LOGGER.info(
+                "rows committed [p_stream=%s writer=%s batch=%d rows=%d]",
+                self._stream.files.location, self.name, group.batch, sum(segment.rows for segment in written),
+            )  # fmt: skip
             self._stream.log.shorten()
             self._compactor.start_if_due(sum(segment.rows for segment in written))
         except BaseException as error:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.dataflow.builder.streams import Streams
 from penstock.dataflow.builder.windows import Windows
+from penstock.dataflow.draw import draw_html
 from penstock.dataflow.nodes import (
     Select,
     Sink,
@@ -320,3 +321,7 @@ class Graph(Windows, Streams):
     def explain(self, statistics: Statistics | None = None, persist: Persist = "auto") -> str:
         """Return the plan as text: the graph before and after the rules, with each operator's selectivity."""
         return self.plan(statistics, persist).explain()
+
+    def _repr_html_(self) -> str:
+        """Return a drawing of the graph as written, for notebooks."""
+        return draw_html(PhysicalPlan(self.name, self.root, self.root, (), (), None), planned=False)

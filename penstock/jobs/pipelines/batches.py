@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Batch", "Totals", "batch_line", "batch_printer", "summary_line"]
+__all__ = ["Batch", "Totals", "batch_line", "batch_parts", "batch_printer", "fold", "summary_line"]
 
 _SILENCE_S = 10.0
 """The silence after which a run reports that it is still starting."""
@@ -105,8 +105,8 @@ class Totals:
         )
 
 
-def batch_line(batch: Batch) -> str:
-    """Return a summary line of a batch."""
+def batch_parts(batch: Batch) -> list[str]:
+    """Return the parts of a summary line of a batch."""
     parts = [f"batch {batch.number:<5} in {batch.rows_in:>9,}"]
     if batch.committed or batch.rejected:
         parts.append(f"committed {batch.committed:>8,}  rejected {batch.rejected:,}")
@@ -119,7 +119,12 @@ def batch_line(batch: Batch) -> str:
     parts += [f"waiting {batch.waiting_keys:>7,}"] if batch.waiting_keys else []
     if batch.staleness_p95_ms:
         parts.append(f"stale {_time(batch.staleness_ms)}, p95 {_time(batch.staleness_p95_ms)}")
-    return "  ".join([*parts, f"took {_time(batch.duration_ms)}"])
+    return [*parts, f"took {_time(batch.duration_ms)}"]
+
+
+def batch_line(batch: Batch) -> str:
+    """Return a summary line of a batch."""
+    return "  ".join(batch_parts(batch))
 
 
 def _time(ms: float) -> str:
@@ -145,21 +150,35 @@ def summary_line(totals: Totals) -> str:
     return ", ".join(parts)
 
 
+def fold(parts: Sequence[str], width: int) -> str:
+    """Join the parts of a batch's line; begin another line where `width` columns of a terminal are full."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(f"    {part}" if lines else part)
+    return "\n".join(lines)
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _line_printer() -> Callable[[str], None]:
-    """Return a function that prints a line on standard error, with colours on a terminal."""
+def _line_printer() -> Callable[[Sequence[str]], None]:
+    """Return a function that prints the parts of a line on standard error.
+
+    On a terminal they have colours, and more lines if one is too narrow. Elsewhere it is always one line.
+    """
     if not sys.stderr.isatty():
-        return _say
+        return lambda parts: _say("  ".join(parts))
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
 
-    def coloured(line: str) -> None:
-        text = Text(line)
+    def coloured(parts: Sequence[str]) -> None:
+        text = Text(fold(parts, console.width))
         text.highlight_regex(r"[0-9][0-9,.]*", "cyan")
         text.highlight_regex(r"(waiting|stale) +[1-9][0-9,.]*", "yellow")
         console.print(text, soft_wrap=True)
@@ -180,7 +199,7 @@ def batch_printer(silence_s: float = _SILENCE_S) -> Iterator[Callable[[Batch], N
     def on_batch(batch: Batch) -> None:
         timer.cancel()
         if batch.did_something:
-            show(batch_line(batch))
+            show(batch_parts(batch))
 
     timer.start()
     try:

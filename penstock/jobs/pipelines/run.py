@@ -18,6 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline, load_pipeline
 from penstock.errors import InternalError, InvalidUsageError, PenstockError
+from penstock.jobs.dashboard.dashboard import Dashboard
 from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer, summary_line
 from penstock.jobs.pipelines.start import start, start_pipeline
 from penstock.jobs.session import open_session, session
@@ -31,7 +32,7 @@ from penstock.spark_ext.api.metrics import (
     had_input,
     is_last,
 )
-from penstock.spark_ext.api.register import wait_for_metrics
+from penstock.spark_ext.api.register import listen, wait_for_metrics
 from penstock.spark_ext.api.stopping import stop_between_batches
 from penstock.spark_ext.border.connection import is_writer
 from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
@@ -291,6 +292,7 @@ def run_to_end(
     *,
     document: Document | None = None,
     log_level: str = "FATAL",
+    dashboard: Dashboard | None = None,
 ) -> Totals:
     """Run a pipeline until its queries end or SIGINT or SIGTERM stops it.
 
@@ -309,6 +311,8 @@ def run_to_end(
     log_level : str
         Spark's log level, unless the pipeline or a Spark installation sets it. A query's failure is raised,
         so its log would add only the JVM's stack trace.
+    dashboard : Dashboard, optional
+        Shows the run.
 
     Raises
     ------
@@ -319,5 +323,9 @@ def run_to_end(
     """
     query = pipeline.query
     with session(query.spark, name=query.name, log_level=log_level, spark=spark) as opened:
+        if dashboard is not None and not dashboard.follows_file:
+            listen(opened, "the dashboard", dashboard.history.add, query.name)
         running = start_pipeline(opened, pipeline, document)
+        if dashboard is not None:
+            dashboard.show_checkpoint(running.checkpoint, query.state_location)
         return run(running, drain=query.drain, on_batch=on_batch)

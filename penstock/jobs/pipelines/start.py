@@ -53,7 +53,13 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
         names the section.
     """
     query = pipeline.query
-    register(spark, metrics_file=query.metrics, metrics_query=query.name)
+    register(
+        spark,
+        metrics_file=query.metrics,
+        metrics_query=query.name,
+        prometheus=query.prometheus,
+        opentelemetry=query.opentelemetry,
+    )
     check_shared_places(spark, pipeline, document)
     if is_connect(spark):
         carry_functions(pipeline)

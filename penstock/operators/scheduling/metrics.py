@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.operators.scheduling.staleness import Staleness
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["BatchMetrics"]
 
@@ -39,6 +42,8 @@ class BatchMetrics:
         late + duplicates + dropped + freed + growth of held``, and `emitted` counts matches.
     committed, rejected : int
         For transactions: ``rows_in == committed + rejected + growth of held``.
+    rejections : dict of str to int
+        The number of rejected transactions by reason, which is a text of the procedure.
     requests : int
         For transactions: requests that were answered beside the stream.
     forwarded : int
@@ -77,6 +82,7 @@ class BatchMetrics:
     freed: int = 0
     committed: int = 0
     rejected: int = 0
+    rejections: dict[str, int] = field(default_factory=dict)
     requests: int = 0
     forwarded: int = 0
     budget_used_rows: int = 0
@@ -94,6 +100,13 @@ class BatchMetrics:
     hits: int = 0
     buckets: int = 1
 
+    def count_outcomes(self, reasons: pa.Array[Any]) -> None:
+        """Count transactions by the reasons for their rejections, which are null for committed ones."""
+        self.committed += reasons.null_count
+        if reasons.null_count < len(reasons):
+            for one in reasons.drop_null().value_counts().to_pylist():
+                self.rejections[one["values"]] = self.rejections.get(one["values"], 0) + one["counts"]
+
     @staticmethod
     def merge(parts: Sequence[BatchMetrics]) -> BatchMetrics:
         """Merge the metrics of several buckets of one batch."""
@@ -109,11 +122,13 @@ class BatchMetrics:
         for part in parts:
             for phase, duration in part.duration_ms.items():
                 merged.duration_ms[phase] = merged.duration_ms.get(phase, 0.0) + duration
+            for why, count in part.rejections.items():
+                merged.rejections[why] = merged.rejections.get(why, 0) + count
         return merged
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values, for `from_json`."""
-        fields = {name: getattr(self, name) for name in (*_SUMMED, "cost_us", "duration_ms")}
+        fields = {name: getattr(self, name) for name in (*_SUMMED, "cost_us", "duration_ms", "rejections")}
         fields["queue_staleness"] = self.queue_staleness.to_json()
         fields["application_staleness"] = self.application_staleness.to_json()
         return fields

@@ -9,7 +9,7 @@ a stretch of time, staleness grows linearly from `low` to `high`, so the stretch
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,10 +110,35 @@ class Staleness:
             missing -= amount
         return self.longest_ms
 
+    def _distribution(self) -> tuple[Floats, Floats]:
+        """Return ascending values of staleness, and the time x keys up to each of them, in µs."""
+        fresh = max(self.key_time - sum(self.mass.values()), 0.0)
+        values, cumulative = [0.0], [fresh]
+        for number, amount in sorted(self.mass.items()):
+            low, high = _EDGES[number], max(_EDGES[min(number + 1, _BINS)], _EDGES[number])
+            values += [low, high]
+            cumulative += [cumulative[-1], cumulative[-1] + amount]
+        return np.array(values), np.array(cumulative)
+
+    def key_time_below_us(self, bounds_us: Sequence[float]) -> list[float]:
+        """Return the time x keys with at most each staleness of `bounds_us`; all in µs."""
+        values, cumulative = self._distribution()
+        return [float(time) for time in np.interp(bounds_us, values, cumulative)]
+
+    def sample_us(self, count: int) -> list[float]:
+        """Return `count` evenly spaced percentiles in µs; none without any time."""
+        values, cumulative = self._distribution()
+        if not cumulative[-1]:
+            return []
+        shares = (np.arange(count) + 0.5) / count * cumulative[-1]
+        samples = np.minimum(np.interp(shares, cumulative, values), self.longest_us)
+        return [float(sample) for sample in samples]
+
     def summary(self) -> dict[str, float]:
-        """Return average, 95th percentile and maximum in ms."""
+        """Return average, median, 95th percentile and maximum in ms."""
         return {
             "avg": round(self.average_ms, 3),
+            "p50": round(self.percentile_ms(0.5), 3),
             "p95": round(self.percentile_ms(0.95), 3),
             "max": round(self.longest_ms, 3),
         }

@@ -7,34 +7,27 @@ query's progress. So the metrics are exactly those of the attempts that Spark co
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
-from pyspark.sql.streaming.listener import (
-    QueryIdleEvent,
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-    StreamingQueryProgress,
-)
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.monitoring.batch import OperatorBatch
+from penstock.monitoring.table import MetricsList
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.spark_ext.border.connection import observed_metrics
 
 __all__ = [
     "BAD_RECORDS_PREFIX",
     "OBSERVATION_PREFIX",
-    "MetricsFile",
     "ProgressReader",
     "bad_records",
     "batch_metrics",
     "had_input",
     "is_last",
     "metrics",
+    "operator_batches",
 ]
 
 OBSERVATION_PREFIX = "penstock."
@@ -52,14 +45,16 @@ class SeveralQueries(Protocol):
         """Its queries by name."""
 
 
-def metrics(query: StreamingQuery | SeveralQueries) -> list[dict[str, Any]]:
+def metrics(query: StreamingQuery | SeveralQueries) -> MetricsList:
     """Return the metrics of the recent micro-batches of a query, or of a graph's queries, oldest first.
 
     One entry for each batch and update queue (Spark keeps as many batches as
     ``spark.sql.streaming.numRecentProgressUpdates`` says): ``query``, ``query_id``, ``batch_id``,
-    ``timestamp``, ``operator``, ``batch_ms``, ``bad_records`` (of a pipeline's sources), and the fields of
-    `penstock.operators.scheduling.metrics.BatchMetrics`, with ``queue_staleness_ms`` and
-    ``application_staleness_ms`` as ``{"avg", "p95", "max"}``.
+    ``timestamp``, ``operator``, ``batch_ms``, ``bad_records`` (of a pipeline's sources), ``spark_ms``
+    (Spark's time by phase), and the fields of `penstock.operators.scheduling.metrics.BatchMetrics`, with
+    ``queue_staleness_ms`` and ``application_staleness_ms`` as ``{"avg", "p50", "p95", "max"}``.
+
+    The list has `to_pandas`, and notebooks show it as a table.
 
     Parameters
     ----------
@@ -69,29 +64,35 @@ def metrics(query: StreamingQuery | SeveralQueries) -> list[dict[str, Any]]:
     queries = list(query.queries.values()) if hasattr(query, "queries") else [query]
     reports = [progress for one in queries for progress in one.recentProgress]
     reports.sort(key=lambda progress: str(progress.timestamp))
-    return [entry for progress in reports for entry in batch_metrics(progress)]
+    return MetricsList(entry for progress in reports for entry in batch_metrics(progress))
 
 
 def batch_metrics(progress: StreamingQueryProgress) -> list[dict[str, Any]]:
-    """Return the metrics of every update queue in one progress report."""
-    entries = []
+    """Return the entries of every operator in one progress report."""
+    return [batch.entry() for batch in operator_batches(progress)]
+
+
+def operator_batches(progress: StreamingQueryProgress) -> list[OperatorBatch]:
+    """Return the metrics of every operator in one progress report."""
+    batches = []
     for observation, row in observed_metrics(progress).items():
         if not observation.startswith(OBSERVATION_PREFIX) or row["metrics"] is None:
             continue
         parts = [BatchMetrics.from_json(json.loads(line)) for line in row["metrics"].splitlines()]
-        entries.append(
-            {
-                "query": progress.name,
-                "query_id": str(progress.id),
-                "batch_id": progress.batchId,
-                "timestamp": progress.timestamp,
-                "operator": observation.removeprefix(OBSERVATION_PREFIX),
-                "batch_ms": progress.durationMs.get("triggerExecution", 0),
-                "bad_records": bad_records(progress),
-                **BatchMetrics.merge(parts).summary(),
-            }
+        batches.append(
+            OperatorBatch(
+                query=progress.name,
+                query_id=str(progress.id),
+                batch_id=progress.batchId,
+                timestamp=str(progress.timestamp),
+                operator=observation.removeprefix(OBSERVATION_PREFIX),
+                batch_ms=progress.durationMs.get("triggerExecution", 0),
+                bad_records=bad_records(progress),
+                spark_ms={str(phase): int(ms) for phase, ms in progress.durationMs.items()},
+                metrics=BatchMetrics.merge(parts),
+            )
         )
-    return entries
+    return batches
 
 
 def bad_records(progress: StreamingQueryProgress) -> int:
@@ -148,57 +149,3 @@ class ProgressReader:
         if new:
             self._last = new[-1].batchId
         return new
-
-
-class MetricsFile(StreamingQueryListener):
-    """Appends the metrics of every micro-batch to a file, one JSON object a line.
-
-    Parameters
-    ----------
-    path : str
-        The file; created if missing, private to the user.
-    query : str, optional
-        The name of the query to write; by default all of the session are.
-    """
-
-    def __init__(self, path: str, query: str | None = None) -> None:
-        self._path = Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.touch(mode=0o600)
-        self._query = query
-        self._started: set[str] = set()
-        self._ended: set[str] = set()
-        self._one_ended = threading.Condition()
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Record a run, whose last line is still to come. Spark calls this before ``start()`` returns."""
-        self._started.add(str(event.runId))
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Append the batch's metrics."""
-        if self._query is not None and event.progress.name != self._query:
-            return
-        lines = [json.dumps(entry) + "\n" for entry in batch_metrics(event.progress)]
-        if lines:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.writelines(lines)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Write nothing for a query without data."""
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Notify waiters for the run's last line."""
-        with self._one_ended:
-            self._ended.add(str(event.runId))
-            self._one_ended.notify_all()
-
-    def wait(self, run: str, timeout_s: float) -> bool:
-        """Wait until Spark has reported all batches of an ended query's run; return whether it has.
-
-        A run of another session is not waited for. Spark notifies listeners some time after a batch has
-        ended, and maybe after the query has.
-        """
-        if run not in self._started:
-            return True
-        with self._one_ended:
-            return self._one_ended.wait_for(lambda: run in self._ended, timeout_s)

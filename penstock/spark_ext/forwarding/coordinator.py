@@ -107,7 +107,7 @@ class Coordinator:
             )
         ]
         metrics = BatchMetrics(buckets=0, rows_out=results.num_rows)
-        metrics.committed = results.column(results.schema.get_field_index(REJECTED)).null_count
+        metrics.count_outcomes(results.column(results.schema.get_field_index(REJECTED)))
         metrics.rejected = metrics.rows_out - metrics.committed
         metrics.duration_ms = {"coordinate": 1000 * (ran - begin), "continue": 1000 * (published - ran)}
         if self.into is not None:

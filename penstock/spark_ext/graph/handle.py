@@ -7,6 +7,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from html import escape
 from types import TracebackType
 from typing import Any, Literal
 
@@ -18,7 +19,9 @@ from pyspark.sql.types import StructType
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.graph.facts import Markers, StreamFacts, facts_of
 from penstock.dataflow import PhysicalPlan
+from penstock.dataflow.draw import draw_html
 from penstock.errors import PenstockError
+from penstock.monitoring.table import MetricsList, html_table
 from penstock.spark_ext.api.failure import failure_of, is_without_answer
 from penstock.spark_ext.api.metrics import metrics
 from penstock.spark_ext.api.stopping import stop_between_batches
@@ -284,7 +287,17 @@ class RunningGraph:
             recovering = self._recovery is not None and self._recovery.report is None
             return {"graph": self.name, "state": self._state, "recovering": recovering, "queries": queries}
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def _repr_html_(self) -> str:
+        """Return the activity of each query, and the plan, for notebooks."""
+        status = self.status()
+        rows = [
+            [name, query["message"], str(query["micro_batch"]), query["writes"]]
+            for name, query in status["queries"].items()
+        ]
+        table = html_table(("query", "status", "micro-batch", "writes"), rows)
+        return f"<p>graph {escape(self.name)}: {status['state']}</p>{table}{draw_html(self.plan)}"
+
+    def metrics(self) -> MetricsList:
         """Return the metrics of the recent micro-batches of all queries, as `penstock.metrics` does.
 
         Raises

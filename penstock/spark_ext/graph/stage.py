@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -13,6 +14,8 @@ from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from penstock.spark_ext.worker.restart import start_again
 
 __all__ = ["QueryTotals", "Stage", "StageRun"]
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,12 @@ class StageRun:
         new = self._reader.new()
         if not new:
             return None
+        for report in new:
+            _LOGGER.info(
+                "micro-batch committed [query=%s batch=%d rows=%d ms=%d]",
+                report.name, report.batchId, report.numInputRows,
+                report.durationMs.get("triggerExecution", 0),
+            )  # fmt: skip
         old = self.totals
         times = (*old.batch_ms, *(report.durationMs.get("triggerExecution", 0) for report in new))
         rows = old.rows + sum(max(report.numInputRows, 0) for report in new)

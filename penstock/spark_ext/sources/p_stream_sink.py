@@ -139,6 +139,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
             if self._options.deterministic:
                 _check_same_rows(stream, writer, batchId, segments)
             _LOGGER.info("the batch is there already [writer=%s batch=%d]", writer, batchId)
+        else:
+            _LOGGER.info(
+                "rows committed [p_stream=%s query=%s writer=%s batch=%d rows=%d]",
+                stream.files.location, query, writer, batchId, sum(segment.rows for segment in segments),
+            )  # fmt: skip
         failpoint("sink.after_commit")
         stream.log.shorten()
         compact_if_due(stream, sum(segment.rows for segment in segments), self._options.goal)

@@ -282,6 +282,11 @@ class BucketTask(Generic[S]):
         metrics.duration_ms["commit"] = 1000 * (monotonic_s() - served)
         metrics.state_bytes_written = handle.bytes_since(held.handle)
         metrics.hits, metrics.catch_ups, metrics.loads = held.hits, held.catch_ups, held.loads
+        _LOGGER.info(
+            "state written [query=%s operator=%s batch=%d bucket=%d version=%d bytes=%d]",
+            query_id, self.name, batch_id, bucket,
+            handle.links[-1].pointer.version, metrics.state_bytes_written,
+        )  # fmt: skip
         return handle.pointer, batches, metrics
 
     def _sweeps(self, bucket: int, batch_id: int) -> bool:

@@ -235,7 +235,7 @@ class TransactionOperator:
     ) -> pa.RecordBatch:
         """Return results of transactions with these numbers, and count them."""
         metrics.rows_out += results.num_rows
-        metrics.committed += results.column(results.schema.get_field_index(REJECTED)).null_count
+        metrics.count_outcomes(results.column(results.schema.get_field_index(REJECTED)))
         return ResultRows(self.keep, self.order).fill(
             pa.array(np.full(results.num_rows, share.bucket, np.int32)),
             pa.array(numbers.astype(np.int64)),

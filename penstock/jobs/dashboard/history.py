@@ -1,0 +1,94 @@
+"""The recent micro-batches that the dashboard shows, from a metrics file or a running query."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from penstock._clock import new_id
+from penstock.monitoring.batch import OperatorBatch
+
+__all__ = ["History"]
+
+_MOST_ENTRIES: Final = 20_000
+_MOST_BYTES: Final = 16 << 20
+"""How much of the end of a metrics file is read at the start; and the most that one call reads."""
+
+
+class History:
+    """The newest entries of `penstock.metrics`, oldest first, each with a number.
+
+    Any thread may call its methods.
+
+    Parameters
+    ----------
+    file : Path, optional
+        A metrics file to follow. It need not exist yet.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.session = new_id()
+        """Changes with the numbers of entries."""
+        self._file = file
+        self._lock = threading.Lock()
+        self._entries: deque[dict[str, Any]] = deque(maxlen=_MOST_ENTRIES)
+        self._number = 0
+        self._inode = -1
+        self._at = 0
+        self.unreadable = 0
+        """Lines of the file that were no JSON, such as one that a crash cut off."""
+
+    def add(self, batches: Iterable[OperatorBatch]) -> None:
+        """Add the metrics of micro-batches that have just ended."""
+        with self._lock:
+            for batch in batches:
+                self._append(batch.entry())
+
+    def after(self, number: int, most: int) -> list[dict[str, Any]]:
+        """Return at most `most` entries with greater numbers than `number`, oldest first.
+
+        Parameters
+        ----------
+        number : int
+            The ``number`` of the newest entry that is known; 0 for none.
+        """
+        with self._lock:
+            if self._file is not None:
+                self._read(self._file)
+            first = self._number - len(self._entries)
+            start = max(number - first, 0)
+            return list(islice(self._entries, start, start + most))
+
+    def _append(self, entry: dict[str, Any]) -> None:
+        self._number += 1
+        self._entries.append({**entry, "number": self._number})
+
+    def _read(self, path: Path) -> None:
+        """Add the lines that the file has got since the last call."""
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return
+        with file:
+            facts = os.fstat(file.fileno())
+            if facts.st_ino != self._inode or facts.st_size < self._at:
+                # Another file, or one that was emptied.
+                self._inode, self._at = facts.st_ino, max(facts.st_size - _MOST_BYTES, 0)
+                if self._at:
+                    file.seek(self._at)
+                    self._at += len(file.readline())
+            file.seek(self._at)
+            text = file.read(_MOST_BYTES)
+        whole = text.rfind(b"\n") + 1
+        self._at += whole
+        for line in text[:whole].splitlines():
+            try:
+                self._append(dict(json.loads(line)))
+            except ValueError:
+                self.unreadable += 1

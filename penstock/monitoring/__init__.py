@@ -1,0 +1,1 @@
+"""Metrics for people and monitoring systems: tables, Prometheus and OpenTelemetry. Needs no Spark."""

@@ -1,0 +1,116 @@
+"""Listeners of Spark that get the metrics of every micro-batch."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from penstock.monitoring.batch import OperatorBatch
+from penstock.spark_ext.api.metrics import operator_batches
+
+__all__ = ["BatchListener", "MetricsListener", "append_to_file"]
+
+Receiver = Callable[[list[OperatorBatch]], object]
+
+
+class BatchListener(StreamingQueryListener):
+    """Calls a function with the metrics of each micro-batch that has any.
+
+    Spark calls listeners in a thread of their own, some time after the micro-batch has ended, in order.
+
+    Parameters
+    ----------
+    receive : callable
+        Takes the metrics of the operators of one micro-batch.
+    query : str, optional
+        The name of the query or graph to listen to; by default all queries of the session.
+    """
+
+    def __init__(self, receive: Receiver, query: str | None = None) -> None:
+        self._receive = receive
+        self._query = query
+        self._started: set[str] = set()
+        self._ended: set[str] = set()
+        self._one_ended = threading.Condition()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Record a run, whose last batch is still to come. Spark calls this before ``start()`` returns."""
+        self._started.add(str(event.runId))
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Pass on the batch's metrics."""
+        # The queries of a graph have its name, or a name that begins with its name and a dot.
+        if self._query is not None and not f"{event.progress.name}.".startswith(f"{self._query}."):
+            return
+        batches = operator_batches(event.progress)
+        if batches:
+            self._receive(batches)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Do nothing for a query without data."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Notify waiters for the run's last batch."""
+        with self._one_ended:
+            self._ended.add(str(event.runId))
+            self._one_ended.notify_all()
+
+    def wait(self, run: str, timeout_s: float) -> bool:
+        """Wait until Spark has reported all batches of an ended query's run; return whether it has.
+
+        A run of another session is not waited for. Spark notifies listeners some time after a batch has
+        ended, and maybe after the query has.
+        """
+        if run not in self._started:
+            return True
+        with self._one_ended:
+            return self._one_ended.wait_for(lambda: run in self._ended, timeout_s)
+
+
+class MetricsListener(BatchListener):
+    """A listener of Spark that calls a function with the metrics of each micro-batch.
+
+    Add it with ``spark.streams.addListener``. Spark calls listeners in a thread of their own, some time after
+    a micro-batch has ended; errors of the function are logged by Spark and do not reach the query.
+
+    Parameters
+    ----------
+    receive : callable
+        Takes the entries of one micro-batch, one for each operator, as `penstock.metrics` has them.
+    query : str, optional
+        The name of the query or graph to listen to; by default all queries of the session.
+
+    Examples
+    --------
+    >>> spark.streams.addListener(penstock.MetricsListener(print))  # doctest: +SKIP
+    """
+
+    def __init__(self, receive: Callable[[list[dict[str, Any]]], object], query: str | None = None) -> None:
+        super().__init__(lambda batches: receive([batch.entry() for batch in batches]), query)
+
+
+def append_to_file(path: str) -> Receiver:
+    """Return a receiver that appends metrics to a file, one JSON object a line.
+
+    The file is created if missing, private to the user.
+    """
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch(mode=0o600)
+
+    def append(batches: list[OperatorBatch]) -> None:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(batch.entry()) + "\n" for batch in batches)
+
+    return append

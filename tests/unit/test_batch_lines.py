@@ -1,0 +1,70 @@
+"""The line of each micro-batch fits a terminal of 80 columns, and is one plain line in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import struct
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from penstock.jobs.pipelines.batches import Batch, batch_line, batch_printer, fold
+
+BUSY = Batch(
+    number=123_456,
+    rows_in=12_345_678,
+    emitted=1_234_567,
+    conflated=98_765_432,
+    late=1_234,
+    dropped=567,
+    waiting_keys=7_654_321,
+    duration_ms=12_345,
+    staleness_ms=1_234.5,
+    staleness_p95_ms=5_432.1,
+    bad_records=89,
+)
+QUIET = Batch(number=1, rows_in=3, emitted=2, conflated=0, late=0, dropped=0, waiting_keys=0, duration_ms=40)
+
+
+def test_a_terminal_of_80_columns_gets_whole_parts_on_lines_that_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with batch_printer() as show:
+            show(BUSY)
+            show(QUIET)
+        terminal.flush()
+        shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "\x1b[" in shown, "it has colours"
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    assert all(len(line) <= 80 for line in lines), lines
+    assert [line.startswith("batch") for line in lines] == [True, False, False, True]
+    assert "  ".join(line.strip() for line in lines[:3]) == batch_line(BUSY)
+    assert lines[3] == batch_line(QUIET)
+
+
+def test_a_pipe_gets_one_plain_line_for_each_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with (tmp_path / "out").open("w") as file:
+        monkeypatch.setattr(sys, "stderr", file)
+        with batch_printer() as show:
+            show(BUSY)
+            show(QUIET)
+    assert (tmp_path / "out").read_text().splitlines() == [batch_line(BUSY), batch_line(QUIET)]
+
+
+def test_a_part_that_is_wider_than_the_terminal_has_a_line_of_its_own() -> None:
+    assert fold(["ab", "c" * 9, "de"], 8) == "ab\n    " + "c" * 9 + "\n    de"
+    assert fold(["ab", "cd"], 6) == "ab  cd"
+    assert fold(["ab", "cd"], 5) == "ab\n    cd"
