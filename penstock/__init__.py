@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.spark_ext.api.update_union import update_union
     from penstock.spark_ext.api.update_window import update_window
     from penstock.spark_ext.api.upsert import upsert
+    from penstock.spark_ext.forwarding.counts import count_transactions
     from penstock.spark_ext.graph.runner import start
     from penstock.spark_ext.kafka.decode import decode_kafka
     from penstock.spark_ext.metrics_listener import MetricsListener
@@ -44,6 +45,7 @@ __all__ = [
     "SchemaRegistry",
     "__version__",
     "abort",
+    "count_transactions",
     "database",
     "decode_kafka",
     "design",
@@ -80,6 +82,7 @@ __getattr__ = lazily(
         "PStreamWriter": "penstock.checkpointing.p_stream",
         "SchemaRegistry": "penstock.records.registry",
         "abort": "penstock.procedures",
+        "count_transactions": "penstock.spark_ext.forwarding.counts",
         "database": "penstock.procedures",
         "decode_kafka": "penstock.spark_ext.kafka.decode",
         "design": "penstock.designing.design",

@@ -263,6 +263,10 @@ def explain(
         Path | None,
         typer.Option(help="Draw the graph, as written and as planned, to this file.", show_default=False),
     ] = None,
+    measured: Annotated[
+        bool,
+        typer.Option("--measured", help="Tell the share of forwarded transactions in the checkpoint."),
+    ] = False,
     as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -276,25 +280,26 @@ def explain(
     """
     with errors(debug=debug):
         from penstock import dataflow
-        from penstock.jobs.pipelines.graph import plan_file
+        from penstock.jobs.pipelines.graph import measured_counts, plan_file
 
         if pipeline.endswith(".py"):
             _explain_databases(pipeline, as_json=as_json)
             return
         plan = plan_file(pipeline, overrides or [], sample)
+        counts = measured_counts(pipeline, overrides or []) if measured else None
         if svg is not None:
             svg.write_text(redact(dataflow.draw(plan)), encoding="utf-8")
         if as_json:
-            typer.echo(redact(json.dumps(dataflow.as_json(plan), indent=2)))
+            typer.echo(redact(json.dumps(dataflow.as_json(plan, counts), indent=2)))
         elif sys.stdout.isatty():
             from rich.console import Console
 
             console = Console(highlight=False)
             with console.capture() as drawn:
-                console.print(dataflow.render(plan))
+                console.print(dataflow.render(plan, counts))
             typer.echo(redact(drawn.get()), nl=False)
         else:
-            typer.echo(redact(dataflow.explain(plan)), nl=False)
+            typer.echo(redact(dataflow.explain(plan, counts=counts)), nl=False)
 
 
 def _explain_databases(file: str, *, as_json: bool) -> None:

@@ -9,12 +9,16 @@ from penstock.dataflow.nodes import Materialize, Node, PushedScan, Source, Trans
 from penstock.dataflow.place import stored_bytes
 from penstock.dataflow.statistics import Flow, flows
 from penstock.operators.scan.spec import Scan
+from penstock.procedures.procedure import Procedure
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import RenderableType
     from rich.tree import Tree
 
     from penstock.dataflow.plan import PhysicalPlan
+    from penstock.procedures.analysis.counts import TransactionCounts
 
 __all__ = ["as_json", "explain", "flow_text", "render"]
 
@@ -22,7 +26,9 @@ _WIDTH: Final = 110
 _STYLES: Final = {"p-stream": "bold cyan", "scan": "cyan", "source": "bold"}
 
 
-def explain(plan: PhysicalPlan, *, width: int = _WIDTH) -> str:
+def explain(
+    plan: PhysicalPlan, *, width: int = _WIDTH, counts: Mapping[str, TransactionCounts] | None = None
+) -> str:
     """Return a plan as plain text.
 
     Parameters
@@ -31,16 +37,18 @@ def explain(plan: PhysicalPlan, *, width: int = _WIDTH) -> str:
         The plan to explain.
     width : int
         The width at which lines wrap.
+    counts : mapping, optional
+        The transactions that operators have run, by `Node.state_name`.
     """
     from rich.console import Console
 
     text = io.StringIO()
-    Console(file=text, width=width, color_system=None, highlight=False).print(render(plan))
+    Console(file=text, width=width, color_system=None, highlight=False).print(render(plan, counts))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
-def render(plan: PhysicalPlan) -> RenderableType:
-    """Return a plan for rich's console.
+def render(plan: PhysicalPlan, counts: Mapping[str, TransactionCounts] | None = None) -> RenderableType:
+    """Return a plan for rich's console; see `explain`.
 
     The trees run from the sink to the sources. Each operator shows its selectivity and the bytes per output
     tuple. Selectivities that no sample measured are marked as assumed.
@@ -60,15 +68,25 @@ def render(plan: PhysicalPlan) -> RenderableType:
     for choice in plan.choices:
         decision = "persisted" if choice.persisted else "not persisted"
         parts.append(Text(f"  {choice.source}: {decision}, as {choice.reason}"))
-    for text in _procedures(plan).values():
+    for text in _procedures(plan, counts).values():
         parts += [Text(), Text(text)]
     return Group(*parts)
 
 
-def _procedures(plan: PhysicalPlan) -> dict[str, str]:
+def _procedures(plan: PhysicalPlan, counts: Mapping[str, TransactionCounts] | None = None) -> dict[str, str]:
     """Return the explanations of procedures, by the names of their operators."""
     nodes = [node for node in topological(plan.root) if isinstance(node, Transactions)]
-    return {node.name: f"{node.procedure.explain()}\n  input: {_input(node)}" for node in nodes}
+    return {
+        node.name: f"{_explain_procedure(node, (counts or {}).get(node.state_name))}\n  input: {_input(node)}"
+        for node in nodes
+    }
+
+
+def _explain_procedure(node: Transactions, counts: TransactionCounts | None) -> str:
+    # A workflow forwards nothing.
+    return (
+        node.procedure.explain(counts) if isinstance(node.procedure, Procedure) else node.procedure.explain()
+    )
 
 
 def _input(node: Transactions) -> str:
@@ -80,6 +98,8 @@ def _input(node: Transactions) -> str:
         return "rows pass through Spark"
     if node.buckets == 1:
         return "the bucket's task reads the p-stream"
+    if node.forwards:
+        return "rows pass through Spark, since each may go to several buckets"
     return "the p-stream's readers pack rows for their buckets"
 
 
@@ -124,8 +144,8 @@ def _selectivity(node: Node, flow: dict[int, Flow]) -> float | None:
     return rows / total if total else None
 
 
-def as_json(plan: PhysicalPlan) -> dict[str, Any]:
-    """Convert a plan to values that JSON can hold."""
+def as_json(plan: PhysicalPlan, counts: Mapping[str, TransactionCounts] | None = None) -> dict[str, Any]:
+    """Convert a plan to values that JSON can hold; see `explain`."""
     return {
         "graph": plan.name,
         "as_written": _nodes(plan.logical, plan),
@@ -141,7 +161,7 @@ def as_json(plan: PhysicalPlan) -> dict[str, Any]:
             }
             for choice in plan.choices
         ],
-        "procedures": _procedures(plan),
+        "procedures": _procedures(plan, counts),
         "p_streams": [
             {
                 "name": stream.name,

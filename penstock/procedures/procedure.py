@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.ddl import schema_text
 from penstock.errors import InvalidUsageError
+from penstock.procedures.analysis.counts import TransactionCounts
 from penstock.procedures.analysis.explain import describe_procedure, explain_procedure
 from penstock.procedures.compiler.program import (
     PlainProgram,
@@ -181,10 +182,17 @@ class Procedure:
             )
         return compile_program(self.text, dependencies, event, results, digest)
 
-    def explain(self) -> str:
-        """Describe its operations, how they are undone, its reasons to reject, and where it runs."""
+    def explain(self, counts: TransactionCounts | None = None) -> str:
+        """Describe its operations, how they are undone, its reasons to reject, and where it runs.
+
+        Parameters
+        ----------
+        counts : TransactionCounts, optional
+            The transactions of a query; then it also tells the share that was forwarded. See
+            `penstock.count_transactions`.
+        """
         program = next(iter(self._programs.values()), None)
-        return explain_procedure(self.text, self.tables, program)
+        return explain_procedure(self.text, self.tables, program, counts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `explain` as values that JSON can hold."""

@@ -10,15 +10,20 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner
 
 import penstock
 from penstock._failpoints import COORDINATOR_POINTS
+from penstock.cli import app
+from penstock.conf.pipeline import load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.jobs.inspect.database import describe_database, read_databases
+from penstock.jobs.pipelines.start import start_pipeline
+from penstock.procedures.analysis.counts import TransactionCounts
 from penstock.procedures.compiler.program import event_schema
 from penstock.procedures.plain.tables import PlainTables
-from tests.spark.queries import Place, failure, fresh_workers
-from tests.spark.test_transactions import SCHEMA, bank, events
+from tests.spark.queries import PATIENCE_S, Place, failure, fresh_workers
+from tests.spark.test_transactions import SCHEMA, TRANSFER, bank, events
 
 pytestmark = pytest.mark.spark
 
@@ -100,6 +105,17 @@ def test_results_and_tables_equal_the_serial_run_in_the_order_of_arrival(
     (stored,) = read_databases(str(place.state), str(place.checkpoint), 2)
     assert stored.is_sound
     assert sum(bucket["forwarded"] for bucket in describe_database(stored)["buckets"]) == forwarded  # type: ignore[attr-defined]
+    both = [penstock.count_transactions(one) for one in (ended, more)]
+    counts = penstock.count_transactions(place.checkpoint, state_location=place.state)
+    assert counts == TransactionCounts(len(rows), forwarded)
+    assert sum(one.transactions for one in both) == len(rows)
+    assert sum(one.forwarded for one in both) == forwarded
+    share = f"forwarded, measured: {forwarded} of 240 transactions ({forwarded / 240:.1%})"
+    assert PROCEDURE.explain(counts).endswith(share)
+    with pytest.raises(InvalidUsageError, match="no such operator has run"):
+        penstock.count_transactions(ended, operator="other")
+    with pytest.raises(InvalidUsageError, match="the state location is missing"):
+        penstock.count_transactions(place.checkpoint)
 
 
 @pytest.mark.long
@@ -116,6 +132,37 @@ def test_results_of_any_order_tell_it(spark: SparkSession, tmp_path: Path) -> No
     for bucket in range(3):  # the order within a bucket is the same
         own = [row[6] for row in made if row[5] == bucket]
         assert own == list(range(len(own)))
+
+
+@pytest.mark.long
+def test_a_graph_and_a_pipeline_tell_the_share_forwarded(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = draw_events(7)
+    with penstock.PStreamWriter("events", events(rows[0]).schema) as writer:
+        writer.append(events(*rows))
+    Path("bank.py").write_text(
+        "import penstock\nfrom penstock import abort\n\nbank = penstock.database('bank')\n"
+        "bank.table('accounts', 'id bigint, balance bigint NOT NULL, owner string', key='id', "
+        "partition_by='id')\n\n\n@bank.procedure(returns='left bigint')" + TRANSFER
+    )
+    Path("p.yaml").write_text(
+        "source: {type: pstream, path: events}\n"
+        "database: {file: bank.py, procedure: act, time: ts, keep: id, buckets: 3}\n"
+        "sink: {type: pstream, path: out}\nquery: {checkpoint: ck, trigger: available_now}\n"
+    )
+    running = start_pipeline(spark, load_pipeline("p.yaml"))
+    assert running.await_termination(PATIENCE_S)
+    counts = penstock.count_transactions(running)
+    assert counts == penstock.count_transactions("ck")
+    assert (counts.transactions, 0 < counts.forwarded < len(rows)) == (len(rows), True)
+    told = CliRunner().invoke(app, ["explain", "p.yaml", "--measured"])
+    assert told.exit_code == 0, told.output
+    for text in (running.explain(), told.stdout):
+        assert f"forwarded, measured: {counts.describe()}" in text
+        assert "input: rows pass through Spark, since each may go to several buckets" in text
+    assert "measured" not in CliRunner().invoke(app, ["explain", "p.yaml"]).stdout
 
 
 @pytest.mark.crash

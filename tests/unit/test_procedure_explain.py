@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 import penstock
+from penstock.procedures.analysis.counts import TransactionCounts
 from penstock.procedures.analysis.operations import Operation, operations_of
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
@@ -53,6 +54,9 @@ def test_a_transfer_is_explained_as_two_conditional_modifications() -> None:
           route: one bucket: keys are of several attributes: source, target
           sent to the bucket: source, target, amount
           forwarded to other buckets: with buckets=, where source and target are of several buckets""")
+    for forwarded, text in ((24, "24 of 1,200 transactions (2.0%)"), (0, "0 of 1,200 transactions (0.0%)")):
+        told = procedure.explain(TransactionCounts(1200, forwarded))
+        assert told == f"{procedure.explain()}\n  forwarded, measured: {text}"
     assert database.explain().startswith(
         "database bank\ntable accounts: id bigint NOT NULL, balance bigint NOT NULL; key id; "
         "partitioned by id\ntable links: "

@@ -18,14 +18,14 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from penstock.checkpointing.fields import Fields
 from penstock.checkpointing.files import Files, absolute_location, open_files
 from penstock.errors import CorruptDataError, InvalidUsageError
 
-__all__ = ["FORMAT", "GraphDirectory", "QueryProgress"]
+__all__ = ["FORMAT", "GraphDirectory", "QueryProgress", "read_progress"]
 
 FORMAT: Final = 1
 """The version of the documents' format."""
@@ -154,10 +154,9 @@ class GraphDirectory:
         UnavailableError
             If the file system refuses.
         """
-        files = self.files.child("queries").child(query)
-        planned, committed = (max(_batches(files.child(log)), default=-1) for log in ("offsets", "commits"))
-        rows = self.batch_rows(query, committed) if committed >= 0 else {}
-        return QueryProgress(_id_of(files), planned, committed, rows)
+        progress = read_progress(self.files.child("queries").child(query))
+        rows = self.batch_rows(query, progress.committed) if progress.committed >= 0 else {}
+        return replace(progress, rows=rows)
 
     def batch_rows(self, query: str, batch: int) -> dict[str, int]:
         """Return the end row of a micro-batch in each p-stream, by identity.
@@ -205,6 +204,20 @@ class GraphDirectory:
             if end is not None and end <= row:
                 return batch + 1
         return 0
+
+
+def read_progress(checkpoint: Files) -> QueryProgress:
+    """Return the progress of the query with this checkpoint, without rows.
+
+    Raises
+    ------
+    CorruptDataError
+        If its metadata is damaged.
+    UnavailableError
+        If the file system refuses.
+    """
+    planned, committed = (max(_batches(checkpoint.child(log)), default=-1) for log in ("offsets", "commits"))
+    return QueryProgress(_id_of(checkpoint), planned, committed)
 
 
 def _name(kind: str, number: int) -> str:

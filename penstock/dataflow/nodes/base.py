@@ -60,6 +60,11 @@ class Node:
         """Describe the operator on one line, without its label."""
         return ""
 
+    @property
+    def state_name(self) -> str:
+        """The operator's name in state and metrics."""
+        return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in self.name)
+
     def wrong(self, fact: str, hint: str | None = None, **context: Any) -> InvalidUsageError:
         """Build an error that names the operator."""
         return InvalidUsageError(fact, hint=hint, **context, node=self.name)

@@ -96,6 +96,12 @@ class Transactions(Node):
             return 1 if self.options.batch is not None or routing_attribute(program) is None else None
         return self.options.buckets
 
+    @property
+    def forwards(self) -> bool:
+        """Whether transactions may need several buckets."""
+        program = program_for(self.procedure, self.inputs[0].schema)
+        return self.buckets != 1 and routing_attribute(program) is None
+
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
         """Return the event's attributes, the time, and the columns to keep."""
         optional_columns = {name for name in (self.time, self.options.batch) if isinstance(name, str)}

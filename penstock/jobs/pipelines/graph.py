@@ -39,9 +39,10 @@ from penstock.operators.update_stream.operator_options import (
     QueueArguments,
     TransactionArguments,
 )
+from penstock.procedures.analysis.counts import TransactionCounts
 from penstock.sql.expression import split_alias
 
-__all__ = ["OTHER", "SOURCE", "TABLE", "Binding", "graph_of", "plan_file", "queue_options"]
+__all__ = ["OTHER", "SOURCE", "TABLE", "Binding", "graph_of", "measured_counts", "plan_file", "queue_options"]
 
 SOURCE: Final = "source"
 """The name of a pipeline's source in its graph."""
@@ -101,6 +102,23 @@ def plan_file(reference: str, overrides: Sequence[str] = (), sample: Path | None
         statistics = flow.measure(read_sample(sample))
     with _field(document, "persist"):
         return flow.plan(statistics, pipeline.planned_persist)
+
+
+def measured_counts(reference: str, overrides: Sequence[str] = ()) -> dict[str, TransactionCounts]:
+    """Return the transactions in a pipeline's checkpoint, by operator.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the pipeline has no checkpoint, or no state is there.
+    """
+    # Spark's part is loaded only where a checkpoint is read.
+    from penstock.spark_ext.forwarding.counts import count_by_operator
+
+    query = load_document(reference, overrides)[0].query
+    if query.checkpoint is None:
+        raise InvalidUsageError("the pipeline has no checkpoint", hint="set query.checkpoint")
+    return count_by_operator(query.checkpoint, query.state_location)
 
 
 def graph_of(pipeline: Pipeline, document: Document | None = None, binding: Binding | None = None) -> Graph:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from penstock.ddl import schema_text
+from penstock.procedures.analysis.counts import TransactionCounts
 from penstock.procedures.analysis.operations import Operation, operations_of
 from penstock.procedures.analysis.routing import routing_attribute, routing_obstacle
 from penstock.procedures.compiler.program import PlainProgram, Program, event_schema
@@ -42,7 +43,10 @@ def describe_procedure(
 
 
 def explain_procedure(
-    text: ProcedureText, tables: Mapping[str, TableSpec], program: Program | PlainProgram | None
+    text: ProcedureText,
+    tables: Mapping[str, TableSpec],
+    program: Program | PlainProgram | None,
+    counts: TransactionCounts | None = None,
 ) -> str:
     """Return the text of `Procedure.explain`.
 
@@ -54,12 +58,16 @@ def explain_procedure(
         The tables that it accesses, by name.
     program : Program or PlainProgram, optional
         The program made from it; None while the columns of its input are unknown.
+    counts : TransactionCounts, optional
+        The numbers of its transactions that a query has run.
     """
     operations = operations_of(text, {name: spec.key for name, spec in tables.items()})
     lines = [text.name if program is None else f"{text.name} (program {program.digest})"]
     for operation in operations:
         lines += [f"  {line}" for line in _operation(operation)]
     lines += [f"  {name}: {value}" for name, value in _facts(operations, program)]
+    if counts is not None:
+        lines.append(f"  forwarded, measured: {counts.describe()}")
     return "\n".join(lines)
 
 

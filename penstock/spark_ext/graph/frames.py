@@ -223,7 +223,7 @@ class Frames:
         for node in find_stateful(end):
             with_options = UpdateQueue | UpdateUnion | Join | Transactions
             options = node.options if isinstance(node, with_options) else StateOptions()
-            place = Stateful.plan(self._spark, _plain(node.name), self._locate(options))
+            place = Stateful.plan(self._spark, node.state_name, self._locate(options))
             return StatePlace(place.state_location, place.name)
         return None
 
@@ -293,17 +293,17 @@ class Frames:
         return self._tables[name]
 
     def _queue(self, node: UpdateQueue, rows: DataFrame) -> DataFrame:
-        return run_queue(rows, node.update_key, node.time, self._locate(node.options), _plain(node.name))
+        return run_queue(rows, node.update_key, node.time, self._locate(node.options), node.state_name)
 
     def _transactions(self, node: Transactions) -> PlannedTransactions:
         initial = {name: self._find_table(name) for name in node.initial}
-        options, name = self._locate(node.options), _plain(node.name)
+        options, name = self._locate(node.options), node.state_name
         rows = self._build(node.inputs[0])
         return plan_transactions(rows, node.procedure, node.time, node.keep, options, name, initial)
 
     def _unite(self, node: UpdateUnion) -> DataFrame:
         rows = [self._build(above) for above in node.inputs]
-        options, name = self._locate(node.options), _plain(node.name)
+        options, name = self._locate(node.options), node.state_name
         return run_union(rows, node.key, node.time, node.prefer, options, name)
 
     def _join(self, node: Join) -> DataFrame:
@@ -312,7 +312,7 @@ class Frames:
         condition = None if node.condition is None else node.condition.text
         return run_join(
             *(left, right, node.key, node.time, within, condition, node.unit),
-            *(self._locate(node.options), _plain(node.name), node.marked),
+            *(self._locate(node.options), node.state_name, node.marked),
         )
 
     def _locate(self, options: OptionsT) -> OptionsT:
@@ -321,7 +321,7 @@ class Frames:
 
     def _place(self, node: Node) -> Stateful:
         """Return the place of an operator of windows."""
-        return Stateful.plan(self._spark, _plain(node.name), self._locate(StateOptions()))
+        return Stateful.plan(self._spark, node.state_name, self._locate(StateOptions()))
 
     def _plan_windows(self, node: Node, buckets: int) -> PlannedWindows:
         """Return the plan of an aggregate's windows."""
@@ -434,11 +434,6 @@ class Frames:
         if self._max_rows is not None:
             options["maxRows"] = str(self._max_rows)
         return self._spark.readStream.format("pstream").schema(plan.spark).options(**options).load(location)
-
-
-def _plain(name: str) -> str:
-    """Return the name of an operator's state."""
-    return "".join(letter if letter.isalnum() or letter in "_-" else "_" for letter in name)
 
 
 def _makes_windows(node: Node) -> bool:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.graph.facts import Markers, StreamFacts, facts_of
-from penstock.dataflow import PhysicalPlan
+from penstock.dataflow import PhysicalPlan, explain
 from penstock.dataflow.draw import draw_html
 from penstock.errors import PenstockError
 from penstock.monitoring.table import MetricsList, html_table
@@ -26,6 +26,7 @@ from penstock.spark_ext.api.failure import failure_of, is_without_answer
 from penstock.spark_ext.api.metrics import metrics
 from penstock.spark_ext.api.stopping import stop_between_batches
 from penstock.spark_ext.border.connection import Py4JError
+from penstock.spark_ext.forwarding.counts import count_by_operator
 from penstock.spark_ext.graph.recovery import GraphRecovery, RecoveryReport
 from penstock.spark_ext.graph.stage import QueryTotals, Stage, StageRun
 
@@ -307,6 +308,17 @@ class RunningGraph:
         """
         with self._translate_errors():
             return metrics(self)
+
+    def explain(self) -> str:
+        """Describe the plan, and the share of forwarded transactions in the recent micro-batches.
+
+        Raises
+        ------
+        UnavailableError
+            If Spark's driver has ended.
+        """
+        with self._translate_errors():
+            return explain(self.plan, counts=count_by_operator(self))
 
     def progress(self) -> GraphProgress:
         """Return the counts of the queries, and the progress of the p-streams.

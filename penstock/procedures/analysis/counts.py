@@ -1,0 +1,28 @@
+"""The numbers of transactions that ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["TransactionCounts"]
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionCounts:
+    """The numbers of transactions that ran, for `Procedure.explain`.
+
+    Attributes
+    ----------
+    transactions : int
+        All transactions.
+    forwarded : int
+        Those of them that ran on the coordinator of several buckets.
+    """
+
+    transactions: int
+    forwarded: int
+
+    def describe(self) -> str:
+        """Return the share of forwarded transactions as a text."""
+        share = f" ({self.forwarded / self.transactions:.1%})" if self.transactions else ""
+        return f"{self.forwarded:,} of {self.transactions:,} transactions{share}"
