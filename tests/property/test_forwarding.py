@@ -39,6 +39,8 @@ def make_bank() -> Database:
         indexes=["balance"],
     )  # fmt: skip
     bank.table("people", "name string, visits bigint NOT NULL", key="name", partition_by="name")
+    bank.table("shelves", "zone bigint, number bigint, count bigint NOT NULL", key=("number", "zone"),
+               partition_by="zone")  # fmt: skip
 
     @bank.procedure(
         event="kind string, source bigint, target int, name string, amount bigint NOT NULL",
@@ -66,14 +68,73 @@ def make_bank() -> Database:
             source.owner = e.name
         return source.balance, None
 
+    @bank.procedure(
+        event="source bigint, targets array<bigint>, names array<string>, amount bigint NOT NULL",
+        returns="left bigint",
+    )
+    def share(e: Any, accounts: Any, people: Any) -> Any:
+        if e.source not in accounts:
+            accounts.insert(id=e.source, balance=50)
+        for target in e.targets:
+            if target not in accounts:
+                accounts.insert(id=target, balance=0)
+            accounts[target].balance += e.amount
+            accounts[e.source].balance -= e.amount
+        for name in e.names:
+            if name in people:
+                del people[name]
+            else:
+                people.insert(name=name, visits=len(e.targets))
+        if accounts[e.source].balance < 0:
+            abort("short")
+        return accounts[e.source].balance
+
+    @bank.procedure(
+        event="source bigint, target bigint, shift bigint NOT NULL",
+        returns="left bigint",
+        route=("e.source // 10", "max(e.target, 0) // 10"),
+    )
+    def move(e: Any, shelves: Any) -> Any:
+        source = shelves.get((e.source, e.source // 10))
+        if source is None:
+            source = shelves.insert(number=e.source, zone=e.source // 10, count=2)
+        source.count -= 1
+        target = shelves.get((e.target, e.target // 10 + e.shift))
+        if target is None:
+            target = shelves.insert(number=e.target, zone=e.target // 10 + e.shift, count=0)
+        target.count += 1
+        if source.count < 0:
+            abort("empty")
+        return source.count
+
+    @bank.procedure(
+        event="number bigint, zones bigint NOT NULL", returns="next bigint", route="e.number // 10"
+    )
+    def walk(e: Any, shelves: Any) -> Any:
+        zone = e.number // 10
+        if (e.number, zone) not in shelves:
+            shelves.insert(number=e.number, zone=zone, count=e.number % 10)
+        following = 10 * zone + shelves[(e.number, zone)].count
+        shelves[(following, zone)].count += 1 + e.zones // max(e.number, 0)
+        return following
+
     return bank
 
 
 BANK = make_bank()
-_program = BANK.procedures["act"].program()
-assert isinstance(_program, Program)
-PROGRAM = _program
-PROGRAM.__dict__["kernel"] = interpreted(PROGRAM)
+
+
+def _interpret(name: str) -> Program:
+    program = BANK.procedures[name].program()
+    assert isinstance(program, Program)
+    for one in (program, program.route):
+        if one is not None:
+            one.__dict__["kernel"] = interpreted(one)
+    return program
+
+
+PROGRAMS = {name: _interpret(name) for name in BANK.procedures}
+PROGRAM = PROGRAMS["act"]
 
 
 @st.composite
@@ -98,8 +159,25 @@ def events(draw: st.DrawFn) -> list[dict[str, Any]]:
     return made
 
 
-def batch_of(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(list(rows), schema=Forwarding(PROGRAM, 1, "any").event)
+def several(**columns: st.SearchStrategy[Any]) -> st.SearchStrategy[list[dict[str, Any]]]:
+    return st.lists(st.fixed_dictionaries(columns), min_size=1, max_size=40)
+
+
+IDS, AMOUNTS, NUMBERS = st.integers(0, 30), st.integers(-20, 60), st.none() | st.integers(0, 49)
+TARGETS = st.one_of(st.none(), st.lists(IDS, max_size=1), st.lists(st.none() | IDS, max_size=4))
+EVENTS = {
+    "act": events(),
+    "share": several(
+        source=st.none() | IDS, targets=TARGETS, amount=AMOUNTS,
+        names=st.none() | st.lists(st.sampled_from(NAMES), max_size=2),
+    ),
+    "move": several(source=NUMBERS, target=NUMBERS, shift=st.sampled_from([0, 0, 0, 1])),
+    "walk": several(number=NUMBERS, zones=st.sampled_from([0, 0, 7])),
+}  # fmt: skip
+
+
+def batch_of(rows: Sequence[dict[str, Any]], program: Program = PROGRAM) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(list(rows), schema=Forwarding(program, 1, "any").event)
 
 
 @dataclass
@@ -138,7 +216,7 @@ class Spark:
         if handle.pointer is not None:
             store.sweep(handle)
         split, first = self.forwarding.split(rows, bucket), state.transactions
-        results = state.run(PROGRAM, rows.take(pa.array(split.own)))
+        results = state.run(self.forwarding.program, rows.take(pa.array(split.own)))
         state.transactions = first + len(split.own) + len(split.forwarded)
         exported = self.forwarding.rows(state, rows.take(pa.array(split.needed)), bucket)
         pointer = store.commit(state, handle).pointer
@@ -199,27 +277,33 @@ def tables(states: Sequence[TableSet]) -> dict[str, list[Any]]:
     return {name: sorted((row for part in parts for row in part[name]), key=repr) for name in BANK.tables}
 
 
-@pytest.mark.parametrize(("order", "buckets"), [("arrival", 2), ("arrival", 5), ("any", 3)])
+@pytest.mark.parametrize(
+    ("name", "order", "buckets"),
+    [
+        ("act", "arrival", 2), ("act", "arrival", 5), ("act", "any", 3), ("share", "arrival", 3),
+        ("share", "any", 2), ("move", "arrival", 3), ("move", "any", 4), ("walk", "arrival", 3),
+    ],
+)  # fmt: skip
 @settings(max_examples=6, deadline=None)
-@given(rows=events(), seed=st.integers(0, 2**32))
+@given(data=st.data(), seed=st.integers(0, 2**32))
 def test_any_mix_equals_the_serial_order(
-    order: str, buckets: int, rows: list[dict[str, Any]], seed: int
+    name: str, order: str, buckets: int, data: st.DataObject, seed: int
 ) -> None:
-    draw = random.Random(seed)
+    program, draw, rows = PROGRAMS[name], random.Random(seed), data.draw(EVENTS[name])
     with tempfile.TemporaryDirectory() as directory:
-        spark = Spark(Forwarding(PROGRAM, buckets, order), directory, draw)
+        spark = Spark(Forwarding.plan(program, buckets, order), directory, draw)
         results: list[Any] = []
         serial: list[int] = []
         begin = number = 0
         while begin < len(rows):
             end = min(begin + draw.choice([1, 5, 20]), len(rows))
-            some, forwarded = spark.run(number, batch_of(rows[begin:end]))
+            some, forwarded = spark.run(number, batch_of(rows[begin:end], program))
             results += some
             late = [begin + place for place in forwarded] if order == "any" else []
             serial += [place for place in range(begin, end) if place not in late] + late
             begin, number = end, number + 1
         state = TableSet(BANK.tables.values())
-        expected = results_of([state.run(PROGRAM, batch_of([rows[place] for place in serial]))])
+        expected = results_of([state.run(program, batch_of([rows[place] for place in serial], program))])
         assert [results[place] for place in serial] == expected
         stored = [spark.load(bucket)[0] for bucket in spark.committed]
         assert tables(stored) == tables([state])
@@ -249,6 +333,23 @@ def test_a_transaction_is_forwarded_only_for_rows_that_an_earlier_one_moves() ->
         assert forwarded == expected
 
 
+def test_elements_that_a_null_list_hides_need_no_bucket() -> None:
+    forwarding = Forwarding(PROGRAMS["share"], 8, "arrival")
+    hidden = pa.ListArray.from_arrays(
+        pa.array([0, 6, 7], pa.int32()), pa.array(range(7), pa.int64()), mask=pa.array([True, False])
+    )
+    assert hidden.values.to_pylist() == list(range(7))
+    columns = [pa.nulls(2, pa.int64()), hidden, pa.nulls(2, pa.list_(pa.string())), pa.array([1, 1])]
+    batch = pa.RecordBatch.from_arrays([
+        column.cast(field.type) if column.type != field.type else column
+        for column, field in zip(columns, forwarding.event, strict=True)
+    ], schema=forwarding.event)  # fmt: skip
+    places = [found.tolist() for found in forwarding.places(batch)]
+    assert sum(0 in found for found in places) == 1
+    assert 0 in places[0]
+    assert sum(1 in found for found in places) == 1
+
+
 def test_other_changes_under_the_number_of_a_micro_batch_are_refused(tmp_path: Any) -> None:
     store = BucketStore(open_files(tmp_path))
     state = TableSet(BANK.tables.values())
@@ -270,13 +371,16 @@ def test_other_changes_under_the_number_of_a_micro_batch_are_refused(tmp_path: A
         ("def act(e, b):\n    return b[(e.k, e.j)].x\n", "the table b has no partition_by"),
         ("def act(e, a):\n    return a[a[e.k].x].x\n", "no attribute of the event is the k of a"),
         ("def act(e, p):\n    return p[(e.k, 3)].x + p[(e.j, 3)].x\n", "a column of a key of p"),
+        ("def act(e, p):\n    return p.by('j')[e.j].first().x\n", "an index finds rows of p"),
     ],
 )
 def test_rows_that_an_event_does_not_name_are_refused(text: str, because: str | None) -> None:
     database = penstock.database("random")
     database.table("a", "k bigint, x bigint NOT NULL", key="k", partition_by="k")
     database.table("b", "k bigint, j bigint, x bigint NOT NULL", key=("k", "j"))
-    database.table("p", "k bigint, j bigint, x bigint NOT NULL", key=("k", "j"), partition_by="k")
+    database.table(
+        "p", "k bigint, j bigint, x bigint NOT NULL", key=("k", "j"), partition_by="k", indexes=["j"]
+    )
     text = text.replace("    b[(e.k, e.k)].x = 1\n", "")
     program = database.procedure(event="k bigint, j bigint", returns="x bigint")(define(text)).program()
     if because is None:

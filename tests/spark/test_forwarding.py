@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
 import penstock
+from penstock import abort
 from penstock._failpoints import COORDINATOR_POINTS
 from penstock.cli import app
 from penstock.conf.pipeline import load_pipeline
@@ -200,6 +201,67 @@ def test_tasks_write_the_results_of_both_stages(spark: SparkSession, tmp_path: P
     made = penstock.PStreamReader(place.sink).read().sort_by("id")
     assert [tuple(row.values())[2:] for row in made.to_pylist()] == expected[len(opened) :]
     assert accounts(spark, place) == last
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", ["arrival", "any"])
+def test_lists_and_routes_name_buckets(spark: SparkSession, tmp_path: Path, order: str) -> None:
+    place, draw = Place(tmp_path), random.Random(order)
+    database = penstock.database("shop")
+    database.table("stock", "store bigint, item bigint, count bigint NOT NULL", key=("store", "item"),
+                   partition_by="store")  # fmt: skip
+
+    @database.procedure(returns="count bigint", route="e.till // 10")
+    def sell(e: Any, stock: Any) -> Any:
+        total = 0
+        for place_ in range(len(e.stores)):
+            if (e.stores[place_], e.items[0]) not in stock:
+                stock.insert(store=e.stores[place_], item=e.items[0], count=9)
+            total += stock[(e.stores[place_], e.items[0])].count
+            stock[(e.stores[place_], e.items[0])].count -= 1
+        if (e.till // 10, e.items[0]) not in stock:
+            stock.insert(store=e.till // 10, item=e.items[0], count=0)
+        stock[(e.till // 10, e.items[0])].count += len(e.stores)
+        if total % 5 == 0:
+            abort("fifth")
+        return total
+
+    columns = {
+        "id": pa.int64(),
+        "till": pa.int64(),
+        "stores": pa.list_(pa.int64()),
+        "items": pa.list_(pa.int64()),
+    }
+    rows = [
+        {
+            "id": number, "till": draw.choice([None, *range(40)]), "items": [draw.randrange(3)],
+            "stores": draw.choice([None, [], [number % 9], [draw.randrange(9), draw.randrange(9), None]]),
+        }
+        for number in range(90)
+    ]  # fmt: skip
+    for begin in (0, 50):
+        place.input.add(pa.Table.from_pylist(rows[begin : begin + 50], pa.schema(columns)))
+    df = place.input.frame(spark, "id long, till long, stores array<long>, items array<long>")
+    results = penstock.transactions(
+        df, sell, time="id", keep="id", buckets=3, order=order, state_location=place.state
+    )
+    ended = place.run(results)
+    counts = penstock.count_transactions(ended)
+    assert counts.transactions == len(rows)
+    assert 0 < counts.forwarded < len(rows)
+    made = place.sequence("id", "count", "rejected", *(["batch", "forwarded"] if order == "any" else []))
+    made.sort(key=lambda row: (*row[3:], row[0]))
+    tables = PlainTables(database.tables.values())
+    given = pa.Table.from_pylist([rows[row[0]] for row in made]).select(["till", "stores", "items"])
+    schema = event_schema(sell.program(pa.schema(columns)).event)
+    batch = given.select(schema.names).cast(schema).combine_chunks().to_batches()[0]
+    expected = tables.run(sell.text, batch, sell.program(batch.schema).results)
+    assert [row[1:3] for row in made] == expected
+    stored = penstock.read_state(spark, place.state, checkpoint=place.checkpoint, table="stock")
+    found = {(row["store"], row["item"], row["count"]) for row in stored.collect()}
+    assert found == {
+        (row["store"], row["item"], row["count"]) for row in tables.tables["stock"].rows.values() if row
+    }
 
 
 @pytest.mark.long

@@ -125,12 +125,16 @@ def _forwarded(program: Program | PlainProgram) -> str:
     if routing_attribute(program) is not None:
         return "nothing"
     # The placement of rows needs Numba, which explaining a graph without procedures does not.
-    from penstock.procedures.partitions.bucket_forwarding import forwarding_obstacle, partition_attributes
+    from penstock.procedures.partitions.bucket_forwarding import bucket_route, forwarding_obstacle
 
     obstacle = forwarding_obstacle(program)
     if obstacle is not None or isinstance(program, PlainProgram):
         return f"nothing, there is one bucket: {obstacle}"
-    return f"with buckets=, where {' and '.join(partition_attributes(program))} are of several buckets"
+    route = bucket_route(program)
+    names = " and ".join(route.partitions)
+    if route.is_single:
+        return f"nothing, with buckets= each transaction is in the bucket of {names}"
+    return f"with buckets=, where {names} are of several buckets"
 
 
 def _access_sets(program: Program) -> str:

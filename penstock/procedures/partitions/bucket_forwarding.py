@@ -29,7 +29,7 @@ from penstock.procedures.partitions.placement import Placement, place_tables
 from penstock.procedures.partitions.routes import Route, find_route
 from penstock.procedures.texts import Numbers
 
-__all__ = ["ARRIVAL", "Changes", "Forwarding", "Split", "forwarding_obstacle", "partition_attributes"]
+__all__ = ["ARRIVAL", "Changes", "Forwarding", "Split", "bucket_route", "forwarding_obstacle"]
 
 ARRIVAL = "arrival"
 """The order of transactions in which results equal the serial run in the order of arrival."""
@@ -107,7 +107,8 @@ class Forwarding:
                 "a transaction may access rows of several buckets that its event does not name",
                 procedure=program.name,
                 because=obstacle,
-                hint="let each column of all keys be an attribute of the event, or use buckets=1",
+                hint="let each column of all keys be an attribute of the event or a value of route=, "
+                "or use buckets=1",
             )
         return cls(program, buckets, order)
 
@@ -220,9 +221,9 @@ def _find_nothing(found: Found, values: Sequence[Any]) -> tuple[Numbers, pa.Reco
     raise InternalError("a route without indexes reads one", table=found.table)
 
 
-def partition_attributes(program: Program) -> tuple[str, ...]:
-    """Return the attributes of the event that say the buckets of a transaction."""
-    return find_route(program, place_tables({spec.name: spec for spec in program.tables}, 1, {})).partitions
+def bucket_route(program: Program) -> Route:
+    """Return what says the buckets of a transaction."""
+    return find_route(program, place_tables({spec.name: spec for spec in program.tables}, 1, {}))
 
 
 def forwarding_obstacle(program: Program | PlainProgram) -> str | None:
@@ -234,12 +235,12 @@ def forwarding_obstacle(program: Program | PlainProgram) -> str | None:
             return f"the table {spec.name} has no partition_by"
         if spec.column(spec.partition_by).kind.scale is not None:
             return f"the table {spec.name} is partitioned by a decimal"
-    route = find_route(program, place_tables({spec.name: spec for spec in program.tables}, 1, {}))
-    if program.route is not None:
-        return "it declares a route"
-    lists = {column.name for column in program.event if column.is_list}
-    for keys in route.keys:
-        for origin in keys.origins:
-            if not isinstance(origin, str) or origin in lists:
-                return f"a column of a key of {keys.table} is no attribute of the event with one value"
-    return route.obstacle or (None if route.keys else "it accesses no table")
+    route = bucket_route(program)
+    if route.obstacle is not None:
+        return route.obstacle
+    for keys in () if route.is_single else route.keys:  # of single-bucket transactions no rows move
+        if any(isinstance(origin, Found) for origin in keys.origins):
+            return f"an index finds rows of {keys.table}"
+        if None in keys.origins:
+            return f"a column of a key of {keys.table} is no attribute of the event"
+    return None if route.keys else "it accesses no table"

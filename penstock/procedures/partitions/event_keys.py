@@ -66,6 +66,7 @@ class EventKeys:
     ) -> None:
         self.route, self._placements, self._lookup = route, placements, lookup
         self._columns = {column.name: column for column in program.event}
+        events = _drop_hidden_elements(events)
         if program.route is not None:
             self._columns |= {column.name: column for column in program.route.results}
             named = TableSet([]).run(program.route, events)
@@ -201,6 +202,15 @@ class EventKeys:
         if key not in self._found:
             self._found[key] = self._lookup(found, [self.events.column(name) for name in found.attributes])
         return self._found[key]
+
+
+def _drop_hidden_elements(events: pa.RecordBatch) -> pa.RecordBatch:
+    """Return events whose null lists have no elements; Arrow allows them to have some."""
+    for place, column in enumerate(events.columns):
+        if pa.types.is_list(column.type) and column.null_count:
+            compact = column.take(pa.array(np.arange(len(column))))
+            events = events.set_column(place, events.schema.field(place), compact)
+    return events
 
 
 def _without_nulls(values: list[_Values]) -> list[_Values]:

@@ -81,7 +81,7 @@ def transactions(
         transaction accesses rows of one bucket: all its keys have the same event attribute in the
         partitioning columns of their tables. Otherwise one. With more than one, a transaction over several
         buckets is forwarded to a coordinator, for which all columns of its keys must be attributes of the
-        event. Fixed for the life of a checkpoint.
+        event, elements of its lists, or values of the procedure's route. Fixed for the life of a checkpoint.
     initial : mapping, optional
         The first rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
         table. They are loaded once, with the first micro-batch of a checkpoint; later starts ignore them. All
