@@ -1,21 +1,23 @@
-"""SmallBank in Spark over several buckets, with shares of transactions over two customers.
+"""SmallBank in Spark over several buckets: the time that forwarding adds to a micro-batch.
 
-    python -m benchmarks.transactions_over_buckets [--share 0 0.01 0.1 0.5 1] [--buckets 1 2]
-        [--order arrival any] [--customers 100000] [--hot 0] [--million 4] [--batch-million 0.5]
+    python -m benchmarks.transactions_over_buckets [--share 0 0.2 1] [--buckets 1 2] [--order any arrival]
+        [--customers 100000] [--hot 0] [--batches 12] [--batch-rows 100000]
 
 Each case runs in a process of its own. The requests are in a p-stream before the query starts, and pass
 through Spark (`rows`), also with one bucket. The share is that of payments between two random customers,
-half of which are in one of two buckets; all other transactions are for one customer. Figures are million
-transactions a second over the micro-batches' ``triggerExecution``, without the first ones; the share of
-transactions that were forwarded; and the milliseconds of a micro-batch, by step.
+half of which are in one of two buckets; all other transactions are for one customer. Milliseconds are medians
+of the micro-batches' ``triggerExecution``, without the first ones; `more` compares with the case of the same
+buckets and order that forwards nothing. `loads` is the share of bucket tasks that had to read the whole
+state, as their worker did not have it. Then follow means of the steps, summed over buckets.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
+import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +25,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.harness import machine, run_contender, scratch, session
-from benchmarks.transactions_in_spark import counted_batches, mean_steps, print_case
+from benchmarks.harness import REPOSITORY, machine, print_and_save, run_contender, scratch, session
+from benchmarks.transactions_in_spark import counted_batches, mean_steps
 from penstock.checkpointing.p_stream import PStreamWriter
 from penstock.procedures.programs.oltp.benchmark import Draws
 from penstock.procedures.programs.oltp.small_bank import SEND_PAYMENT, SMALL_BANK, SmallBankScale
 
-WARM_UP = 2
+RESULT = REPOSITORY / "benchmarks" / "results" / "transactions_over_buckets.txt"
+STEPS = ("load", "run", "commit", "coordinate", "continue")
+WARM_UP = 3
 """The micro-batches that are not counted: code is compiled in them."""
 
 
@@ -42,7 +46,7 @@ class Case:
     order: str
     customers: int
     hot: int
-    rows: int
+    batches: int
     batch_rows: int
 
 
@@ -64,10 +68,10 @@ def measure(case: Case) -> dict[str, float]:
 
     with scratch("buckets") as folder:
         place = Path(folder)
-        chunk = requests(case, min(case.rows, 1 << 18), 1)
-        with PStreamWriter(place / "events", chunk.schema, unit_rows=1 << 16) as writer:
-            for number in range(-(-case.rows // chunk.num_rows)):
-                writer.append(pa.Table.from_batches([requests(case, chunk.num_rows, number + 1)]))
+        schema = requests(case, 1, 1).schema
+        with PStreamWriter(place / "events", schema, unit_rows=case.batch_rows) as writer:
+            for number in range(case.batches):
+                writer.append(pa.Table.from_batches([requests(case, case.batch_rows, number)]))
         running = session()
         penstock.register(running)
         events = running.readStream.format("pstream").option("maxRows", case.batch_rows)
@@ -88,45 +92,74 @@ def measure(case: Case) -> dict[str, float]:
         counted, own = counted_batches(query, WARM_UP)
         running.stop()
     rows = sum(one["rows_in"] for one in own)
-    seconds = sum(one.durationMs["triggerExecution"] for one in counted) / 1000
+    batch_ms = [one.durationMs["triggerExecution"] for one in counted]
     return {
-        "M/s": rows / seconds / 1e6,
         "forwarded": sum(one["forwarded"] for one in own) / rows,
         "rejected": sum(one["rejected"] for one in own) / rows,
-        "ms batch": 1000 * seconds / len(counted),
+        "ms": float(np.median(batch_ms)),
+        "M/s": rows / sum(batch_ms) / 1e3,
         "batches": len(counted),
+        "loads": sum(one["loads"] for one in own) / sum(one["buckets"] for one in own),
         **mean_steps(own),
     }
 
 
+def report(given: argparse.Namespace) -> Iterator[str]:
+    """Return the lines of the result."""
+    yield f"python -m benchmarks.transactions_over_buckets {' '.join(sys.argv[1:])}".strip()
+    yield ""
+    yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
+    yield f"{given.batch_rows:,} transactions a micro-batch, {given.customers:,} customers"
+    yield ""
+    header = f"{'buckets':>7}  {'order':<8}{'payments':>9}{'forwarded':>10}{'ms':>8}{'more':>8}{'M/s':>8}"
+    yield header + f"{'batches':>9}{'loads':>7}" + "".join(f"{step:>12}" for step in STEPS)
+    fixed: list[Any] = ["--customers", given.customers, "--hot", given.hot, "--batches", given.batches]
+    fixed += ["--batch-rows", given.batch_rows]
+    for buckets in given.buckets:
+        # One bucket forwards nothing.
+        for order in given.order if buckets > 1 else given.order[:1]:
+            least: float | None = None
+            for share in given.share:
+                arguments = ["--one", "--share", share, "--buckets", buckets, "--order", order, *fixed]
+                found = run_contender("transactions_over_buckets", *map(str, arguments))
+                least = found["ms"] if least is None else least
+                yield (
+                    f"{buckets:>7}  {order:<8}{share:>9.0%}{found['forwarded']:>10.1%}{found['ms']:>8.0f}"
+                    f"{found['ms'] - least:>8.0f}{found['M/s']:>8.3f}{found['batches']:>9.0f}"
+                    f"{found['loads']:>7.0%}"
+                    + "".join(f"{found.get(f'ms {step}', 0.0):>12.0f}" for step in STEPS)
+                )
+    yield ""
+    yield f"load {os.getloadavg()[0]:.1f} at the end"
+
+
 def main() -> None:
-    """Print a line for each case."""
+    """Print a line for each case, and save them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--share", nargs="+", type=float, default=[0, 0.01, 0.1, 0.5, 1])
+    parser.add_argument("--share", nargs="+", type=float, default=[0, 0.2, 1])
     parser.add_argument("--buckets", nargs="+", type=int, default=[1, 2])
-    parser.add_argument("--order", nargs="+", choices=["arrival", "any"], default=["arrival", "any"])
+    parser.add_argument("--order", nargs="+", choices=["arrival", "any"], default=["any", "arrival"])
     parser.add_argument("--customers", type=int, default=100_000)
     parser.add_argument("--hot", type=int, default=0, help="the customers that get 90 per cent; 0 for none")
-    parser.add_argument("--million", type=float, default=4)
-    parser.add_argument("--batch-million", type=float, default=0.5)
+    parser.add_argument("--batches", type=int, default=12)
+    parser.add_argument("--batch-rows", type=int, default=100_000)
+    parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    rows, batch = round(given.million * 1e6), round(given.batch_million * 1e6)
-    cases = itertools.product(given.share, given.buckets, given.order)
     if given.one:
-        share, buckets, order = next(cases)
-        case = Case(share, buckets, order, given.customers, given.hot, rows, batch)
+        rows = given.batches * given.batch_rows
+        case = Case(
+            given.share[0],
+            given.buckets[0],
+            given.order[0],
+            given.customers,
+            given.hot,
+            rows,
+            given.batch_rows,
+        )
         print(json.dumps(measure(case)))
         return
-    print(f"# python -m benchmarks.transactions_over_buckets {' '.join(sys.argv[1:])}\n# {machine()}")
-    fixed: list[Any] = ["--customers", given.customers, "--hot", given.hot, "--million", given.million]
-    fixed += ["--batch-million", given.batch_million]
-    for share, buckets, order in cases:
-        if buckets == 1 and order != given.order[0]:
-            continue  # one bucket forwards nothing
-        arguments = ["--one", "--share", share, "--buckets", buckets, "--order", order, *fixed]
-        found = run_contender("transactions_over_buckets", *map(str, arguments))
-        print_case(f"share {share:<5} buckets {buckets} {order:8}", found)
+    print_and_save(report(given), given.out)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,8 @@ IS_LONG = bool(os.environ.get("PENSTOCK_LONG"))
 """Whether more queries run: one of a single procedure, one whose transactions need several buckets."""
 CALLS = "calls"
 """The directory of a flow's requests."""
+ONLY = "PENSTOCK_CRASH_FLOWS"
+"""The variable with the names of the only queries to run, to look for a fault. Requests need ``spending``."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,8 @@ if IS_LONG:
         move, moving, 3, None, _integers(source=range(KEYS), target=range(KEYS), amount=range(-10, 60)),
         forwards=True,
     )  # fmt: skip
+if os.environ.get(ONLY):
+    FLOWS = {name: FLOWS[name] for name in os.environ[ONLY].split()}
 
 
 def start(spark: SparkSession, directory: Path, name: str, draw: random.Random) -> StreamingQuery:
