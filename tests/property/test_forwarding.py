@@ -95,17 +95,15 @@ def make_bank() -> Database:
         route=("e.source // 10", "max(e.target, 0) // 10"),
     )
     def move(e: Any, shelves: Any) -> Any:
-        source = shelves.get((e.source, e.source // 10))
-        if source is None:
-            source = shelves.insert(number=e.source, zone=e.source // 10, count=2)
-        source.count -= 1
-        target = shelves.get((e.target, e.target // 10 + e.shift))
-        if target is None:
-            target = shelves.insert(number=e.target, zone=e.target // 10 + e.shift, count=0)
-        target.count += 1
-        if source.count < 0:
+        if (e.source, e.source // 10) not in shelves:
+            shelves.insert(number=e.source, zone=e.source // 10, count=2)
+        shelves[(e.source, e.source // 10)].count -= 1
+        if (e.target, e.target // 10 + e.shift) not in shelves:
+            shelves.insert(number=e.target, zone=e.target // 10 + e.shift, count=0)
+        shelves[(e.target, e.target // 10 + e.shift)].count += 1
+        if shelves[(e.source, e.source // 10)].count < 0:
             abort("empty")
-        return source.count
+        return shelves[(e.source, e.source // 10)].count
 
     @bank.procedure(
         event="number bigint, zones bigint NOT NULL", returns="next bigint", route="e.number // 10"
@@ -160,20 +158,28 @@ def events(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def several(**columns: st.SearchStrategy[Any]) -> st.SearchStrategy[list[dict[str, Any]]]:
-    return st.lists(st.fixed_dictionaries(columns), min_size=1, max_size=40)
+    return st.lists(st.fixed_dictionaries(columns), min_size=10, max_size=24)
 
 
-IDS, AMOUNTS, NUMBERS = st.integers(0, 30), st.integers(-20, 60), st.none() | st.integers(0, 49)
-TARGETS = st.one_of(st.none(), st.lists(IDS, max_size=1), st.lists(st.none() | IDS, max_size=4))
+def seldom_null(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Most transactions with a null are rejected."""
+    return st.integers(0, 11).flatmap(lambda n: st.none() if n == 7 else values)
+
+
+IDS, NUMBERS = st.integers(0, 12), st.integers(0, 49)
 EVENTS = {
     "act": events(),
     "share": several(
-        source=st.none() | IDS, targets=TARGETS, amount=AMOUNTS,
-        names=st.none() | st.lists(st.sampled_from(NAMES), max_size=2),
+        source=seldom_null(IDS),
+        targets=seldom_null(st.lists(seldom_null(IDS), max_size=4)),
+        names=seldom_null(st.lists(st.sampled_from(NAMES), max_size=2)),
+        amount=st.integers(-5, 20),
     ),
-    "move": several(source=NUMBERS, target=NUMBERS, shift=st.sampled_from([0, 0, 0, 1])),
-    "walk": several(number=NUMBERS, zones=st.sampled_from([0, 0, 7])),
-}  # fmt: skip
+    "move": several(
+        source=seldom_null(NUMBERS), target=seldom_null(NUMBERS), shift=st.sampled_from([0, 0, 0, 1])
+    ),
+    "walk": several(number=seldom_null(NUMBERS), zones=st.sampled_from([0, 0, 7])),
+}
 
 
 def batch_of(rows: Sequence[dict[str, Any]], program: Program = PROGRAM) -> pa.RecordBatch:
@@ -218,14 +224,16 @@ class Spark:
         split, first = self.forwarding.split(rows, bucket), state.transactions
         results = state.run(self.forwarding.program, rows.take(pa.array(split.own)))
         state.transactions = first + len(split.own) + len(split.forwarded)
-        exported = self.forwarding.rows(state, rows.take(pa.array(split.needed)), bucket)
+        exported = None
+        if len(split.needed):
+            exported = self.forwarding.rows(state, rows.take(pa.array(split.needed)), bucket)
         pointer = store.commit(state, handle).pointer
         return {
             "pointer": pointer,
             "results": dict(zip(places[split.own].tolist(), results_of([results]), strict=True)),
             "numbers": (first + np.concatenate([split.own_numbers, split.forwarded_numbers])).tolist(),
             "forwarded": places[split.forwarded].tolist(),
-            "rows": exported if len(split.needed) else None,
+            "rows": exported,
         }
 
     def coordinate(
@@ -281,7 +289,8 @@ def tables(states: Sequence[TableSet]) -> dict[str, list[Any]]:
     ("name", "order", "buckets"),
     [
         ("act", "arrival", 2), ("act", "arrival", 5), ("act", "any", 3), ("share", "arrival", 3),
-        ("share", "any", 2), ("move", "arrival", 3), ("move", "any", 4), ("walk", "arrival", 3),
+        pytest.param("share", "any", 2, marks=pytest.mark.long), ("move", "arrival", 3),
+        pytest.param("move", "any", 4, marks=pytest.mark.long), ("walk", "arrival", 3),
     ],
 )  # fmt: skip
 @settings(max_examples=6, deadline=None)
