@@ -215,12 +215,8 @@ def _check_constructs(text: ProcedureText) -> None:
         kind = type(node).__name__.lower()
         is_supported = True
         if isinstance(node, ast.stmt) and node is not text.tree:
-            is_supported = hasattr(Statements, f"_{kind}_statement") and not isinstance(node, ast.While)
+            is_supported = hasattr(Statements, f"_{kind}_statement")
         elif isinstance(node, ast.expr) and not isinstance(node, _PARTS):
             is_supported = hasattr(Statements, f"_{kind}")
         if not is_supported:
-            raise text.wrong(
-                node,
-                f"a procedure has no {type(node).__name__}",
-                "docs/concepts/transactions.md lists what it may have; plain=True runs any Python",
-            )
+            raise text.unsupported(node)

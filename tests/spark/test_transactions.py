@@ -114,6 +114,8 @@ def test_a_changed_program_is_refused_unless_it_is_compatible(spark: SparkSessio
     with pytest.raises(InvalidUsageError, match="the checkpoint was made with another program") as caught:
         place.start(query(spark, place, changed))
     begun = json.loads(caught.value.context["was"])
+    assert caught.value.hint is not None
+    assert f'compatible_with="{begun}"' in caught.value.hint
     place.run(query(spark, place, changed, compatible_with=begun))
     assert results(place)[-1] == (0, 9, 9, None, "too little")
 

@@ -201,6 +201,17 @@ def test_values_that_no_column_holds_are_refused(columns: Any) -> None:
         db.call("move", source=1, target=2, amount=2**70, note="lost")
 
 
+def test_an_error_of_a_value_names_its_column_and_not_the_value() -> None:
+    db = bank().open()
+    with pytest.raises(InvalidUsageError) as caught:
+        db.call("move", source=1, target="secret", amount=2, note="lost")
+    assert str(caught.value) == "a column does not fit: of=move column=target type=string declared=int64."
+    with pytest.raises(InvalidUsageError, match=r"a column does not fit: of=accounts column=balance\.$"):
+        db.load("accounts", {"id": [1], "balance": [object()]})
+    with pytest.raises(InvalidUsageError, match="column=id reason=it has nulls where none may be"):
+        db.load("accounts", {"id": [None], "balance": [1]})
+
+
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_key_beyond_its_column_is_of_no_row(plain: bool) -> None:
     database = penstock.database("small")

@@ -63,9 +63,19 @@ def test_tables_are_shown_with_rows_sizes_indexes_and_versions(place: Path) -> N
         ["accounts", "id bigint NOT NULL, balance bigint NOT NULL", "id", "id", "balance", "7"],
         ["log", "id bigint NOT NULL, at timestamp NOT NULL, text string", "id, at", "-", "-", "0"],
     ]
-    assert lines[-1].startswith("2 buckets, at version 2 of 1..3, loadable 1..2, ")
+    assert lines[-1].startswith("2 buckets, at version 2 of 1..3, loadable 1..3, ")
     assert "20 transactions" in lines[-1]
     assert lines[-1].endswith("program abc")
+
+
+def test_a_database_of_one_process_has_a_loadable_version_and_no_program(tmp_path: Path) -> None:
+    bank = penstock.database("bank")
+    bank.table("accounts", "id bigint, balance bigint", key="id")
+    with bank.open(tmp_path / "bank") as db:
+        db.load("accounts", {"id": [1], "balance": [2]})
+    last = run(str(tmp_path / "bank")).stdout.splitlines()[-1]
+    assert last.startswith("1 bucket, at version 1, loadable 1, ")
+    assert last.rstrip().endswith("stored")
 
 
 def test_json_has_all_facts(place: Path) -> None:

@@ -45,7 +45,7 @@ def read_committed(
     """
     spark, is_own = open_session("penstock", {})
     try:
-        query = query_of(spark, checkpoint)
+        query, checkpoint = query_of(spark, checkpoint)
         own = [operator for operator in operators if operator.query == query]
         if not own:
             raise InvalidUsageError(

@@ -14,6 +14,7 @@ from penstock.jobs.commands.common import console, size, utc_time
 from penstock.jobs.inspect.state import describe_bucket, survey_buckets, version_range
 from penstock.procedures.engine import TableSet
 from penstock.procedures.hidden_tables import HIDDEN_TABLES
+from penstock.procedures.in_process.command_log import ANY_PROGRAM
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.worker.bucket_task import specification_in
 from penstock.state_store.bucket_store import BucketStore
@@ -164,18 +165,19 @@ def show_databases(databases: Sequence[StoredDatabase]) -> None:
 def _summary(one: StoredDatabase) -> str:
     surveys = [bucket.survey for bucket in one.buckets]
     current = sorted({survey.likely.version for survey in surveys if survey.likely is not None})
-    loadable = sorted({version for survey in surveys for version in survey.versions})
+    loadable = sorted({version for survey in surveys for version in survey.versions} | set(current))
     count = len(one.buckets)
     transactions = sum(bucket.transactions for bucket in one.buckets)
     forwarded = sum(bucket.forwarded for bucket in one.buckets)
     share = f", {forwarded / transactions:.1%} forwarded" if forwarded else ""
+    program = [f"program {one.program}"] if one.program != ANY_PROGRAM else []
     return ", ".join([
         f"{count:,} bucket{'' if count == 1 else 's'}",
         f"at version {version_range(current)}",
         f"loadable {version_range(loadable)}",
         f"{transactions:,} transactions{share}",
         f"{size(sum(survey.size_bytes for survey in surveys))} stored",
-        f"program {one.program}",
+        *program,
     ])  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -63,11 +64,7 @@ class Expressions(ABC):
         """Compile an expression."""
         handler = getattr(self, f"_{type(node).__name__.lower()}", None)
         if handler is None:
-            raise self.wrong(
-                node,
-                f"a procedure has no {type(node).__name__}",
-                "docs/concepts/transactions.md lists what it may have; plain=True runs any Python",
-            )
+            raise self.scope.text.unsupported(node)
         try:
             result: Value | Nothing | Row | ListOf = handler(node)
         except OperationError as error:
@@ -157,7 +154,7 @@ class Expressions(ABC):
         if node.id in self.layout.streams:
             return self.wrong(node, "a stream is no value", f"write {node.id}.emit(column=value)")
         if node.id in self.layout.tables:
-            return self.wrong(node, "a table is no value", f"look up a row: {node.id}[key]")
+            return self.wrong(node, "a table is no value", f"look up {node.id}[key] or {node.id}.by(...)")
         return self.wrong(node, "a window is no value", f"write len({node.id}) or for row in {node.id}")
 
     def _attribute(self, node: ast.Attribute) -> Value | ListOf:
@@ -290,7 +287,7 @@ class Expressions(ABC):
         """Return the sign of an operator."""
         sign = OPERATORS.get(type(operator))
         if sign is None:
-            raise self.wrong(node, f"a procedure has no {type(operator).__name__}")
+            raise self.scope.text.unsupported(node, operator)
         return sign
 
     def _unaryop(self, node: ast.UnaryOp) -> Value | Nothing:
@@ -300,7 +297,7 @@ class Expressions(ABC):
             if isinstance(node.operand, ast.Constant) and isinstance(node.operand.value, int | float):
                 return self.literal(node, -node.operand.value)
             return operations.negate(self.out, self.value_not_null(node.operand))
-        raise self.wrong(node, f"a procedure has no {type(node.op).__name__}")
+        raise self.scope.text.unsupported(node, node.op)
 
     def _boolop(self, node: ast.BoolOp) -> Value:
         name = self.out.temporary()
@@ -425,7 +422,14 @@ class Expressions(ABC):
             if isinstance(elements, ListOf):
                 self.check_list(elements)
                 return Value(Kind.INTEGER, f"({elements.end} - {elements.begin})")
-        raise self.wrong(
+        raise self.refuse_call(node)
+
+    def refuse_call(self, node: ast.Call) -> Exception:
+        """Return the error for a call of a function that procedures do not have."""
+        name = ast.unparse(node.func)
+        if inspect.isfunction(self.scope.text.names.get(name)):
+            return self.wrong(node, f"{name} is no procedure", f"put @database.procedure before def {name}")
+        return self.wrong(
             node,
             f"a procedure cannot call {name} here",
             "it has abs, min, max, int, float, len of a list, and table.get and table.insert; other "

@@ -17,6 +17,50 @@ __all__ = ["ProcedureText", "all_texts", "procedure_text", "read"]
 _UNREAD = ("ctx", "kind", "type_comment", "type_params")
 """Fields of a tree that carry no meaning, or that only some versions of Python have."""
 
+_SUBSET = "docs/concepts/transactions.md lists what it may have; plain=True runs any Python"
+
+_CONSTRUCTS = {
+    "While": ("while loop, which may not end", "use for ... in range(...), and break"),
+    "Raise": ("raise", 'abort("why") undoes the transaction and rejects it'),
+    "Try": ("try", "test first: key in table, table.get(key) is None"),
+    "TryStar": ("try", "test first: key in table, table.get(key) is None"),
+    "With": ("with", _SUBSET),
+    "Assert": ("assert", 'write if not condition: abort("why")'),
+    "Import": (
+        "import",
+        "import outside of it: it may use globals that are numbers, texts, bytes or booleans",
+    ),
+    "ImportFrom": (
+        "import",
+        "import outside of it: it may use globals that are numbers, texts, bytes or booleans",
+    ),
+    "FunctionDef": ("function inside it", "define a procedure, and call it"),
+    "AsyncFunctionDef": ("function inside it", "define a procedure, and call it"),
+    "ClassDef": ("class", _SUBSET),
+    "Lambda": ("lambda", "define a procedure, and call it"),
+    "Match": ("match", "use if and elif"),
+    "NamedExpr": (":=", "assign the variable in a statement of its own"),
+    "AnnAssign": ("annotated variable", "leave out the annotation"),
+    "JoinedStr": (
+        "f-string",
+        "texts are compared and copied, not made; make it in the input or in the output",
+    ),
+    "ListComp": ("list comprehension", "use a for loop"),
+    "SetComp": ("set comprehension", "use a for loop, and s.add(x)"),
+    "DictComp": ("dict comprehension", "keep the values in a table"),
+    "GeneratorExp": ("generator expression", "use a for loop"),
+    "List": ("list", "an attribute of the event may be an array; keep other values in a table"),
+    "Dict": ("dict", "keep the values in a table"),
+    "Set": ("set with elements", "write s = set() and s.add(x)"),
+    "Pow": ("**", "multiply"),
+    "MatMult": ("@", None),
+    "LShift": ("<<", "multiply by a power of two"),
+    "RShift": (">>", "use // with a power of two"),
+    "Invert": ("~", "write -x - 1"),
+    "UAdd": ("+ in front of a value", "leave it out"),
+}
+"""How to name constructs that a procedure does not have, and what to write in their place."""
+
 
 @dataclass(frozen=True)
 class ProcedureText:
@@ -107,6 +151,12 @@ class ProcedureText:
             column=self.column + getattr(node, "col_offset", 0) + 1,
             hint=hint,
         )
+
+    def unsupported(self, node: ast.AST, construct: ast.AST | None = None) -> InvalidUsageError:
+        """Return the error for a construct outside of the subset, at `node`."""
+        kind = type(construct or node).__name__
+        name, hint = _CONSTRUCTS.get(kind, (kind.lower(), _SUBSET))
+        return self.wrong(node, f"a procedure has no {name}", hint)
 
 
 def _normal(node: Any) -> Any:

@@ -18,6 +18,8 @@ from penstock.procedures.schema import Column, Kind
 
 __all__ = ["Statements", "procedure_text"]
 
+_ASSIGNED = "assign a variable, or a column as row.column; rows are inserted"
+
 _DEEPEST = 16
 """The maximum depth of calls between procedures."""
 
@@ -37,11 +39,7 @@ class Statements(Sets, Selections, Emissions):
                 raise self.wrong(node, "this is never reached")
             handler = getattr(self, f"_{type(node).__name__.lower()}_statement", None)
             if handler is None:
-                raise self.wrong(
-                    node,
-                    f"a procedure has no {type(node).__name__}",
-                    "docs/concepts/transactions.md lists what it may have; plain=True runs any Python",
-                )
+                raise self.scope.text.unsupported(node)
             try:
                 handler(node)
             except OperationError as error:
@@ -140,9 +138,6 @@ class Statements(Sets, Selections, Emissions):
         self.check_list(elements)
         return f"for {variable} in range({elements.begin}, {elements.end}):", elements
 
-    def _while_statement(self, node: ast.While) -> None:
-        raise self.wrong(node, "a procedure has no while, which may not end", "use for ... in range(...)")
-
     def _break_statement(self, node: ast.Break) -> None:
         self.out.line("break")
         self._unreachable()
@@ -238,9 +233,7 @@ class Statements(Sets, Selections, Emissions):
                 value = self._keep_value(value)
             self.write(target, self.compile_written_row(target), value)
             return
-        raise self.wrong(
-            target, "this cannot be assigned", "assign a variable or a column of a row; rows are inserted"
-        )
+        raise self.wrong(target, "this cannot be assigned", _ASSIGNED)
 
     def _keep_value(self, value: Value) -> Value:
         return Value(value.kind, self.out.keep(value.code), value.null and self.out.keep(value.null))
@@ -264,7 +257,7 @@ class Statements(Sets, Selections, Emissions):
                 raise self.wrong(node, f"the value may delete the row of {row.table} that it changes", hint)
             self.write(target, row, self.operate(sign, old, value))
         else:
-            raise self.wrong(target, "this cannot be assigned")
+            raise self.wrong(target, "this cannot be assigned", _ASSIGNED)
 
     def _store_value(self, target: ast.Name, value: Value | Nothing) -> None:
         scope = self.scope
@@ -350,6 +343,8 @@ class Statements(Sets, Selections, Emissions):
                 if attribute == "insert" or stream is not None or self.window(call.func.value) is not None:
                     self.evaluate(call)
                     return
+            if isinstance(call.func, ast.Name):
+                raise self.refuse_call(call)
         raise self.wrong(node, "this statement does nothing")
 
     def _is_word(self, node: ast.expr, word: object) -> bool:

@@ -13,6 +13,9 @@ from penstock.operators.update_stream.cast import cast_to_schema
 
 __all__ = ["arrow_errors", "as_arrow", "batches_of", "check_text"]
 
+_MISFITS = (pa.ArrowException, OverflowError, TypeError, ValueError)
+"""The errors of Arrow for values that are not of a type."""
+
 
 def as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, owner: str) -> pa.Table | pa.RecordBatch:
     """Return rows as Arrow; `owner` names them in errors."""
@@ -25,17 +28,24 @@ def as_arrow(rows: pa.Table | pa.RecordBatch | Mapping[str, Any], *, owner: str)
             got=type(rows).__name__,
             hint="pass a pyarrow.Table, a pyarrow.RecordBatch, or a dict of columns",
         )
+    arrays = {}
+    for name, values in rows.items():
+        with arrow_errors(owner, column=str(name)):
+            arrays[name] = pa.array(values)
     with arrow_errors(owner):
-        return pa.table({name: pa.array(values) for name, values in rows.items()})
+        return pa.table(arrays)
 
 
 @contextlib.contextmanager
-def arrow_errors(owner: str) -> Iterator[None]:
-    """Raise `InvalidUsageError` for values that Arrow cannot hold in an array."""
+def arrow_errors(owner: str, **context: Any) -> Iterator[None]:
+    """Raise `InvalidUsageError` for values that Arrow cannot hold in an array.
+
+    Arrow's own message is the cause only, because it may contain a value.
+    """
     try:
         yield
-    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise InvalidUsageError("a column does not fit", of=owner, reason=str(error)) from error
+    except _MISFITS as error:
+        raise InvalidUsageError("a column does not fit", of=owner, **context) from error
 
 
 def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str) -> list[pa.RecordBatch]:
@@ -53,8 +63,23 @@ def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str
     ]
     # `pa.table` without columns has no rows, but a selection of no columns keeps their number.
     columns = pa.table(arrays, names=schema.names).combine_chunks() if arrays else table.select([])
-    with arrow_errors(owner):
+    try:
         return [cast_to_schema(batch, schema) for batch in columns.to_batches()]
+    except _MISFITS as error:
+        misfit = _find_misfit(arrays, schema)
+        raise InvalidUsageError("a column does not fit", of=owner, **misfit) from error
+
+
+def _find_misfit(columns: list[Any], schema: pa.Schema) -> dict[str, Any]:
+    """Return the first column that cannot be cast to its type, for an error."""
+    for column, field in zip(columns, schema, strict=True):
+        if column.null_count and not field.nullable:
+            return {"column": field.name, "reason": "it has nulls where none may be"}
+        try:
+            column.cast(field.type)
+        except pa.ArrowException:
+            return {"column": field.name, "type": column.type, "declared": field.type}
+    return {}
 
 
 def check_text(name: object, *, kind: str) -> None:

@@ -38,7 +38,10 @@ from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.location import SPECIFICATION_FILE
 from penstock.state_store.survey import survey_bucket
 
-__all__ = ["Call", "CommandLog", "check_tables", "look_at", "newest_version", "read_calls"]
+__all__ = ["ANY_PROGRAM", "Call", "CommandLog", "check_tables", "look_at", "newest_version", "read_calls"]
+
+ANY_PROGRAM = "any"
+"""The program of tables that are of no single one: each call names its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +334,7 @@ def check_tables(files: Files, name: str, tables: Iterable[TableSpec], *, create
     ours: dict[str, Any] = {
         "buckets": 1,
         "database": name,
-        "program": "any",
+        "program": ANY_PROGRAM,
         # Every database has the table of remembered requests, also one that an older version made.
         "tables": [spec.to_json() for spec in tables if spec is not REMEMBERED_REQUESTS],
     }

@@ -22,6 +22,12 @@ from penstock.state_store.descriptions import read_description
 
 __all__ = ["committed_pointers", "pointers_of", "query_of", "read_pointers", "specification_of"]
 
+_NO_PATH = "PATH_NOT_FOUND"
+"""Spark's name for a path without files."""
+
+RESULTS_CHECKPOINT = "queries/results"
+"""The checkpoint of the query that makes a graph's results, below the graph's directory."""
+
 _NOTHING_COMMITTED = "STDS_COMMITTED_BATCH_UNAVAILABLE"
 """Spark's name for a checkpoint without a committed micro-batch."""
 
@@ -50,23 +56,34 @@ def specification_of(files: Files) -> Mapping[str, Any]:
     return meta
 
 
-def query_of(spark: SparkSession, checkpoint: str) -> str:
-    """Return the id of the query to which a checkpoint belongs.
+def query_of(spark: SparkSession, checkpoint: str) -> tuple[str, str]:
+    """Return the id of the query to which a checkpoint belongs, and the checkpoint.
+
+    For the directory of a graph or a pipeline, this is the query that makes the results.
 
     Raises
     ------
     InvalidUsageError
         If it is none.
     """
-    try:
-        lines = spark.read.text(f"{checkpoint}/metadata").collect()
-        return str(json.loads(lines[0][0])["id"])
-    except (PySparkException, ValueError, LookupError) as error:
-        raise InvalidUsageError(
-            "this is not the checkpoint of a streaming query",
-            checkpoint=checkpoint,
-            hint="pass the query's checkpointLocation",
-        ) from error
+    for path in (checkpoint, f"{checkpoint}/{RESULTS_CHECKPOINT}"):
+        try:
+            lines = spark.read.text(f"{path}/metadata").collect()
+            return str(json.loads(lines[0][0])["id"]), path
+        except PySparkException as error:
+            if error.getCondition() != _NO_PATH:
+                raise _no_checkpoint(checkpoint) from error
+        except (ValueError, LookupError) as error:
+            raise _no_checkpoint(checkpoint) from error
+    raise _no_checkpoint(checkpoint)
+
+
+def _no_checkpoint(checkpoint: str) -> InvalidUsageError:
+    return InvalidUsageError(
+        "this is not the checkpoint of a streaming query",
+        checkpoint=checkpoint,
+        hint="pass the query's checkpointLocation, or the directory of a graph or pipeline",
+    )
 
 
 def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> dict[int, Pointer]:

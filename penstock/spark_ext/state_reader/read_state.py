@@ -115,7 +115,7 @@ def read_state(
     """
     prepare_workers(spark)
     if checkpoint is not None:
-        committed = query_of(spark, os.fspath(checkpoint))
+        committed, checkpoint = query_of(spark, os.fspath(checkpoint))
         if query not in {None, committed}:
             raise InvalidUsageError(
                 "the checkpoint belongs to another query", query=query, checkpoint_of=committed
@@ -132,7 +132,7 @@ def read_state(
     if checkpoint is None:
         places: list[tuple[Files, Pointer | None]] = [(bucket, None) for bucket in place.buckets]
     else:
-        pointers = committed_pointers(spark, os.fspath(checkpoint), place.files)
+        pointers = committed_pointers(spark, checkpoint, place.files)
         places = [(place.files.child(f"{bucket:05d}"), pointers[bucket]) for bucket in sorted(pointers)]
     large = spark.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     stored = Stored(specification, functools.partial(_newest_unit, places), large)

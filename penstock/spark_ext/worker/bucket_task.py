@@ -368,13 +368,16 @@ class BucketTask(Generic[S]):
                 more.append(name)
             else:
                 fact = "number of buckets" if name == "buckets" else name
+                hint = "set it back, or start with a new checkpoint"
+                if name == "program":
+                    hint += f', or continue over its tables with compatible_with="{theirs.get(name)}"'
                 raise InvalidUsageError(
                     f"the checkpoint was made with another {fact}",
                     operator=self.name,
                     was=json.dumps(theirs.get(name)),
                     now=json.dumps(value),
                     file=path,
-                    hint="set it back, or start with a new checkpoint",
+                    hint=hint,
                 )
         return more
 
