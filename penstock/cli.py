@@ -32,6 +32,7 @@ from penstock.jobs.commands.repair import repair
 from penstock.jobs.commands.serve import serve
 from penstock.jobs.commands.state import state
 from penstock.jobs.dashboard.command import dashboard
+from penstock.jobs.plan.command import plan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -424,6 +425,7 @@ app.command()(dashboard)
 app.command()(design)
 app.command()(gc)
 app.command()(pack)
+app.command()(plan)
 app.command()(predict)
 app.command()(repair)
 app.command()(serve)

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from penstock.conf.kafka_source import KafkaSource
 from penstock.conf.values import (
+    Freshness,
     Function,
     Names,
     OnError,
@@ -238,6 +239,7 @@ class Queue(Section):
     time: Text
     policy: PolicyName = "in_place"
     budget: Annotated[int | str | None, BeforeValidator(budget_of)] = None
+    freshness: Freshness = None
     apply: Function | None = None
     output_schema: Text | None = None
     buckets: int | None = Field(default=None, ge=1)
@@ -317,7 +319,7 @@ class WindowSection(Section):
     `SERVING` are for lazy and eager mode.
     """
 
-    SERVING: ClassVar = ("budget", "policy", "cost", "weight", "ttl", "on_silent")
+    SERVING: ClassVar = ("budget", "freshness", "policy", "cost", "weight", "ttl", "on_silent")
 
     time: Text
     size: Annotated[str | None, BeforeValidator(window_length)] = None
@@ -327,6 +329,7 @@ class WindowSection(Section):
     watermark_delay: Annotated[str | None, BeforeValidator(delay_of)] = None
     mode: WindowModeName = "append"
     budget: Annotated[int | str | None, BeforeValidator(budget_of)] = None
+    freshness: Freshness = None
     policy: PolicyName = "in_place"
     cost: Annotated[str | None, BeforeValidator(cost_of)] = None
     weight: Weight = None

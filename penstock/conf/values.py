@@ -262,6 +262,7 @@ Names: TypeAlias = Annotated[
     tuple[str, ...], BeforeValidator(names_of, json_schema_input_type=str | list[str])
 ]
 Weight: TypeAlias = Annotated[str | dict[Any, float] | None, BeforeValidator(weight_of)]
+Freshness: TypeAlias = dict[Text, Text | dict[Text, Text]] | None
 StartTime: TypeAlias = Annotated[
     int | None, BeforeValidator(start_time_of, json_schema_input_type=int | str | None)
 ]

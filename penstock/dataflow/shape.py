@@ -101,14 +101,14 @@ def _drop_changeable_settings(node: Node) -> Node:
     if isinstance(node, PushedScan) and node.scan.fragments is not None:
         return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.without_watermark))
     if isinstance(node, UpdateQueue):
-        return replace(node, options=_without_lives(replace(node.options, budget=None)))
+        return replace(node, options=_without_lives(replace(node.options, budget=None, freshness=None)))
     if isinstance(node, UpdateUnion):
-        return replace(node, options=_without_lives(node.options))
+        return replace(node, options=_without_lives(replace(node.options, freshness=None)))
     if isinstance(node, Join):
         return replace(node, options=replace(node.options, ttl=node.options.ttl and "1 s"))
     if isinstance(node, Window):
         ttl = "1 s" if node.options.on_silent else None
-        return replace(node, options=replace(node.options, budget=None, ttl=ttl))
+        return replace(node, options=replace(node.options, budget=None, freshness=None, ttl=ttl))
     if isinstance(node, Aggregate):
         return replace(node, extreme=None)
     if isinstance(node, Assemble):

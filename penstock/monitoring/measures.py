@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Final, Literal, TypeAlias
 
 from penstock.monitoring.batch import OperatorBatch
+from penstock.operators.freshness.contract import ALL_KEYS
 from penstock.operators.scheduling.staleness import Staleness
 
 __all__ = ["BOUNDS_S", "DISTRIBUTIONS", "MEASURES", "DistributionMeasure", "Measure", "labels_of"]
@@ -160,6 +161,9 @@ def _queue_staleness(batch: OperatorBatch) -> Iterator[tuple[str, Staleness]]:
 
 def _application_staleness(batch: OperatorBatch) -> Iterator[tuple[str, Staleness]]:
     yield "all", batch.metrics.application_staleness
+    for name, standing in batch.metrics.freshness.items():
+        if name != ALL_KEYS:
+            yield name, standing.staleness
 
 
 DISTRIBUTIONS: Final = (

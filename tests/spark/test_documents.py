@@ -18,7 +18,7 @@ MOST_NOT_RUN = 3
 """A block more that does not run is a decision, not an accident."""
 LONG_PAGES = [
     f"docs/how-to/{name}.md"
-    for name in ("inspect", "late-rows", "pipelines", "state", "test-your-own", "upserts")
+    for name in ("inspect", "late-rows", "pipelines", "plan", "state", "test-your-own", "upserts")
 ]
 """Pages whose blocks start many processes."""
 RUNNING = sorted({block.page for block in ALL if block.language in RUN})

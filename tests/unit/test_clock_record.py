@@ -38,6 +38,7 @@ from tests.unit.test_window_operator import of_update_window, parcels_of
 MS = 1000
 TIMED = Budget(duration_us=20 * MS)
 ROWS = Budget(rows=3)
+CONTRACT = {"p95": "20 ms"}
 
 
 class Ticking:
@@ -54,7 +55,9 @@ class Ticking:
         return self._now
 
 
-def options_of(policy: Policy, budget: Budget) -> QueueOptions:
+def options_of(policy: Policy, budget: Budget | dict[str, str]) -> QueueOptions:
+    if isinstance(budget, dict):
+        return QueueOptions(policy=policy, freshness=budget)
     if budget.duration_us is None:
         return QueueOptions(policy=policy, budget=budget.rows)
     return QueueOptions(
@@ -62,7 +65,7 @@ def options_of(policy: Policy, budget: Budget) -> QueueOptions:
     )
 
 
-def queue_task(place: Path | str, policy: Policy, budget: Budget) -> BucketTask[Any]:
+def queue_task(place: Path | str, policy: Policy, budget: Budget | dict[str, str]) -> BucketTask[Any]:
     query = Query(None, STREAM.schema, STREAM.key)
     operator = QueueOperator(STREAM, options_of(policy, budget), query, ())
     return BucketTask("queue", str(place), operator, buckets=1, parallel=1)
@@ -105,12 +108,15 @@ UPDATES = [Update(key, 1 + key % 7, key) for key in range(40)]
             (Policy.IN_PLACE, TIMED),
             (Policy.LINECUTTING, TIMED),
             (Policy.LINECUTTING, ROWS),
+            (Policy.FRESHEST, CONTRACT),
         ]
     ),
     clocks=st.lists(st.tuples(st.integers(1, 9 * MS), st.integers(1, 30 * MS)), min_size=2, max_size=4),
 )
 def test_all_attempts_of_a_turn_serve_the_same_keys_and_leave_the_same_state(
-    tmp_path_factory: pytest.TempPathFactory, served: tuple[Policy, Budget], clocks: list[tuple[int, int]]
+    tmp_path_factory: pytest.TempPathFactory,
+    served: tuple[Policy, Budget | dict[str, str]],
+    clocks: list[tuple[int, int]],
 ) -> None:
     task = queue_task(tmp_path_factory.mktemp("state"), *served)
     first, *others = [Ticking(*steps, start=number * 10**9) for number, steps in enumerate(clocks)]

@@ -229,7 +229,7 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
             7,
             "  xyzzy: 1",
             "p.yaml:7: queue.xyzzy: unknown field. Hint: the fields here are key, time, policy, "
-            "budget, apply, "
+            "budget, freshness, apply, "
             "output_schema, buckets, arrival, cost, weight, nulls, combine, staleness_column, "
             "delete_when, ttl, delete_ttl, on_silent, semantics, working_copy, late_to.",
         ),

@@ -18,9 +18,8 @@ from penstock.operators.update_stream.operator_options import (
     WindowArguments,
     WindowOptions,
     make_options,
-    session_gap,
 )
-from penstock.operators.update_stream.options import parse_ms
+from penstock.operators.update_stream.options import parse_ms, session_gap
 from penstock.sql.expression import Expression, column
 from penstock.units import window_rows
 

@@ -9,14 +9,22 @@ from typing import Any
 from penstock.dataflow.nodes.base import Node
 from penstock.dataflow.types import UNKNOWN
 from penstock.errors import InvalidUsageError
+from penstock.operators.freshness.contract import FreshnessContract
 from penstock.operators.update_stream.options import check_by_key, check_weight
 
-__all__ = ["check_weights", "late_rows"]
+__all__ = ["check_weights", "describe_limit", "late_rows"]
 
 
 def late_rows(late_to: str | os.PathLike[str] | None) -> str:
     """Describe where an operator's late rows go; nothing if they are not kept."""
     return "" if late_to is None else f", late rows to {os.fspath(late_to)}"
+
+
+def describe_limit(budget: int | str | None, contract: FreshnessContract | None) -> str:
+    """Describe what limits a micro-batch: a budget, or the contract whose controller sets the budget."""
+    if contract is not None:
+        return f", {contract.describe()}"
+    return "" if budget is None else f", budget {budget}"
 
 
 def check_weights(

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from penstock.dataflow.nodes.base import Node, distinct, duration, find_column, infer
-from penstock.dataflow.nodes.service import check_weights, late_rows
+from penstock.dataflow.nodes.service import check_weights, describe_limit, late_rows
 from penstock.dataflow.nodes.stateless import Select, Source, Union
 from penstock.dataflow.nodes.window import Aggregate, Assemble
 from penstock.dataflow.types import UNKNOWN
@@ -117,7 +117,7 @@ class UpdateQueue(Node):
     def describe(self) -> str:
         """Return key, time, policy and budget."""
         options = self.options
-        budget = "" if options.budget is None else f", budget {options.budget}"
+        budget = describe_limit(options.budget, options.contract)
         suffix = "" if options.semantics == Semantics.UPDATE else f", {options.semantics}"
         suffix += describe_lives(options, options.delete_ttl) + late_rows(options.late_to)
         return f"({', '.join(self.update_key)}) newest by {self.time}, {options.policy}{budget}{suffix}"
@@ -173,7 +173,8 @@ class UpdateUnion(Union):
     def describe(self) -> str:
         """Return key, time and the preferred input."""
         prefer = "" if self.prefer is None else f", ties to {self.inputs[self.prefer].name}"
-        lives = describe_lives(self.options, self.options.delete_ttl) + late_rows(self.options.late_to)
+        lives = "" if self.options.contract is None else describe_limit(None, self.options.contract)
+        lives += describe_lives(self.options, self.options.delete_ttl) + late_rows(self.options.late_to)
         return f"({', '.join(self.key)}) newest by {self.time}{prefer}{lives}"
 
 

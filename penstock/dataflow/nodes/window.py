@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import pyarrow as pa
 
 from penstock.dataflow.nodes.base import Node, distinct, duration, find_column
-from penstock.dataflow.nodes.service import check_weights, late_rows
+from penstock.dataflow.nodes.service import check_weights, describe_limit, late_rows
 from penstock.dataflow.nodes.stateless import Select, Where
 from penstock.dataflow.types import UNKNOWN, aggregate_type, expression_type, partial_type
 from penstock.errors import InvalidUsageError
@@ -17,7 +17,8 @@ from penstock.operators.aggregates.decomposition import Decomposition, decompose
 from penstock.operators.scan.spec import PANE, WEIGHT, Partial, TimeUnit
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import SILENT_COLUMN, check_windows, describe_lives
-from penstock.operators.update_stream.operator_options import WindowOptions, session_gap
+from penstock.operators.update_stream.operator_options import WindowOptions
+from penstock.operators.update_stream.options import session_gap
 from penstock.sql.expression import Expression, column
 from penstock.units import window_rows
 
@@ -132,7 +133,7 @@ class Window(Node):
         if self.by_key:
             options = self.options
             service = f", {options.mode}, {options.order}"
-            service += "" if options.budget is None else f", budget {options.budget}"
+            service += describe_limit(options.budget, options.contract)
             if options.weight is not None:
                 service += (
                     f", weight {options.weight}" if isinstance(options.weight, str) else ", weights by key"

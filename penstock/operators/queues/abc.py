@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
+from penstock.operators.freshness.controller import ControllerState
 from penstock.operators.queues.accounts import KeyAccounts
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.rates import mean_cost
@@ -57,6 +58,8 @@ class KeyedQueue(ABC):
         self.given_cost_us = cost_us
         self.measured_cost_us: float | None = None
         self.weights = weights
+        self.urgent_us: tuple[int, ...] = ()
+        """The staleness from which on a key goes first, by promise of a contract; see `list_urgent`."""
         self.dropped: list[DroppedTuples] | None = None
         """Late tuples and duplicates, if the owner sets a list. Arrivals must not be conflated then."""
 
@@ -68,6 +71,25 @@ class KeyedQueue(ABC):
     def servable(self) -> int:
         """Number of tuples that an unlimited `dequeue` would serve: all that wait."""
         return len(self)
+
+    @property
+    def waiting_by_promise(self) -> list[int]:
+        """Number of tuples that wait, by class of key if a contract has classes."""
+        return [len(self)]
+
+    @property
+    def controller(self) -> ControllerState | None:
+        """The state of the controller of freshness; None before the first micro-batch under a contract."""
+        return self.accounts.controller
+
+    @controller.setter
+    def controller(self, state: ControllerState | None) -> None:
+        self.accounts.controller = state
+
+    @property
+    def staleness_by_class(self) -> list[Staleness]:
+        """Application staleness by class of key in the last `account_staleness`; empty without classes."""
+        return self.accounts.by_class
 
     @property
     def keys(self) -> int:

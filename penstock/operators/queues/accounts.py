@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from penstock.checkpointing.fields import Fields
+from penstock.operators.freshness.controller import ControllerState
 from penstock.operators.queues.key_records import BOOKED, ForgetRule, new_key_records
 from penstock.operators.scheduling.policy import Policy
+from penstock.operators.scheduling.rates import mean_interval
 from penstock.operators.scheduling.staleness import Staleness, StalenessMeter
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.stream import Integers, UpdateStream
@@ -61,6 +66,9 @@ class KeyAccounts:
             columns["source"] = 0
         if stream.deleted:
             columns["deleted"] = 0
+        classes = () if stream.classes is None else stream.classes.names
+        if classes:
+            columns["class"] = len(classes) - 1
         stored = ["emitted"]
         if policy.uses_rates:
             stored += ["seen_us", "interval_us"]
@@ -68,9 +76,17 @@ class KeyAccounts:
             stored += ["dequeued_us", "delivered_us"]
         if stream.deleted:
             stored.append("deleted")
+        if classes:
+            stored.append("class")
+        self._policy = policy
         self.records = new_key_records(stream, columns, stored, table, forgetting)
         self.queue_meter = StalenessMeter()
         self.application_meter = StalenessMeter()
+        self._class_meters = [StalenessMeter() for _ in classes]
+        self.by_class: list[Staleness] = []
+        """Application staleness of each class in the last closed period."""
+        self.controller: ControllerState | None = None
+        """The state of the controller of freshness, if the queue has a contract."""
         self.birth_us: int | None = None
         """Arrival time of the first tuple."""
         self.settled_at_us: int | None = None
@@ -114,12 +130,44 @@ class KeyAccounts:
             staleness.
         """
         records = self.records
-        for meter, booked, some in (
-            (self.queue_meter, "queue_booked_us", ids),
-            (self.application_meter, "application_booked_us", alone),
-        ):
-            meter.add(records["arrived_us"][some], records[booked][some], now_us)
+        self.queue_meter.add(records["arrived_us"][ids], records["queue_booked_us"][ids], now_us)
+        begin_us = records["application_booked_us"][alone]
+        self.book_application(alone, records["arrived_us"][alone], begin_us, now_us)
+        for booked, some in (("queue_booked_us", ids), ("application_booked_us", alone)):
             records[booked][some] = np.maximum(records[booked][some], now_us)
+
+    def book_application(self, ids: Integers, arrived_us: Integers, begin_us: Integers, now_us: int) -> None:
+        """Book application staleness from `begin_us` until now, for all keys and by class."""
+        self.application_meter.add(arrived_us, begin_us, now_us)
+        if self._class_meters:
+            classes = self.records["class"][ids]
+            for number, meter in enumerate(self._class_meters):
+                own = classes == number
+                meter.add(arrived_us[own], begin_us[own], now_us)
+
+    def update_rates(self, ids: Integers, count: Integers, now_us: int) -> npt.NDArray[np.float64]:
+        """Update and return the keys' mean time between updates.
+
+        The mean is exponentially weighted. `count` tuples since the key was last seen count as that many
+        equal intervals. The first interval of a key begins at the queue's first arrival, so a key that
+        appears late starts as a slow updater.
+        """
+        records = self.records
+        if not self._policy.uses_rates:
+            return np.zeros(len(ids), np.float64)
+        seen = records["seen_us"][ids]
+        birth = now_us if self.birth_us is None else self.birth_us
+        gap = np.maximum(now_us - np.where(seen == NEVER, birth, seen), 0) / count
+        interval = mean_interval(records["interval_us"][ids], gap, count)
+        records["interval_us"][ids] = interval
+        records["seen_us"][ids] = now_us
+        records.dirty[ids] = True
+        return interval
+
+    def count_classes(self, mask: npt.NDArray[np.bool_]) -> list[int]:
+        """Return the number of keys of each class among those that `mask` marks by number."""
+        classes = self.records["class"][: len(mask)][mask]
+        return np.bincount(classes, minlength=len(self._class_meters)).tolist()
 
     def book_first(
         self, meter: StalenessMeter, booked: str, ids: Integers, arrived_us: Integers, now_us: int
@@ -134,13 +182,20 @@ class KeyAccounts:
         """Book all staleness up to now; return queue and application staleness since the last call."""
         begin = now_us if self.settled_at_us is None else self.settled_at_us
         self.settled_at_us = None if self.settled_at_us is None else max(now_us, begin)
-        key_time = float(max(now_us - begin, 0)) * self.records.keys
+        period_us = float(max(now_us - begin, 0))
+        if self._class_meters:
+            keys = self.count_classes(self.records["gone"][: len(self.records)] == 0)
+            pairs = zip(self._class_meters, keys, strict=True)
+            self.by_class = [meter.take(period_us * count) for meter, count in pairs]
+        key_time = period_us * self.records.keys
         return self.queue_meter.take(key_time), self.application_meter.take(key_time)
 
     @property
-    def meta(self) -> dict[str, int | None]:
+    def meta(self) -> dict[str, Any]:
         """The state to store once."""
+        controller = {} if self.controller is None else {"controller": self.controller.to_json()}
         return {
+            **controller,
             "birth_us": self.birth_us,
             "settled_at_us": self.settled_at_us,
             "served_at_us": self.served_at_us,
@@ -151,6 +206,8 @@ class KeyAccounts:
         self.birth_us = fields.number_or_none("birth_us")
         self.settled_at_us = fields.number_or_none("settled_at_us")
         self.served_at_us = fields.number_or_none("served_at_us")
+        if fields.has("controller"):
+            self.controller = ControllerState.from_fields(fields.fields("controller"))
         for booked, until in BOOKED:
             self.records[booked][:] = self.records[until]
         self.records["in_service"][:] = 0

@@ -5,7 +5,7 @@ the queue is an `UpdateQueue`. An *adaptive* queue appends while it keeps up. Wh
 tuples would take more than `_MAX_TRIGGERS_TO_APPEND` triggers, it switches to update: the waiting tuples are
 conflated to the newest one of each key. When all of them can be served in `_MAX_TRIGGERS_TO_RESUME` triggers,
 new tuples are appended again, and the update queue's tuples are served before them. Between the two limits
-nothing changes.
+nothing changes. A freshness contract sets the first limit.
 
 An adaptive queue never serves an older tuple of a key after a newer one. So under append semantics, too, a
 tuple is late if a newer one of its key has arrived. In a plain append queue nothing is late.
@@ -100,6 +100,8 @@ class AdaptiveQueue(KeyedQueue):
         self.switches = 0
         self.capacity: float | None = None
         """Tuples that a trigger can serve; None if unknown or if a trigger empties the queue."""
+        self.patience: float = _MAX_TRIGGERS_TO_APPEND
+        """Tuples are conflated if all would take more triggers than this."""
         self._written = 0
         """Appended tuples before this number are stored."""
 
@@ -127,11 +129,7 @@ class AdaptiveQueue(KeyedQueue):
         conflated = 0
         if self.semantics is Semantics.ADAPTIVE:
             load = len(self) + len(arrivals)
-            if (
-                self.appending
-                and self.capacity is not None
-                and load > _MAX_TRIGGERS_TO_APPEND * self.capacity
-            ):
+            if self.appending and self.capacity is not None and load > self.patience * self.capacity:
                 self.appending = False
                 self.switches += 1
                 conflated = self._conflate(now_us)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.fields import Fields
+from penstock.operators.freshness.classes import list_urgent, pop_urgent
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.accounts import NOWHERE, KeyAccounts
 from penstock.operators.queues.dropped import find_dropped, find_replaced_duplicates
@@ -24,7 +25,6 @@ from penstock.operators.queues.expiry import Expired, KeyExpiry, Lives
 from penstock.operators.queues.key_records import BOOKED, ForgetRule
 from penstock.operators.queues.pages import PagedMemory
 from penstock.operators.scheduling.policy import Policy
-from penstock.operators.scheduling.rates import mean_interval
 from penstock.operators.scheduling.results import Enqueued, Served
 from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.scheduling.staleness import Staleness
@@ -154,7 +154,7 @@ class UpdateQueue(KeyedQueue):
         strangers = ids[~accepted & ~resident & (records["emitted"][ids] == NEVER)]
         if len(strangers):
             records.remove(strangers)
-        interval = self._update_rates(ids[accepted], count[accepted], now_us)
+        interval = self.accounts.update_rates(ids[accepted], count[accepted], now_us)
         conflated = int((count - given_way)[accepted].sum()) - int(np.count_nonzero(accepted & ~resident))
 
         fresh = newest & ~resident
@@ -162,6 +162,9 @@ class UpdateQueue(KeyedQueue):
         indices = np.flatnonzero(newest)
         ids, resident = ids[indices], resident[indices]
         records["waiting"][ids] = times[indices]
+        if self.stream.classes is not None:
+            chosen = arrivals.rows.select(list(self.stream.classes.columns)).take(pa.array(indices))
+            records["class"][ids] = self.stream.classes.number(chosen)
         if self.stream.source:
             records["source"][ids] = self.stream.sources(arrivals.rows)[indices]
         self._rows.put(records["location"][ids], self._payload_of(arrivals.rows, indices))
@@ -175,7 +178,8 @@ class UpdateQueue(KeyedQueue):
 
     def dequeue(self, limit: int, now_us: int) -> Served:
         """Remove up to `limit` tuples in the policy's order."""
-        ids = self._queue.pop(limit, now_us=now_us)
+        first = self.urgent_us and limit < len(self)
+        ids = self._choose(limit, now_us) if first else self._queue.pop(limit, now_us=now_us)
         records = self._records
         locations = records["location"][ids]
         rows = self._rows_of(ids)
@@ -192,11 +196,25 @@ class UpdateQueue(KeyedQueue):
         booked = records["application_booked_us"][ids]
         return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0), booked)
 
+    def _choose(self, limit: int, now_us: int) -> Integers:
+        """Remove keys from the scheduler, first those that a promise forbids to wait."""
+        ids, records = self._waiting_keys(), self._records
+        classes = None if self.stream.classes is None else records["class"][ids]
+        urgent = list_urgent(ids, now_us - records["arrived_us"][ids], classes, self.urgent_us)
+        return pop_urgent(self._queue, limit, urgent, len(records), now_us)
+
+    @property
+    def waiting_by_promise(self) -> list[int]:
+        """Number of waiting keys of each class; of all keys without classes."""
+        if self.stream.classes is None:
+            return [len(self)]
+        return self.accounts.count_classes(self._records["location"][: len(self._records)] != NOWHERE)
+
     def deliver(self, served: Served, now_us: int) -> None:
         """Record that the results of dequeued tuples have reached the application."""
         ids, records = served.ids, self._records
         begin = np.maximum(served.booked_us, records["delivered_us"][ids])
-        self.accounts.application_meter.add(served.arrived_us, begin, now_us)
+        self.accounts.book_application(ids, served.arrived_us, begin, now_us)
         # An update that arrived meanwhile is now the oldest pending one.
         records["application_booked_us"][ids] = np.maximum(records["application_booked_us"][ids], now_us)
         self.accounts.deliver(ids, now_us)
@@ -400,25 +418,6 @@ class UpdateQueue(KeyedQueue):
                 # Staleness may have been booked while the holder had another tuple of the key.
                 begin = np.maximum(begin, records[booked][ids])
             records[booked][ids] = begin
-
-    def _update_rates(self, ids: Integers, count: Integers, now_us: int) -> npt.NDArray[np.float64]:
-        """Update and return the keys' mean time between updates.
-
-        The mean is exponentially weighted. `count` tuples since the key was last seen count as that many
-        equal intervals. The first interval of a key begins at the queue's first arrival, so a key that
-        appears late starts as a slow updater.
-        """
-        records = self._records
-        if not self.policy.uses_rates:
-            return np.zeros(len(ids), np.float64)
-        seen = records["seen_us"][ids]
-        birth = now_us if self.accounts.birth_us is None else self.accounts.birth_us
-        gap = np.maximum(now_us - np.where(seen == NEVER, birth, seen), 0) / count
-        interval = mean_interval(records["interval_us"][ids], gap, count)
-        records["interval_us"][ids] = interval
-        records["seen_us"][ids] = now_us
-        records.dirty[ids] = True
-        return interval
 
     def _shares(self, rows: pa.RecordBatch, keys: Keys) -> Integers | None:
         """Return the shares of keys by weight; None without weights."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.operators.freshness.standing import Standing
 from penstock.operators.scheduling.staleness import Staleness
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class BatchMetrics:
     budget_used_rows : int
         Served tuples that count for the budget. Differs from `emitted` only for eager windows: some served
         windows are not complete yet.
+    budget_rows : int
+        Tuples that the controller of a freshness contract allowed to serve; 0 without a contract.
+    freshness : dict of str to Standing
+        How well each promise of a freshness contract is kept, by class of key.
     budget_used_ms : float
         Time spent serving, summed over buckets.
     cost_us : float or None
@@ -86,12 +91,14 @@ class BatchMetrics:
     requests: int = 0
     forwarded: int = 0
     budget_used_rows: int = 0
+    budget_rows: int = 0
     budget_used_ms: float = 0.0
     cost_us: float | None = None
     append_buckets: int = 0
     switches: int = 0
     queue_staleness: Staleness = field(default_factory=Staleness)
     application_staleness: Staleness = field(default_factory=Staleness)
+    freshness: dict[str, Standing] = field(default_factory=dict)
     duration_ms: dict[str, float] = field(default_factory=dict)
     state_bytes_written: int = 0
     state_bytes: int = 0
@@ -119,6 +126,9 @@ class BatchMetrics:
             merged.cost_us = sum(cost * weight for cost, weight in costs) / tuples
         merged.queue_staleness = Staleness.merge(part.queue_staleness for part in parts)
         merged.application_staleness = Staleness.merge(part.application_staleness for part in parts)
+        for name in dict.fromkeys(name for part in parts for name in part.freshness):
+            standings = [part.freshness[name] for part in parts if name in part.freshness]
+            merged.freshness[name] = Standing.merge(standings)
         for part in parts:
             for phase, duration in part.duration_ms.items():
                 merged.duration_ms[phase] = merged.duration_ms.get(phase, 0.0) + duration
@@ -131,6 +141,7 @@ class BatchMetrics:
         fields = {name: getattr(self, name) for name in (*_SUMMED, "cost_us", "duration_ms", "rejections")}
         fields["queue_staleness"] = self.queue_staleness.to_json()
         fields["application_staleness"] = self.application_staleness.to_json()
+        fields["freshness"] = {name: one.to_json() for name, one in self.freshness.items()}
         return fields
 
     @staticmethod
@@ -139,6 +150,8 @@ class BatchMetrics:
         fields = dict(value)
         for name in ("queue_staleness", "application_staleness"):
             fields[name] = Staleness.from_json(fields[name])
+        standings = fields["freshness"].items()
+        fields["freshness"] = {name: Standing.from_json(one) for name, one in standings}
         return BatchMetrics(**fields)
 
     def summary(self) -> dict[str, Any]:
@@ -149,6 +162,8 @@ class BatchMetrics:
             fields["cost_us"] = round(self.cost_us, 3)
         fields["budget_used_ms"] = round(self.budget_used_ms, 3)
         fields["duration_ms"] = {name: round(ms, 3) for name, ms in self.duration_ms.items()}
+        del fields["freshness"]
+        fields["classes"] = {name: one.summary() for name, one in self.freshness.items()}
         fields["queue_staleness_ms"] = self.queue_staleness.summary()
         fields["application_staleness_ms"] = self.application_staleness.summary()
         return fields
@@ -172,6 +187,7 @@ _SUMMED = (
     "requests",
     "forwarded",
     "budget_used_rows",
+    "budget_rows",
     "budget_used_ms",
     "append_buckets",
     "switches",

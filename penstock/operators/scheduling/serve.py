@@ -20,13 +20,23 @@ from penstock.operators.update_stream.options import Budget
 from penstock.operators.update_stream.stream import SOURCE_COLUMN, Integers
 from penstock.state_store.keys.key_words import KeyCodec, Keys
 
-__all__ = ["STALENESS_COLUMN", "Apply", "Budget", "Query", "serve"]
+__all__ = ["STALENESS_COLUMN", "Apply", "Budget", "BudgetControl", "Query", "serve"]
 
 A_contra = TypeVar("A_contra", contravariant=True)
 
 _CHUNK_ROWS = 65_536
 _CHUNKS_PER_BUDGET = 8
 _MAX_CHUNK_GROWTH = 4
+
+
+class BudgetControl(Protocol):
+    """Chooses the budget of a micro-batch, and learns from it."""
+
+    def plan(self, started_us: int) -> Budget:
+        """Return the budget, once the arrivals are in the queue."""
+
+    def settle(self, finished_us: int, serving_us: int, metrics: BatchMetrics) -> None:
+        """Record what was served; all metrics but those of state are set."""
 
 
 class ServedQueue(Protocol[A_contra]):
@@ -192,7 +202,7 @@ def serve(
     arrivals: A_contra | None,
     *,
     query: Query,
-    budget: Budget,
+    budget: Budget | BudgetControl,
     clock: Clock,
     buckets_per_task: int = 1,
     chunk_rows: int = _CHUNK_ROWS,
@@ -201,6 +211,9 @@ def serve(
 
     Parameters
     ----------
+    budget : Budget or BudgetControl
+        The limits. Under a control, all results count as delivered at the end, when a micro-batch returns
+        them.
     buckets_per_task : int
         Number of queues that share one processor. The scheduler's cost of a tuple is the time of `query`,
         times this number.
@@ -226,7 +239,11 @@ def serve(
         metrics.duplicates = entered.duplicates
     enqueued = clock()
     failpoint("operator.after_enqueue")
+    control = None if isinstance(budget, Budget) else budget
+    if not isinstance(budget, Budget):
+        budget = budget.plan(started)
     batches = []
+    undelivered = []
     chunk = 0
     # Without a query, a time budget limits the queue's own work.
     timed = query.apply is not None or budget.duration_us is not None
@@ -245,11 +262,16 @@ def serve(
         end = clock()
         if timed:
             queue.observe_cost((end - begin) * buckets_per_task, used)
-        queue.deliver(served, end)
+        if control is None:
+            queue.deliver(served, end)
+        else:
+            undelivered.append(served)
         metrics.emitted += len(served.ids)
         metrics.rows_out += sum(rows.num_rows for rows in results)
         batches += results
     finished = clock()
+    for served in undelivered:
+        queue.deliver(served, finished)
     failpoint("operator.after_apply")
     if not timed and waited and served_at is not None:
         # Without query and time budget, the budget determines the cost of a tuple: the time between services.
@@ -263,6 +285,8 @@ def serve(
         "enqueue": (enqueued - started) / 1000,
         "serve": (finished - enqueued) / 1000,
     }
+    if control is not None:
+        control.settle(finished, finished - enqueued, metrics)
     return batches, metrics
 
 

@@ -134,6 +134,13 @@ class Staleness:
         samples = np.minimum(np.interp(shares, cumulative, values), self.longest_us)
         return [float(sample) for sample in samples]
 
+    def time_above(self, limit_us: float) -> float:
+        """Return the time x keys above a staleness; all in µs."""
+        if limit_us < 0:
+            return max(self.key_time, sum(self.mass.values()))
+        values, cumulative = self._distribution()
+        return float(cumulative[-1] - np.interp(limit_us, values, cumulative))
+
     def summary(self) -> dict[str, float]:
         """Return average, median, 95th percentile and maximum in ms."""
         return {
@@ -170,6 +177,9 @@ class Staleness:
             merged.area += part.area
             merged.key_time += part.key_time
             merged.longest_us = max(merged.longest_us, part.longest_us)
+            if not merged.mass:
+                merged.mass = dict(part.mass)
+                continue
             for number, amount in part.mass.items():
                 merged.mass[number] = merged.mass.get(number, 0.0) + amount
         return merged

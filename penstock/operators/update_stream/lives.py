@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
@@ -82,6 +82,10 @@ class WindowLives(LifeOptions, Protocol):
     def budget(self) -> int | str | None:
         """The budget."""
 
+    @property
+    def freshness(self) -> Mapping[str, Any] | None:
+        """The freshness contract."""
+
 
 def check_windows(options: WindowLives, kind: str | None) -> None:
     """Refuse deletes and times to live of windows that do not have them.
@@ -102,10 +106,12 @@ def check_windows(options: WindowLives, kind: str | None) -> None:
             ttl=str(options.ttl),
             hint="the number of a row counts from the key's first row; use windows of time",
         )
-    if options.ttl is not None and options.budget is not None:
+    if options.ttl is not None and (options.budget is not None or options.freshness is not None):
         # Among windows that are ready at once a budget serves those of the least numbers, and a key that
         # returns has a number that depends on what a worker had loaded.
-        raise InvalidUsageError("windows with a budget have no ttl", hint="leave out budget or ttl")
+        raise InvalidUsageError(
+            "windows with a budget have no ttl", hint="leave out budget, freshness or ttl"
+        )
     if options.delete_when is not None and kind is not None:
         raise InvalidUsageError(
             f"{kind} have no deletes",

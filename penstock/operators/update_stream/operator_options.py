@@ -14,6 +14,11 @@ from typing import Any, TypedDict, TypeVar
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.freshness.contract import (
+    FreshnessContract,
+    check_contract,
+    check_contract_of_queue,
+)
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.choices import Semantics, WindowMode
 from penstock.operators.update_stream.deletes import delete_conditions, parse_delete_when
@@ -46,7 +51,6 @@ __all__ = [
     "WindowArguments",
     "WindowOptions",
     "make_options",
-    "session_gap",
 ]
 
 Apply = Callable[[pa.Table], pa.Table]
@@ -74,6 +78,7 @@ class UnionArguments(StateArguments, total=False):
 
     policy: str
     budget: int | str | None
+    freshness: Mapping[str, Any] | None
     apply: Apply | None
     output_schema: Any
     arrival: str | None
@@ -111,6 +116,7 @@ class WindowArguments(TypedDict, total=False):
     watermark_delay: str | timedelta | None
     mode: str
     budget: int | str | None
+    freshness: Mapping[str, Any] | None
     policy: str | None
     cost: str | None
     weight: str | Mapping[Any, float] | None
@@ -175,6 +181,7 @@ class QueueOptions(StateOptions):
 
     policy: str = Policy.IN_PLACE
     budget: int | str | None = None
+    freshness: Mapping[str, Any] | None = None
     apply: Apply | None = None
     output_schema: Any = None
     arrival: str | None = None
@@ -204,6 +211,9 @@ class QueueOptions(StateOptions):
         budget_of(self.budget, timed=self.apply is not None)
         cost_of(self.cost)
         weight_of(self.weight)
+        check_contract(self.contract, self.budget)
+        if self.contract is not None:
+            check_contract_of_queue(self.contract, self.semantics, self.working_copy)
         if self.delete_when is not None:
             parse_delete_when(self.delete_when)
         check_lives(self, self.delete_ttl)
@@ -236,8 +246,15 @@ class QueueOptions(StateOptions):
 
     @property
     def limits(self) -> Budget:
-        """The limits of the budget."""
+        """The limits of the budget; under a contract, a time that the controller replaces."""
+        if self.contract is not None:
+            return Budget(duration_us=self.contract.tightest_us)
         return budget_of(self.budget, timed=self.apply is not None)
+
+    @property
+    def contract(self) -> FreshnessContract | None:
+        """The freshness contract."""
+        return None if self.freshness is None else FreshnessContract.parse(self.freshness)
 
     @property
     def cost_us(self) -> int | None:
@@ -247,7 +264,8 @@ class QueueOptions(StateOptions):
     @property
     def columns(self) -> tuple[str, ...]:
         """The input columns that options name."""
-        return tuple(name for name in (self.arrival, self.weight) if isinstance(name, str))
+        classes = () if self.contract is None else self.contract.columns
+        return *(name for name in (self.arrival, self.weight) if isinstance(name, str)), *classes
 
     @property
     def may_conflate(self) -> bool:
@@ -292,6 +310,7 @@ class WindowOptions(StateOptions):
     watermark_delay: str | timedelta | None = None
     mode: str = WindowMode.APPEND
     budget: int | str | None = None
+    freshness: Mapping[str, Any] | None = None
     policy: str | None = None
     cost: str | None = None
     weight: str | Mapping[Any, float] | None = None
@@ -308,7 +327,7 @@ class WindowOptions(StateOptions):
             object.__setattr__(self, "policy", parse_choice("policy", self.policy, Policy))
         if self.watermark_delay is not None:
             parse_ms("watermark_delay", self.watermark_delay, least=0)
-        for option in ("budget", "policy", "cost", "weight", "ttl"):
+        for option in ("budget", "freshness", "policy", "cost", "weight", "ttl"):
             if getattr(self, option) is not None and not self.by_key:
                 raise InvalidUsageError(
                     "windows in append mode do not take this option",
@@ -318,6 +337,7 @@ class WindowOptions(StateOptions):
         budget_of(self.budget, timed=True)
         cost_of(self.cost)
         weight_of(self.weight)
+        check_contract(self.contract, self.budget, classes=False)
         check_lives(self)
         if self.ttl is not None:
             parse_ms("ttl", self.ttl)
@@ -344,8 +364,15 @@ class WindowOptions(StateOptions):
 
     @property
     def limits(self) -> Budget:
-        """The limits of the budget."""
+        """The limits of the budget; under a contract, a time that the controller replaces."""
+        if self.contract is not None:
+            return Budget(duration_us=self.contract.tightest_us)
         return budget_of(self.budget, timed=True)
+
+    @property
+    def contract(self) -> FreshnessContract | None:
+        """The freshness contract."""
+        return None if self.freshness is None else FreshnessContract.parse(self.freshness)
 
     @property
     def cost_us(self) -> int | None:
@@ -358,41 +385,6 @@ class WindowOptions(StateOptions):
         if self.watermark_delay is None:
             return None
         return parse_ms("watermark_delay", self.watermark_delay, least=0)
-
-
-def session_gap(
-    session: str | timedelta | None,
-    size: str | timedelta | None,
-    slide: str | timedelta | None,
-    options: WindowOptions,
-) -> int | None:
-    """Return the gap of session windows in milliseconds; None for windows with a size.
-
-    Raises
-    ------
-    InvalidUsageError
-        If not exactly one of session and size is given, or a slide or a mode does not fit sessions.
-    """
-    if session is None:
-        if size is None:
-            raise InvalidUsageError(
-                "windows have neither a size nor a session",
-                hint="pass size='60 s', or session='10 minutes' for session windows",
-            )
-        return None
-    if size is not None or slide is not None:
-        raise InvalidUsageError(
-            "session windows have no size and no slide",
-            session=str(session),
-            hint="a session ends when no event follows within its gap; leave out size and slide",
-        )
-    if options.by_key:
-        raise InvalidUsageError(
-            "session windows are only in append mode",
-            mode=str(options.mode),
-            hint="use mode='append', which emits each session once",
-        )
-    return parse_ms("session", session)
 
 
 @dataclass(frozen=True, kw_only=True)

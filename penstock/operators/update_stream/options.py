@@ -7,13 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.sql.expression import did_you_mean
 from penstock.units import parse_duration_us
+
+if TYPE_CHECKING:
+    from penstock.operators.update_stream.operator_options import WindowOptions
 
 __all__ = [
     "Budget",
@@ -25,6 +28,7 @@ __all__ = [
     "cost_of",
     "parse_choice",
     "parse_ms",
+    "session_gap",
     "weight_of",
 ]
 
@@ -231,6 +235,41 @@ def parse_ms(option: str, duration: str | timedelta, *, least: int = 1) -> int:
             "a duration is not a whole number of milliseconds", option=option, got=str(duration)
         )
     return us // 1000
+
+
+def session_gap(
+    session: str | timedelta | None,
+    size: str | timedelta | None,
+    slide: str | timedelta | None,
+    options: WindowOptions,
+) -> int | None:
+    """Return the gap of session windows in milliseconds; None for windows with a size.
+
+    Raises
+    ------
+    InvalidUsageError
+        If not exactly one of session and size is given, or a slide or a mode does not fit sessions.
+    """
+    if session is None:
+        if size is None:
+            raise InvalidUsageError(
+                "windows have neither a size nor a session",
+                hint="pass size='60 s', or session='10 minutes' for session windows",
+            )
+        return None
+    if size is not None or slide is not None:
+        raise InvalidUsageError(
+            "session windows have no size and no slide",
+            session=str(session),
+            hint="a session ends when no event follows within its gap; leave out size and slide",
+        )
+    if options.by_key:
+        raise InvalidUsageError(
+            "session windows are only in append mode",
+            mode=str(options.mode),
+            hint="use mode='append', which emits each session once",
+        )
+    return parse_ms("session", session)
 
 
 def _positive(option: str, text: str) -> int:

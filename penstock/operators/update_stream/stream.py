@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
+from penstock.operators.freshness.classes import KeyClasses
 from penstock.operators.update_stream.options import check_column, check_weight
 from penstock.state_store.keys.key_words import KeyCodec, Keys, Words
 from penstock.units import NEVER
@@ -50,6 +51,8 @@ class UpdateStream:
         A numeric column with the weight of the key: positive, finite numbers.
     deleted : str, optional
         A boolean column without nulls that marks deletes, if the records of keys keep these marks.
+    classes : KeyClasses, optional
+        The classes of keys that a freshness contract distinguishes.
 
     Raises
     ------
@@ -64,6 +67,7 @@ class UpdateStream:
     source: str | None = None
     weight: str | None = None
     deleted: str | None = None
+    classes: KeyClasses | None = None
     codec: KeyCodec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +89,7 @@ class UpdateStream:
             ("time", self.time),
             *((("arrival", self.arrival),) if self.arrival else ()),
             *((("weight", self.weight),) if self.weight is not None else ()),
+            *(("freshness", name) for name in (self.classes.columns if self.classes else ())),
         ]:
             check_column(option, name, names)
         for name in (self.time, self.arrival):
@@ -114,6 +119,7 @@ class UpdateStream:
     def may_add(self) -> frozenset[str]:
         """The columns that the stream may gain at a restart: those that may be null and have no role."""
         roles = {*self.key, self.time, self.arrival, self.source, self.weight}
+        roles |= set() if self.classes is None else set(self.classes.columns)
         return frozenset(one.name for one in self.schema if one.nullable and one.name not in roles)
 
     def keys(self, rows: pa.RecordBatch) -> Keys:

@@ -12,6 +12,7 @@ from pyspark.sql.types import BooleanType, DataType, DoubleType, StructField, St
 
 from penstock.checkpointing.files import absolute_location
 from penstock.errors import InvalidUsageError
+from penstock.operators.freshness.classes import KeyClasses
 from penstock.operators.queues.expiry import Lives
 from penstock.operators.scheduling.serve import STALENESS_COLUMN, Budget, Query
 from penstock.operators.scheduling.weights import KeyWeights
@@ -49,6 +50,7 @@ def update_queue(
     output_schema: StructType | str | None = None,
     buckets: int | None = None,
     *,
+    freshness: Mapping[str, Any] | None = None,
     arrival: str | None = None,
     cost: str | None = None,
     weight: str | Mapping[Any, float] | None = None,
@@ -85,6 +87,11 @@ def update_queue(
     budget : int, str or None
         The limit of a trigger: a number of rows; or, with `apply`, a duration such as ``"800ms"`` in each of
         Spark's parallel tasks; or None to serve all waiting keys.
+    freshness : mapping, optional
+        A contract instead of a budget: how stale results may be, such as ``{"p95": "2 s"}``, or by class of
+        key ``{"p95": {"gold": "500 ms", "other": "5 s"}, "by": "tier"}``, with the most important class
+        first. A controller then sets the budget, and the metrics say whether the promise holds. See
+        ``docs/concepts/freshness.md``.
     apply : callable, optional
         The query, run inside the operator: a function from a ``pyarrow.Table`` of newest tuples to a table of
         results. It may drop or multiply rows but not drop or change their key.
@@ -164,11 +171,11 @@ def update_queue(
     ... )  # doctest: +SKIP
     """
     options = QueueOptions(
-        policy=policy, budget=budget, apply=apply, output_schema=output_schema, buckets=buckets,
-        arrival=arrival, cost=cost, weight=weight, nulls=nulls, combine=combine,
-        staleness_column=staleness_column, delete_when=delete_when, ttl=ttl, delete_ttl=delete_ttl,
-        on_silent=on_silent, semantics=semantics, working_copy=working_copy, late_to=late_to,
-        state_location=state_location,
+        policy=policy, budget=budget, freshness=freshness, apply=apply,
+        output_schema=output_schema, buckets=buckets, arrival=arrival, cost=cost, weight=weight,
+        nulls=nulls, combine=combine, staleness_column=staleness_column, delete_when=delete_when, ttl=ttl,
+        delete_ttl=delete_ttl, on_silent=on_silent, semantics=semantics,
+        working_copy=working_copy, late_to=late_to, state_location=state_location,
         retain_versions=retain_versions,
     )  # fmt: skip
     return run_queue(df, key, time, options, name)
@@ -205,8 +212,9 @@ def run_queue(
     lives_end = options.ttl is not None or options.delete_ttl is not None
     deleted = DELETED_COLUMN if lives_end and _marks_deletes(arrow_columns) else None
     stream = UpdateStream(
-        arrow_columns, key_columns(key, df.schema), time, options.arrival, source, column, deleted
-    )
+        arrow_columns, key_columns(key, df.schema), time, options.arrival, source, column, deleted,
+        None if options.contract is None else KeyClasses.of(options.contract),
+    )  # fmt: skip
     columns = StructType([one for one in df.schema if one.name != source])
     output = _output_schema(columns, options)
     if options.delete_when is not None:

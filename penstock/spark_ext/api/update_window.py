@@ -27,8 +27,8 @@ from penstock.operators.aggregates.decomposition import Decomposition, decompose
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import SILENT_COLUMN, check_windows
-from penstock.operators.update_stream.operator_options import WindowOptions, session_gap
-from penstock.operators.update_stream.options import check_column, parse_ms
+from penstock.operators.update_stream.operator_options import WindowOptions
+from penstock.operators.update_stream.options import check_column, parse_ms, session_gap
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.api.failure import refusal_of
 from penstock.spark_ext.border.collations import refuse_collations
@@ -87,6 +87,7 @@ def update_window(
     budget: int | str | None = None,
     policy: str | None = None,
     *,
+    freshness: Mapping[str, Any] | None = None,
     session: str | timedelta | None = None,
     cost: str | None = None,
     weight: str | Mapping[Any, float] | None = None,
@@ -131,6 +132,9 @@ def update_window(
         that still wait are served in later triggers, even without new input, or replaced by a newer window.
     policy : {"in_place", "fifo", "linecutting", "freshest"}, optional
         The order in which waiting keys are served; ``"in_place"`` by default.
+    freshness : mapping, optional
+        A contract instead of a budget, such as ``{"p95": "2 s"}``; windows have no classes of keys. See
+        `update_queue`.
     session : str or timedelta, optional
         The gap of session windows, such as ``"10 minutes"``, instead of `size` and `slide`; append mode only.
         Events of a key that follow each other by less than the gap are one session. Its window ends a gap
@@ -205,9 +209,10 @@ def update_window(
     """
     check_streaming(df)
     options = WindowOptions(
-        watermark_delay=watermark_delay, mode=mode, budget=budget, policy=policy, cost=cost, weight=weight,
-        delete_when=delete_when, ttl=ttl, on_silent=on_silent, buckets=buckets, nulls=nulls,
-        state_location=state_location, retain_versions=retain_versions, late_to=late_to,
+        watermark_delay=watermark_delay, mode=mode, budget=budget, freshness=freshness, policy=policy,
+        cost=cost, weight=weight, delete_when=delete_when, ttl=ttl, on_silent=on_silent,
+        buckets=buckets, nulls=nulls, state_location=state_location,
+        retain_versions=retain_versions, late_to=late_to,
     )  # fmt: skip
     place = Stateful.plan(df.sparkSession, name, options)
     if not isinstance(aggs, Mapping | None):

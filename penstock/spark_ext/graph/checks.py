@@ -89,15 +89,15 @@ def holds_back(end: Node) -> bool:
 
     Such a query uses timeouts, so Spark never ends it by itself.
     """
-    budget = None
+    limit: object = None
     match end:
         case Materialize():
             return False
         case UpdateQueue() | UpdateUnion() | Window():
-            budget = end.options.budget
+            limit = end.options.budget or end.options.freshness
         case Assemble():
-            budget = end.window.options.budget
-    return budget is not None or any(map(holds_back, end.inputs))
+            limit = end.window.options.budget or end.window.options.freshness
+    return limit is not None or any(map(holds_back, end.inputs))
 
 
 def _refuse(node: Node, nodes: list[Node]) -> None:

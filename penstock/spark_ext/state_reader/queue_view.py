@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql.types import BooleanType, DoubleType, LongType, StructType
 
 from penstock.checkpointing import PUnit
+from penstock.operators.freshness.classes import KeyClasses
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
 from penstock.operators.queues.update_queue import UpdateQueue
@@ -119,6 +120,7 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
         SOURCE_COLUMN if SOURCE_COLUMN in columns.names else None,
         weight if isinstance(weight, str) else None,
         DELETED_COLUMN if specification.get("remembers_deletes") else None,
+        KeyClasses("NULL", tuple(specification["classes"])) if specification.get("classes") else None,
     )
     policy = Policy(specification["policy"])
     if shown == _APPENDED:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock._clock import Clock, monotonic_s
+from penstock.operators.freshness.control import ContractControl
 from penstock.operators.queues.abc import KeyedQueue
 from penstock.operators.queues.adaptive_queue import AdaptiveQueue
 from penstock.operators.queues.expiry import Lives
@@ -30,7 +31,7 @@ from penstock.spark_ext.sources.task_rows import LateStream
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.state_store.tables.working_copy import WorkingCopy, table_maker
 
-__all__ = ["QueueOperator", "follows_clock", "local_directory", "share"]
+__all__ = ["QueueOperator", "describe", "follows_clock", "local_directory", "share"]
 
 _HELD_BYTES = 256 << 20
 _LOCAL_DIRECTORIES = "SPARK_LOCAL_DIRS"
@@ -86,6 +87,8 @@ class QueueOperator:
             "on_silent": self.options.on_silent,
             # With a time to live, records of keys remember that the key is deleted.
             "remembers_deletes": True if self.stream.deleted else None,
+            # Records of keys hold the numbers of their classes.
+            "classes": None if self.stream.classes is None else list(self.stream.classes.names),
         }
 
     @property
@@ -118,10 +121,13 @@ class QueueOperator:
         state.weights = self.weights
         state.dropped = None if self.late is None else []
         arrivals, dropped, newest, unusable = self._arrivals(parcels)
-        budget = share(self.options.limits, task_share)
+        budget = self._control(state, arrivals, task_share) or share(self.options.limits, task_share)
         switches = 0
         if isinstance(state, AdaptiveQueue):
-            state.capacity = self._capacity(state, budget, task_share)
+            if isinstance(budget, Budget):
+                state.capacity = self._capacity(state, budget, task_share)
+            else:
+                state.capacity, state.patience = budget.capacity, budget.patience
             switches = state.switches
         batches, metrics = serve(
             state,
@@ -143,6 +149,16 @@ class QueueOperator:
             self.late.write([*unusable, *self.late.form.fill_all(state.dropped or ())], task_share)
             metrics.duration_ms["late"] = 1000 * (monotonic_s() - begin)
         return batches, metrics
+
+    def _control(
+        self, state: KeyedQueue, arrivals: Arrivals | None, task_share: TaskShare
+    ) -> ContractControl | None:
+        """Return the control of the budget under a freshness contract."""
+        if self.options.contract is None:
+            return None
+        known = None if arrivals is None else arrivals.first_arrival_us
+        since_us = None if known is None or not len(known) else int(known.min())
+        return ContractControl(self.options.contract, state, since_us=since_us, place=describe(task_share))
 
     def _expire(
         self, state: UpdateQueue, newest: int | None, batches: list[pa.RecordBatch], metrics: BatchMetrics
@@ -203,6 +219,11 @@ def local_directory() -> Path | None:
     """Return Spark's local directory for a worker's files, which Spark removes with the application."""
     directories = os.environ.get(_LOCAL_DIRECTORIES, "")
     return Path(directories.split(",")[0]) if directories else None
+
+
+def describe(task_share: TaskShare) -> str:
+    """Name a bucket in the log."""
+    return f"query={task_share.query_id} batch={task_share.batch_id} bucket={task_share.bucket} "
 
 
 def follows_clock(policy: Policy, budget: Budget) -> bool:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._clock import Clock, monotonic_s
+from penstock.operators.freshness.control import ContractControl
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.scheduling.serve import Budget, Query, serve
 from penstock.operators.scheduling.weights import KeyWeights
@@ -21,7 +22,7 @@ from penstock.spark_ext.border.packing import side_of
 from penstock.spark_ext.border.window_packing import PLACE, WHOLE_GROUP, WHOLE_ROWS, facts_of
 from penstock.spark_ext.sources.task_rows import LateStream, add_reasons
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
-from penstock.spark_ext.worker.queue_operator import follows_clock, share
+from penstock.spark_ext.worker.queue_operator import describe, follows_clock, share
 from penstock.units import NEVER
 from penstock.windows.append.panes import Panes
 from penstock.windows.groups import GroupCodec
@@ -218,11 +219,14 @@ class WindowOperator:
         cost_us = self.options.cost_us
         state.given_cost_us = None if cost_us is None else cost_us * task_share.buckets_per_task
         query = Query(None, self.layout.window, ())
+        contract = self.options.contract
         batches, metrics = serve(
             state,
             entering,
             query=query,
-            budget=share(self.options.limits, task_share),
+            budget=share(self.options.limits, task_share)
+            if contract is None
+            else ContractControl(contract, state, place=describe(task_share)),
             clock=clock,
             buckets_per_task=task_share.buckets_per_task,
         )

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from penstock.checkpointing import PUnit
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.aggregates.moments import upgrade_entries
+from penstock.operators.freshness.controller import ControllerState
 from penstock.operators.queues.key_records import ForgetRule
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.results import Enqueued, Served
@@ -88,6 +89,8 @@ class UpdateWindows:
         forgetting: ForgetRule | None = None,
     ) -> None:
         self.weights = weights
+        self.controller: ControllerState | None = None
+        """The state of the controller of freshness, if there is a contract."""
         self._layout, self._mode, self._policy = layout, mode, policy
         self._forgetting = forgetting or ForgetRule()
         self._lives = GroupLives(ttl)
@@ -114,6 +117,16 @@ class UpdateWindows:
     def servable(self) -> int:
         """Number of groups that an unlimited `dequeue` would serve."""
         return self._queue.servable
+
+    @property
+    def waiting_by_promise(self) -> list[int]:
+        """Number of groups that wait; a contract of windows has one promise."""
+        return [self.servable]
+
+    @property
+    def staleness_by_class(self) -> list[Staleness]:
+        """Nothing: windows have no classes of keys."""
+        return []
 
     @property
     def keys(self) -> int:
@@ -271,7 +284,8 @@ class UpdateWindows:
     @property
     def _meta(self) -> dict[str, Any]:
         named = {"names_groups": True, **self._lives.meta} if self._names_groups else {}
-        return {"rows": self.keys, **named}
+        controller = {} if self.controller is None else {"controller": self.controller.to_json()}
+        return {"rows": self.keys, **named, **controller}
 
     def _alive(self) -> npt.NDArray[np.bool_]:
         """Mark the groups that have not left, by number."""
@@ -331,6 +345,8 @@ class UpdateWindows:
                     blocks |= renumber_cells(unit, blocks["rows"], *named_as)
                 stored = PUnit(unit.kind, unit.fields.plain("queue"), blocks)
                 self._queue.restore([stored], keys=self._panes.groups)
+            if unit.fields.has("controller"):
+                self.controller = ControllerState.from_fields(unit.fields.fields("controller"))
             if named:
                 self._lives.restore(unit.fields)
                 self._gone = self._find_gone()

@@ -1,0 +1,1 @@
+"""``penstock plan``: forecasts staleness before deployment."""

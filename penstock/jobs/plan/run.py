@@ -1,0 +1,234 @@
+"""``penstock plan``: forecast how stale results get before a pipeline is deployed, without Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from yaml import YAMLError, safe_load
+
+from penstock._extras import need_extra
+from penstock.checkpointing.p_stream.reader import PStreamReader
+from penstock.errors import InvalidUsageError
+from penstock.operators.freshness.contract import FreshnessContract
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.scheduling.serve import Budget
+from penstock.operators.simulation.forecast import Forecast, Sample, forecast
+from penstock.operators.simulation.micro_batches import Engine
+from penstock.operators.update_stream.options import budget_of
+from penstock.units import parse_duration_us
+
+__all__ = ["PlanRequest", "best_of", "read_sample", "run_plan"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """The arguments of ``penstock plan``.
+
+    Parameters
+    ----------
+    key, time, arrival
+        Columns, as for `penstock.update_queue`. Without `arrival`, rows arrive at their time.
+    cost, sink_cost, fixed : str
+        Time for a tuple in the operator, for a result in the sink, and for a micro-batch without tuples.
+    freshness : str, optional
+        A contract, as in YAML.
+    budget : str, optional
+        Rows of a micro-batch, or a duration.
+    loads, cores, policies
+        What to run.
+    max_rows : int
+        At most so many rows of the sample.
+    """
+
+    key: tuple[str, ...]
+    time: str
+    arrival: str | None = None
+    cost: str = "0ms"
+    sink_cost: str = "0ms"
+    fixed: str = "400ms"
+    freshness: str | None = None
+    budget: str | None = None
+    loads: tuple[float, ...] = (1.0, 3.0, 10.0)
+    cores: tuple[int, ...] = (1, 2, 4)
+    policies: tuple[str, ...] = tuple(map(str, Policy))
+    max_rows: int = 200_000
+
+    @property
+    def limits(self) -> Budget | FreshnessContract:
+        """The contract or budget.
+
+        Raises
+        ------
+        InvalidUsageError
+            If both are given, or one is malformed.
+        """
+        if self.freshness is None:
+            rows = self.budget.isdigit() if self.budget is not None else False
+            return budget_of(int(self.budget or 0) if rows else self.budget, timed=self.engine.cost_us > 0)
+        if self.budget is not None:
+            raise InvalidUsageError("a contract of freshness sets the budget", hint="leave out --budget")
+        try:
+            return FreshnessContract.parse(safe_load(self.freshness))
+        except YAMLError as error:
+            raise InvalidUsageError(
+                "the contract is not YAML", got=self.freshness, hint="write 'p95: 2 s'"
+            ) from error
+
+    @property
+    def engine(self) -> Engine:
+        """The costs."""
+        return Engine(
+            parse_duration_us(self.fixed), parse_duration_us(self.cost), parse_duration_us(self.sink_cost)
+        )
+
+
+def read_sample(path: str, max_rows: int) -> pa.Table:
+    """Return the first rows of a p-stream, or of a Parquet, CSV or NDJSON file.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such file, or it is none of these.
+    CorruptDataError, UnavailableError
+        If a p-stream is damaged, or its file system refuses.
+    """
+    suffix = Path(path).suffix.lower()
+    try:
+        if suffix == ".parquet":
+            return pq.read_table(path).slice(0, max_rows)
+        if suffix == ".csv":
+            return pa.csv.read_csv(path).slice(0, max_rows)
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidUsageError("cannot read the sample", file=path, reason=str(error)) from error
+    return PStreamReader(path).read(max_rows)
+
+
+def run_plan(path: str, request: PlanRequest, *, out: Path | None, svg: Path | None) -> list[Forecast]:
+    """Forecast, print a table and the advice, and write the files that are asked for; see `PlanRequest`.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an argument is wrong.
+    """
+    if svg is not None:
+        need_extra("plot", "a plot")
+    if min(request.loads, default=0) <= 0 or min(request.cores, default=0) < 1:
+        raise InvalidUsageError("loads and cores are not positive", loads=request.loads, cores=request.cores)
+    sample = Sample.of(read_sample(path, request.max_rows), request.key, request.time, request.arrival)
+    found = list(
+        forecast(
+            sample, request.engine, request.limits,
+            loads=request.loads, cores=request.cores, policies=[Policy(name) for name in request.policies],
+        )
+    )  # fmt: skip
+    console = Console()
+    console.print(_table(sample, found))
+    for line in _advise(found, request.limits):
+        console.print(line)
+    if out is not None:
+        out.write_text("".join(json.dumps(one.to_row()) + "\n" for one in found), encoding="utf-8")
+    if svg is not None:
+        _plot(found, request.limits, svg)
+    return found
+
+
+def best_of(found: Sequence[Forecast], load: float) -> Forecast:
+    """Return the forecast on the fewest cores that keeps all promises at a load, else the freshest one."""
+    here = [one for one in found if one.load == load]
+    kept = [one for one in here if one.kept and all(one.kept.values())]
+    if kept:
+        return min(
+            kept, key=lambda one: (one.cores, one.staleness.percentile_ms(0.95), one.staleness.average_ms)
+        )
+    return min(here, key=lambda one: (one.staleness.percentile_ms(0.95), one.staleness.average_ms, one.cores))
+
+
+def _advise(found: Sequence[Forecast], limits: Budget | FreshnessContract) -> list[str]:
+    lines = []
+    for load in dict.fromkeys(one.load for one in found):
+        best = best_of(found, load)
+        cores = "1 core" if best.cores == 1 else f"{best.cores} cores"
+        p95 = best.staleness.percentile_ms(0.95)
+        if not isinstance(limits, FreshnessContract):
+            lines.append(f"Load {load:g}: freshest with {best.policy} on {cores}, p95 {p95:,.0f} ms.")
+        elif all(best.kept.values()):
+            lines.append(f"Load {load:g}: the promise holds with {best.policy} on {cores}.")
+        else:
+            broken = ", ".join(name for name, kept in best.kept.items() if not kept)
+            lines.append(f"Load {load:g}: the promise holds on none of these cores; broken for {broken}.")
+    return lines
+
+
+def _table(sample: Sample, found: Sequence[Forecast]) -> Table:
+    table = Table(
+        title=f"Application staleness in ms; the sample has {sample.rate:,.0f} rows/s",
+        caption="* the promise is broken; it includes the fixed time of a micro-batch",
+        box=box.SIMPLE_HEAD,
+    )
+    classes = list(found[0].by_class) if len(found[0].by_class) > 1 else []
+    for head in ("load", "cores", "policy", "batch", "p50", "p95", *(f"{name} p95" for name in classes)):
+        table.add_column(head, justify="left" if head == "policy" else "right")
+    for one in found:
+        broken = not all(one.kept.values())
+        parts = [(one.by_class[name], not one.kept[name]) for name in classes]
+        p95 = [(one.staleness, broken and not classes), *parts]
+        table.add_row(
+            f"{one.load:g}", str(one.cores), str(one.policy), f"{one.batch_ms:,.0f}",
+            f"{one.staleness.percentile_ms(0.5):,.0f}",
+            *(f"{part.percentile_ms(0.95):,.0f}{'*' if wrong else ''}" for part, wrong in p95),
+        )  # fmt: skip
+    return table
+
+
+def _plot(found: Sequence[Forecast], limits: Budget | FreshnessContract, path: Path) -> None:
+    """Draw p95 by cores, a panel for each load and a line for each policy."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    loads = list(dict.fromkeys(one.load for one in found))
+    figure, panels = plt.subplots(
+        1, len(loads), figsize=(4 * len(loads), 3.4), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axes, load in zip(panels[0], loads, strict=True):
+        here = [one for one in found if one.load == load]
+        for policy in dict.fromkeys(one.policy for one in here):
+            line = [(one.cores, one.staleness.percentile_ms(0.95)) for one in here if one.policy == policy]
+            axes.plot(*zip(*line, strict=True), marker="o", label=str(policy))
+        for promise in limits.promises if isinstance(limits, FreshnessContract) else ():
+            axes.axhline(promise.limit_us / 1000, color="black", linewidth=0.8, linestyle=":")
+        axes.set(title=f"load {load:g}", xlabel="cores", ylim=(0, None))
+        axes.set_xticks(sorted({one.cores for one in here}))
+        axes.grid(visible=True, alpha=0.3)
+    panels[0][0].set_ylabel("p95 of staleness (ms)")
+    panels[0][-1].legend(fontsize="small")
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def parse_numbers(text: str, option: str) -> list[Any]:
+    """Return numbers separated by commas.
+
+    Raises
+    ------
+    InvalidUsageError
+        If one is not a number.
+    """
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidUsageError(
+            "not a list of numbers", option=option, got=text, hint="write 1,3,10"
+        ) from None

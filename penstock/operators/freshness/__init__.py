@@ -1,0 +1,1 @@
+"""Freshness contracts: promised staleness, and the controller that keeps the promise."""

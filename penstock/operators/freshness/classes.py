@@ -1,0 +1,109 @@
+"""Classes of keys: the class of each tuple, and the keys that must be served first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.operators.freshness.contract import FreshnessContract
+from penstock.sql.evaluate import evaluate
+from penstock.sql.expression import Expression
+
+if TYPE_CHECKING:
+    from penstock.operators.scheduling.abc import Scheduler
+
+__all__ = ["KeyClasses", "list_urgent", "pop_urgent"]
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class KeyClasses:
+    """The classes of keys: a key is in the class that its newest tuple names.
+
+    Parameters
+    ----------
+    by : str
+        A column, or an SQL expression over the columns of a tuple. Its value as text is the class.
+    names : tuple of str
+        The classes, from the most to the least important one. Tuples that name no other class, or null, are
+        of the last one.
+    """
+
+    by: str
+    names: tuple[str, ...]
+
+    @staticmethod
+    def of(contract: FreshnessContract) -> KeyClasses | None:
+        """Return the classes of a contract; None without any."""
+        return None if contract.by is None else KeyClasses(contract.by, contract.classes)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a tuple that its class depends on."""
+        return Expression.parse(self.by).columns
+
+    def number(self, rows: pa.RecordBatch) -> Integers:
+        """Return the number of each tuple's class.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the expression cannot be evaluated.
+        """
+        values = pc.cast(evaluate(Expression.parse(self.by), pa.Table.from_batches([rows])), pa.string())
+        found: pa.ChunkedArray[Any] = pc.index_in(values, pa.array(self.names, pa.string()))
+        numbers: Integers = pc.fill_null(found, len(self.names) - 1).to_numpy().astype(np.int64)
+        return numbers
+
+
+def list_urgent(
+    ids: Integers, staleness_us: Integers, classes: Integers | None, urgent_us: Sequence[int]
+) -> list[Integers]:
+    """Return the keys whose promise would break if they waited, for each promise that has any.
+
+    Parameters
+    ----------
+    ids, staleness_us : int64 array
+        The waiting keys and their staleness.
+    classes : int64 array or None
+        The class of each of them; None if all have the first promise.
+    urgent_us : sequence of int
+        The staleness, by promise, from which on a key cannot wait.
+    """
+    found = []
+    for number, least_us in enumerate(urgent_us):
+        mask = staleness_us >= least_us
+        if classes is not None:
+            mask &= classes == number
+        if mask.any():
+            found.append(ids[mask])
+    return found
+
+
+def pop_urgent(
+    scheduler: Scheduler, limit: int, urgent: Sequence[Integers], keys: int, now_us: int
+) -> Integers:
+    """Remove and return up to `limit` keys: the urgent ones of each class, then others by the policy.
+
+    Parameters
+    ----------
+    urgent : sequence of int64 array
+        The output of `list_urgent`.
+    keys : int
+        The key numbers are below.
+    """
+    chosen, left = [], limit
+    for ids in urgent:
+        held = np.ones(keys, np.int64)
+        held[ids] = 0
+        chosen.append(scheduler.pop(left, held, now_us=now_us))
+        left -= len(chosen[-1])
+    chosen.append(scheduler.pop(left, now_us=now_us))
+    return np.concatenate(chosen)

@@ -1,0 +1,366 @@
+"""Choose how much a micro-batch serves, so that a freshness contract holds.
+
+A cycle, from the start of a micro-batch to the start of the next one, takes ``F + s n`` for n served tuples:
+F is fixed (planning, logs, commit, other operators), s is a tuple's cost in the operator and behind it.
+`Fit` learns both from the cycles. A budget of time B serves ``B / s`` tuples, so a cycle takes ``F + B``.
+Let U be the work of serving all waiting keys once, those of more important classes included. A row waits up
+to a cycle until a micro-batch takes it. If U fits into the budget, its result leaves one cycle later; else
+its turn comes after U / B cycles. So its staleness is at most about ::
+
+    (F + B) max(2, 1 + U / B)
+
+A contract allows an interval of budgets (`allowed_budgets`). A large budget has fewer fixed costs, so the
+controller takes the greatest that keeps the promise of every class, with a margin. If the promise of a class
+cannot hold, it takes the one with the least staleness of that class, sqrt(F U), within the interval of the
+more important classes.
+
+All here are pure functions of the state and the measurements of a micro-batch; nothing reads a clock. The
+state is stored with the bucket's version and times come from the recorded clock, so a repeated micro-batch
+decides the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpointing.fields import Fields
+from penstock.operators.freshness.contract import FreshnessContract
+
+if TYPE_CHECKING:
+    from penstock.operators.scheduling.staleness import Staleness
+
+__all__ = [
+    "ClassState",
+    "ControllerState",
+    "Decision",
+    "Fit",
+    "allowed_budgets",
+    "greatest_work",
+    "plan",
+    "settle",
+]
+
+MARGIN = 0.8
+"""Share of a limit that budgets are planned for."""
+_LEARNING = 0.15
+"""Weight of the newest cycle in `Fit`."""
+_SURPRISE = 2.0
+"""A cycle that took so many times longer, or shorter, than expected counts more."""
+_LEARNING_FROM_SURPRISE = 0.5
+_WAITING_WEIGHT = 0.3
+"""Weight of the newest number of waiting keys."""
+_SPREAD = 0.1
+"""Variation of n, relative to its mean, below which cycles say little of the cost of a tuple."""
+_LONGEST_JUMP = 4.0
+"""A cycle counts as at most this multiple of what was expected or promised, so that pauses fade quickly."""
+_LEAST_CHANGE = 0.15
+"""A budget changes only by more than this share."""
+_FIRST_ROWS = 1024
+_ROWS_GROWTH = 4.0
+"""A micro-batch serves at most this multiple of the tuples of the last ones: costs may grow with them."""
+_ROWS_DECAY = 0.9
+_WINDOW_US = 2_000_000.0
+"""The promise is judged over about this time, or twice the limit if that is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The cost of a cycle as a line over the number of served tuples, fading exponentially.
+
+    Attributes
+    ----------
+    rows, cycle_us : float
+        Means.
+    variance, covariance : float
+        Of the number of tuples, and of both.
+    slope_us : float
+        The cost of a tuple that cycles with different numbers of tuples have shown. It stays as it is while
+        their numbers do not differ.
+    row_us : float
+        Mean cost of a tuple within the operator; 0 while unknown.
+    """
+
+    rows: float = 0.0
+    cycle_us: float = 0.0
+    variance: float = 0.0
+    covariance: float = 0.0
+    slope_us: float = 0.0
+    row_us: float = 0.0
+
+    @property
+    def cost_us(self) -> float:
+        """The cost of a tuple in a cycle."""
+        return max(self.slope_us, self.row_us, 1e-3)
+
+    @property
+    def fixed_us(self) -> float:
+        """The fixed cost of a cycle."""
+        return max(self.cycle_us - self.cost_us * self.rows, 0.0)
+
+    def expect(self, rows: float) -> float:
+        """Return the expected duration of a cycle."""
+        return self.fixed_us + self.cost_us * rows
+
+    def add(self, rows: int, cycle_us: float, limit_us: float) -> Fit:
+        """Return the line with one more cycle; `limit_us` is the greatest staleness promised."""
+        if self.cycle_us == 0.0:
+            return replace(self, rows=float(rows), cycle_us=cycle_us)
+        expected_us = max(self.expect(rows), 1.0)
+        cycle_us = min(cycle_us, _LONGEST_JUMP * max(expected_us, self.cycle_us, limit_us))
+        surprising = not 1 / _SURPRISE < cycle_us / expected_us < _SURPRISE
+        weight = _LEARNING_FROM_SURPRISE if surprising else _LEARNING
+        more, longer = rows - self.rows, cycle_us - self.cycle_us
+        mean, mean_us = self.rows + weight * more, self.cycle_us + weight * longer
+        variance = (1 - weight) * (self.variance + weight * more * more)
+        covariance = (1 - weight) * (self.covariance + weight * more * longer)
+        doubt = (_SPREAD * mean) ** 2 + 1e-9
+        error_us = (covariance - self.cost_us * variance) / (variance + doubt)
+        slope_us = min(max(self.cost_us + error_us, 0.0), mean_us / max(mean, 1e-9))
+        return Fit(mean, mean_us, variance, covariance, slope_us, self.row_us)
+
+
+_FIT = tuple(one.name for one in dataclasses.fields(Fit))
+
+
+@dataclass(frozen=True, slots=True)
+class ClassState:
+    """The controller's memory of one promise.
+
+    Attributes
+    ----------
+    waiting : float
+        Smoothed number of waiting keys before serving.
+    late_us, time_us : float
+        Time beyond the limit, and all time, summed over keys and fading exponentially.
+    broken : bool
+        Whether the promise is broken.
+    """
+
+    waiting: float = 0.0
+    late_us: float = 0.0
+    time_us: float = 0.0
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerState:
+    """The controller's memory of one bucket.
+
+    Attributes
+    ----------
+    fit : Fit
+        The cost of a cycle.
+    classes : tuple of ClassState
+        One for each promise; empty before the first micro-batch.
+    budget_us : float
+        The budget of the last micro-batch; 0 before the first.
+    limit : int
+        The tuples that it allowed.
+    reached : float
+        The most tuples that a recent micro-batch served.
+    started_us, finished_us : int
+        Start and end of the last micro-batch in this bucket; 0 before the first.
+    served, left : int
+        Tuples that it served, and that still waited after it.
+    """
+
+    fit: Fit = field(default_factory=Fit)
+    classes: tuple[ClassState, ...] = ()
+    budget_us: float = 0.0
+    limit: int = 0
+    reached: float = 0.0
+    started_us: int = 0
+    finished_us: int = 0
+    served: int = 0
+    left: int = 0
+
+    @property
+    def cycle_us(self) -> float:
+        """The expected duration of a cycle that uses up the budget."""
+        return self.fit.fixed_us + self.budget_us
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values, for `from_fields`."""
+        return asdict(self)
+
+    @staticmethod
+    def from_fields(fields: Fields) -> ControllerState:
+        """Restore the output of `to_json`.
+
+        Raises
+        ------
+        CorruptDataError
+            If a field is missing or malformed.
+        """
+        inner = fields.fields("fit")
+        return ControllerState(
+            Fit(*(inner.real(name) for name in _FIT)),
+            tuple(
+                ClassState(one.real("waiting"), one.real("late_us"), one.real("time_us"), one.flag("broken"))
+                for one in fields.objects("classes")
+            ),
+            fields.real("budget_us"),
+            fields.count("limit"),
+            fields.real("reached"),
+            *(fields.count(name) for name in ("started_us", "finished_us", "served", "left")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How much a micro-batch serves.
+
+    Attributes
+    ----------
+    rows : int
+        At most so many tuples.
+    duration_us : int
+        No further chunk starts after this time, in case that tuples cost more than expected.
+    urgent_us : tuple of int
+        By promise: a key of this staleness, or more, would break it if it waited for the next micro-batch.
+    needs : tuple of float
+        By promise: the work of its keys over the work that could be done in time. Above 1 the promise cannot
+        hold; then so many times the cores would help, or as many times less cost or load. Infinite if the
+        fixed cost of a micro-batch alone is too long.
+    """
+
+    rows: int
+    duration_us: int
+    urgent_us: tuple[int, ...]
+    needs: tuple[float, ...]
+
+
+def allowed_budgets(limit_us: float, fixed_us: float, work_us: float) -> tuple[float, float] | None:
+    """Return the least and greatest budget whose staleness is within a limit; None if no budget's is."""
+    fits = 2 * (fixed_us + work_us) <= limit_us
+    if not fits and (work_us < fixed_us or limit_us < (math.sqrt(fixed_us) + math.sqrt(work_us)) ** 2):
+        return None
+    # With B below U: B**2 - (limit - F - U) B + F U <= 0.
+    half = (limit_us - fixed_us - work_us) / 2
+    root = math.sqrt(max(half * half - fixed_us * work_us, 0.0))
+    return half - root, limit_us / 2 - fixed_us if fits else half + root
+
+
+def greatest_work(limit_us: float, fixed_us: float) -> float:
+    """Return the greatest work for which a budget is allowed."""
+    if limit_us >= 4 * fixed_us:
+        return (math.sqrt(limit_us) - math.sqrt(fixed_us)) ** 2
+    return max(limit_us / 2 - fixed_us, 0.0)
+
+
+def _choose_budget(limits: Sequence[float], fixed_us: float, works: Sequence[float]) -> float:
+    """Return the budget for promises of these limits and works, from the most important one."""
+    low, high = 0.0, math.inf
+    for limit_us, work_us in zip(limits, works, strict=True):
+        allowed = allowed_budgets(limit_us, fixed_us, work_us)
+        least, greatest = allowed or (0.0, 0.0)
+        if allowed is None or greatest < low or least > high:
+            best = (
+                math.sqrt(fixed_us * work_us) if allowed is None else (greatest if greatest < low else least)
+            )
+            return min(max(best, low), high)
+        low, high = max(low, least), min(high, greatest)
+    return high
+
+
+def plan(
+    contract: FreshnessContract,
+    state: ControllerState,
+    waiting: Sequence[int],
+    started_us: int,
+    since_us: int | None = None,
+) -> tuple[ControllerState, Decision]:
+    """Decide how much a micro-batch serves, after its tuples are in the queue.
+
+    Parameters
+    ----------
+    waiting : sequence of int
+        The number of waiting keys by promise.
+    started_us : int
+        The start of the micro-batch.
+    since_us : int, optional
+        The arrival of the oldest tuple that entered now. If the last micro-batch was over then, the time
+        between may have been idle.
+    """
+    fit = state.fit
+    cycle_us = started_us - state.started_us
+    if state.started_us and cycle_us > 0:
+        busy = state.left > 0 or (since_us is not None and since_us <= state.finished_us)
+        if busy or cycle_us < fit.expect(state.served):
+            fit = fit.add(state.served, cycle_us, max(promise.limit_us for promise in contract.promises))
+    known = state.classes or (ClassState(),) * len(contract.promises)
+    weight = _WAITING_WEIGHT if state.started_us else 1.0
+    classes = tuple(
+        replace(one, waiting=one.waiting + weight * (count - one.waiting))
+        for one, count in zip(known, waiting, strict=True)
+    )
+    works, total = [], 0.0
+    for one in classes:
+        total += one.waiting * fit.cost_us
+        works.append(total)
+    limits = [MARGIN * promise.limit_us for promise in contract.promises]
+    target_us = max(_choose_budget(limits, fit.fixed_us, works), fit.cost_us)
+    budget_us = state.budget_us
+    if budget_us == 0.0:
+        budget_us = target_us / 2
+    elif abs(target_us - budget_us) > _LEAST_CHANGE * budget_us:
+        budget_us += (target_us - budget_us) / 2
+    most = max(_FIRST_ROWS, int(_ROWS_GROWTH * state.reached))
+    rows = max(min(int(budget_us / fit.cost_us), most), 1)
+    now = replace(state, fit=fit, classes=classes, budget_us=budget_us, limit=rows, started_us=started_us)
+    needs = []
+    for limit_us, work_us in zip(limits, works, strict=True):
+        most_us = greatest_work(limit_us, fit.fixed_us)
+        needs.append(work_us / most_us if most_us > 0.0 else math.inf)
+    urgent = (int(limit_us - 2 * now.cycle_us) for limit_us in limits)
+    return now, Decision(rows, max(int(2 * budget_us), 1), tuple(urgent), tuple(needs))
+
+
+def settle(
+    contract: FreshnessContract,
+    state: ControllerState,
+    staleness: Sequence[Staleness],
+    finished_us: int,
+    *,
+    served: int,
+    left: int,
+    serving_us: int,
+) -> ControllerState:
+    """Return the state after a micro-batch.
+
+    Parameters
+    ----------
+    staleness : sequence of Staleness
+        By promise, since the last call. The fixed cost of a cycle is added before it is compared with the
+        limit, because a result is seen only after its micro-batch is committed.
+    served, left : int
+        Served tuples, and those that still wait.
+    serving_us : int
+        The time that serving took.
+    """
+    fit, classes = state.fit, []
+    if served:
+        sample = serving_us / served
+        known = fit.row_us or sample
+        row_us = known + _LEARNING * (min(sample, _LONGEST_JUMP * known) - known)
+        fit = replace(fit, row_us=max(row_us, 1e-3))
+    passed_us = finished_us - state.finished_us if state.finished_us else 0
+    for promise, one, part in zip(contract.promises, state.classes, staleness, strict=True):
+        faded = math.exp(-max(passed_us, 0) / max(_WINDOW_US, 2.0 * promise.limit_us))
+        late_us = one.late_us * faded + part.time_above(promise.limit_us - fit.fixed_us)
+        time_us = one.time_us * faded + part.key_time
+        allowed = (1.0 - contract.share) * time_us / (2.0 if one.broken else 1.0)
+        classes.append(replace(one, late_us=late_us, time_us=time_us, broken=late_us > allowed))
+    return replace(
+        state,
+        fit=fit,
+        classes=tuple(classes),
+        reached=max(float(served), _ROWS_DECAY * state.reached),
+        finished_us=finished_us,
+        served=served,
+        left=left,
+    )

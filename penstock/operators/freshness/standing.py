@@ -1,0 +1,100 @@
+"""How well a micro-batch keeps a promise of freshness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.operators.scheduling.staleness import Staleness
+
+__all__ = ["Standing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The standing of one promise in one bucket, or in several (`merge`).
+
+    Attributes
+    ----------
+    limit_us : int
+        The promised staleness.
+    share : float
+        The promised share of time and keys within the limit.
+    staleness : Staleness
+        Application staleness of the class in the micro-batch.
+    late_us, time_us : float
+        Time beyond the limit, and all time, summed over keys, in the last seconds. Here staleness includes
+        the fixed cost of a micro-batch.
+    needs : float or None
+        The work of the class over the work that can be done in time; see `Decision.needs`. None if the fixed
+        cost of a micro-batch alone is too long.
+    fixed_us : float
+        The fixed cost of a micro-batch.
+    """
+
+    limit_us: int
+    share: float
+    staleness: Staleness
+    late_us: float
+    time_us: float
+    needs: float | None
+    fixed_us: float
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the promise holds."""
+        return self.late_us <= (1.0 - self.share) * self.time_us
+
+    def advise(self) -> str:
+        """Say what would help; empty if the promise can hold."""
+        if self.needs is None:
+            fixed, limit = self.fixed_us / 1000, self.limit_us / 1000
+            return f"a micro-batch's fixed {fixed:.0f} ms are too long for {limit:g} ms; promise more time"
+        if self.needs <= 1.0:
+            return ""
+        return f"{self.needs:.1f} times the cores, or as many times less cost of a tuple or waiting keys"
+
+    def summary(self) -> dict[str, Any]:
+        """Return the standing for users."""
+        percentile = f"p{self.share * 100:g}"
+        known = self.staleness.summary()
+        within = 1.0 - self.late_us / self.time_us if self.time_us else 1.0
+        return {
+            "promised_ms": self.limit_us / 1000,
+            "staleness_ms": {percentile: round(self.staleness.percentile_ms(self.share), 3), **known},
+            "within": round(within, 4),
+            "kept": self.is_kept,
+            "needs": None if self.needs is None else round(self.needs, 3),
+            "advice": self.advise(),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values, for `from_json`."""
+        fields = {name: getattr(self, name) for name in ("limit_us", "share", "late_us", "time_us")}
+        return {
+            **fields,
+            "needs": self.needs,
+            "fixed_us": self.fixed_us,
+            "staleness": self.staleness.to_json(),
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Standing:
+        """Restore a standing from the output of `to_json`."""
+        return Standing(**{**value, "staleness": Staleness.from_json(value["staleness"])})
+
+    @staticmethod
+    def merge(parts: Iterable[Standing]) -> Standing:
+        """Merge the standings of one promise in several buckets; at least one."""
+        parts = list(parts)
+        needs = [part.needs for part in parts]
+        return Standing(
+            parts[0].limit_us,
+            parts[0].share,
+            Staleness.merge(part.staleness for part in parts),
+            sum(part.late_us for part in parts),
+            sum(part.time_us for part in parts),
+            None if None in needs else max(need for need in needs if need is not None),
+            max(part.fixed_us for part in parts),
+        )

@@ -1,0 +1,449 @@
+"""Freshness contracts: their form, the controller in virtual time, classes of keys, and exact state."""
+
+from __future__ import annotations
+
+import json
+import logging
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.checkpointing.fields import Fields
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.operators.freshness.classes import KeyClasses, list_urgent, pop_urgent
+from penstock.operators.freshness.contract import FreshnessContract
+from penstock.operators.freshness.controller import (
+    ControllerState,
+    Fit,
+    allowed_budgets,
+    greatest_work,
+    plan,
+    settle,
+)
+from penstock.operators.queues.adaptive_queue import AdaptiveQueue, Semantics
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.scheduling.schedulers import new_scheduler
+from penstock.operators.scheduling.staleness import Staleness
+from penstock.operators.simulation.micro_batches import Engine, MicroBatch, run_micro_batches
+from penstock.operators.update_stream.operator_options import QueueOptions, WindowOptions
+from tests.freshness import SECOND, Traffic, contract_of, new_queues, run, stream_of
+from tests.streams import through_bytes
+
+CLASSES = {"gold": "1 s", "other": "4 s"}
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ({"p95": "2 s"}, "p95 fresh within 2 s"),
+        ({"p99.9": "20ms"}, "p99.9 fresh within 20 ms"),
+        ({"p95": CLASSES, "by": "tier"}, "p95 fresh within gold 1 s, other 4 s by tier"),
+    ],
+)
+def test_a_contract_says_what_was_written(written: dict[str, Any], shown: str) -> None:
+    assert FreshnessContract.parse(written).describe() == shown
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "2 s", {}, {"95": "2 s"}, {"p0": "2 s"}, {"p100": "2 s"}, {"p95": "2 s", "p50": "1 s"}, {"p95": 2},
+        {"p95": "1 us"}, {"p95": {"gold": "1 s"}}, {"p95": "2 s", "by": "tier"}, {"p95": {}, "by": "tier"},
+        {"p95": {"other": "2 s", "gold": "1 s"}, "by": "tier"}, {"p95": CLASSES, "by": 7},
+        {"p95": CLASSES, "by": "sum(x)"}, {"p95": {"all": "1 s"}, "by": "tier"},
+    ],
+)  # fmt: skip
+def test_other_forms_are_refused(written: Any) -> None:
+    with pytest.raises(InvalidUsageError):
+        FreshnessContract.parse(written)
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"budget": 5}, "sets the budget"),
+        ({"semantics": "append"}, "cannot promise freshness"),
+        ({"semantics": "adaptive", "freshness": {"p95": CLASSES, "by": "tier"}}, "need update semantics"),
+        ({"working_copy": "rocksdb", "freshness": {"p95": CLASSES, "by": "tier"}}, "in memory"),
+    ],
+)
+def test_options_that_contradict_a_contract_are_refused(options: dict[str, Any], fact: str) -> None:
+    with pytest.raises(InvalidUsageError, match=fact):
+        QueueOptions(**({"freshness": {"p95": "2 s"}} | options))
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [
+        ({"budget": 5}, "sets the budget"),
+        ({"freshness": {"p95": CLASSES, "by": "tier"}}, "no classes"),
+        ({"mode": "append"}, "append mode"),
+    ],
+)
+def test_options_that_contradict_a_contract_of_windows_are_refused(
+    options: dict[str, Any], fact: str
+) -> None:
+    with pytest.raises(InvalidUsageError, match=fact):
+        WindowOptions(**({"freshness": {"p95": "2 s"}, "mode": "lazy"} | options))
+
+
+def test_allowed_budgets_are_those_with_a_short_staleness() -> None:
+    draw = Random(1)
+    found = 0
+    for _ in range(300):
+        limit, fixed, work = draw.uniform(1, 100), draw.uniform(0, 20), draw.uniform(0, 60)
+        tried = np.linspace(0.01, 100, 5_000)
+        good = tried[(fixed + tried) * np.maximum(2, 1 + work / tried) <= limit]
+        allowed = allowed_budgets(limit, fixed, work)
+        assert (allowed is not None) == (len(good) > 0) or len(good) == 0
+        if allowed is None or not len(good):
+            continue
+        found += 1
+        assert good[0] == pytest.approx(max(allowed[0], 0.01), abs=0.03)
+        assert good[-1] == pytest.approx(allowed[1], abs=0.03)
+    assert found > 50
+
+
+def test_the_greatest_work_is_where_the_last_budget_is_allowed() -> None:
+    draw = Random(2)
+    for _ in range(200):
+        limit, fixed = draw.uniform(1, 100), draw.uniform(0.1, 20)
+        most = greatest_work(limit, fixed)
+        assert allowed_budgets(limit, fixed, 1.001 * most + 1e-6) is None
+        if most > 0:
+            assert allowed_budgets(limit, fixed, 0.999 * most) is not None
+
+
+def test_a_fit_separates_fixed_cost_and_cost_of_a_tuple_and_forgets_a_pause() -> None:
+    draw, fit = Random(3), Fit(row_us=10.0)
+    for _ in range(60):
+        rows = draw.randint(50, 400)
+        fit = fit.add(rows, 20_000 + 100 * rows + draw.randint(-500, 500), 0)
+    assert fit.cost_us == pytest.approx(100, rel=0.1)
+    assert fit.fixed_us == pytest.approx(20_000, rel=0.3)
+    paused = fit.add(200, 3_600 * SECOND, 0)
+    assert paused.cycle_us < 3 * fit.cycle_us
+
+
+def test_without_variation_the_cost_within_the_operator_counts() -> None:
+    fit = Fit(row_us=70.0)
+    for _ in range(30):
+        fit = fit.add(100, 50_000, 0)
+    assert fit.cost_us == pytest.approx(70.0)
+    assert fit.fixed_us == pytest.approx(43_000)
+
+
+# Scenarios ------------------------------------------------------------------------------------------------
+
+STEADY = Engine(fixed_us=100_000, cost_us=1_000)
+
+
+def budgets(batches: list[MicroBatch]) -> list[int]:
+    return [batch.metrics.budget_rows for batch in batches]
+
+
+def turns(values: list[int]) -> int:
+    """Return how often values change their direction; changes of up to 5 % are none."""
+    kept = values[:1]
+    for value in values:
+        if abs(value - kept[-1]) > 0.05 * kept[-1]:
+            kept.append(value)
+    steps = [after - before for before, after in pairwise(kept)]
+    return sum(one * two < 0 for one, two in pairwise(steps))
+
+
+def within(batches: list[MicroBatch], name: str = "all") -> float:
+    """Return the share of time and keys within the limit, as a user of the results measures it."""
+    standings = [batch.metrics.freshness[name] for batch in batches if name in batch.metrics.freshness]
+    late = sum(one.staleness.time_above(one.limit_us - one.fixed_us) for one in standings)
+    return 1.0 - late / sum(one.staleness.key_time for one in standings)
+
+
+def since(batches: list[MicroBatch], second: int) -> list[MicroBatch]:
+    return [batch for batch in batches if batch.started_us >= second * SECOND]
+
+
+def noisy(second: int) -> Engine:
+    draw = Random(second)
+    return Engine(round(100_000 * draw.uniform(0.7, 1.3)), 1_000 * draw.uniform(0.7, 1.3))
+
+
+@pytest.mark.parametrize("rate", [50, 400, 3_000])
+def test_under_steady_load_the_promise_holds_and_the_budget_rests(rate: int) -> None:
+    batches = run(Traffic(lambda second: rate, 16), contract_of("2 s"), STEADY)
+    assert within(since(batches, 5)) > 0.95
+    later = budgets(since(batches, 8))
+    assert max(later) <= 1.2 * min(later)
+    assert turns(later) <= 2
+
+
+def test_noise_does_not_make_the_budget_flutter() -> None:
+    batches = run(Traffic(lambda second: 3_000, 35), contract_of("2 s"), noisy)
+    assert within(since(batches, 5)) > 0.95
+    later = budgets(since(batches, 10))
+    changed = sum(abs(after - before) > 0.15 * before for before, after in pairwise(later))
+    assert changed < len(later) / 10
+
+
+def test_a_budget_follows_a_step_of_cost_and_comes_to_rest() -> None:
+    def engine(second: int) -> Engine:
+        return Engine(100_000, 1_000 if second < 15 else 4_000)
+
+    batches = run(Traffic(lambda second: 2_000, 45), contract_of("4 s"), engine)
+    assert within(since(batches, 5)) > 0.95
+    before, after = since(batches, 12)[0].metrics, batches[-1].metrics
+    assert after.budget_rows < before.budget_rows
+    assert turns(budgets(since(batches, 18))) <= 2
+    assert max(budgets(since(batches, 28))) <= 1.2 * min(budgets(since(batches, 28)))
+
+
+def test_a_ramp_to_an_overload_breaks_the_promise_and_says_what_would_help() -> None:
+    batches = run(Traffic(lambda second: 300.0 * second, 10, keys=2_500), contract_of("1 s"), STEADY)
+    early = [batch for batch in batches if batch.started_us < 3 * SECOND]
+    assert all(batch.metrics.freshness["all"].is_kept for batch in early)
+    last = batches[-1].metrics.freshness["all"]
+    assert not last.is_kept
+    assert last.needs is not None
+    assert last.needs > 1.5
+    assert "times the cores" in last.advise()
+    # With so many cores it holds.
+    cores = int(np.ceil(last.needs)) + 1
+    contract = contract_of("1 s")
+    rows, arrived = Traffic(lambda second: 300.0 * second, 10, keys=2_500).rows()
+    more = list(run_micro_batches(new_queues(contract, cores), rows, arrived, lambda now: STEADY, contract))
+    assert within(since(more, 5)) > 0.95
+
+
+def test_after_a_burst_the_promise_is_kept_again() -> None:
+    def rate(second: int) -> float:
+        return 20_000 if second in (8, 9) else 300
+
+    batches = run(Traffic(rate, 30, keys=5_000), contract_of("1 s"), STEADY)
+    kept = [(batch.started_us // SECOND, batch.metrics.freshness["all"].is_kept) for batch in batches]
+    broken = [second for second, is_kept in kept if not is_kept]
+    assert 8 <= min(broken) <= 12
+    assert max(broken) < 26
+    assert kept[-1][1]
+
+
+def test_a_slow_sink_counts_and_its_break_is_reported_in_time(caplog: pytest.LogCaptureFixture) -> None:
+    def engine(second: int) -> Engine:
+        return Engine(100_000, 100, sink_us=100 if second < 8 else 40_000)
+
+    with caplog.at_level(logging.INFO):
+        batches = run(Traffic(lambda second: 500, 45, keys=300), contract_of("2 s"), engine)
+    assert within([batch for batch in batches if batch.started_us < 8 * SECOND]) > 0.95
+    reported = [batch for batch in batches if not batch.metrics.freshness["all"].is_kept]
+    # The bucket says so during the first micro-batch after it; that one waits for its sink much longer.
+    assert 8 * SECOND <= reported[0].started_us <= 13 * SECOND
+    # The budget is cut so that the sink does not hold back all other results.
+    assert batches[-1].metrics.budget_rows < 150
+    assert "times the cores" in batches[-1].metrics.freshness["all"].advise()
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "promise of freshness broken" in warnings[0].message
+
+
+def test_a_fixed_cost_above_the_limit_is_named() -> None:
+    batches = run(Traffic(lambda second: 100, 20), contract_of("500 ms"), Engine(600_000, 100))
+    last = batches[-1].metrics.freshness["all"]
+    assert last.needs is None
+    assert not last.is_kept
+    assert "fixed" in last.advise()
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_the_more_important_class_keeps_its_promise_under_overload(policy: Policy) -> None:
+    traffic = Traffic(lambda second: 3_000, 16, keys=3_000, gold=100)
+    contract = contract_of({"gold": "2 s", "other": "2 s"})
+    batches = since(run(traffic, contract, STEADY, new_queues(contract, policy=policy)), 8)
+    assert within(batches, "gold") > 0.95
+    assert within(batches, "other") < 0.9
+    last = batches[-1].metrics.freshness
+    assert last["gold"].is_kept
+    assert not last["other"].is_kept
+    assert last["gold"].needs is not None
+    assert last["gold"].needs <= 1 < (last["other"].needs or 0)
+
+
+def test_by_load_the_less_important_class_breaks_first() -> None:
+    contract = contract_of(CLASSES)
+    holds: dict[str, list[bool]] = {"gold": [], "other": []}
+    for keys in (200, 2_000, 6_000, 20_000):
+        traffic = Traffic(lambda second: 4_000, 14, keys=keys, gold=keys // 20)
+        batches = since(run(traffic, contract, STEADY), 8)
+        for name, seen in holds.items():
+            seen.append(within(batches, name) >= 0.95)
+    assert sum(holds["gold"]) > sum(holds["other"])
+    for seen in holds.values():
+        assert seen == sorted(seen, reverse=True)
+
+
+def test_an_adaptive_queue_appends_until_its_promise_would_break() -> None:
+    contract = contract_of("2 s")
+
+    def rate(second: int) -> float:
+        return 3_000 if 10 <= second < 16 else 200
+
+    def mode_at(batches: list[MicroBatch], second: int) -> bool:
+        return bool(since(batches, second)[0].metrics.append_buckets)
+
+    queue = AdaptiveQueue(stream_of(), Policy.FRESHEST, Semantics.ADAPTIVE)
+    rows, arrived = Traffic(rate, 24).rows()
+    batches = []
+    for batch in run_micro_batches([queue], rows, arrived, lambda now: STEADY, contract):
+        batch.metrics.append_buckets = int(queue.appending)
+        batches.append(batch)
+    assert mode_at(batches, 6)
+    assert not mode_at(batches, 14)
+    assert mode_at(batches, 22)
+    assert queue.switches == 2
+    assert within(since(batches, 5)) > 0.95
+
+
+# State ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_restart_before_any_micro_batch_changes_nothing(seed: int) -> None:
+    contract = contract_of(CLASSES)
+    traffic = Traffic(lambda second: 1_500, 7, keys=1_000, gold=50, seed=seed)
+    whole = run(traffic, contract, STEADY)
+
+    rows, arrived = traffic.rows()
+    holder = new_queues(contract)
+    batches = []
+    for batch in run_micro_batches(holder, rows, arrived, lambda now: STEADY, contract, end_us=8 * SECOND):
+        batches.append(batch)
+        loaded = new_queues(contract)[0]
+        loaded.restore([through_bytes(unit) for unit in holder[0].snapshot()])
+        holder[0] = loaded
+    assert [one.metrics.to_json() | {"duration_ms": 0} for one in batches] == [
+        one.metrics.to_json() | {"duration_ms": 0} for one in whole
+    ]
+
+
+def test_the_state_survives_json_and_damage_is_found() -> None:
+    contract = contract_of(CLASSES)
+    queue = new_queues(contract)[0]
+    run(Traffic(lambda second: 500, 5, gold=20), contract, STEADY, [queue])
+    state = queue.controller
+    assert state is not None
+    assert state.fit.cycle_us > 0
+    stored = json.loads(json.dumps(state.to_json()))
+    assert ControllerState.from_fields(Fields(stored)) == state
+    for name in stored:
+        with pytest.raises(CorruptDataError):
+            ControllerState.from_fields(Fields({**stored, name: "x"}))
+
+
+def test_a_decision_depends_on_its_arguments_only() -> None:
+    contract = contract_of("2 s")
+    queue = new_queues(contract)[0]
+    run(Traffic(lambda second: 3_000, 10), contract, STEADY, [queue])
+    assert queue.controller is not None
+    first = plan(contract, queue.controller, [150], 12 * SECOND, 11 * SECOND)
+    assert plan(contract, queue.controller, [150], 12 * SECOND, 11 * SECOND) == first
+    after = [
+        settle(contract, first[0], [Staleness(key_time=1e6)], 13 * SECOND, served=9, left=3, serving_us=7)
+        for _ in range(2)
+    ]
+    assert after[0] == after[1]
+
+
+def test_an_idle_hour_is_no_fixed_cost() -> None:
+    contract = contract_of("2 s")
+    queue = new_queues(contract)[0]
+    run(Traffic(lambda second: 100, 10), contract, STEADY, [queue])
+    before = queue.controller
+    assert before is not None
+    hour = before.finished_us + 3_600 * SECOND
+    after, _ = plan(contract, before, [5], hour, hour - 1_000)
+    assert after.fit == before.fit
+    busy, _ = plan(contract, before, [5], hour, before.finished_us - 1)
+    assert busy.fit != before.fit
+
+
+# Classes --------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_in_the_class_of_its_newest_tuple() -> None:
+    classes = KeyClasses("CASE WHEN key < 3 THEN 'gold' WHEN key < 5 THEN tier END", ("gold", "plain", "x"))
+    rows, _ = Traffic(lambda second: 50, 1, keys=8).rows()
+    expected = [0 if key < 3 else 1 if key < 5 else 2 for key in rows.column("key").to_pylist()]
+    assert classes.number(rows).tolist() == expected
+
+
+def test_staleness_by_class_adds_up_to_that_of_all_keys() -> None:
+    contract = contract_of(CLASSES)
+    batches = run(Traffic(lambda second: 2_000, 10, keys=900, gold=90), contract, STEADY)
+    for batch in batches:
+        parts = [one.staleness for one in batch.metrics.freshness.values()]
+        whole = batch.metrics.application_staleness
+        assert sum(part.area for part in parts) == pytest.approx(whole.area)
+        assert sum(part.key_time for part in parts) == pytest.approx(whole.key_time)
+        assert max(part.longest_us for part in parts) == whole.longest_us
+    last = batches[-1].metrics.freshness
+    assert last["gold"].staleness.key_time == pytest.approx(last["other"].staleness.key_time / 9, rel=0.05)
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("weighted", [False, True])
+def test_urgent_keys_leave_first_by_class(policy: Policy, weighted: bool) -> None:  # a case
+    draw = Random(f"{policy}{weighted}")
+    for _ in range(50):
+        count, limit = draw.randint(1, 30), draw.randint(0, 35)
+        stale = np.array([draw.randint(0, 100) for _ in range(count)])
+        classes = np.array([draw.randint(0, 2) for _ in range(count)])
+        ids, bounds = np.arange(count), (draw.randint(0, 100), draw.randint(0, 100))
+        scheduler = new_scheduler(policy, weighted=weighted)
+        scheduler.reserve(count)
+        waits = np.zeros(count, np.bool_)
+        shares = np.full(count, 1 << 20)
+        scheduler.arrive(ids, waits, np.ones(count), 1.0, 0, shares, 100 - stale)
+        urgent = list_urgent(ids, stale, classes, bounds)
+        chosen = pop_urgent(scheduler, limit, urgent, count, 100).tolist()
+        assert len(set(chosen)) == len(chosen) == min(limit, count)
+        ranks = [
+            next((n for n, bound in enumerate(bounds) if classes[i] == n and stale[i] >= bound), 2)
+            for i in range(count)
+        ]
+        assert [ranks[i] for i in chosen] == sorted(ranks)[: len(chosen)]
+        assert len(scheduler) == count - len(chosen)
+
+
+def test_the_time_above_a_limit_is_that_of_the_stretches() -> None:
+    queue = UpdateQueue(stream_of(), Policy.FIFO)
+    rows, arrived = Traffic(lambda second: 200, 4, keys=50).rows()
+    batches = list(
+        run_micro_batches([queue], rows, arrived, lambda now: STEADY, contract_of("1 s"), end_us=5 * SECOND)
+    )
+    whole = Staleness.merge(batch.metrics.application_staleness for batch in batches)
+    for share in (0.99, 0.95, 0.7):
+        limit_us = 1000 * whole.percentile_ms(share)
+        assert whole.time_above(limit_us) == pytest.approx((1 - share) * whole.key_time, rel=0.02)
+    assert whole.time_above(-1.0) == whole.key_time
+    assert whole.time_above(whole.longest_us * 1.05) == 0
+
+
+def test_metrics_of_buckets_merge_to_the_worst_need_and_all_time() -> None:
+    contract = contract_of("2 s")
+    parts = [
+        run(Traffic(lambda second, rate=rate: rate, 10), contract, STEADY)[-1].metrics  # type: ignore[misc]
+        for rate in (50, 3_000)
+    ]
+    merged = BatchMetrics.merge(
+        [BatchMetrics.from_json(json.loads(json.dumps(one.to_json()))) for one in parts]
+    )
+    both = [part.freshness["all"] for part in parts]
+    assert merged.freshness["all"].time_us == pytest.approx(sum(one.time_us for one in both))
+    assert merged.freshness["all"].needs == max(one.needs or 0 for one in both)
+    shown = merged.summary()["classes"]["all"]
+    assert shown["promised_ms"] == 2_000
+    assert shown["kept"] is True
+    assert shown["advice"] == ""
