@@ -76,9 +76,11 @@ class Page:
         return result["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true; until the page is there, it may fail."""
         deadline = time.monotonic() + _PATIENCE_S
-        while not self.ask(f"Boolean({expression})"):
+        while not self.ask(
+            f"(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"
+        ):
             assert time.monotonic() < deadline, f"{expression}: {self.ask('document.body.innerText')}"
             time.sleep(0.05)  # the page changes without an event
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,12 +24,30 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is missing"),
 ]
 SECOND = 1_000_000
+FIGURES = Path(__file__).parents[2] / "docs" / "figures"
+MARKET = """
+source: {type: market, rows_per_second: 20_000, symbols: 3_000}
+queue: {key: symbol, time: time, arrival: time, policy: linecutting, budget: 600, buckets: 2}
+sink: {type: noop}
+query:
+  name: market
+  checkpoint: checkpoint
+  metrics: metrics.jsonl
+  spark: {spark.master: "local[2]", spark.driver.memory: 1g}
+"""
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     with open_page(tmp_path_factory.mktemp("chromium")) as opened:
         yield opened
+
+
+def wait_for(is_so: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    """Wait for something that another process does."""
+    while not is_so():
+        assert process.poll() is None, "the run has ended"
+        time.sleep(0.05)  # a file grows
 
 
 def tile(name: str) -> str:
@@ -62,13 +86,15 @@ def test_the_page_shows_what_comes_and_asks_no_other_host(tmp_path: Path, page: 
         shown.history.add([batch(20, waiting_keys=77)])
         page.wait(f"{tile('waiting keys')} === '77'")
         page.wait("document.querySelectorAll('.node').length === 5")
-        assert "1000 rows/s in" in page.ask("document.querySelector('.node.works').textContent")
+        assert "900 rows/s in, 450 rows/s out" in page.ask(
+            "document.querySelector('.node.works').textContent"
+        )
         assert "30 rows" in page.ask("document.querySelector('.node.p-stream').textContent")
         assert "results lags 10 rows" in page.ask("document.querySelector('.node.p-stream').textContent")
         page.wait("document.querySelectorAll('#storage table').length === 2")
         stored = page.ask("document.getElementById('storage').textContent")
         assert "numbers: p-stream" in stored
-        assert "queue: state in 1 buckets" in stored
+        assert "queue: state in 1 bucket," in stored
         assert fits(page)
         origin = urlsplit(shown.url).netloc
         assert {urlsplit(url).netloc for url in page.requested if not url.startswith("data:")} == {origin}
@@ -81,7 +107,6 @@ def test_the_page_shows_what_comes_and_asks_no_other_host(tmp_path: Path, page: 
 
 def test_after_a_restart_the_page_starts_again_with_the_files_history(tmp_path: Path, page: Page) -> None:
     path = tmp_path / "metrics.jsonl"
-    import json
 
     def write(numbers: range) -> None:
         with path.open("a") as file:
@@ -100,6 +125,72 @@ def test_after_a_restart_the_page_starts_again_with_the_files_history(tmp_path: 
         page.wait(f"{tile('waiting keys')} === '8'")
         series = "[...known.series.values()].map(one => one.map(each => each.entry.batch_id))"
         assert page.ask(series) == [list(range(9))], "each batch once"
+
+
+def test_a_broken_contract_is_shown_until_it_is_kept_again(tmp_path: Path, page: Page) -> None:
+    path = tmp_path / "metrics.jsonl"
+
+    def write(number: int, **standings: float) -> None:
+        classes = {
+            name: {"promised_ms": 500.0, "staleness_ms": {"p95": p95}, "within": 0.9, "kept": p95 <= 500.0,
+                   "needs": 1.0, "advice": "2.0 times the cores"}
+            for name, p95 in standings.items()
+        }  # fmt: skip
+        with path.open("a") as file:
+            file.write(json.dumps({**batch(number).entry(), "classes": classes}) + "\n")
+
+    write(0, gold=100.0, other=1700.0)
+    alerts = "document.getElementById('alerts').textContent"
+    with Dashboard("market", "0", metrics=str(path)) as shown:
+        page.go(shown.url)
+        page.wait(f"{alerts} === 'q / queue: the contract for other is broken: p95 1.7 s, promised 500 ms'")
+        standing = page.ask("document.querySelector('#promises table').textContent")
+        assert "gold500 ms100 ms90.0 %kept" in standing
+        assert "other500 ms1.7 s90.0 %broken2.0 times the cores" in standing
+        legend = page.ask("document.querySelector('.chart .u-legend').textContent")
+        for label in ("p50", "gold p95", "gold promised", "other p95", "other promised"):
+            assert label in legend
+        write(2, gold=100.0, other=400.0)
+        page.wait(f"{alerts} === ''")
+
+
+@pytest.mark.spark
+def test_a_run_is_watched_while_it_runs_and_drawn_for_the_documents(tmp_path: Path, page: Page) -> None:
+    place = FIGURES if os.environ.get("PENSTOCK_FIGURES") else tmp_path
+    (tmp_path / "market.yaml").write_text(MARKET)
+    with (tmp_path / "err").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli", "run", "market.yaml", "--dashboard", "0"],
+            cwd=tmp_path, stderr=log,
+        )  # fmt: skip
+    try:
+        wait_for(lambda: "dashboard: " in (tmp_path / "err").read_text(), process)
+        (url,) = re.findall(r"dashboard: (\S+)", (tmp_path / "err").read_text())
+        page.errors.clear()
+        page.resize(1280, 900)
+        page.go(url)
+        page.wait(f"Number({tile('batch')}) >= 25")
+        page.wait(
+            "document.querySelector('.node.works') && document.querySelectorAll('#storage table').length"
+        )
+        assert page.ask("document.getElementById('storage').textContent").startswith(
+            "queue: state in 2 buckets"
+        )
+        assert page.errors == []
+        for name, width, height, phone in (
+            ("dashboard", 1280, 1500, False),
+            ("dashboard-phone", 390, 844, True),
+        ):
+            page.resize(width, height, phone=phone)
+            page.wait(f"document.querySelector('.chart canvas').getBoundingClientRect().width < {width}")
+            assert fits(page)
+            file = place / f"{name}.png"
+            page.draw(file)
+            assert file.stat().st_size > 20_000
+    finally:
+        process.terminate()
+        process.wait(60)
+    page.wait("document.getElementById('status').className === 'lost'")
 
 
 def test_two_operators_are_chosen_from(page: Page) -> None:

@@ -18,8 +18,9 @@ function make(tag, text, kind) {
 const number = value => value === null || value === undefined ? "-"
   : Math.abs(value) >= 1e6 ? (value / 1e6).toFixed(1) + " M"
   : Math.abs(value) >= 1e4 ? (value / 1e3).toFixed(1) + " k"
-  : String(Math.round(value * 10) / 10);
+  : String(Math.abs(value) >= 100 ? Math.round(value) : Math.round(value * 10) / 10);
 const time = ms => ms === null || ms === undefined ? "-"
+  : ms >= 864e5 ? Math.round(ms / 864e5) + " days" : ms >= 36e5 ? (ms / 36e5).toFixed(1) + " h"
   : ms >= 60000 ? (ms / 60000).toFixed(1) + " min" : ms >= 1000 ? (ms / 1000).toFixed(1) + " s" : Math.round(ms) + " ms";
 const bytes = value => value === null || value === undefined ? "-"
   : value >= 1e9 ? (value / 1e9).toFixed(1) + " GB" : value >= 1e6 ? (value / 1e6).toFixed(1) + " MB"
@@ -48,9 +49,16 @@ function take(entry) {
   }
   const series = known.series.get(name), before = series[series.length - 1];
   const end = Date.parse(entry.timestamp) / 1000 + entry.batch_ms / 1000;
-  const seconds = before && end > before.end ? end - before.end : Math.max(entry.batch_ms, 1) / 1000;
+  const seconds = before && end > before.end ? end - before.end : null;
   series.push({ end, seconds, entry });
   if (series.length > MOST_ENTRIES) series.shift();
+}
+
+/* The rate of a field in the newest micro-batches. */
+function rateOf(series, name) {
+  const timed = series.slice(-10).filter(one => one.seconds);
+  const total = timed.reduce((sum, one) => sum + one.entry[name], 0);
+  return timed.length ? total / timed.reduce((sum, one) => sum + one.seconds, 0) : null;
 }
 
 const stale = (entry, part) => (entry.application_staleness_ms || {})[part] ?? null;
@@ -70,7 +78,7 @@ function shown() {
 const line = (label, read, extra) => ({ label, read, ...extra });
 
 function specs(series) {
-  const rate = name => one => one.entry[name] / one.seconds;
+  const rate = name => one => one.seconds ? one.entry[name] / one.seconds : null;
   const found = [
     { title: "Staleness", format: time, lines: [
       line("p50", one => stale(one.entry, "p50")), line("p95", one => stale(one.entry, "p95")),
@@ -91,9 +99,11 @@ function specs(series) {
 }
 
 function promised(series) {
-  const classes = new Set(series.flatMap(one => Object.keys(one.entry.classes || {})));
-  return [...classes].sort().map(name =>
-    line(name, one => (((one.entry.classes || {})[name] || {}).staleness_ms || {}).p95 ?? null, { dash: [6, 3] }));
+  const classes = new Set(series.flatMap(one => Object.keys(one.entry.classes || {}))), standing = (one, name) =>
+    (one.entry.classes || {})[name] || {};
+  return [...classes].sort().flatMap(name => [
+    line(`${name} p95`, one => (standing(one, name).staleness_ms || {}).p95 ?? null),
+    line(`${name} promised`, one => standing(one, name).promised_ms ?? null, { dash: [6, 3] })]);
 }
 
 function draw() {
@@ -144,12 +154,11 @@ function tiles() {
   const series = shown(), newest = series[series.length - 1];
   at("tiles").replaceChildren();
   if (!newest) return;
-  const recent = series.slice(-10), seconds = recent.reduce((sum, one) => sum + one.seconds, 0);
-  const sum = name => recent.reduce((total, one) => total + one.entry[name], 0);
+  const sum = name => series.slice(-10).reduce((total, one) => total + one.entry[name], 0);
   const facts = [
     ["staleness p50", time(stale(newest.entry, "p50"))], ["staleness p95", time(stale(newest.entry, "p95"))],
-    ["waiting keys", number(newest.entry.waiting_keys)], ["rows in a second", number(sum("rows_in") / seconds)],
-    ["rows out a second", number(sum("rows_out") / seconds)],
+    ["waiting keys", number(newest.entry.waiting_keys)], ["rows in a second", number(rateOf(series, "rows_in"))],
+    ["rows out a second", number(rateOf(series, "rows_out"))],
     ["conflated", percent(sum("rows_in") ? sum("conflated") / sum("rows_in") : null)],
     ["micro-batch", time(newest.entry.batch_ms)], ["batch", String(newest.entry.batch_id)],
   ];
@@ -178,6 +187,19 @@ function alerts() {
 function broken(entry) {
   return Object.entries(entry.classes || {}).filter(([, one]) => one.kept === false).map(([name, one]) =>
     `the contract for ${name} is broken: p95 ${time((one.staleness_ms || {}).p95)}, promised ${time(one.promised_ms)}`);
+}
+
+function promises() {
+  const rows = [];
+  for (const [name, series] of known.series) {
+    for (const [kind, one] of Object.entries(series[series.length - 1].entry.classes || {})) {
+      rows.push([name, kind, time(one.promised_ms), time((one.staleness_ms || {}).p95), percent(one.within),
+        one.kept ? "kept" : "broken", one.advice || ""]);
+    }
+  }
+  at("promises").hidden = !rows.length;
+  at("promises").lastElementChild.replaceChildren(
+    table(["operator", "class", "#promised", "#p95", "#within", "now", "what would help"], rows));
 }
 
 function rejections() {
@@ -216,10 +238,9 @@ function box(node, facts) {
   made.append(make("b", node.kind === node.name ? node.kind : `${node.kind} ${node.name}`), make("div", node.does, "dim"));
   for (const [name, series] of known.series) {
     if (!name.endsWith(` / ${node.name}`)) continue;
-    const recent = series.slice(-10), seconds = recent.reduce((sum, one) => sum + one.seconds, 0);
-    const rate = field => number(recent.reduce((sum, one) => sum + one.entry[field], 0) / seconds);
     made.classList.add("works");
-    made.append(make("div", `${rate("rows_in")} rows/s in, ${rate("rows_out")} rows/s out`));
+    made.append(make("div",
+      `${number(rateOf(series, "rows_in"))} rows/s in, ${number(rateOf(series, "rows_out"))} rows/s out`));
   }
   // A source of the same name feeds the p-stream, unless it is the p-stream.
   const isStream = node.kind === "p-stream" || (node.kind === "source"
@@ -239,7 +260,7 @@ const places = () => [...((known.storage || {}).p_streams || []), ...((known.sto
 function storage() {
   const parts = [];
   for (const place of places()) {
-    const kind = place.buckets === undefined ? "p-stream" : `state in ${place.buckets} buckets`;
+    const kind = place.buckets === undefined ? "p-stream" : `state in ${place.buckets} ${place.buckets === 1 ? "bucket" : "buckets"}`;
     parts.push(make("h3", `${place.name}: ${kind}, ${bytes(place.bytes)}, garbage ${bytes(place.garbage_bytes)}`));
     parts.push(table(["column", "type", "#before", "#after", "#ratio", "codecs"], place.columns.map(one => [
       one.name, one.type, bytes(one.raw_bytes), bytes(one.coded_bytes),
@@ -268,7 +289,7 @@ async function pollBatches() {
     for (const entry of answer.entries) { take(entry); known.last = entry.number; }
     if (!answer.entries.length) break;
   }
-  draw(); tiles(); rejections(); alerts();
+  draw(); tiles(); promises(); rejections(); alerts();
 }
 
 async function pollGraph() {
@@ -291,7 +312,7 @@ async function pollStorage() {
 function status() {
   const newest = Math.max(0, ...[...known.series.values()].map(series => series[series.length - 1].end));
   const seconds = Math.max(Math.round(Date.now() / 1000 - newest), 0);
-  at("status").className = "live";
+  at("status").className = newest && seconds < 60 ? "live" : "";
   at("status").textContent = !newest ? "no micro-batch has ended yet"
     : seconds < 5 ? "live" : `last micro-batch ${time(1000 * seconds)} ago`;
 }
@@ -306,6 +327,10 @@ function every(ms, poll) {
 }
 
 window.addEventListener("load", async () => {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    for (const chart of charts.splice(0)) { chart.plot.destroy(); chart.element.remove(); }
+    draw();
+  });
   for (const id of ["operator", "span"]) at(id).addEventListener("change", () => { draw(); tiles(); rejections(); });
   every(1000, pollBatches);
   every(3000, pollGraph);
