@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 __all__ = [
     "COMPACTION_POINTS",
     "COORDINATOR_POINTS",
     "FAILPOINTS",
+    "LOCAL_POINTS",
     "LOG_POINTS",
     "P_STREAM_POINTS",
     "SINK_POINTS",
@@ -23,6 +26,7 @@ __all__ = [
     "TAKEOVER_POINTS",
     "TASK_ROWS_POINTS",
     "InjectedError",
+    "armed",
     "failpoint",
 ]
 
@@ -59,6 +63,9 @@ LOG_POINTS = ("log.after_write", "log.after_sync")
 TAKEOVER_POINTS = ("takeover.after_fence", "takeover.after_calls")
 """Fail points in a replica of a database that takes over."""
 
+LOCAL_POINTS = ("local.after_plan", "local.after_write", "local.after_commit")
+"""Fail points in a process that runs a pipeline on the local engine."""
+
 FAILPOINTS = (
     *STATE_POINTS,
     *P_STREAM_POINTS,
@@ -68,6 +75,7 @@ FAILPOINTS = (
     *COORDINATOR_POINTS,
     *LOG_POINTS,
     *TAKEOVER_POINTS,
+    *LOCAL_POINTS,
 )
 """All fail points. `failpoint` refuses other names, so tests can iterate over all of them."""
 
@@ -88,6 +96,18 @@ def _parse_armed(text: str) -> dict[str, str]:
 
 
 _ARMED = _parse_armed(os.environ.get(_VARIABLE, ""))
+
+
+@contextmanager
+def armed(points: Mapping[str, str]) -> Iterator[None]:
+    """Arm fail points in this process during a block."""
+    before = dict(_ARMED)
+    _ARMED.update(points)
+    try:
+        yield
+    finally:
+        _ARMED.clear()
+        _ARMED.update(before)
 
 
 def failpoint(name: str) -> None:

@@ -9,17 +9,17 @@ wrong command line, configuration or input, 130 and 143 when SIGINT or SIGTERM s
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from penstock._version import __version__
 from penstock.errors import redact
+from penstock.jobs.checking import check_pipeline
 from penstock.jobs.commands.common import SIGNALLED, DebugOption, JsonOption, errors, size, unwrap
 from penstock.jobs.commands.compact import compact
 from penstock.jobs.commands.design import design
@@ -32,13 +32,8 @@ from penstock.jobs.commands.repair import repair
 from penstock.jobs.commands.serve import serve
 from penstock.jobs.commands.state import state
 from penstock.jobs.dashboard.command import dashboard
+from penstock.jobs.local.command import test
 from penstock.jobs.plan.command import plan
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from penstock.conf.document import Document
-    from penstock.conf.pipeline import Pipeline
 
 __all__ = ["app", "main"]
 
@@ -89,6 +84,14 @@ def _options(
 def run(
     pipeline: PipelineArgument,
     overrides: SetOption = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="spark|local",
+            help="Who runs the pipeline, in place of its field engine: Spark, or this process without Java.",
+            show_default=False,
+        ),
+    ] = None,
     progress: Annotated[bool, typer.Option(help="Print a line for each micro-batch.")] = True,
     master: Annotated[
         str | None,
@@ -139,11 +142,13 @@ def run(
 
         settings = spark_settings(master, conf or [], deploy_mode)
         overrides = list(overrides or [])
+        if engine is not None:
+            overrides.append(f"engine={engine}")
         if prometheus is not None:
             overrides.append(f"query.prometheus={prometheus}")
         if opentelemetry:
             overrides.append("query.opentelemetry=true")
-        loaded, document = _check(pipeline, overrides, inputs=True, settings=settings)
+        loaded, document = check_pipeline(pipeline, overrides, inputs=True, settings=settings)
         from penstock.jobs.dashboard.dashboard import pipeline_dashboard
         from penstock.jobs.pipelines.batches import batch_printer, summary_line
         from penstock.jobs.pipelines.run import run_to_end
@@ -181,7 +186,7 @@ def check(
     Only Spark can check some things, such as the options of a source. It does so when the pipeline runs.
     """
     with errors(debug=debug):
-        loaded, _ = _check(pipeline, overrides or [])
+        loaded, _ = check_pipeline(pipeline, overrides or [])
     steps: list[str] = [loaded.source.type]
     queue, window = loaded.queue or loaded.union, loaded.window
     if loaded.lookup is not None:
@@ -207,41 +212,6 @@ def check(
         groups = ", ".join(("window", *(loaded.by_window.group_by or ())))
         steps.append(f"aggregates by ({groups})")
     typer.echo(f"{pipeline}: valid: {' -> '.join([*steps, loaded.sink.type])}")
-
-
-def _check(
-    pipeline: str, overrides: list[str], *, inputs: bool = False, settings: Mapping[str, str] | None = None
-) -> tuple[Pipeline, Document]:
-    """Read a pipeline, and check its places, columns and expressions.
-
-    With `inputs`, also check that the files exist that it reads. `settings` of Spark, and those of the
-    pipeline, say how to reach S3.
-
-    Raises
-    ------
-    PipelineError
-        If any of that is wrong, with a line for each problem.
-    """
-    from penstock.conf.document import PipelineError
-    from penstock.conf.pipeline import load_document
-
-    loaded, document = load_document(pipeline, overrides)
-    from penstock.checkpointing.files.s3a import keep_s3a
-    from penstock.jobs.pipelines.graph import graph_of
-    from penstock.jobs.pipelines.places import check_inputs, check_places
-
-    keep_s3a({**loaded.query.spark, **(settings or {})}.items(), os.environ)
-    if inputs:
-        check_inputs(loaded, document)
-    problems: list[str] = []
-    for check_part in (graph_of, check_places):
-        try:
-            check_part(loaded, document)
-        except PipelineError as error:
-            problems += error.problems
-    if problems:
-        raise PipelineError(problems)
-    return loaded, document
 
 
 def _budget(budget: int | str | None) -> str:
@@ -429,6 +399,7 @@ app.command()(plan)
 app.command()(predict)
 app.command()(repair)
 app.command()(serve)
+app.command()(test)
 app.add_typer(inspect)
 app.add_typer(state)
 for _command in (*app.registered_commands, *inspect.registered_commands, *state.registered_commands):

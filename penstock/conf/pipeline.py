@@ -1,9 +1,9 @@
 """Pipelines: the whole configuration, read from a file and checked.
 
 A pipeline is ``source -> filter -> projection -> lookup -> queue -> results -> sink``, or has a union or a
-join with other streams or transactions in the queue's place, or a window and aggregates. `load_pipeline`
-reads one from YAML and reports all its problems at once. Paths inside a file are relative to the current
-directory. Nothing here imports pyspark, so checking a file starts no JVM.
+join with other streams or transactions in the queue's place, or a window and aggregates. `engine` says who
+runs it. `load_pipeline` reads one from YAML and reports all its problems at once. Paths inside a file are
+relative to the current directory. Nothing here imports pyspark, so checking a file starts no JVM.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ WorkingCopyName: TypeAlias = Literal["memory", "rocksdb"]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 OrderName: TypeAlias = Literal["arrival", "any"]
 Nulls: TypeAlias = Literal["error", "drop"]
+EngineName: TypeAlias = Literal["spark", "local"]
 
 
 class MarketSource(Section):
@@ -400,6 +401,7 @@ def _one_step(queue: Queue | None, info: ValidationInfo) -> Queue | None:
 class PipelineSections(Section):
     """The sections of a whole pipeline."""
 
+    engine: EngineName = "spark"
     source: Source = Field(discriminator="type")
     filter: Annotated[Text | None, BeforeValidator(sql)] = None
     projection: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None

@@ -1,20 +1,58 @@
-"""Conformance tests for custom file systems, codecs, schedulers, working copies and tables.
+"""Test pipelines in milliseconds, and test your own file systems, codecs, schedulers and tables.
 
-Each class holds the tests of one interface. Inherit from it in a test file, and define the fixture that it
-names::
+`pipeline` runs a pipeline with rows and a clock of the test, without a JVM; see
+``docs/how-to/test-pipelines.md``.
+The fixture `penstock_pipeline` is in the pytest plugin `penstock.testing.plugin`.
+
+The classes are conformance tests. Each holds the tests of one interface. Inherit from it in a test file, and
+define the fixture that it names::
 
     class TestMyFiles(FilesTests):
         @pytest.fixture
         def files(self, tmp_path):
             return MyFiles(tmp_path)
 
-Penstock tests its own implementations in this way. The classes need pytest.
+Penstock tests its own implementations in this way. The classes and the plugin need pytest.
 """
 
-from penstock.testing.codecs import CodecTests
-from penstock.testing.files import FilesTests
-from penstock.testing.schedulers import SchedulerTests
-from penstock.testing.state import StateTests
-from penstock.testing.tables import TableTests
+from __future__ import annotations
 
-__all__ = ["CodecTests", "FilesTests", "SchedulerTests", "StateTests", "TableTests"]
+from typing import TYPE_CHECKING
+
+from penstock._lazy import lazily
+
+if TYPE_CHECKING:
+    from penstock.testing.codecs import CodecTests
+    from penstock.testing.files import FilesTests
+    from penstock.testing.pipelines import PipelineTest, pipeline
+    from penstock.testing.schedulers import SchedulerTests
+    from penstock.testing.state import StateTests
+    from penstock.testing.tables import TableTests
+
+__all__ = [
+    "CodecTests",
+    "FilesTests",
+    "PipelineTest",
+    "SchedulerTests",
+    "StateTests",
+    "TableTests",
+    "pipeline",
+]
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "CodecTests": "penstock.testing.codecs",
+        "FilesTests": "penstock.testing.files",
+        "PipelineTest": "penstock.testing.pipelines",
+        "SchedulerTests": "penstock.testing.schedulers",
+        "StateTests": "penstock.testing.state",
+        "TableTests": "penstock.testing.tables",
+        "pipeline": "penstock.testing.pipelines",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    """Return all public names, including those not imported yet."""
+    return list(__all__)

@@ -128,7 +128,7 @@ def _windows(plan: WindowPlan) -> Bucket:
         packed = packer([pa.RecordBatch.from_pydict(rows, schema=ROWS)])
         arriving.append([Parcel(0, from_parcel(row["payload"])) for one in packed for row in one.to_pylist()])
     return Bucket(
-        lambda place: BucketTask("windows", str(place), plan._operator(()), buckets=1, parallel=1), arriving
+        lambda place: BucketTask("windows", str(place), plan.operator(()), buckets=1, parallel=1), arriving
     )
 
 

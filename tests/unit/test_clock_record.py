@@ -183,7 +183,7 @@ def test_the_working_copy_of_an_attempt_that_fails_is_closed(
 
 def test_windows_that_are_served_by_time_are_repeated(tmp_path: Path) -> None:
     plan = of_update_window(None)
-    operator = plan._operator(())
+    operator = plan.operator(())
     timed = replace(operator.options, budget=f"{2 * MS} us")
     operator = replace(operator, options=timed)
     task = BucketTask("windows", str(tmp_path), operator, buckets=1, parallel=1)

@@ -23,7 +23,8 @@ HEAVY = ("pyspark", "numba", "pandas", "numpy", "pyarrow", "matplotlib", "pydant
 LEVELS = {
     "jobs": 7,
     "cli": 7,
-    "testing": 6,
+    "testing": 7,
+    "local_engine": 6,
     "spark_ext": 6,
     "dataflow": 5,
     "designing": 5,
@@ -39,7 +40,7 @@ LEVELS = {
     "compression": 1,
     "records": 1,
 }
-SPARK_SIDE = ("jobs", "cli", "spark_ext")
+SPARK_SIDE = ("jobs", "cli", "local_engine", "spark_ext")
 
 
 def _package_of(path: Path) -> str:

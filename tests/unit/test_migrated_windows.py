@@ -97,7 +97,7 @@ class Windows:
         }
         self.plan = plans[kind]()
         columns = columns_of(from_arrow_schema(self.rows))
-        self.operator = self.plan._operator(columns)
+        self.operator = self.plan.operator(columns)
         self.specification = {"buckets": 1, **self.operator.specification()}
         self.whole = whole
 

@@ -60,7 +60,7 @@ def of_graph(weight: Any) -> WindowPlan:
 
 
 def task_of(plan: WindowPlan, place: object) -> BucketTask[Any]:
-    return BucketTask("windows", str(place), plan._operator(()), buckets=1, parallel=1)
+    return BucketTask("windows", str(place), plan.operator(()), buckets=1, parallel=1)
 
 
 def parcels_of(plan: WindowPlan) -> list[Parcel]:

@@ -42,7 +42,17 @@ from penstock.operators.update_stream.operator_options import (
 from penstock.procedures.analysis.counts import TransactionCounts
 from penstock.sql.expression import split_alias
 
-__all__ = ["OTHER", "SOURCE", "TABLE", "Binding", "graph_of", "measured_counts", "plan_file", "queue_options"]
+__all__ = [
+    "OTHER",
+    "SOURCE",
+    "TABLE",
+    "Binding",
+    "graph_of",
+    "measured_counts",
+    "p_stream_options",
+    "plan_file",
+    "queue_options",
+]
 
 SOURCE: Final = "source"
 """The name of a pipeline's source in its graph."""
@@ -182,7 +192,7 @@ class _Builder:
             raise PipelineError(self.document.problems)
         if isinstance(pipeline.sink, PStreamSink):
             place = {"path": self.binding.resolve(pipeline.sink.path)}
-            return flow.sink("pstream", **_p_stream_options(pipeline.sink), **place)
+            return flow.sink("pstream", **p_stream_options(pipeline.sink), **place)
         return flow.sink(pipeline.sink.type)
 
     def _field(self, *path: str, goes_on: bool = False) -> Any:
@@ -368,7 +378,7 @@ def _kind_of(source: Source) -> tuple[Any, dict[str, str]]:
     return source.type, {}
 
 
-def _p_stream_options(sink: PStreamSink) -> dict[str, str]:
+def p_stream_options(sink: PStreamSink) -> dict[str, str]:
     """Return the options of the data source, with those of an update log."""
     log = {
         "key": None if sink.key is None else json.dumps(sink.key),

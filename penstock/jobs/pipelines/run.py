@@ -68,6 +68,10 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
     """
     if not isinstance(pipeline, Pipeline):
         pipeline = load_pipeline(pipeline)
+    if pipeline.engine != "spark":
+        raise InvalidUsageError(
+            "the pipeline is for another engine", engine=pipeline.engine, hint="use penstock.run(pipeline)"
+        )
     spark, _ = open_session(pipeline.query.name, pipeline.query.spark, spark)
     return start_pipeline(spark, pipeline)
 
@@ -321,6 +325,14 @@ def run_to_end(
     PenstockError
         If a query failed.
     """
+    if pipeline.engine == "local":
+        # Imported here: it loads the operators, which otherwise only workers load.
+        from penstock.jobs.local.run import run_local
+
+        totals = run_local(pipeline, on_batch, document=document)
+        if on_batch is None:
+            print(summary_line(totals), file=sys.stderr, flush=True)
+        return totals
     query = pipeline.query
     with session(query.spark, name=query.name, log_level=log_level, spark=spark) as opened:
         if dashboard is not None and not dashboard.follows_file:

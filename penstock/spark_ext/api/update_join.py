@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -47,7 +47,7 @@ from penstock.sql.evaluate import needs_ansi
 from penstock.sql.expression import Expression
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
-__all__ = ["run_join", "update_join"]
+__all__ = ["JoinOperator", "PlannedJoin", "plan_join", "run_join", "update_join"]
 
 _LEFT, _RIGHT = "left", "right"
 
@@ -184,10 +184,73 @@ def run_join(
         DELETED_COLUMN if done or condition is not None else None
         for done, condition in zip(marked, conditions, strict=True)
     ]
-    columns = key_columns(key, left.schema, right.schema)
+    planned = plan_join(
+        (left.schema, right.schema), key, time, within, condition, unit, options, place, marks, large=large
+    )
+    _check_alike(planned.operator.joined, left, right)
+    packed = [
+        with_safe_names(df).mapInArrow(packer, PARCELS)
+        for df, packer in zip((left, right), planned.packers, strict=True)
+    ]
+    parcels = packed[0].union(packed[1])
+    return place.run(parcels, planned.operator, planned.output, planned.rows, waits=False)
+
+
+@dataclass(frozen=True)
+class PlannedJoin:
+    """A join of update streams that is planned for two schemas.
+
+    Parameters
+    ----------
+    packers : pair of Packer
+        The map side of each input.
+    operator : JoinOperator
+        The operator of the buckets.
+    output : StructType
+        The output's columns.
+    rows : pyarrow.Schema
+        The output's Arrow schema.
+    """
+
+    packers: tuple[Packer, Packer]
+    operator: JoinOperator
+    output: StructType
+    rows: pa.Schema
+
+
+def plan_join(
+    schemas: tuple[StructType, StructType],
+    key: str | Iterable[str],
+    time: str,
+    within: str | timedelta,
+    condition: str | None,
+    unit: str | None,
+    options: JoinOptions,
+    place: Stateful,
+    marks: Sequence[str | None],
+    *,
+    large: bool = False,
+) -> PlannedJoin:
+    """Plan a join of update streams; needs no Spark session.
+
+    Parameters
+    ----------
+    schemas : pair of StructType
+        The columns of the inputs.
+    key, time, within, condition, unit, options
+        See `update_join`.
+    place : Stateful
+        The operator's place.
+    marks : sequence of str or None
+        For each input the column that marks its deletes.
+    large : bool
+        Whether texts and binary values have offsets of 64 bits.
+    """
+    left, right = schemas
+    columns = key_columns(key, left, right)
     sides = [
-        UpdateStream(arrow_schema(df.schema, large=large), columns, time, deleted=mark)
-        for df, mark in zip((left, right), marks, strict=True)
+        UpdateStream(arrow_schema(schema, large=large), columns, time, deleted=mark)
+        for schema, mark in zip(schemas, marks, strict=True)
     ]
     kind = sides[0].schema.field(time).type
     steps, delay = steps_of("within", within, kind, unit), options.watermark_delay
@@ -200,32 +263,28 @@ def run_join(
         ttl=life_steps("ttl", options.ttl, kind, unit),
         tells_silent=options.on_silent is not None,
     )
-    _check_alike(joined, left, right)
-    output = _output(left.schema, right.schema, joined)
+    output = _output(left, right, joined)
     late = None
     if options.late_to is not None:
-        both = [*left.schema, *(one for one in right.schema if one.name not in left.schema.names)]
-        dropped = dropped_columns(StructType(both), left.schema[time].dataType, sides=True)
-        late = LateStream.open(absolute_location(options.late_to), name, dropped, place.state_location)
+        both = [*left, *(one for one in right if one.name not in left.names)]
+        dropped = dropped_columns(StructType(both), left[time].dataType, sides=True)
+        late = LateStream.open(absolute_location(options.late_to), place.name, dropped, place.state_location)
     form = None if late is None else late.form
-    packed = [
-        with_safe_names(df).mapInArrow(
-            Packer(
-                stream, place.buckets, options.nulls, False, name, side,
-                tells_newest=options.ttl is not None, dropped=form,
-            ),
-            PARCELS,
+    first, second = (
+        Packer(
+            stream, place.buckets, options.nulls, False, place.name, side,
+            tells_newest=options.ttl is not None, dropped=form,
         )
-        for df, stream, side in zip((left, right), sides, (_LEFT, _RIGHT), strict=True)
-    ]  # fmt: skip
+        for stream, side in zip(sides, (_LEFT, _RIGHT), strict=True)
+    )  # fmt: skip
     rows = joined.results
     if options.on_silent is not None:
         output = with_silent(output, (*columns, time))
         rows = arrow_schema(output, large=large)
     operator = JoinOperator(
-        joined, columns_of(left.schema), columns_of(right.schema), rows if options.on_silent else None, late
+        joined, columns_of(left), columns_of(right), rows if options.on_silent is not None else None, late
     )
-    return place.run(packed[0].union(packed[1]), operator, output, rows, waits=False)
+    return PlannedJoin((first, second), operator, output, rows)
 
 
 def _output(left: StructType, right: StructType, joined: JoinedStream) -> StructType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -37,7 +38,14 @@ from penstock.spark_ext.worker.stateful import (
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
-__all__ = ["STATE_LOCATION_SETTING", "add_delete_column", "run_queue", "update_queue"]
+__all__ = [
+    "STATE_LOCATION_SETTING",
+    "PlannedQueue",
+    "add_delete_column",
+    "plan_queue",
+    "run_queue",
+    "update_queue",
+]
 
 
 def update_queue(
@@ -202,20 +210,74 @@ def run_queue(
         df = add_delete_column(df, options.delete_when)
     place = Stateful.plan(df.sparkSession, name, options)
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
+    planned = plan_queue(df.schema, key, time, options, place, source, large=large)
+    parcels = with_safe_names(df).mapInArrow(planned.packer, PARCELS)
+    return place.run(parcels, planned.operator, planned.output, planned.rows, waits=planned.waits)
+
+
+@dataclass(frozen=True)
+class PlannedQueue:
+    """An update queue that is planned for a schema.
+
+    Parameters
+    ----------
+    packer : Packer
+        The map side.
+    operator : QueueOperator
+        The operator of the buckets.
+    output : StructType
+        The output's columns.
+    rows : pyarrow.Schema
+        The output's Arrow schema.
+    waits : bool
+        Whether keys may be left for later triggers.
+    """
+
+    packer: Packer
+    operator: QueueOperator
+    output: StructType
+    rows: pa.Schema
+    waits: bool
+
+
+def plan_queue(
+    schema: StructType,
+    key: str | Iterable[str],
+    time: str,
+    options: QueueOptions,
+    place: Stateful,
+    source: str | None = None,
+    *,
+    large: bool = False,
+) -> PlannedQueue:
+    """Plan an update queue; needs no Spark session.
+
+    Parameters
+    ----------
+    schema : StructType
+        The columns of the input, with `DELETED_COLUMN` if there are deletes.
+    key, time, options, source
+        See `run_queue`.
+    place : Stateful
+        The operator's place.
+    large : bool
+        Whether texts and binary values have offsets of 64 bits.
+    """
+    name = place.name
 
     def arrow(schema: StructType) -> pa.Schema:
         return arrow_schema(schema, large=large)
 
     weight = options.weight
     column, by_key = (weight, None) if isinstance(weight, str) else (None, weight)
-    arrow_columns = arrow(df.schema)
+    arrow_columns = arrow(schema)
     lives_end = options.ttl is not None or options.delete_ttl is not None
     deleted = DELETED_COLUMN if lives_end and _marks_deletes(arrow_columns) else None
     stream = UpdateStream(
-        arrow_columns, key_columns(key, df.schema), time, options.arrival, source, column, deleted,
+        arrow_columns, key_columns(key, schema), time, options.arrival, source, column, deleted,
         None if options.contract is None else KeyClasses.of(options.contract),
     )  # fmt: skip
-    columns = StructType([one for one in df.schema if one.name != source])
+    columns = StructType([one for one in schema if one.name != source])
     output = _output_schema(columns, options)
     if options.delete_when is not None:
         check_delete_results(arrow(output))
@@ -228,7 +290,7 @@ def run_queue(
         stream,
         options,
         Query(options.apply, arrow(output), stream.key, options.staleness_column),
-        columns_of(df.schema),
+        columns_of(schema),
         None if by_key is None else KeyWeights(stream, by_key),
         _lives(stream, options),
         None if results is output else arrow(results),
@@ -237,8 +299,7 @@ def run_queue(
     combine = None if options.combine == "auto" and options.may_conflate else bool(options.may_conflate)
     form = None if late is None else late.form
     packer = Packer(stream, place.buckets, options.nulls, combine, name, tells_newest=lives_end, dropped=form)
-    parcels = with_safe_names(df).mapInArrow(packer, PARCELS)
-    return place.run(parcels, operator, results, arrow(results), waits=options.limits != Budget())
+    return PlannedQueue(packer, operator, results, arrow(results), options.limits != Budget())
 
 
 def _marks_deletes(columns: pa.Schema) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -21,7 +22,7 @@ from penstock.spark_ext.border.types import stored_schema
 from penstock.units import parse_duration_us
 from penstock.upserts import DELETED, Columns, UpsertTarget, newest_changes, open_target
 
-__all__ = ["upsert"]
+__all__ = ["UpsertWriter", "upsert"]
 
 _LOGGER = logging.getLogger(__name__)
 _FIRST_PAUSE_S: Final = 0.1
@@ -94,24 +95,69 @@ def upsert(
     df = _split_window(df)
     flag = delete_when.lower() if isinstance(delete_when, str) else None
     fields = [field for field in stored_schema(df.schema) if field.name.lower() != flag]
-    age = forget_deletes_after
-    if age is not None and delete_when is None:
-        raise InvalidUsageError("only an upsert with deletes forgets them", hint="pass delete_when")
-    forget_after = timedelta(microseconds=parse_duration_us(age)) if isinstance(age, str) else age
-    columns = Columns(pa.schema(fields), keys, time, delete_when is not None, forget_after)
-    patience_s = parse_duration_us(patience) / 1e6
-    target = open_target(to, table, columns)
-    _call_patiently(target, lambda: target.prepare(create=create), min(patience_s, 60.0))
+    written = UpsertWriter.open(
+        pa.schema(fields), to, table, keys, time,
+        deletes=delete_when is not None, forget_deletes_after=forget_deletes_after,
+        create=create, patience=patience,
+    )  # fmt: skip
 
     def write(rows: DataFrame, batch_id: int) -> None:
-        changes = newest_changes(_collect(rows, columns), columns.key, columns.time)
-        if changes.num_rows:
-            _call_patiently(target, lambda: target.write(changes), patience_s)
+        written.write(_collect(rows, written.columns))
 
     if delete_when is not None:
         condition = sf.expr(delete_when) if isinstance(delete_when, str) else delete_when
         df = df.withColumn(DELETED, condition.eqNullSafe(True))
     return df.writeStream.foreachBatch(write)
+
+
+@dataclass(frozen=True)
+class UpsertWriter:
+    """Writes micro-batches to a table. Used on the driver.
+
+    Parameters
+    ----------
+    target : UpsertTarget
+        The table.
+    columns : Columns
+        Its columns.
+    patience_s : float
+        How long it waits for the store to answer.
+    """
+
+    target: UpsertTarget
+    columns: Columns
+    patience_s: float
+
+    @classmethod
+    def open(
+        cls,
+        schema: pa.Schema,
+        to: str,
+        table: str | None,
+        key: tuple[str, ...],
+        time: str,
+        *,
+        deletes: bool,
+        forget_deletes_after: str | int | None,
+        create: bool,
+        patience: str,
+    ) -> UpsertWriter:
+        """Check the table, or make it; see `upsert`."""
+        age = forget_deletes_after
+        if age is not None and not deletes:
+            raise InvalidUsageError("only an upsert with deletes forgets them", hint="pass delete_when")
+        forget_after = timedelta(microseconds=parse_duration_us(age)) if isinstance(age, str) else age
+        columns = Columns(schema, key, time, deletes, forget_after)
+        patience_s = parse_duration_us(patience) / 1e6
+        target = open_target(to, table, columns)
+        _call_patiently(target, lambda: target.prepare(create=create), min(patience_s, 60.0))
+        return cls(target, columns, patience_s)
+
+    def write(self, rows: pa.Table) -> None:
+        """Write a micro-batch's rows, with the flag `DELETED` if rows can be deleted."""
+        changes = newest_changes(rows, self.columns.key, self.columns.time)
+        if changes.num_rows:
+            _call_patiently(self.target, lambda: self.target.write(changes), self.patience_s)
 
 
 def _split_window(df: DataFrame) -> DataFrame:

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from penstock.checkpointing.p_stream import PStream
+from penstock.dataflow.checkpoint import Reading
 from penstock.dataflow.nodes import (
     Aggregate,
     Assemble,
@@ -67,28 +68,9 @@ from penstock.spark_ext.worker.stateful import Stateful
 from penstock.spark_ext.worker.window_plan import PlannedWindows
 from penstock.sql.expression import Expression
 
-__all__ = ["Frames", "Reading", "SinkInput"]
+__all__ = ["Frames", "SinkInput"]
 
 OptionsT = TypeVar("OptionsT", bound=StateOptions)
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One subscription of a graph to a p-stream.
-
-    Parameters
-    ----------
-    stream : str
-        The p-stream's name in the graph.
-    location : str
-        The p-stream's location.
-    reader : str
-        The subscribed name.
-    """
-
-    stream: str
-    location: str
-    reader: str
 
 
 @dataclass(frozen=True, slots=True)

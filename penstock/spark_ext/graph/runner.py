@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +18,21 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import EARLIEST, PStream
 from penstock.checkpointing.trace import trace
-from penstock.dataflow import Graph, Persist, PhysicalPlan, Statistics, as_json, explain
+from penstock.dataflow import Graph, Persist, Statistics
+from penstock.dataflow.checkpoint import (
+    Reading,
+    check_readers_are_free,
+    check_same_graph,
+    graph_document,
+    place_names,
+    safe_name,
+)
 from penstock.dataflow.nodes import Materialize, Node, Sink, Source, rebuild, topological
-from penstock.dataflow.shape import shape
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.types import check_same, spark_schema, stored_schema
 from penstock.spark_ext.graph.checks import check_runnable, holds_back
-from penstock.spark_ext.graph.frames import Frames, Reading, SinkInput
+from penstock.spark_ext.graph.frames import Frames, SinkInput
 from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
 from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
 from penstock.spark_ext.graph.stage import Stage
@@ -120,7 +126,7 @@ def start(
     directory = GraphDirectory(checkpoint)
     old = directory.newest("graph")
     if old is not None:
-        _check_same_graph(plan, old, directory)
+        check_same_graph(plan, old, directory)
     elif any(facts.name in ("metadata", "offsets") for facts in directory.files.list()):
         raise InvalidUsageError(
             "the checkpoint belongs to a single query, not to a graph",
@@ -128,10 +134,10 @@ def start(
             checkpoint=directory.location,
         )
     register(spark)
-    places = _places(results)
+    places = place_names(results)
     frames = Frames(
         spark,
-        _safe(graph.name),
+        safe_name(graph.name),
         sources={name: source for name, source in (sources or {}).items() if isinstance(source, DataFrame)},
         tables=tables or {},
         streams={name: directory.place("p-streams", safe) for name, safe in places.items()},
@@ -173,7 +179,7 @@ def start(
     _trace(graph.name, readings, writers, states)
     recovery = None
     if old is None:
-        _check_readers_are_free(readings, writers)
+        check_readers_are_free(readings, writers)
     else:
         queries = [
             QueryStreams(query, tuple(reading.location for reading in subscriptions), states[query])
@@ -184,7 +190,7 @@ def start(
     # A later query may start only when earlier ones have ended, so check all before the first one reads.
     for stage in stages:
         check_writer(stage.writer)
-    directory.put("graph", _document(plan, readings, writers))
+    directory.put("graph", graph_document(plan, readings, writers))
     for reading in chain.from_iterable(readings.values()):
         PStream(reading.location).subscribe(reading.reader, EARLIEST)
     return RunningGraph(
@@ -264,83 +270,6 @@ def _wanted_schema(node: Source, location: str) -> pa.Schema:
     return pa.schema([field for field in schema if field.name in node.columns.names], schema.metadata)
 
 
-def _check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: GraphDirectory) -> None:
-    new = shape(plan)
-    if new == old["shape"]:
-        return
-    pairs = zip_longest(old["shape"], new, fillvalue="nothing")
-    was, now = next((before, other) for before, other in pairs if before != other)
-    if (error := _columns_error(was, now)) is not None:
-        raise error
-    differ = _description(was), _description(now)
-    if differ[0] != differ[1]:
-        was, now = differ
-    raise InvalidUsageError(
-        "the checkpoint belongs to another graph, or to another plan of this graph",
-        hint="pass the graph, the statistics and the persist that it was first started with, or a new "
-        "checkpoint. Only the sink, and operators without state behind the last p-stream, may change",
-        checkpoint=directory.location,
-        was=was,
-        now=now,
-    )
-
-
-def _description(operator: str) -> str:
-    """Return an operator's name and description, from its entry in a plan's shape."""
-    if operator == "nothing":
-        return operator
-    entry = json.loads(operator)
-    return ", ".join(str(entry[part]) for part in ("kind", "name", "does") if part in entry)
-
-
-def _columns_error(was: str, now: str) -> InvalidUsageError | None:
-    """Return the error for an operator whose columns alone differ; None if more differs."""
-    if "nothing" in (was, now):
-        return None
-    old, new = json.loads(was), json.loads(now)
-    before, after = old.pop("columns", None), new.pop("columns", None)
-    if old != new or before is None or after is None:
-        return None
-    return InvalidUsageError(
-        "an operator would keep other columns than in its checkpoint",
-        hint="use the columns behind it as before (in a select or results.projection), or start with a new "
-        "checkpoint",
-        operator=new["name"],
-        more=", ".join(name for name in after if before.get(name) != after[name]) or "none",
-        fewer=", ".join(name for name in before if name not in after) or "none",
-    )
-
-
-def _check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: Mapping[str, str]) -> None:
-    """Refuse a reader's name that another checkpoint may use, because its rows would be released."""
-    for reading in chain.from_iterable(readings.values()):
-        if reading.location not in writers and reading.reader in PStream(reading.location).log.readers:
-            raise InvalidUsageError(
-                "another reader with the graph's name is already subscribed to the p-stream",
-                hint="give the graph another name. If that reader is gone for good, run "
-                f"penstock gc {reading.location} --drop-reader {reading.reader}",
-                p_stream=reading.location,
-                reader=reading.reader,
-            )
-
-
-def _places(results: Node) -> dict[str, str]:
-    """Return the directory name of each p-stream that is written."""
-    names: dict[str, str] = {}
-    for node in topological(results):
-        if isinstance(node, Materialize):
-            plain = _safe(node.name)
-            used = set(names.values())
-            names[node.name] = plain if plain not in used else f"{plain}-{len(names)}"
-    return names
-
-
-def _safe(name: str) -> str:
-    """Return a name that is valid for a directory and a reader."""
-    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:80]
-    return safe if safe[0] not in ".-" else f"_{safe}"
-
-
 def _trigger(interval: str | timedelta | None) -> dict[str, Any]:
     if interval is None:
         return {}
@@ -383,31 +312,3 @@ def _set_options(written: SinkInput, options: Mapping[str, str]) -> DataStreamWr
     writer = written.rows.writeStream.format("pstream").options(**options)
     writer = writer.option("descriptors", "true") if written.direct else writer
     return writer.option("deterministic", "true") if written.deterministic else writer
-
-
-def _document(
-    plan: PhysicalPlan,
-    readings: Mapping[str, Sequence[Reading]],
-    writers: Mapping[str, str],
-) -> dict[str, Any]:
-    streams: dict[str, dict[str, Any]] = {}
-    for query, subscriptions in readings.items():
-        for reading in subscriptions:
-            entry = {
-                "name": reading.stream,
-                "location": reading.location,
-                "own": reading.location in writers,
-                "readers": [],
-            }
-            streams.setdefault(reading.location, entry)["readers"].append(
-                {"name": reading.reader, "query": query}
-            )
-    locations = {query: location for location, query in writers.items()}
-    return {
-        "name": plan.name,
-        "shape": shape(plan),
-        "queries": [{"name": query, "writes": locations.get(query)} for query in readings],
-        "streams": list(streams.values()),
-        "explanation": explain(plan),
-        "plan": as_json(plan),
-    }

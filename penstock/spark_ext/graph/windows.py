@@ -44,6 +44,7 @@ __all__ = [
     "aggregate_windows",
     "finish_aggregate",
     "pack_rows",
+    "plan_assembled",
     "plan_assembly",
     "plan_count_windows",
     "window_accumulator",
@@ -63,6 +64,20 @@ def plan_assembly(node: Assemble, parcels: DataFrame) -> PlannedWindows:
     parcels : DataFrame
         The parcels of the fragments, after a look-up if there is one.
     """
+    plan, columns = plan_assembled(node, wraps=wraps_around(parcels.sparkSession))
+    return PlannedWindows(plan, parcels, columns)
+
+
+def plan_assembled(node: Assemble, *, wraps: bool) -> tuple[WindowPlan, tuple[str, ...]]:
+    """Return the plan of windows of fragments, and names and types of their inputs; needs no Spark session.
+
+    Parameters
+    ----------
+    node : Assemble
+        The windows.
+    wraps : bool
+        As in `Assembly`.
+    """
     reader = _pushed_scan(node)
     fragments, schema = _fragments(node)
     plan = TimeWindowPlan(
@@ -73,12 +88,12 @@ def plan_assembly(node: Assemble, parcels: DataFrame) -> PlannedWindows:
         size_ms=node.window.size_ms,
         slide_ms=node.window.slide_ms,
         delay_ms=node.window.delay_ms,
-        wraps=wraps_around(parcels.sparkSession),
+        wraps=wraps,
         local=False,
         extreme=node.aggregate.extreme,
     )
-    columns = [f"{field.name} {field.type}" for field in reader.inputs[0].schema]
-    return PlannedWindows(plan.replace_options(node.window.options), parcels, tuple(columns))
+    columns = tuple(f"{field.name} {field.type}" for field in reader.inputs[0].schema)
+    return plan.replace_options(node.window.options), columns
 
 
 def pack_rows(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:

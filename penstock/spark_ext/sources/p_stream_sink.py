@@ -103,14 +103,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
         )
         if task is None or query is None or batch is None:
             raise InvalidUsageError("the stream does not run in micro-batches", hint="use another trigger")
+        return self.write_rows(iterator, query, int(batch), task.partitionId())
+
+    def write_rows(
+        self, rows: Iterator[pa.RecordBatch], query: str, batch: int, partition: int
+    ) -> WriterCommitMessage:
+        """Make rows of a query's micro-batch durable, invisible before the commit; see `write`."""
         writer = self._options.writer or query
-        partition = task.partitionId()
         segments = (
-            segments_in(iterator, writer, int(batch))
+            segments_in(rows, writer, batch)
             if self._rows is None
-            else self._rows.write(iterator, writer, int(batch), partition)
+            else self._rows.write(rows, writer, batch, partition)
         )
-        return _Written(writer, query, int(batch), partition, segments)
+        return _Written(writer, query, batch, partition, segments)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Make a micro-batch visible, unless it is visible already."""

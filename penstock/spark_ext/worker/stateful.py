@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.errors import PySparkTypeError, UnsupportedOperationException
@@ -41,6 +40,8 @@ from penstock.spark_ext.worker.restart import plan_task
 from penstock.state_store.bucket_store import FileId, Pointer, Version
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     # The codecs are loaded only where something is written.
     from penstock.spark_ext.forwarding.coordinator import Coordinator
     from penstock.spark_ext.sources.p_stream_rows import OperatorRows
@@ -211,6 +212,8 @@ class _BucketFunction:
     def __call__(
         self, key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
     ) -> Iterator[pd.DataFrame]:
+        import pandas as pd  # only workers of Spark load it
+
         context = TaskContext.get()
         query_id = context.getLocalProperty("sql.streaming.queryId") if context else None
         batch_id = context.getLocalProperty("streaming.sql.batchId") if context else None
@@ -310,6 +313,8 @@ def result_frames(
     hold all windows of a large micro-batch at once, four times over. Pad with empty rows so that Spark
     flushes every `held_bytes`.
     """
+    import pandas as pd  # only workers of Spark load it
+
     held = 0
     for parcel in parcels:
         yield pd.DataFrame({"payload": [parcel], "metrics": [None]}, dtype=object)

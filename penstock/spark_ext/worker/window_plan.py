@@ -154,7 +154,7 @@ class WindowPlan(ABC):
         if self.options.on_silent is not None:
             schema = StructType([*schema.fields, StructField(SILENT, BooleanType())])
         waits = self.options.limits != Budget()
-        operator = self._operator(columns, place)
+        operator = self.operator(columns, place)
         own = has_own_workers(self.layout)
         windows = place.run(
             parcels, operator, schema, as_arrow_of_spark(schema), waits=waits, own_workers=own
@@ -170,7 +170,7 @@ class WindowPlan(ABC):
         into: OperatorRows,
     ) -> DataFrame:
         """Return descriptors of results that the operator writes itself; see `results`."""
-        operator = replace(self._operator(columns, place), closing=finish)
+        operator = replace(self.operator(columns, place), closing=finish)
         schema = as_arrow_of_spark(DESCRIPTORS)
         own = has_own_workers(self.layout)
         return place.run(parcels, operator, DESCRIPTORS, schema, waits=False, own_workers=own, into=into)
@@ -179,7 +179,7 @@ class WindowPlan(ABC):
         self, place: Stateful, parcels: DataFrame, columns: Iterable[str], fold: WindowAccumulator
     ) -> DataFrame:
         """Return the windows folded by the operator; see `results`."""
-        operator = replace(self._operator(columns, place), closing=fold)
+        operator = replace(self.operator(columns, place), closing=fold)
         own = has_own_workers(self.layout)
         schema = spark_schema(fold.made)
         return place.run(parcels, operator, schema, fold.made, waits=False, own_workers=own)
@@ -194,7 +194,8 @@ class WindowPlan(ABC):
             The steps after the aggregates.
         """
 
-    def _operator(self, columns: Iterable[str], place: Stateful | None = None) -> WindowOperator:
+    def operator(self, columns: Iterable[str], place: Stateful | None = None) -> WindowOperator:
+        """Return the operator of the buckets; see `results`."""
         late = None
         if self.options.late_to is not None and place is not None:
             if self.dropped is None:

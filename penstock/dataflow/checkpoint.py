@@ -1,0 +1,159 @@
+"""The parts of a graph's checkpoint that all engines share: names, readers, the graph's document."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from typing import Any
+
+from penstock.checkpointing.graph.directory import GraphDirectory
+from penstock.checkpointing.p_stream import PStream
+from penstock.dataflow.explain import as_json, explain
+from penstock.dataflow.nodes import Materialize, Node, topological
+from penstock.dataflow.plan import PhysicalPlan
+from penstock.dataflow.shape import shape
+from penstock.errors import InvalidUsageError
+
+__all__ = [
+    "Reading",
+    "check_readers_are_free",
+    "check_same_graph",
+    "graph_document",
+    "place_names",
+    "safe_name",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One subscription of a graph to a p-stream.
+
+    Parameters
+    ----------
+    stream : str
+        The p-stream's name in the graph.
+    location : str
+        The p-stream's location.
+    reader : str
+        The subscribed name.
+    """
+
+    stream: str
+    location: str
+    reader: str
+
+
+def check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: GraphDirectory) -> None:
+    """Check that a checkpoint belongs to a plan.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it belongs to another graph or plan.
+    """
+    new = shape(plan)
+    if new == old["shape"]:
+        return
+    pairs = zip_longest(old["shape"], new, fillvalue="nothing")
+    was, now = next((before, other) for before, other in pairs if before != other)
+    if (error := _columns_error(was, now)) is not None:
+        raise error
+    differ = _description(was), _description(now)
+    if differ[0] != differ[1]:
+        was, now = differ
+    raise InvalidUsageError(
+        "the checkpoint belongs to another graph, or to another plan of this graph",
+        hint="pass the graph, the statistics and the persist that it was first started with, or a new "
+        "checkpoint. Only the sink, and operators without state behind the last p-stream, may change",
+        checkpoint=directory.location,
+        was=was,
+        now=now,
+    )
+
+
+def _description(operator: str) -> str:
+    """Return an operator's name and description, from its entry in a plan's shape."""
+    if operator == "nothing":
+        return operator
+    entry = json.loads(operator)
+    return ", ".join(str(entry[part]) for part in ("kind", "name", "does") if part in entry)
+
+
+def _columns_error(was: str, now: str) -> InvalidUsageError | None:
+    """Return the error for an operator whose columns alone differ; None if more differs."""
+    if "nothing" in (was, now):
+        return None
+    old, new = json.loads(was), json.loads(now)
+    before, after = old.pop("columns", None), new.pop("columns", None)
+    if old != new or before is None or after is None:
+        return None
+    return InvalidUsageError(
+        "an operator would keep other columns than in its checkpoint",
+        hint="use the columns behind it as before (in a select or results.projection), or start with a new "
+        "checkpoint",
+        operator=new["name"],
+        more=", ".join(name for name in after if before.get(name) != after[name]) or "none",
+        fewer=", ".join(name for name in before if name not in after) or "none",
+    )
+
+
+def check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: Mapping[str, str]) -> None:
+    """Refuse a reader's name that another checkpoint may use, because its rows would be released."""
+    for reading in chain.from_iterable(readings.values()):
+        if reading.location not in writers and reading.reader in PStream(reading.location).log.readers:
+            raise InvalidUsageError(
+                "another reader with the graph's name is already subscribed to the p-stream",
+                hint="give the graph another name. If that reader is gone for good, run "
+                f"penstock gc {reading.location} --drop-reader {reading.reader}",
+                p_stream=reading.location,
+                reader=reading.reader,
+            )
+
+
+def place_names(results: Node) -> dict[str, str]:
+    """Return the directory name of each p-stream that is written."""
+    names: dict[str, str] = {}
+    for node in topological(results):
+        if isinstance(node, Materialize):
+            plain = safe_name(node.name)
+            used = set(names.values())
+            names[node.name] = plain if plain not in used else f"{plain}-{len(names)}"
+    return names
+
+
+def safe_name(name: str) -> str:
+    """Return a name that is valid for a directory and a reader."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:80]
+    return safe if safe[0] not in ".-" else f"_{safe}"
+
+
+def graph_document(
+    plan: PhysicalPlan,
+    readings: Mapping[str, Sequence[Reading]],
+    writers: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the document of a graph: its shape, its plan, its queries and its p-streams."""
+    streams: dict[str, dict[str, Any]] = {}
+    for query, subscriptions in readings.items():
+        for reading in subscriptions:
+            entry = {
+                "name": reading.stream,
+                "location": reading.location,
+                "own": reading.location in writers,
+                "readers": [],
+            }
+            streams.setdefault(reading.location, entry)["readers"].append(
+                {"name": reading.reader, "query": query}
+            )
+    locations = {query: location for location, query in writers.items()}
+    return {
+        "name": plan.name,
+        "shape": shape(plan),
+        "queries": [{"name": query, "writes": locations.get(query)} for query in readings],
+        "streams": list(streams.values()),
+        "explanation": explain(plan),
+        "plan": as_json(plan),
+    }

@@ -1,0 +1,66 @@
+"""Check a pipeline before it runs, as far as that needs no JVM."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.conf.document import Document
+    from penstock.conf.pipeline import Pipeline
+
+__all__ = ["check_pipeline"]
+
+
+def check_pipeline(
+    pipeline: str, overrides: list[str], *, inputs: bool = False, settings: Mapping[str, str] | None = None
+) -> tuple[Pipeline, Document]:
+    """Read a pipeline, and check its places, columns and expressions.
+
+    With `inputs`, also check that the files exist that it reads. `settings` of Spark, and those of the
+    pipeline, say how to reach S3.
+
+    Raises
+    ------
+    PipelineError
+        If any of that is wrong, with a line for each problem.
+    """
+    from penstock.conf.document import PipelineError
+    from penstock.conf.pipeline import load_document
+
+    loaded, document = load_document(pipeline, overrides)
+    from penstock.checkpointing.files.s3a import keep_s3a
+    from penstock.jobs.pipelines.graph import graph_of
+    from penstock.jobs.pipelines.places import check_inputs, check_places
+
+    keep_s3a({**loaded.query.spark, **(settings or {})}.items(), os.environ)
+    if inputs:
+        check_inputs(loaded, document)
+    problems: list[str] = []
+    checks: list[Callable[[Pipeline, Document], object]] = [graph_of, check_places]
+    if loaded.engine == "local":
+        checks[0] = _check_local(settings or {})
+    for check_part in checks:
+        try:
+            check_part(loaded, document)
+        except PipelineError as error:
+            problems += error.problems
+    if problems:
+        raise PipelineError(problems)
+    return loaded, document
+
+
+def _check_local(settings: Mapping[str, str]) -> Callable[[Pipeline, Document], object]:
+    """Return the check of pipelines for the local engine, which takes no settings of Spark."""
+    from penstock.errors import InvalidUsageError
+    from penstock.jobs.local.pipeline import check_local_pipeline
+
+    if settings:
+        raise InvalidUsageError(
+            "the local engine takes no settings of Spark",
+            settings=", ".join(settings),
+            hint="use engine: spark",
+        )
+    return check_local_pipeline

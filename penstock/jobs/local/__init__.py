@@ -1,0 +1,1 @@
+"""Pipelines on the local engine: checked, opened, run."""

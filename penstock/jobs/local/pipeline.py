@@ -1,0 +1,320 @@
+"""Open a pipeline on the local engine."""
+
+from __future__ import annotations
+
+import atexit
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from penstock._clock import Clock, now_us
+from penstock.conf.document import Document, FieldPath, PipelineError, describe
+from penstock.conf.pipeline import (
+    ConsoleSink,
+    FilesSource,
+    MarketSource,
+    MemorySink,
+    NoopSink,
+    ParquetSink,
+    Pipeline,
+    PStreamSink,
+    PStreamSource,
+    Source,
+    TableSection,
+    UpsertSink,
+)
+from penstock.dataflow import Graph, nodes
+from penstock.dataflow.nodes import Node, rebuild
+from penstock.ddl import parse_schema
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.jobs.pipelines.functions import import_function
+from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE, Binding, graph_of, p_stream_options
+from penstock.jobs.pipelines.schemas import schema_of
+from penstock.local_engine.builder import OpenInput
+from penstock.local_engine.checks import find_refusals
+from penstock.local_engine.file_formats import file_reader
+from penstock.local_engine.inputs import DataSourceInput, FilesInput, Input
+from penstock.local_engine.outputs import (
+    ConsoleOutput,
+    MemoryOutput,
+    NoOutput,
+    Output,
+    ParquetOutput,
+    PStreamOutput,
+    UpsertOutput,
+)
+from penstock.local_engine.start import LocalGraph, OpenOutput, start_local
+from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.sources.market import MarketDataSource
+
+__all__ = ["Places", "check_local_pipeline", "open_pipeline", "source_schemas"]
+
+_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+_TIME_ZONE: Final = "spark.sql.session.timeZone"
+_SETTINGS: Final = frozenset({_PARTITIONS, _TIME_ZONE})
+"""The settings of Spark that have an effect here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Replacements for parts of a pipeline, for tests; by default none.
+
+    Parameters
+    ----------
+    inputs : mapping of str to Input
+        Sources in place of the pipeline's, by their names in its graph.
+    output : callable, optional
+        Opens a sink in place of the pipeline's.
+    checkpoint : str, optional
+        A checkpoint in place of the pipeline's.
+    clock : Clock
+        The time of micro-batches.
+    """
+
+    inputs: Mapping[str, Input] = field(default_factory=dict)
+    output: OpenOutput | None = None
+    checkpoint: str | None = None
+    clock: Clock = now_us
+
+
+def check_local_pipeline(
+    pipeline: Pipeline, document: Document | None = None, places: Places | None = None
+) -> Graph:
+    """Check that the local engine can run a pipeline; return its graph.
+
+    Raises
+    ------
+    PipelineError
+        If it cannot, with a line for each reason.
+    """
+    document, places = document or Document("pipeline", {}), places or Places()
+    binding = Binding(partial(_columns, places), partial(import_function, field="apply"), _resolve)
+    graph = _with_readable_sources(graph_of(pipeline, document, binding), pipeline, places)
+    problems = list(_problems(pipeline, document, places))
+    for error in find_refusals(graph.plan(None, pipeline.planned_persist).root):
+        name = str(error.context.get("node", ""))
+        path = _path_of(document, name)
+        fact = error.fact if path else f"{error.fact} ({name})"
+        problems.append(describe(document.place(path), path, fact, error.hint))
+    if problems:
+        raise PipelineError(problems)
+    return graph
+
+
+def _path_of(document: Document, name: str) -> FieldPath:
+    """Return the field that a node of the graph comes from."""
+    path: FieldPath = tuple(name.split("."))
+    while path and path not in document.places:
+        path = path[:-1]
+    return path
+
+
+def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterator[str]:
+    """Yield the sections that the local engine does not know."""
+    hint = "use engine: spark"
+
+    def problem(fact: str, *path: str | int) -> str:
+        return describe(document.place(path), path, fact, hint)
+
+    for (path, source), name in zip(_sources(pipeline), _names(pipeline), strict=True):
+        if name in places.inputs:
+            continue
+        if not isinstance(source, FilesSource | MarketSource | PStreamSource):
+            yield problem(f"the local engine has no source {source.type}", *path, "type")
+        if getattr(source, "reject_to", None) is not None:
+            yield problem("the local engine keeps no rejected records", *path, "reject_to")
+        if isinstance(source, FilesSource) and "://" in source.path:
+            yield problem("the local engine reads only local files", *path, "path")
+    if places.output is None and not isinstance(
+        pipeline.sink, ConsoleSink | MemorySink | NoopSink | ParquetSink | PStreamSink | UpsertSink
+    ):
+        yield problem(f"the local engine has no sink {pipeline.sink.type}", "sink", "type")
+    if isinstance(pipeline.sink, ParquetSink) and pipeline.sink.options:
+        yield problem("the local engine knows no options of Parquet", "sink", "options")
+    for name in pipeline.query.spark.keys() - _SETTINGS:
+        if name.startswith("spark.sql."):
+            yield problem(f"the local engine does not know {name}", "query", "spark")
+
+
+def _sources(pipeline: Pipeline) -> list[tuple[FieldPath, Source]]:
+    found: list[tuple[FieldPath, Source]] = [(("source",), pipeline.source)]
+    if pipeline.union is not None:
+        for name, other in pipeline.union.inputs.items():
+            found.append((("union", "inputs", name, "source"), other.source))
+    if pipeline.join is not None:
+        found.append((("join", "with", "source"), pipeline.join.other.source))
+    return found
+
+
+def _names(pipeline: Pipeline) -> list[str]:
+    """Return the names of the sources in the graph."""
+    others = [] if pipeline.union is None else list(pipeline.union.inputs)
+    return [SOURCE, *others, *([] if pipeline.join is None else [OTHER])]
+
+
+def _columns(places: Places, name: str, section: Source | TableSection) -> pa.Schema:
+    """Return the columns of a source or table."""
+    if name in places.inputs:
+        return as_arrow_of_spark(places.inputs[name].schema)
+    return schema_of(section)
+
+
+def _resolve(location: str) -> str:
+    return location if "://" in location else str(Path(location).absolute())
+
+
+def _with_readable_sources(graph: Graph, pipeline: Pipeline, places: Places) -> Graph:
+    """Return the graph with sources whose rows the engine itself can reduce to fragments of windows.
+
+    The planner fuses fragments only into readers of Penstock, which every source is here.
+    """
+
+    def change(node: Node) -> Node:
+        if not isinstance(node, nodes.Source):
+            return node
+        if node.kind == "p-stream" and node.name not in places.inputs:
+            return node
+        if pipeline.window is not None:
+            return replace(node, kind="parquet", options=())
+        return node if node.kind != "p-stream" else replace(node, kind="files", options=())
+
+    return replace(graph, root=rebuild(graph.root, change))
+
+
+def open_pipeline(
+    pipeline: Pipeline, document: Document | None = None, places: Places | None = None
+) -> LocalGraph:
+    """Open a pipeline at its checkpoint. Nothing runs yet.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the local engine cannot run it, or the checkpoint belongs to another one.
+    CorruptDataError, UnavailableError
+        If the checkpoint is damaged, or the file system refuses.
+    """
+    places = places or Places()
+    graph = check_local_pipeline(pipeline, document, places)
+    sources: dict[str, OpenInput] = {}
+    paths: dict[str, str] = {}
+    for (_, source), name in zip(_sources(pipeline), _names(pipeline), strict=True):
+        if name in places.inputs:
+            sources[name] = _given(places.inputs[name])
+        elif isinstance(source, PStreamSource):
+            paths[name] = _resolve(source.path)
+        elif isinstance(source, MarketSource):
+            sources[name] = partial(_market, source)
+        elif isinstance(source, FilesSource):
+            sources[name] = partial(_files, source, pipeline)
+    query, source = pipeline.query, pipeline.source
+    tables = {}
+    if pipeline.lookup is not None:
+        tables[TABLE] = _table(pipeline.lookup.table, pipeline)
+    return start_local(
+        graph,
+        places.checkpoint or _checkpoint(pipeline),
+        sources=sources,
+        paths=paths,
+        tables=tables,
+        sink=places.output or partial(_output, pipeline),
+        persist=pipeline.planned_persist,
+        parallel=int(query.spark.get(_PARTITIONS, 1)),
+        max_rows=source.max_rows_per_trigger if isinstance(source, PStreamSource) else None,
+        drain=query.drain,
+        clock=places.clock,
+    )
+
+
+def source_schemas(pipeline: Pipeline, schemas: Mapping[str, str]) -> dict[str, StructType]:
+    """Return the columns of a pipeline's sources by their names, some of them given as DDL.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such source, or the columns of one are not known.
+    """
+    names = _names(pipeline)
+    if unknown := [name for name in schemas if name not in names]:
+        raise InvalidUsageError("there is no such source", source=unknown[0], known=", ".join(names))
+    return {
+        name: spark_schema(parse_schema(schemas[name]) if name in schemas else schema_of(source))
+        for (_, source), name in zip(_sources(pipeline), names, strict=True)
+    }
+
+
+def _given(source: Input) -> OpenInput:
+    return lambda log: source
+
+
+def _checkpoint(pipeline: Pipeline) -> str:
+    if pipeline.query.checkpoint is not None:
+        return pipeline.query.checkpoint
+    temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
+    atexit.register(temporary.cleanup)
+    return temporary.name
+
+
+def _market(source: MarketSource, log: Path) -> Input:
+    values = {
+        "rowsPerSecond": source.rows_per_second, "symbols": source.symbols, "skew": source.skew,
+        "seed": source.seed, "numPartitions": 1, "startTime": source.start_time,
+        "maxRowsPerTrigger": source.max_rows_per_trigger, "rows": source.rows,
+        "realTime": str(source.real_time).lower(),
+    }  # fmt: skip
+    options = {name: str(value) for name, value in values.items() if value is not None}
+    schema = spark_schema(schema_of(source))
+    return DataSourceInput(MarketDataSource(options).streamReader(schema), schema)
+
+
+def _reader(
+    format: str, schema: StructType, options: Mapping[str, str], pipeline: Pipeline
+) -> Callable[[Path], pa.Table]:
+    return file_reader(format, as_arrow_of_spark(schema), options, pipeline.query.spark.get(_TIME_ZONE))
+
+
+def _files(source: FilesSource, pipeline: Pipeline, log: Path) -> Input:
+    schema = spark_schema(schema_of(source))
+    read = _reader(source.format, schema, source.options, pipeline)
+    return FilesInput(_resolve(source.path), schema, read, log)
+
+
+def _table(section: TableSection, pipeline: Pipeline) -> pa.Table:
+    schema = spark_schema(schema_of(section))
+    read = _reader(section.format, schema, section.options, pipeline)
+    place = Path(section.path)
+    found = sorted(place.iterdir()) if place.is_dir() else [place]
+    files = [path for path in found if path.name[0] not in "._" and path.is_file()]
+    if not files:
+        raise InvalidUsageError("the table has no files", path=section.path)
+    return pa.concat_tables(map(read, files))
+
+
+def _output(pipeline: Pipeline, schema: StructType, checkpoint: str) -> Output:
+    """Open the pipeline's sink."""
+    sink, arrow = pipeline.sink, as_arrow_of_spark(schema)
+    if isinstance(sink, ConsoleSink):
+        return ConsoleOutput(arrow, sink.rows, sink.truncate)
+    if isinstance(sink, MemorySink):
+        return MemoryOutput(arrow)
+    if isinstance(sink, NoopSink):
+        return NoOutput()
+    if isinstance(sink, ParquetSink):
+        return ParquetOutput(_resolve(sink.path), arrow, checkpoint)
+    if isinstance(sink, PStreamSink):
+        return PStreamOutput(p_stream_options(sink) | {"path": _resolve(sink.path)}, schema, checkpoint)
+    if isinstance(sink, UpsertSink):
+        step = pipeline.step
+        key, time = sink.key or (step and step.key), sink.time or (step and step.time)
+        if not key or not time:
+            raise InternalError("an upsert without key and time passed the checks")
+        return UpsertOutput(
+            schema, to=sink.to, table=sink.table, key=tuple(key), time=time, delete_when=sink.delete_when,
+            forget_deletes_after=sink.forget_deletes_after, create=sink.create, patience=sink.patience,
+        )  # fmt: skip
+    raise InternalError("a sink passed the check of the local engine", sink=sink.type)

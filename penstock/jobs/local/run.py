@@ -1,0 +1,128 @@
+"""Run a pipeline on the local engine until it ends or is stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock._clock import monotonic_s, now_us, pause
+from penstock.conf.document import Document
+from penstock.conf.pipeline import Pipeline
+from penstock.jobs.local.pipeline import open_pipeline
+from penstock.jobs.pipelines.batches import Batch, Totals, batch_printer
+from penstock.jobs.signals import StopSignals
+from penstock.local_engine.query import LocalBatch
+from penstock.local_engine.start import RESULTS
+from penstock.units import parse_duration_us
+
+__all__ = ["AVAILABLE_NOW", "run_local"]
+
+AVAILABLE_NOW = "available_now"
+_POLL_S = 0.002
+_SIGNAL_S = 0.1
+
+
+def run_local(
+    pipeline: Pipeline,
+    on_batch: Callable[[Batch], None] | None = None,
+    *,
+    document: Document | None = None,
+) -> Totals:
+    """Run a pipeline in this process until its input ends, or SIGINT or SIGTERM stops it.
+
+    Called on the main thread.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        The pipeline.
+    on_batch : callable, optional
+        Called with each micro-batch of the results; by default a line is printed.
+    document : Document, optional
+        The positions of the pipeline's fields, for errors.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the local engine cannot run it.
+    PenstockError
+        If a micro-batch fails.
+    """
+    totals = Totals()
+    with StopSignals() as signals, ExitStack() as printer:
+        show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
+        running = open_pipeline(pipeline, document)
+        metrics = _MetricsFile(pipeline)
+
+        def note(done: LocalBatch) -> None:
+            nonlocal totals
+            metrics.write(done)
+            if done.query == RESULTS:
+                batch = _batch(done)
+                totals = totals.plus(batch)
+                show(batch)
+
+        def is_stopped() -> bool:
+            return signals.received is not None
+
+        trigger = pipeline.query.trigger
+        if trigger == AVAILABLE_NOW:
+            running.run_available(note, is_stopped)
+            return replace(totals, signal=signals.received)
+        interval_s = 0.0 if trigger is None else parse_duration_us(trigger) / 1e6
+        while not is_stopped():
+            next_s = monotonic_s() + interval_s
+            if not running.step(note):
+                pause(_POLL_S)  # polls: another process does not announce its rows
+            while not is_stopped() and (left_s := next_s - monotonic_s()) > 0:
+                pause(min(left_s, _SIGNAL_S))  # until the next trigger
+    return replace(totals, signal=signals.received)
+
+
+def _batch(done: LocalBatch) -> Batch:
+    metrics = done.metrics
+    stale = metrics.application_staleness.summary()
+    return Batch(
+        number=done.number,
+        rows_in=metrics.rows_in,
+        emitted=metrics.emitted,
+        conflated=metrics.conflated,
+        late=metrics.late,
+        dropped=metrics.dropped,
+        waiting_keys=metrics.waiting_keys,
+        duration_ms=round(done.duration_ms),
+        new_input=done.new_input,
+        staleness_ms=stale["avg"],
+        staleness_p95_ms=stale["p95"],
+    )
+
+
+class _MetricsFile:
+    """Appends the metrics of micro-batches to the pipeline's file, if it names one."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._path = None if pipeline.query.metrics is None else Path(pipeline.query.metrics)
+        self._name = pipeline.query.name
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch(mode=0o600)
+
+    def write(self, done: LocalBatch) -> None:
+        if self._path is None:
+            return
+        entry = {
+            "query": self._name if done.query == RESULTS else f"{self._name}.{done.query}",
+            "query_id": done.query_id,
+            "batch_id": done.number,
+            "timestamp": datetime.fromtimestamp(now_us() / 1e6, UTC).isoformat(),
+            "operator": done.operator,
+            "batch_ms": round(done.duration_ms, 3),
+            "bad_records": 0,
+            **done.metrics.summary(),
+        }
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")

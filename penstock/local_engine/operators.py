@@ -1,0 +1,136 @@
+"""An operator with state, run bucket by bucket in this process."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from penstock._clock import Clock, now_us
+from penstock.errors import InternalError
+from penstock.local_engine.query_log import Offset
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.border.parcels import from_parcel
+from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
+from penstock.spark_ext.worker.stateful import Stateful
+from penstock.state_store.bucket_store import Pointer
+
+__all__ = ["LocalOperator", "MicroBatch", "Rows"]
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One micro-batch of a local query.
+
+    Parameters
+    ----------
+    number : int
+        Its number.
+    query, query_name, run : str
+        The id and the name of the query, and a number of this start.
+    starts, ends : sequence of Offset
+        For each input of the query, the rows to read.
+    clock : Clock
+        The time.
+    wakes : bool
+        Whether buckets that may have waiting keys run even without rows.
+    """
+
+    number: int
+    query: str
+    query_name: str
+    run: str
+    starts: list[Offset | None]
+    ends: list[Offset | None]
+    clock: Clock = now_us
+    wakes: bool = False
+    metrics: list[BatchMetrics] = field(default_factory=list)
+
+
+Rows: TypeAlias = Callable[[MicroBatch], Iterator[pa.RecordBatch]]
+"""Makes rows of a micro-batch."""
+
+
+class LocalOperator:
+    """An operator of bucket tasks in a local query.
+
+    Parameters
+    ----------
+    place : Stateful
+        Its name, its buckets, and the location of its state.
+    operator : Operator
+        The operator, which Spark's workers run as well.
+    parcels : callable
+        Makes the input's parcels: the rows of a map side.
+    output : pyarrow.Schema
+        The columns of the results.
+    waits : bool
+        Whether keys may be left for later micro-batches.
+
+    Attributes
+    ----------
+    pointers : dict of int to Pointer
+        The newest committed version of each bucket with state, by label.
+    waiting : set of int
+        The labels of buckets in which keys wait.
+    """
+
+    def __init__(
+        self, place: Stateful, operator: Operator[Any], parcels: Rows, output: pa.Schema, *, waits: bool
+    ) -> None:
+        self.task = BucketTask(
+            place.name, place.state_location, operator, place.buckets, place.parallel, place.retain_versions
+        )
+        self.name = place.name
+        self.waits = waits
+        self.pointers: dict[int, Pointer] = {}
+        self.waiting: set[int] = set()
+        self._parcels = parcels
+        self._output = output
+
+    @property
+    def buckets(self) -> int:
+        """The number of buckets."""
+        return self.task.buckets
+
+    def run(self, batch: MicroBatch) -> Iterator[pa.RecordBatch]:
+        """Run the buckets that have rows or waiting keys; return their results.
+
+        The new pointers count from here on: after an error the query ends, and reads the committed ones.
+        """
+        arrived: dict[int, list[Parcel]] = defaultdict(list)
+        for rows in self._parcels(batch):
+            for label, parcel in _parcels_of(rows):
+                arrived[label].append(parcel)
+        woken = set(self.pointers) if batch.wakes else self.waiting
+        for bucket, label in enumerate(bucket_labels(self.buckets)):
+            if label not in arrived and label not in woken:
+                continue
+            pointer, results, metrics = self.task.run(
+                batch.query,
+                batch.number,
+                bucket,
+                self.pointers.get(label),
+                arrived.get(label, ()),
+                batch.clock,
+                batch.query_name,
+                batch.run,
+            )
+            if pointer is None:
+                raise InternalError("a commit gave no pointer")
+            self.pointers[label] = pointer
+            (self.waiting.add if metrics.waiting_keys else self.waiting.discard)(label)
+            batch.metrics.append(metrics)
+            for result in results:
+                yield cast_to_schema(result, self._output)
+
+
+def _parcels_of(rows: pa.RecordBatch) -> Iterable[tuple[int, Parcel]]:
+    """Yield the parcels in a batch of a map side, with their labels."""
+    for label, dropped, payload in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        yield label, Parcel(int(dropped or 0), from_parcel(payload) if payload else None)

@@ -1,0 +1,176 @@
+"""The micro-batches of a local query.
+
+Steps of a micro-batch: 1. write its plan: the end of each input, 2. read, run the operator and write the
+results, 3. write the pointers of its state and its commit, 4. release the inputs' rows. After a crash behind
+step 1 the same rows run again, from the same state, and the sink knows the micro-batch by its number.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock._clock import Clock, monotonic_s, new_id, now_us
+from penstock._failpoints import failpoint
+from penstock.errors import InvalidUsageError
+from penstock.local_engine.inputs import Input, WakeInput
+from penstock.local_engine.operators import LocalOperator, MicroBatch, Rows
+from penstock.local_engine.outputs import Output
+from penstock.local_engine.query_log import Offset, QueryLog
+from penstock.operators.scheduling.metrics import BatchMetrics
+
+__all__ = ["LocalBatch", "LocalQuery"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBatch:
+    """A micro-batch that is committed.
+
+    Attributes
+    ----------
+    query, query_id, operator : str
+        The query's name in the graph, its id, and the name of its operator with state; empty without one.
+    number : int
+        The micro-batch.
+    new_input : bool
+        Whether any input had new rows.
+    duration_ms : float
+        From its plan to its commit.
+    metrics : BatchMetrics
+        The metrics of its operator; all 0 without one.
+    """
+
+    query: str
+    query_id: str
+    operator: str
+    number: int
+    new_input: bool
+    duration_ms: float
+    metrics: BatchMetrics
+
+
+class LocalQuery:
+    """A query of a local graph.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the graph.
+    log : QueryLog
+        Its checkpoint.
+    inputs : sequence of Input
+        Its sources, in the order of Spark's plan.
+    operator : LocalOperator, optional
+        Its operator with state.
+    rows : callable
+        Makes its results.
+    output : Output
+        Its sink.
+    clock : Clock
+        The time.
+
+    Attributes
+    ----------
+    newest : LocalBatch or None
+        The newest micro-batch of this start.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        log: QueryLog,
+        inputs: Sequence[Input],
+        operator: LocalOperator | None,
+        rows: Rows,
+        output: Output,
+        clock: Clock = now_us,
+    ) -> None:
+        self.name = name
+        self.log = log
+        self.operator = operator
+        self.newest: LocalBatch | None = None
+        self._inputs = [*inputs, *([WakeInput()] if operator is not None and operator.waits else [])]
+        self._rows = rows
+        self.output = output
+        self._clock = clock
+        self._run = new_id()
+        self._wakes = operator is not None and operator.waits
+        if operator is not None:
+            operator.pointers = log.pointers(operator.buckets)
+        self._ends = self._offsets(log.committed)
+        self._stops = False
+
+    def _offsets(self, batch: int) -> list[Offset | None]:
+        if batch < 0:
+            return [None] * len(self._inputs)
+        offsets = self.log.offsets(batch)
+        if len(offsets) != len(self._inputs):
+            raise InvalidUsageError(
+                "the checkpoint has another number of sources",
+                query=self.name,
+                was=len(offsets),
+                now=len(self._inputs),
+                hint="set the pipeline back, or start with a new checkpoint",
+            )
+        return offsets
+
+    @property
+    def waits(self) -> bool:
+        """Whether keys wait for the next micro-batch."""
+        return self._wakes or bool(self.operator is not None and self.operator.waiting)
+
+    def stop_at_present(self) -> None:
+        """Fix the end of the inputs: rows that come later are not read."""
+        if not self._stops:
+            self._stops = True
+            for source in self._inputs:
+                source.stop_at_present()
+
+    def run_batch(self, *, serves: bool = True) -> bool:
+        """Run a micro-batch if there is something to do; return whether there was.
+
+        Parameters
+        ----------
+        serves : bool
+            Whether keys that wait are a reason for a micro-batch without input.
+        """
+        begin = monotonic_s()
+        number = self.log.committed + 1
+        starts = self._ends
+        if self.log.planned >= number:
+            ends = self._offsets(number)
+        else:
+            ends = [source.find_end(start) for source, start in zip(self._inputs, starts, strict=True)]
+        is_new = any(
+            source.is_new(start, end) for source, start, end in zip(self._inputs, starts, ends, strict=True)
+        )
+        if self.log.planned < number:
+            if not is_new and not (serves and self.waits):
+                return False
+            self.log.plan(number, ends)
+        failpoint("local.after_plan")
+        batch = MicroBatch(
+            number, self.log.id, self.name, self._run, starts, ends, self._clock, wakes=self._wakes
+        )
+        self.output.write(self._rows(batch), self.log.id, number)
+        failpoint("local.after_write")
+        operator = self.operator
+        if operator is None:
+            self.log.commit(number, None, None)
+        else:
+            self.log.commit(number, operator.pointers, operator.waiting if operator.waits else None)
+        failpoint("local.after_commit")
+        self._wakes = False
+        self._ends = ends
+        for source, end in zip(self._inputs, ends, strict=True):
+            if end is not None:
+                source.release(end)
+        metrics = BatchMetrics.merge(batch.metrics)
+        duration_ms = 1000 * (monotonic_s() - begin)
+        name = "" if operator is None else operator.name
+        self.newest = LocalBatch(self.name, self.log.id, name, number, is_new, duration_ms, metrics)
+        _LOGGER.debug("committed [query=%s batch=%d rows=%d]", self.name, number, metrics.rows_in)
+        return True

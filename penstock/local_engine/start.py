@@ -1,0 +1,222 @@
+"""`start_local`: run a graph in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from penstock._clock import Clock, now_us
+from penstock.checkpointing.files import absolute_location
+from penstock.checkpointing.graph.directory import GraphDirectory
+from penstock.checkpointing.p_stream import EARLIEST, PStream
+from penstock.dataflow import Graph, Persist, PhysicalPlan, Statistics
+from penstock.dataflow.checkpoint import (
+    Reading,
+    check_readers_are_free,
+    check_same_graph,
+    graph_document,
+    place_names,
+    safe_name,
+)
+from penstock.dataflow.nodes import Materialize, Node, topological
+from penstock.errors import InvalidUsageError
+from penstock.local_engine.builder import Builder, OpenInput
+from penstock.local_engine.checks import check_local
+from penstock.local_engine.outputs import Output, PStreamOutput
+from penstock.local_engine.query import LocalBatch, LocalQuery
+from penstock.local_engine.query_log import QueryLog
+from penstock.spark_ext.border.types import stored_schema
+
+__all__ = ["RESULTS", "LocalGraph", "OpenOutput", "start_local"]
+
+OpenOutput = Callable[[StructType, str], Output]
+"""Opens a sink, given the columns of the results and the checkpoint of their query."""
+
+RESULTS = "results"
+"""The name of the query that makes a graph's results, as on Spark."""
+_INGEST = "ingest-"
+
+
+@dataclass(slots=True)
+class LocalGraph:
+    """A graph that runs in this process. One thread uses it.
+
+    Parameters
+    ----------
+    plan : PhysicalPlan
+        The plan.
+    queries : sequence of LocalQuery
+        Its queries; each reads what earlier ones write.
+    schema : StructType
+        The columns of the results.
+    drain : bool
+        Whether `run_available` goes on until no key waits.
+    """
+
+    plan: PhysicalPlan
+    queries: Sequence[LocalQuery]
+    schema: StructType
+    drain: bool = True
+
+    def step(self, on_batch: Callable[[LocalBatch], None] = lambda batch: None) -> bool:
+        """Run at most one micro-batch of each query; return whether any ran.
+
+        Raises
+        ------
+        PenstockError
+            If a micro-batch fails. Start again from the checkpoint.
+        """
+        ran = False
+        for query in self.queries:
+            ran |= self._step(query, on_batch)
+        return ran
+
+    def run_available(
+        self,
+        on_batch: Callable[[LocalBatch], None] = lambda batch: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Run the queries, one after the other, until the present input is used up.
+
+        With `drain`, it goes on until no key waits.
+        """
+        for query in self.queries:
+            query.stop_at_present()
+            while not is_stopped() and self._step(query, on_batch, serves=self.drain):
+                pass
+
+    def _step(
+        self, query: LocalQuery, on_batch: Callable[[LocalBatch], None], *, serves: bool = True
+    ) -> bool:
+        if not query.run_batch(serves=serves):
+            return False
+        if query.newest is not None:
+            on_batch(query.newest)
+        return True
+
+
+def start_local(
+    graph: Graph,
+    checkpoint: str | os.PathLike[str],
+    *,
+    sources: Mapping[str, OpenInput],
+    paths: Mapping[str, str],
+    tables: Mapping[str, pa.Table] | None = None,
+    sink: OpenOutput,
+    statistics: Statistics | None = None,
+    persist: Persist = "auto",
+    parallel: int = 1,
+    max_rows: int | None = None,
+    drain: bool = True,
+    clock: Clock = now_us,
+) -> LocalGraph:
+    """Start a graph, or continue it from its checkpoint, whichever engine wrote it. Nothing runs yet.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph, with a sink at its end.
+    checkpoint : str or path
+        The graph's directory on a local disk.
+    sources : mapping of str to callable
+        Opens the sources that are no p-streams.
+    paths : mapping of str to str
+        The locations of the sources that are p-streams.
+    tables : mapping of str to pyarrow.Table, optional
+        The static tables of its lookups.
+    sink : callable
+        Opens its sink.
+    statistics, persist
+        As for `Graph.plan`.
+    parallel : int
+        Spark's shuffle partitions: the number of buckets unless an operator names another.
+    max_rows : int, optional
+        The most rows of a p-stream in a micro-batch.
+    drain : bool
+        As for `LocalGraph`.
+    clock : Clock
+        The time of micro-batches.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the local engine cannot run an operator, or the checkpoint belongs to another graph.
+    CorruptDataError
+        If the checkpoint is damaged.
+    UnavailableError
+        If the file system refuses.
+    """
+    plan = graph.plan(statistics, persist)
+    check_local(plan.root)
+    directory = GraphDirectory(absolute_location(checkpoint))
+    old = directory.newest("graph")
+    if old is not None:
+        check_same_graph(plan, old, directory)
+    elif any(facts.name in ("metadata", "offsets") for facts in directory.files.list()):
+        raise InvalidUsageError(
+            "the checkpoint belongs to a single query, not to a graph",
+            hint="start with a new checkpoint",
+            checkpoint=directory.location,
+        )
+    names = place_names(plan.root)
+    builder = Builder(
+        safe_name(graph.name),
+        sources,
+        tables or {},
+        {name: directory.place("p-streams", safe) for name, safe in names.items()},
+        paths,
+        directory.place("state"),
+        parallel,
+        max_rows,
+    )
+    started = _Queries(builder, directory, clock)
+    for node in topological(plan.root):
+        if isinstance(node, Materialize):
+            location = directory.place("p-streams", names[node.name])
+            started.add(_INGEST + names[node.name], node.inputs[0], _into(location), location)
+    schema = started.add(RESULTS, plan.root, sink)
+    if old is None:
+        check_readers_are_free(started.readings, started.writers)
+    directory.put("graph", graph_document(plan, started.readings, started.writers))
+    for some in started.readings.values():
+        for reading in some:
+            PStream(reading.location).subscribe(reading.reader, EARLIEST)
+    return LocalGraph(plan, started.queries, schema, drain)
+
+
+@dataclass(slots=True)
+class _Queries:
+    """The queries of a start, as they are built."""
+
+    builder: Builder
+    directory: GraphDirectory
+    clock: Clock
+    queries: list[LocalQuery] = field(default_factory=list)
+    readings: dict[str, tuple[Reading, ...]] = field(default_factory=dict)
+    writers: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, end: Node, sink: OpenOutput, location: str | None = None) -> StructType:
+        """Build the query of a node; return the columns of its results."""
+        checkpoint = self.directory.query(name)
+        before = len(self.builder.readings)
+        made = self.builder.build(end, Path(checkpoint) / "sources")
+        self.readings[name] = tuple(self.builder.readings[before:])
+        log = QueryLog(checkpoint, self.builder.parallel)
+        if location is not None:
+            PStream(location, stored_schema(made.schema))
+            self.writers[location] = name
+        output = sink(made.schema, checkpoint)
+        query = LocalQuery(
+            name, log, self.builder.inputs, self.builder.operator, made.rows, output, self.clock
+        )
+        self.queries.append(query)
+        return made.schema
+
+
+def _into(location: str) -> OpenOutput:
+    return lambda schema, checkpoint: PStreamOutput({"path": location}, schema, checkpoint)

@@ -1,0 +1,215 @@
+"""Cases of a pipeline in YAML: what is given, how time passes, what is expected."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from penstock.errors import InvalidUsageError
+from penstock.testing.pipelines import PipelineTest, pipeline
+
+__all__ = ["Case", "CaseResult", "cases_beside", "read_cases", "run_case"]
+
+_STEPS: Final = ("given", "advance", "trigger", "expect", "restart", "crash")
+_EXPECTED: Final = ("rows", "waiting_keys", "staleness_ms", "late", "dropped", "emitted", "conflated")
+_CASE: Final = ("name", "steps", "start", "schemas", "set")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A case.
+
+    Parameters
+    ----------
+    name, place : str
+        Its name, and the file that it is in.
+    steps : tuple of pairs
+        What happens, in order: the kind of a step and its content.
+    options : mapping
+        ``start``, ``schemas`` and ``set`` for `penstock.testing.pipeline`.
+    """
+
+    name: str
+    place: str
+    steps: tuple[tuple[str, Any], ...]
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """The result of a case: the lines that say how it differs, none if it passes."""
+
+    case: Case
+    lines: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether all that was expected came."""
+        return not self.lines
+
+
+def cases_beside(reference: str) -> Path:
+    """Return the file of a pipeline's cases by default: ``NAME.cases.yaml`` for ``NAME.yaml``."""
+    path = Path(reference)
+    return path.with_name(f"{path.name.removesuffix('.yaml').removesuffix('.yml')}.cases.yaml")
+
+
+def read_cases(path: Path) -> list[Case]:
+    """Read the cases in a file.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such file, or it does not hold cases.
+    """
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidUsageError(
+            "there is no file of cases", file=path, hint="write one, or name it with --cases"
+        ) from None
+    except yaml.YAMLError as error:
+        raise InvalidUsageError(f"not YAML: {error}", file=path) from None
+    cases = document.get("cases") if isinstance(document, dict) else None
+    if not isinstance(cases, list) or not cases:
+        raise InvalidUsageError("the file has no cases", file=path, hint="begin it with cases:")
+    return [_case(one, number, path) for number, one in enumerate(cases, 1)]
+
+
+def _case(entry: Any, number: int, path: Path) -> Case:
+    name = entry.get("name", f"case {number}") if isinstance(entry, dict) else f"case {number}"
+    context: dict[str, Any] = {"file": path, "case": name}
+    if not isinstance(entry, dict) or not isinstance(entry.get("steps"), list):
+        raise InvalidUsageError("a case has no list of steps", **context)
+    _check_known(entry, _CASE, "a case", context)
+    steps = []
+    for step in entry["steps"]:
+        one = {step: None} if isinstance(step, str) else step
+        if not isinstance(one, dict) or not one:
+            raise InvalidUsageError("a step is neither a name nor a mapping", **context)
+        kind = next(iter(one))
+        _check_known({kind: None}, _STEPS, "a step", context)
+        _check_known(one, (kind, "to") if kind == "given" else (kind,), "a step", context)
+        content = (one[kind], one.get("to", "source")) if kind == "given" else one[kind]
+        if kind == "expect" and isinstance(content, dict):
+            _check_known(content, _EXPECTED, "expect", context)
+        steps.append((kind, content))
+    return Case(str(name), str(path), tuple(steps), {key: entry[key] for key in _CASE[2:] if key in entry})
+
+
+def _check_known(given: Mapping[str, Any], known: Sequence[str], what: str, context: dict[str, Any]) -> None:
+    from penstock.conf.values import did_you_mean
+
+    for name in given:
+        if name not in known:
+            hint = did_you_mean(str(name), list(known), f"it has {', '.join(known)}")
+            raise InvalidUsageError(f"{what} has no {name!r}", hint=hint, **context)
+
+
+def run_case(reference: str, case: Case, overrides: Sequence[str] = ()) -> CaseResult:
+    """Run a case, up to the first expectation that is not met.
+
+    Parameters
+    ----------
+    reference : str
+        The pipeline's file.
+    case : Case
+        The case.
+    overrides : sequence of str
+        ``section.field=value`` each.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the pipeline or the case is wrong.
+    """
+    changes = [
+        *overrides,
+        *(f"{name}={json.dumps(value)}" for name, value in case.options.get("set", {}).items()),
+    ]
+    options = {name: case.options[name] for name in ("start", "schemas") if name in case.options}
+    with pipeline(reference, changes, **options) as test:
+        for number, (kind, content) in enumerate(case.steps, 1):
+            lines = list(_run_step(test, kind, content))
+            if lines:
+                return CaseResult(case, (f"step {number}, {kind}:", *lines))
+    return CaseResult(case)
+
+
+def _run_step(test: PipelineTest, kind: str, content: Any) -> Iterator[str]:
+    """Run a step; yield how it differs from what is expected."""
+    if kind == "given":
+        rows, to = content
+        test.send(rows or [], to)
+    elif kind == "advance":
+        test.advance(content)
+    elif kind == "trigger":
+        test.trigger()
+    elif kind == "restart":
+        test.restart()
+    elif kind == "crash":
+        test.crash(content or "write")
+    else:
+        expected = content if isinstance(content, dict) else {"rows": content}
+        got = test.rows()
+        if "rows" in expected:
+            yield from _differ(expected["rows"] or [], got)
+        metrics = test.metrics[-1] if test.metrics else {}
+        for name, value in expected.items():
+            if name == "staleness_ms":
+                yield from _differ_in_staleness(value, test.staleness_ms)
+            elif name != "rows" and metrics.get(name, 0) != value:
+                yield f"- {name}: {value}"
+                yield f"+ {name}: {metrics.get(name, 0)}"
+
+
+def _differ(expected: Sequence[Mapping[str, Any]], got: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the difference of rows in any order; columns that no expected row names do not count."""
+    names = list(dict.fromkeys(name for row in expected for name in row))
+    if missing := [name for name in names if got and name not in got[0]]:
+        yield f"the results have no column {', '.join(missing)}: they have {', '.join(got[0])}"
+        return
+    wanted, found = ([_line(row, names or list(row)) for row in rows] for rows in (expected, got))
+    if sorted(wanted) != sorted(found):
+        lines = difflib.unified_diff(sorted(wanted), sorted(found), "expected", "got", lineterm="", n=1)
+        yield from list(lines)
+
+
+def _line(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(f"{name}: {_text(row.get(name))}" for name in names)
+
+
+def _text(value: Any) -> str:
+    """Return a value as text, the same for equal values of YAML and of results."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, datetime):
+        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return moment.isoformat().replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat() + "T00:00:00Z"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_text(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "null" if value is None else str(value)
+
+
+def _differ_in_staleness(most: Mapping[str, float], got: Mapping[str, float]) -> Iterator[str]:
+    """Yield the figures of staleness that are above what is expected at most."""
+    for name, limit in most.items():
+        if got.get(name, 0.0) > float(limit):
+            yield f"- staleness_ms {name}: at most {limit}"
+            yield f"+ staleness_ms {name}: {got.get(name, 0.0)}"

@@ -1,0 +1,344 @@
+"""Run a pipeline with rows and a clock of a test, without Spark and without its sources and sink."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import pyarrow as pa
+
+from penstock import _failpoints
+from penstock._clock import SimulatedClock
+from penstock.errors import InvalidUsageError
+from penstock.units import parse_duration_us
+
+if TYPE_CHECKING:
+    from penstock.conf.document import Document
+    from penstock.conf.pipeline import Pipeline
+    from penstock.local_engine.inputs import PushInput
+    from penstock.local_engine.query import LocalBatch
+    from penstock.local_engine.start import LocalGraph
+
+__all__ = ["CrashPoint", "PipelineTest", "pipeline"]
+
+CrashPoint: TypeAlias = Literal["plan", "write", "commit"]
+"""Where a process dies: behind the plan of a micro-batch, behind the write of its results, or its commit."""
+
+START: Final = "2026-01-01T00:00:00Z"
+"""The time at which a test begins, by default."""
+
+
+class PipelineTest:
+    """A pipeline under test.
+
+    Its sources are replaced by `send`, its sink by `rows`, and its checkpoint by a temporary one. All else
+    runs as in production: the same operators, state, commits and restarts.
+
+    Rows that are sent wait for the next trigger. `advance` and `rows` trigger if rows wait; `trigger` always
+    does.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        The pipeline.
+    document : Document
+        The positions of its fields, for errors.
+    directory : pathlib.Path
+        The directory for checkpoint and state.
+    schemas : mapping of str to str
+        The columns of sources by their names, as DDL, for sources that do not declare them.
+    start : datetime
+        The time at which the test begins.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        document: Document,
+        directory: Path,
+        schemas: Mapping[str, str],
+        start: datetime,
+    ) -> None:
+        from penstock.jobs.local.pipeline import source_schemas
+        from penstock.local_engine.inputs import PushInput
+
+        self._pipeline = pipeline
+        self._document = document
+        self._directory = directory
+        self.clock = SimulatedClock(round(start.timestamp() * 1e6))
+        self._inputs: dict[str, PushInput] = {
+            name: PushInput(schema) for name, schema in source_schemas(pipeline, schemas).items()
+        }
+        self._results: dict[int, pa.Table] = {}
+        self._taken = -1
+        self._is_pending = False
+        self.metrics: list[dict[str, Any]] = []
+        """The metrics of each micro-batch that was committed, as `penstock.metrics` returns them."""
+        self._running: LocalGraph = self._open()
+
+    def _open(self) -> LocalGraph:
+        from penstock.jobs.local.pipeline import Places, open_pipeline
+
+        places = Places(
+            dict(self._inputs),
+            lambda schema, checkpoint: _Results(self._results, schema),
+            str(self._directory / "checkpoint"),
+            self.clock,
+        )
+        return open_pipeline(self._pipeline, self._document, places)
+
+    @property
+    def now(self) -> datetime:
+        """The time of the test."""
+        return datetime.fromtimestamp(self.clock() / 1e6, UTC)
+
+    def send(self, rows: Sequence[Mapping[str, Any]] | pa.Table, to: str = "source") -> None:
+        """Let rows arrive at a source.
+
+        Parameters
+        ----------
+        rows : sequence of mapping or pyarrow.Table
+            The rows. Columns that a row leaves out are null; times may be ISO texts, in UTC without a zone.
+        to : str
+            The source: ``source`` for the pipeline's own, ``with`` for the other side of a join, or the name
+            of an input of a union.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such source or column, or a value does not fit.
+        """
+        from penstock.conf.values import did_you_mean
+
+        if to not in self._inputs:
+            hint = did_you_mean(to, list(self._inputs), f"the sources are {', '.join(self._inputs)}")
+            raise InvalidUsageError(f"there is no source {to!r}", hint=hint)
+        source = self._inputs[to]
+        source.send(to_table(rows, source.arrow))
+        self._is_pending = True
+
+    def trigger(self) -> None:
+        """Run a micro-batch, if rows arrived or keys wait.
+
+        Raises
+        ------
+        PenstockError
+            If it fails.
+        """
+        self._is_pending = False
+        self._running.step(self._note)
+
+    def _note(self, batch: LocalBatch) -> None:
+        self.metrics.append(
+            {
+                "query": batch.query,
+                "batch_id": batch.number,
+                "operator": batch.operator,
+                **batch.metrics.summary(),
+            }
+        )
+
+    def advance(self, duration: str | timedelta) -> None:
+        """Let time pass. The pipeline triggers at each of its intervals, or once at the end without one.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the duration is not valid.
+        """
+        if self._is_pending:
+            self.trigger()
+        left = parse_duration_us(duration)
+        trigger = self._pipeline.query.trigger
+        step = left if trigger in (None, "available_now") else parse_duration_us(str(trigger))
+        while left > 0:
+            passed = min(step, left)
+            self.clock.advance(passed)
+            left -= passed
+            self.trigger()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows that came out since the last call, in their order."""
+        rows: list[dict[str, Any]] = self.table().to_pylist()
+        return rows
+
+    def table(self) -> pa.Table:
+        """Return what `rows` does, as a table."""
+        if self._is_pending:
+            self.trigger()
+        new = [table for number, table in sorted(self._results.items()) if number > self._taken]
+        self._taken = max(self._results, default=-1)
+        return pa.concat_tables([self._schema.empty_table(), *new])
+
+    @property
+    def _schema(self) -> pa.Schema:
+        from penstock.spark_ext.border.types import as_arrow_of_spark
+
+        return as_arrow_of_spark(self._running.schema)
+
+    @property
+    def waiting_keys(self) -> int:
+        """The number of keys that wait."""
+        return int(self.metrics[-1]["waiting_keys"]) if self.metrics else 0
+
+    @property
+    def staleness_ms(self) -> dict[str, float]:
+        """Application staleness since the micro-batch before: ``avg``, ``p95`` and ``max``."""
+        found: dict[str, float] = self.metrics[-1]["application_staleness_ms"] if self.metrics else {}
+        return found
+
+    def restart(self) -> None:
+        """End the process and start another one: what is not durable is lost."""
+        self._running = self._open()
+
+    def crash(self, at: CrashPoint = "write") -> None:
+        """Run a micro-batch whose process dies before its end, and start another one.
+
+        The next trigger runs the micro-batch again.
+
+        Parameters
+        ----------
+        at : {"plan", "write", "commit"}
+            Where it dies.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is nothing to do, so that no micro-batch runs.
+        """
+        point = f"local.after_{at}"
+        if point not in _failpoints.LOCAL_POINTS:
+            raise InvalidUsageError("there is no such point to crash at", at=at, known="plan, write, commit")
+        with _failpoints.armed({point: "error"}):
+            try:
+                self._running.step(lambda batch: None)
+            except _failpoints.InjectedError:
+                self._is_pending = True
+                self.restart()
+                return
+        raise InvalidUsageError("no micro-batch ran that could crash", hint="send rows before")
+
+
+class _Results:
+    """Keeps the results of each micro-batch, beyond restarts."""
+
+    def __init__(self, results: dict[int, pa.Table], schema: Any) -> None:
+        from penstock.spark_ext.border.types import as_arrow_of_spark
+
+        self._results = results
+        self._schema = as_arrow_of_spark(schema)
+
+    def write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> None:
+        """Keep the results of a micro-batch.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the micro-batch ran before and had other rows.
+        """
+        table = pa.Table.from_batches(list(rows), self._schema)
+        before = self._results.setdefault(batch, table)
+        if not before.equals(table) and repr(before.to_pylist()) != repr(table.to_pylist()):
+            raise InvalidUsageError(
+                "a micro-batch that runs again has other results",
+                batch=batch,
+                hint="a function of the pipeline depends on more than its rows",
+            )
+
+
+@contextmanager
+def pipeline(
+    reference: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    schemas: Mapping[str, str] | None = None,
+    start: str | datetime = START,
+) -> Iterator[PipelineTest]:
+    """Open a pipeline for a test, in a temporary directory.
+
+    Parameters
+    ----------
+    reference : str or pathlib.Path
+        The pipeline's file, or the name of a packaged example.
+    overrides : sequence of str
+        ``section.field=value`` each.
+    schemas : mapping of str to str, optional
+        The columns of sources by their names (``source``, ``with``, inputs of a union), as DDL; by default as
+        the sources declare them.
+    start : str or datetime
+        The time at which the test begins.
+
+    Yields
+    ------
+    PipelineTest
+
+    Raises
+    ------
+    PipelineError
+        If the file is wrong, or the local engine cannot run it.
+
+    Examples
+    --------
+    >>> import penstock.testing
+    >>> with penstock.testing.pipeline("market") as test:
+    ...     test.send([{"symbol": "A", "time": "2026-01-01T00:00:00Z", "price": 1.0, "volume": 5}])
+    ...     [row["price"] for row in test.rows()]
+    [1.0]
+    """
+    from penstock.conf.pipeline import load_document
+
+    loaded, document = load_document(str(reference), overrides)
+    begin = datetime.fromisoformat(start) if isinstance(start, str) else start
+    begin = begin if begin.tzinfo else begin.replace(tzinfo=UTC)
+    query = loaded.query.model_copy(update={"checkpoint": None, "state_location": None})
+    loaded = loaded.model_copy(update={"query": query, "engine": "local"})
+    with tempfile.TemporaryDirectory(prefix="penstock-test-") as directory:
+        yield PipelineTest(loaded, document, Path(directory), schemas or {}, begin)
+
+
+def to_table(rows: Sequence[Mapping[str, Any]] | pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows as a table with a schema; columns that a row leaves out are null.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a row has another column, or a value does not fit.
+    """
+    from penstock.conf.values import did_you_mean
+
+    if isinstance(rows, pa.Table):
+        names: list[str] = rows.column_names
+    else:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+    for name in names:
+        if name not in schema.names:
+            hint = did_you_mean(name, schema.names, f"the columns are {', '.join(schema.names)}")
+            raise InvalidUsageError(f"the source has no column {name!r}", hint=hint)
+    if isinstance(rows, pa.Table):
+        columns = [
+            rows.column(field.name) if field.name in names else pa.nulls(rows.num_rows, field.type)
+            for field in schema
+        ]
+        return pa.table(columns, names=schema.names).cast(schema)
+    arrays = [_array([row.get(field.name) for row in rows], field) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _array(values: list[Any], field: pa.Field[Any]) -> pa.Array[Any]:
+    if pa.types.is_timestamp(field.type):
+        values = [datetime.fromisoformat(value) if isinstance(value, str) else value for value in values]
+        if field.type.tz is not None:
+            values = [
+                value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value
+                for value in values
+            ]
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise InvalidUsageError(
+            "a value does not fit its column", column=field.name, type=field.type, reason=str(error)
+        ) from None

@@ -1,0 +1,433 @@
+"""Pipelines on the local engine, without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from penstock import _failpoints
+from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
+from penstock.cli import app
+from penstock.conf.document import PipelineError
+from penstock.conf.pipeline import Pipeline
+from penstock.errors import InvalidUsageError
+from penstock.jobs.local.pipeline import check_local_pipeline, open_pipeline
+from penstock.jobs.pipelines.run import run_to_end
+from penstock.local_engine.file_formats import file_reader
+from penstock.local_engine.outputs import MemoryOutput
+from penstock.local_engine.query_log import EntryLog
+
+SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
+QUEUE = {"key": "k", "time": "t"}
+
+
+def updates(rows: int, keys: int = 20, seed: int = 1, first: int = 0) -> pa.Table:
+    draws = random.Random(seed)
+    return pa.table(
+        {
+            "k": [f"k{draws.randrange(keys)}" for _ in range(rows)],
+            "t": list(range(first, first + rows)),
+            "v": [float(draws.randrange(100)) for _ in range(rows)],
+        },
+        SCHEMA,
+    )
+
+
+def append(place: Path, rows: pa.Table) -> None:
+    with PStreamWriter(place, SCHEMA, threads=1) as writer:
+        writer.append(rows)
+
+
+def pipeline(place: Path, **sections: Any) -> Pipeline:
+    """Return a pipeline from the p-stream ``in`` to the p-stream ``out``."""
+    document = {
+        "engine": "local",
+        "source": {"type": "pstream", "path": str(place / "in")},
+        "sink": {"type": "pstream", "path": str(place / "out")},
+        "query": {"trigger": "available_now", "checkpoint": str(place / "checkpoint")},
+    }
+    return Pipeline.model_validate(document | sections)
+
+
+def out(place: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = PStreamReader(place / "out").read().to_pylist()
+    return rows
+
+
+def newest(rows: pa.Table) -> list[tuple[Any, ...]]:
+    return query("SELECT k, max(t) AS t, arg_max(v, t) AS v FROM rows GROUP BY k ORDER BY k", rows)
+
+
+def query(text: str, rows: pa.Table) -> list[tuple[Any, ...]]:
+    """Return the result of SQL over ``rows``."""
+    with duckdb.connect() as connection:
+        connection.register("rows", rows)
+        return connection.sql(text).fetchall()
+
+
+def sorted_rows(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row[name] for name in names) for row in rows)
+
+
+def test_a_queue_emits_the_newest_row_of_each_key_over_restarts(tmp_path: Path) -> None:
+    first, second = updates(300), updates(300, seed=2, first=300)
+    append(tmp_path / "in", first)
+    queue = pipeline(tmp_path, queue=QUEUE | {"buckets": 3})
+    totals = run_to_end(queue)
+    assert (totals.batches, totals.waiting_keys) == (1, 0)
+    assert sorted_rows(out(tmp_path), "k", "t", "v") == newest(first)
+    assert run_to_end(queue).batches == 0, "nothing is new"
+    append(tmp_path / "in", second)
+    before = len(out(tmp_path))
+    run_to_end(queue)
+    assert sorted_rows(out(tmp_path)[before:], "k", "t", "v") == newest(second)
+
+
+def test_a_budget_serves_the_keys_that_wait_in_later_micro_batches(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(300))
+    queue = pipeline(tmp_path, queue=QUEUE | {"budget": 6, "buckets": 2})
+    served: list[int] = []
+    totals = run_to_end(queue, lambda batch: served.append(batch.emitted))
+    assert max(served) == 6, "a bucket serves its share"
+    assert totals.emitted == len(newest(updates(300)))
+    assert sorted_rows(out(tmp_path), "k", "t", "v") == newest(updates(300))
+
+
+def test_keys_that_wait_survive_a_restart(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(300))
+    queue = pipeline(tmp_path, queue=QUEUE | {"budget": 6, "buckets": 2})
+    held = open_pipeline(queue)
+    held.step()
+    assert len(out(tmp_path)) == 6
+    del held
+    assert run_to_end(queue).rows_in == 0
+    assert sorted_rows(out(tmp_path), "k", "t", "v") == newest(updates(300))
+
+
+@pytest.mark.parametrize("point", [*_failpoints.LOCAL_POINTS, "sink.after_segments", "sink.after_commit"])
+def test_a_crash_anywhere_neither_loses_nor_repeats_a_row(tmp_path: Path, point: str) -> None:
+    rows = updates(200)
+    append(tmp_path / "in", rows)
+    queue = pipeline(tmp_path, queue=QUEUE | {"policy": "linecutting", "budget": 5, "buckets": 2})
+    for _ in range(2):
+        running = open_pipeline(queue)
+        with _failpoints.armed({point: "error"}), pytest.raises(_failpoints.InjectedError):
+            running.step()
+    run_to_end(queue)
+    assert sorted_rows(out(tmp_path), "k", "t", "v") == newest(rows)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", [*_failpoints.LOCAL_POINTS, "state.after_publish", "sink.before_commit"])
+def test_a_kill_anywhere_neither_loses_nor_repeats_a_row(tmp_path: Path, point: str) -> None:
+    rows = updates(200)
+    append(tmp_path / "in", rows)
+    queue = pipeline(tmp_path, queue=QUEUE | {"policy": "linecutting", "budget": 5, "buckets": 2})
+    file = tmp_path / "p.yaml"
+    file.write_text(json.dumps(queue.model_dump(mode="json", by_alias=True, exclude_unset=True)))
+    command = [sys.executable, "-m", "penstock.cli", "run", str(file)]
+    for number in range(3):
+        marker = tmp_path / f"{point}-{number}"
+        environment = os.environ | {"PENSTOCK_FAILPOINTS": f"{point}=kill@{marker}"}
+        ended = subprocess.run(command, env=environment, check=False, capture_output=True)
+        assert (ended.returncode, marker.exists()) == (-signal.SIGKILL, True), ended.stderr.decode()
+    subprocess.run(command, check=True, capture_output=True)
+    assert sorted_rows(out(tmp_path), "k", "t", "v") == newest(rows)
+
+
+def test_filters_projections_lookups_and_results_are_applied(tmp_path: Path) -> None:
+    rows = updates(300)
+    append(tmp_path / "in", rows)
+    names = tmp_path / "names.csv"
+    names.write_text("k,name\n" + "".join(f"k{n},name {n}\n" for n in range(0, 20, 2)))
+    run_to_end(
+        pipeline(
+            tmp_path,
+            filter="v >= 20",
+            projection=["k", "t", "v * 2 AS w"],
+            lookup={
+                "table": {
+                    "format": "csv",
+                    "path": str(names),
+                    "schema": "k STRING, name STRING",
+                    "options": {"header": "true"},
+                },
+                "key": "k",
+            },
+            queue=QUEUE,
+            results={"filter": "w < 150", "projection": ["k", "name", "w + 1 AS x"]},
+        )
+    )
+    text = (
+        "SELECT k, name, 2 * v + 1 AS x FROM (SELECT k, max(t) AS t, arg_max(v, t) AS v FROM rows "
+        f"WHERE v >= 20 GROUP BY k) JOIN read_csv('{names}') USING (k) WHERE 2 * v < 150 ORDER BY k"
+    )
+    expected = query(text, rows)
+    assert len(expected) > 3
+    assert sorted_rows(out(tmp_path), "k", "name", "x") == expected
+
+
+def test_a_union_prefers_an_input_at_ties(tmp_path: Path) -> None:
+    append(tmp_path / "in", pa.table({"k": ["a", "b"], "t": [1, 5], "v": [1.0, 2.0]}, SCHEMA))
+    append(tmp_path / "other", pa.table({"k": ["a", "b"], "t": [1, 4], "v": [10.0, 20.0]}, SCHEMA))
+    other = {"source": {"type": "pstream", "path": str(tmp_path / "other")}}
+    run_to_end(pipeline(tmp_path, union=QUEUE | {"inputs": {"other": other}, "prefer": "other"}))
+    assert sorted_rows(out(tmp_path), "k", "t", "v") == [("a", 1, 10.0), ("b", 5, 2.0)]
+
+
+def test_a_join_emits_the_newest_match_of_each_key(tmp_path: Path) -> None:
+    append(tmp_path / "in", pa.table({"k": ["a", "b", "c"], "t": [10, 20, 30], "v": [1.0, 2.0, 3.0]}, SCHEMA))
+    with PStreamWriter(
+        tmp_path / "asks", pa.schema({"k": pa.string(), "t": pa.int64(), "ask": pa.int64()})
+    ) as w:
+        w.append(pa.table({"k": ["a", "b", "c"], "t": [12, 40, 31], "ask": [5, 6, 2]}))
+    run_to_end(
+        pipeline(
+            tmp_path,
+            join={
+                "with": {"source": {"type": "pstream", "path": str(tmp_path / "asks")}},
+                "key": "k", "time": "t", "unit": "s", "within": "5 s", "condition": "ask > v",
+            },
+        )
+    )  # fmt: skip
+    assert sorted_rows(out(tmp_path), "k", "t", "v", "ask") == [("a", 12, 1.0, 5)]
+
+
+WINDOW = {
+    "window": {"time": "t", "unit": "s", "size": "60 s", "slide": "20 s", "watermark_delay": "0 s"},
+    "group_by": ["k"],
+    "aggregates": {"n": "count(*)", "mean": "avg(v)", "most": "max(v)"},
+    "having": "n > 1",
+    "persist": "never",
+}
+COUNTED = """
+    SELECT k, w, n, mean, most FROM (
+        SELECT k, w, count(*) AS n, avg(v) AS mean, max(v) AS most
+        FROM rows, range(-40, 1000, 20) AS windows(w)
+        WHERE t >= w AND t < w + 60 GROUP BY k, w
+    ) WHERE n > 1 AND w + 60 <= (SELECT max(t) // 20 * 20 FROM rows) ORDER BY k, w
+"""
+
+
+@pytest.mark.parametrize("source", ["pstream", "files"])
+def test_windows_of_a_p_stream_and_of_files_equal_a_query_in_sql(tmp_path: Path, source: str) -> None:
+    rows = updates(400, keys=3)
+    cut = [rows.slice(0, 250), rows.slice(250)]
+    windows: dict[str, Any] = dict(WINDOW)
+    if source == "files":
+        windows["source"] = {
+            "type": "files", "format": "json", "path": str(tmp_path / "in"),
+            "schema": "k STRING, t BIGINT, v DOUBLE",
+        }  # fmt: skip
+    for number, some in enumerate(cut):
+        if source == "pstream":
+            append(tmp_path / "in", some)
+        else:
+            (tmp_path / "in").mkdir(exist_ok=True)
+            text = "".join(json.dumps(row) + "\n" for row in some.to_pylist())
+            (tmp_path / "in" / f"{number}.json").write_text(text)
+        run_to_end(pipeline(tmp_path, **windows))
+    got = [row | {"w": int(row["window"]["start"].timestamp())} for row in out(tmp_path)]
+    assert sorted_rows(got, "k", "w", "n", "mean", "most") == query(COUNTED, rows)
+
+
+def test_a_graph_of_two_queries_persists_its_source(tmp_path: Path) -> None:
+    rows = updates(400, keys=3)
+    files = tmp_path / "in"
+    files.mkdir()
+    pq.write_table(rows, files / "0.parquet")
+    source = {
+        "type": "files",
+        "format": "parquet",
+        "path": str(files),
+        "schema": "k STRING, t BIGINT, v DOUBLE",
+    }
+    windows = pipeline(tmp_path, **WINDOW | {"persist": "always", "source": source})
+    run_to_end(windows)
+    assert [path.name for path in sorted((tmp_path / "checkpoint" / "queries").iterdir())] == [
+        "ingest-source", "results",
+    ]  # fmt: skip
+    got = [row | {"w": int(row["window"]["start"].timestamp())} for row in out(tmp_path)]
+    assert sorted_rows(got, "k", "w", "n", "mean", "most") == query(COUNTED, rows)
+
+
+def test_an_upsert_keeps_a_table_up_to_date(tmp_path: Path) -> None:
+    rows = updates(300)
+    append(tmp_path / "in", rows)
+    sink = {
+        "type": "upsert", "to": f"sqlite:///{tmp_path}/t.db", "table": "newest", "create": True,
+        "delete_when": "v < 10",
+    }  # fmt: skip
+    run_to_end(pipeline(tmp_path, queue=QUEUE, sink=sink))
+    with sqlite3.connect(tmp_path / "t.db") as connection:
+        found = connection.execute("SELECT k, t, v FROM newest ORDER BY k").fetchall()
+    assert found == [row for row in newest(rows) if row[2] >= 10]
+
+
+def test_a_parquet_sink_writes_a_micro_batch_once(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(300))
+    sink = {"type": "parquet", "path": str(tmp_path / "files")}
+    queue = pipeline(tmp_path, queue=QUEUE | {"budget": 8}, sink=sink)
+    running = open_pipeline(queue)
+    with _failpoints.armed({"local.after_write": "error"}), pytest.raises(_failpoints.InjectedError):
+        running.step()
+    run_to_end(queue)
+    files = sorted((tmp_path / "files").glob("part-*.parquet"))
+    rows = pa.concat_tables([pq.read_table(file) for file in files])
+    assert sorted_rows(rows.to_pylist(), "k", "t", "v") == newest(updates(300))
+    logged = [entry["path"] for entry in EntryLog(tmp_path / "files" / "_spark_metadata").entries()]
+    assert logged == [file.as_uri() for file in files]
+
+
+def test_a_log_of_files_is_compacted_as_spark_does(tmp_path: Path) -> None:
+    log = EntryLog(tmp_path)
+    for number in range(12):
+        log.add(number, [{"path": f"file:///{number}", "batchId": number}])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0", "1", "10", "11", "2", "3", "4", "5", "6", "7", "8", "9.compact",
+    ]  # fmt: skip
+    again = EntryLog(tmp_path)
+    assert again.newest == 11
+    assert [entry["batchId"] for entry in again.entries(7, 10)] == [8, 9, 10]
+
+
+def _write_csv(path: Path, rows: pa.Table) -> None:
+    path.write_text("k,t,v\n" + "".join(f"{r['k']},{r['t']},{r['v']}\n" for r in rows.to_pylist()))
+
+
+def _write_json(path: Path, rows: pa.Table) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
+
+
+@pytest.mark.parametrize(
+    ("format", "write", "options"),
+    [
+        ("csv", _write_csv, {"header": "true"}),
+        ("json", _write_json, {}),
+        ("parquet", lambda path, rows: pq.write_table(rows, path), {}),
+    ],
+)
+def test_files_that_appear_are_read_once(
+    tmp_path: Path, format: str, write: Callable[[Path, pa.Table], None], options: dict[str, str]
+) -> None:
+    rows = updates(100)
+    (tmp_path / "files").mkdir()
+    source = {
+        "type": "files", "format": format, "path": str(tmp_path / "files"), "options": options,
+        "schema": "k STRING, t BIGINT, v DOUBLE",
+    }  # fmt: skip
+    queue = pipeline(tmp_path, source=source, queue=QUEUE)
+    write(tmp_path / "files" / "a", rows.slice(0, 60))
+    assert run_to_end(queue).rows_in == 60
+    write(tmp_path / "files" / "b", rows.slice(60))
+    (tmp_path / "files" / "_hidden").write_text("no rows")
+    assert run_to_end(queue).rows_in == 40
+    last = {row["k"]: (row["k"], row["t"], row["v"]) for row in out(tmp_path)}
+    assert sorted(last.values()) == newest(rows)
+
+
+def test_times_of_files_have_a_zone_or_get_that_of_the_session(tmp_path: Path) -> None:
+    schema = pa.schema({"t": pa.timestamp("us", "UTC")})
+    file = tmp_path / "a.csv"
+    file.write_text("2026-01-01T10:00:00Z\n2026-01-01 12:00:00+02:00\n")
+    assert len(set(file_reader("csv", schema, {})(file)["t"].to_pylist())) == 1
+    file.write_text("2026-01-01 10:00:00\n2026-01-01 09:00:00Z\n")
+    with pytest.raises(InvalidUsageError, match=r"no zone.*timeZone"):
+        file_reader("csv", schema, {})(file)
+    assert len(set(file_reader("csv", schema, {}, "Europe/Berlin")(file)["t"].to_pylist())) == 1
+
+
+def test_records_that_do_not_fit_are_refused_without_their_values(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("secret\n")
+    with pytest.raises(InvalidUsageError, match="do not fit the schema") as caught:
+        file_reader("csv", pa.schema({"n": pa.int64()}), {})(tmp_path / "a.csv")
+    assert "secret" not in str(caught.value)
+
+
+RATE = {"key": "value", "time": "timestamp"}
+ANSI = {"spark.sql.ansi.enabled": "false"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "place", "fact"),
+    [
+        ({"source": {"type": "rate"}, "queue": RATE}, "source.type", "no source rate"),
+        ({"sink": {"type": "spark", "format": "delta"}}, "sink.type", "no sink spark"),
+        ({"sink": {"type": "foreach_batch", "function": "a:b"}}, "sink.type", "no sink foreach_batch"),
+        ({"filter": "upper(reverse(k)) = 'A'"}, "filter", "cannot evaluate upper(reverse(k)) = 'A'"),
+        ({"queue": QUEUE | {"late_to": "late"}}, "queue", "keeps no late rows"),
+        ({"query": {"checkpoint": "c", "spark": ANSI}}, "query.spark", "spark.sql.ansi.enabled"),
+    ],
+)
+def test_what_it_cannot_run_is_refused_with_a_hint(
+    tmp_path: Path, sections: dict[str, Any], place: str, fact: str
+) -> None:
+    append(tmp_path / "in", updates(3))
+    with pytest.raises(PipelineError) as caught:
+        check_local_pipeline(pipeline(tmp_path, **({"queue": QUEUE} | sections)))
+    (problem,) = caught.value.problems
+    assert fact in problem
+    assert place.partition(".")[0] in problem
+    assert problem.endswith("Hint: use engine: spark.")
+
+
+def test_a_checkpoint_of_another_pipeline_is_refused(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(3))
+    run_to_end(pipeline(tmp_path, queue=QUEUE))
+    with pytest.raises(InvalidUsageError, match="belongs to another graph"):
+        run_to_end(pipeline(tmp_path, queue=QUEUE | {"policy": "fifo"}))
+    with pytest.raises(InvalidUsageError, match="another number of buckets"):
+        append(tmp_path / "in", updates(3, first=3))
+        run_to_end(pipeline(tmp_path, queue=QUEUE | {"buckets": 7}))
+
+
+def test_old_files_of_a_checkpoint_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.local_engine.query_log._KEPT_BATCHES", 3)
+    append(tmp_path / "in", updates(300))
+    totals = run_to_end(pipeline(tmp_path, queue=QUEUE | {"budget": 2}))
+    assert totals.batches == 10
+    home = tmp_path / "checkpoint" / "queries" / "results"
+    for log in ("offsets", "commits"):
+        assert sorted(int(path.name) for path in (home / log).iterdir()) == [7, 8, 9]
+    assert len(list((home / "state" / "0" / "0").glob("*.snapshot"))) <= 4
+
+
+def test_the_command_runs_a_pipeline_on_the_engine_that_it_names(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(50))
+    file = tmp_path / "p.yaml"
+    document = pipeline(tmp_path, queue=QUEUE).model_dump(mode="json", by_alias=True, exclude_unset=True)
+    del document["engine"]
+    file.write_text(json.dumps(document))
+    ran = CliRunner().invoke(app, ["run", str(file), "--engine", "local", "--no-progress"])
+    assert ran.exit_code == 0, ran.output
+    assert "1 batch, " in ran.output
+    assert len(out(tmp_path)) == len(newest(updates(50)))
+    refused = CliRunner().invoke(app, ["run", str(file), "--engine", "local", "--master", "yarn"])
+    assert refused.exit_code == 2
+    assert "takes no settings of Spark" in refused.output
+    wrong = CliRunner().invoke(app, ["run", str(file), "--engine", "loca"])
+    assert wrong.exit_code == 2
+    assert "engine: 'loca' is not one of spark, local" in wrong.output
+
+
+def test_the_memory_sink_keeps_the_rows(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(50))
+    running = open_pipeline(pipeline(tmp_path, queue=QUEUE, sink={"type": "memory"}))
+    running.run_available()
+    output = running.queries[-1].output
+    assert isinstance(output, MemoryOutput)
+    assert sorted_rows(output.table().to_pylist(), "k", "t", "v") == newest(updates(50))

@@ -1,0 +1,230 @@
+"""Pipelines under test: rows and a clock in, rows, staleness and metrics out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import penstock.testing
+from penstock.cli import app
+from penstock.conf.document import PipelineError
+from penstock.errors import InvalidUsageError
+
+if TYPE_CHECKING:
+    from penstock.testing.plugin import OpenPipeline
+
+pytest_plugins = ["penstock.testing.plugin"]
+
+QUOTES = """
+source: {type: files, format: json, path: nowhere, schema: "k STRING, ts TIMESTAMP, v DOUBLE"}
+filter: v > 0
+queue: {key: k, time: ts, buckets: 1}
+sink: {type: console}
+"""
+WINDOWS = """
+source: {type: files, format: json, path: nowhere, schema: "k STRING, ts TIMESTAMP, v DOUBLE"}
+window: {time: ts, size: 10 s, watermark_delay: 5 s}
+group_by: [k]
+aggregates: {n: count(*), total: sum(v)}
+sink: {type: console}
+"""
+JOIN = """
+source: {type: files, format: json, path: nowhere, schema: "k STRING, ts TIMESTAMP, v DOUBLE"}
+join:
+  with: {source: {type: files, format: json, path: nowhere, schema: "k STRING, ts TIMESTAMP, ask DOUBLE"}}
+  key: k
+  time: ts
+  within: 5 s
+sink: {type: console}
+"""
+
+
+def row(key: str, second: int, value: float, name: str = "v") -> dict[str, Any]:
+    return {"k": key, "ts": f"2026-01-01T00:00:{second:02}Z", name: value}
+
+
+@pytest.fixture
+def quotes(tmp_path: Path) -> str:
+    file = tmp_path / "quotes.yaml"
+    file.write_text(QUOTES)
+    return str(file)
+
+
+def test_rows_go_in_and_the_newest_of_each_key_come_out(quotes: str, penstock_pipeline: OpenPipeline) -> None:
+    test = penstock_pipeline(quotes)
+    test.send([row("a", 1, 1), row("a", 3, 3), row("b", 2, 2), row("c", 1, -1)])
+    assert sorted(one["v"] for one in test.rows()) == [2.0, 3.0]
+    assert test.rows() == []
+    test.send([row("a", 2, 5)])
+    assert test.rows() == []
+    assert test.metrics[-1]["late"] == 1
+    assert [one["batch_id"] for one in test.metrics] == [0, 1]
+
+
+def test_time_passes_only_by_advance_and_makes_waiting_keys_stale(
+    quotes: str, penstock_pipeline: OpenPipeline
+) -> None:
+    test = penstock_pipeline(quotes, ["queue.budget=1", "queue.policy=fifo"])
+    test.send([row("a", 1, 1), row("b", 2, 2)])
+    assert [one["k"] for one in test.rows()] == ["a"]
+    assert (test.waiting_keys, test.staleness_ms["max"]) == (1, 0.0)
+    test.advance("7 s")
+    assert [one["k"] for one in test.rows()] == ["b"]
+    assert (test.waiting_keys, test.staleness_ms["max"]) == (0, 7000.0)
+    assert (test.now.minute, test.now.second) == (0, 7)
+
+
+def test_a_pipeline_triggers_at_its_interval(quotes: str, penstock_pipeline: OpenPipeline) -> None:
+    test = penstock_pipeline(quotes, ["queue.budget=1", "query.trigger=2 s"])
+    test.send([row(key, 1, 1) for key in "abcdef"])
+    test.advance("6 s")
+    assert len(test.rows()) == 4, "one before, and one at each of three triggers"
+
+
+@pytest.mark.parametrize("at", ["plan", "write", "commit"])
+def test_restarts_and_crashes_neither_lose_nor_repeat_rows(
+    quotes: str, penstock_pipeline: OpenPipeline, at: str
+) -> None:
+    test = penstock_pipeline(quotes, ["queue.budget=2", "queue.policy=fifo"])
+    test.send([row(key, 1, 1) for key in "abcdef"])
+    seen = test.rows()
+    test.restart()
+    test.crash(at)
+    for _ in range(3):
+        seen += test.rows()
+        test.advance("1 s")
+    assert [one["k"] for one in seen] == list("abcdef")
+
+
+def test_windows_close_behind_the_watermark(tmp_path: Path, penstock_pipeline: OpenPipeline) -> None:
+    (tmp_path / "w.yaml").write_text(WINDOWS)
+    test = penstock_pipeline(tmp_path / "w.yaml")
+    test.send([row("a", 1, 1), row("a", 9, 2), row("b", 3, 5), row("a", 14, 7)])
+    assert test.rows() == []
+    test.send([row("a", 29, 1)])
+    closed = sorted((one["k"], one["window"]["start"].second, one["n"], one["total"]) for one in test.rows())
+    assert closed == [("a", 0, 2, 3.0), ("a", 10, 1, 7.0), ("b", 0, 1, 5.0)]
+    test.send([row("a", 2, 1)])
+    assert test.rows() == []
+    assert test.metrics[-1]["late"] == 1
+
+
+def test_both_sides_of_a_join_get_rows(tmp_path: Path, penstock_pipeline: OpenPipeline) -> None:
+    (tmp_path / "j.yaml").write_text(JOIN)
+    test = penstock_pipeline(tmp_path / "j.yaml")
+    test.send([row("a", 1, 1)])
+    test.send([row("a", 2, 9, "ask"), row("a", 20, 8, "ask")], to="with")
+    assert [(one["v"], one["ask"]) for one in test.rows()] == [(1.0, 9.0)]
+    with pytest.raises(InvalidUsageError, match=r"no source 'wit'.*did you mean 'with'"):
+        test.send([], to="wit")
+
+
+def test_rows_may_be_an_arrow_table(quotes: str, penstock_pipeline: OpenPipeline) -> None:
+    test = penstock_pipeline(quotes)
+    test.send(pa.table({"k": ["a"], "v": [1], "ts": pa.array([5], pa.timestamp("s", "UTC"))}))
+    assert test.table()["ts"].to_pylist()[0].second == 5
+
+
+def test_rows_that_do_not_fit_are_refused(quotes: str, penstock_pipeline: OpenPipeline) -> None:
+    test = penstock_pipeline(quotes)
+    with pytest.raises(InvalidUsageError, match=r"no column 'vv'.*did you mean 'v'"):
+        test.send([{"k": "a", "vv": 1}])
+    with pytest.raises(InvalidUsageError, match="does not fit its column: column=v"):
+        test.send([{"k": "a", "v": "much"}])
+
+
+def test_a_function_that_makes_other_rows_at_a_second_run_is_found(
+    quotes: str, penstock_pipeline: OpenPipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counting.py").write_text(
+        "import pyarrow as pa\ncalls = []\ndef count(rows):\n    calls.append(1)\n"
+        "    return rows.set_column(2, 'v', pa.array([float(len(calls))] * rows.num_rows))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    schema = "queue.output_schema='k STRING, ts TIMESTAMP, v DOUBLE'"
+    test = penstock_pipeline(quotes, ["queue.apply=counting:count", schema])
+    test.send([row("a", 1, 1)])
+    test.crash("write")
+    with pytest.raises(InvalidUsageError, match="runs again has other results"):
+        test.trigger()
+
+
+def test_what_the_local_engine_cannot_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.yaml").write_text(WINDOWS)
+    with (
+        pytest.raises(PipelineError, match="engine: spark"),
+        penstock.testing.pipeline(tmp_path / "w.yaml", ["window.mode=lazy"]),
+    ):
+        pass
+
+
+CASES = """
+cases:
+  - name: the newest wins
+    steps:
+      - given: [{k: a, ts: 2026-01-01T00:00:01Z, v: 1}, {k: a, ts: "2026-01-01T00:00:03Z", v: 3}]
+      - expect: [{k: a, v: 3, ts: 2026-01-01T00:00:03Z}]
+  - name: keys wait
+    set: {queue.budget: 1, queue.policy: fifo}
+    steps:
+      - given: [{k: a, ts: 2026-01-01T00:00:01Z, v: 1}, {k: b, ts: 2026-01-01T00:00:01Z, v: 1}]
+      - crash: write
+      - expect: {rows: [{k: a}], waiting_keys: 1}
+      - restart
+      - advance: 5 s
+      - expect: {rows: [{k: b}], waiting_keys: 0, staleness_ms: {max: 5000}}
+"""
+
+
+def run_cases(quotes: str, cases: str, *options: str) -> tuple[int, str]:
+    Path(quotes).with_name("quotes.cases.yaml").write_text(cases)
+    ran = CliRunner().invoke(app, ["test", quotes, *options])
+    return ran.exit_code, ran.output
+
+
+def test_cases_in_yaml_pass(quotes: str) -> None:
+    code, text = run_cases(quotes, CASES)
+    assert code == 0, text
+    assert "2 passed, 0 failed" in text
+    assert "1 passed, 0 failed" in run_cases(quotes, CASES, "--only", "wait")[1]
+
+
+def test_a_case_that_fails_shows_the_difference(quotes: str) -> None:
+    code, text = run_cases(quotes, CASES.replace("v: 3, ts:", "v: 4, ts:").replace("max: 5000", "max: 4999"))
+    assert code == 1
+    assert "0 passed, 2 failed" in text
+    assert "step 2, expect:" in text
+    assert '-k: "a", v: 4, ts: 2026-01-01T00:00:03Z' in text
+    assert '+k: "a", v: 3, ts: 2026-01-01T00:00:03Z' in text
+    assert "- staleness_ms max: at most 4999" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fact"),
+    [
+        ("advance: 5 s", "advanc: 5 s", "a step has no 'advanc': "),
+        ("waiting_keys: 1", "waiting: 1", "expect has no 'waiting'"),
+        ("cases:", "case:", "the file has no cases"),
+        ("  - restart", "  - 7", "a step is neither a name nor a mapping"),
+        ("{k: a, v: 3", "{k: a, w: 3", ""),
+    ],
+)
+def test_what_is_wrong_with_cases_is_told(quotes: str, old: str, new: str, fact: str) -> None:
+    assert old in CASES
+    code, text = run_cases(quotes, CASES.replace(old, new))
+    if fact:
+        assert code == 2, text
+        assert fact in text
+    else:
+        assert code == 1
+        assert "the results have no column w: they have k, ts, v" in text
+
+
+def test_a_missing_file_of_cases_is_told(quotes: str) -> None:
+    ran = CliRunner().invoke(app, ["test", quotes])
+    assert ran.exit_code == 2
+    assert "there is no file of cases" in ran.output
