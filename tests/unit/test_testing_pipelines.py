@@ -15,6 +15,7 @@ from penstock.conf.document import PipelineError
 from penstock.errors import InvalidUsageError
 
 if TYPE_CHECKING:
+    from penstock.testing.pipelines import CrashPoint
     from penstock.testing.plugin import OpenPipeline
 
 pytest_plugins = ["penstock.testing.plugin"]
@@ -87,7 +88,7 @@ def test_a_pipeline_triggers_at_its_interval(quotes: str, penstock_pipeline: Ope
 
 @pytest.mark.parametrize("at", ["plan", "write", "commit"])
 def test_restarts_and_crashes_neither_lose_nor_repeat_rows(
-    quotes: str, penstock_pipeline: OpenPipeline, at: str
+    quotes: str, penstock_pipeline: OpenPipeline, at: CrashPoint
 ) -> None:
     test = penstock_pipeline(quotes, ["queue.budget=2", "queue.policy=fifo"])
     test.send([row(key, 1, 1) for key in "abcdef"])
