@@ -336,7 +336,8 @@ class Database:
         """Return the content of `explain` as values that JSON can hold."""
         tables = [describe_table(spec) for spec in self.tables.values()]
         procedures = [one.to_json() for one in self.procedures.values()]
-        return {"database": self.name, "tables": tables, "procedures": procedures}
+        workflows = [one.to_json() for one in self.workflows.values()]
+        return {"database": self.name, "tables": tables, "procedures": procedures, "workflows": workflows}
 
     def open(
         self,

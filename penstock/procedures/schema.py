@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Context, Decimal
 from enum import StrEnum
 from typing import Any
@@ -157,9 +157,9 @@ def columns_of(schema: pa.Schema, *, owner: str, lists: bool) -> tuple[Column, .
         If a type or name is unsupported in procedures.
     """
     columns = []
-    for field in schema:
-        is_list = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
-        element = field.type.value_type if is_list else field.type
+    for column in schema:
+        is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        element = column.type.value_type if is_list else column.type
         try:
             kind, _ = _numpy_of(element)
         except KeyError:
@@ -168,16 +168,16 @@ def columns_of(schema: pa.Schema, *, owner: str, lists: bool) -> tuple[Column, .
             raise InvalidUsageError(
                 "a column of this type has no place in a procedure",
                 of=owner,
-                column=field.name,
-                type=field.type,
+                column=column.name,
+                type=column.type,
                 hint="use boolean, integers, float, double, decimal of up to 18 digits, string, binary, date "
                 "or timestamp" + (", or arrays of these" if lists else ""),
             )
-        if not is_usable_name(field.name):
+        if not is_usable_name(column.name):
             raise InvalidUsageError(
-                "a column's name is no identifier of Python", of=owner, column=field.name, hint=NAME_HINT
+                "a column's name is no identifier of Python", of=owner, column=column.name, hint=NAME_HINT
             )
-        columns.append(Column(field.name, field.type, kind, field.nullable, is_list))
+        columns.append(Column(column.name, column.type, kind, column.nullable, is_list))
     return tuple(columns)
 
 
@@ -249,11 +249,14 @@ class TableSpec(RelationSpec):
         The column of the key by which rows go to buckets.
     indexes : tuple of IndexSpec
         Its indexes; they are derived from its rows, and stored nowhere.
+    window : str, optional
+        The window whose rows or facts it holds; None if a user declared it.
     """
 
     key: tuple[str, ...]
     partition_by: str | None
     indexes: tuple[IndexSpec, ...] = ()
+    window: str | None = field(default=None, compare=False)
 
     @staticmethod
     def parse(
@@ -288,6 +291,15 @@ class TableSpec(RelationSpec):
         )
         table = TableSpec(name, key_columns, keys, partition_by)
         return replace(table, indexes=_indexes(table, indexes))
+
+    @property
+    def why_one_bucket(self) -> str | None:
+        """The reason why its rows must be in one bucket; None if they need not."""
+        if self.partition_by is not None:
+            return None
+        if self.window is not None:
+            return f"the window {self.window} is of all rows"
+        return f"the table {self.name} has no partition_by"
 
     @property
     def key_columns(self) -> tuple[Column, ...]:

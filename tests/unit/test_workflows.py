@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -230,6 +231,22 @@ def test_a_workflow_is_explained() -> None:
         "  ship takes paid",
     ]  # fmt: skip
     assert "  undo log: yes" in lines
+    assert "  route: the bucket of id" in lines
+    assert "  sent to the bucket: id, amount, prices" in lines
+    assert database.to_json()["workflows"][0]["procedures"] == ["place", "bill", "ship"]
+
+
+def test_a_window_is_explained_by_its_name_and_not_by_its_tables() -> None:
+    database = penstock.database("shop")
+    database.window("last", "price bigint NOT NULL", size=3, slide=2)
+    text = "def note(e, last):\n    last.insert(price=e.price)\n    return len(last)\n"
+    note = database.procedure(event="price bigint", returns="rows bigint")(define(text))
+    database.workflow("watch", note)
+    explained = database.explain()
+    assert "  WINDOW last\n" in explained
+    assert "  window: last\n" in explained
+    assert "  route: one bucket: the window last is of all rows\n" in explained
+    assert "last_" not in explained + json.dumps(database.to_json())
 
 
 def test_a_digest_knows_the_graph_and_its_transactions() -> None:

@@ -63,7 +63,8 @@ CheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="CHECKPOINT",
-        help="The query's checkpointLocation, which says what is committed. Starts Spark.",
+        help="The query's checkpointLocation, or the directory of a graph or pipeline, which says what is "
+        "committed. Starts Spark.",
         show_default=False,
     ),
 ]

@@ -14,7 +14,15 @@ from penstock.procedures.compiler.program import PlainProgram, Program, event_sc
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.schema import TableSpec
 
-__all__ = ["describe_procedure", "describe_table", "explain_procedure", "explain_table"]
+__all__ = [
+    "describe_procedure",
+    "describe_table",
+    "describe_workflow",
+    "explain_procedure",
+    "explain_table",
+    "list_accesses",
+    "list_facts",
+]
 
 
 def describe_table(spec: TableSpec) -> dict[str, Any]:
@@ -35,11 +43,52 @@ def describe_procedure(
         "operations": [asdict(operation) for operation in operations],
         "compiled": kernel_program is not None,
         "undo_log": kernel_program and kernel_program.undo_log,
-        "rejections": kernel_program and list(kernel_program.reasons),
+        "rejections": kernel_program and _reasons(kernel_program),
         "access_sets": None if kernel_program is None else _access_sets(kernel_program),
         "route": program and routing_attribute(program),
         "one_bucket_because": program and routing_obstacle(program),
     }
+
+
+def describe_workflow(name: str, program: Program | PlainProgram | None) -> dict[str, Any]:
+    """Return the content of `Workflow.explain` as values that JSON can hold."""
+    kernel_program = program if isinstance(program, Program) else None
+    return {
+        "workflow": name,
+        "program": program and program.digest,
+        "event": program and schema_text(event_schema(program.event)),
+        "procedures": program and list(program.stages),
+        "accesses": kernel_program and list_accesses(kernel_program),
+        "compiled": kernel_program is not None,
+        "undo_log": kernel_program and kernel_program.undo_log,
+        "rejections": kernel_program and _reasons(kernel_program),
+        "route": program and routing_attribute(program),
+        "one_bucket_because": program and routing_obstacle(program),
+    }
+
+
+def list_accesses(program: Program) -> list[str]:
+    """Return the accesses of a program to tables that a user declared, and its windows."""
+    windows = _window_tables(program)
+    return [
+        *(
+            f"{one.mode}: {one.table}[{', '.join(one.key)}]"
+            for one in program.accesses
+            if one.table not in windows
+        ),
+        *(f"window: {name}" for name in dict.fromkeys(windows.values())),
+    ]
+
+
+def _window_tables(program: Program) -> dict[str, str]:
+    """Return the tables that hold windows, with the names of their windows."""
+    return {spec.name: spec.window for spec in program.tables if spec.window is not None}
+
+
+def _reasons(program: Program) -> list[str]:
+    """Return the reasons for rejections; a window's own tables have all rows that it looks up."""
+    windows = _window_tables(program)
+    return [reason for reason in program.reasons if reason.rpartition(": ")[2] not in windows]
 
 
 def explain_procedure(
@@ -65,6 +114,8 @@ def explain_procedure(
     lines = [text.name if program is None else f"{text.name} (program {program.digest})"]
     for operation in operations:
         lines += [f"  {line}" for line in _operation(operation)]
+    if isinstance(program, Program):
+        lines += [f"  WINDOW {name}" for name in dict.fromkeys(_window_tables(program).values())]
     lines += [f"  {name}: {value}" for name, value in _facts(operations, program)]
     if counts is not None:
         lines.append(f"  forwarded, measured: {counts.describe()}")
@@ -105,6 +156,11 @@ def _facts(
 ) -> Iterable[tuple[str, str]]:
     late = {operation.target: operation.key_reads for operation in operations if operation.key_reads}
     yield "keys", "; ".join(f"{key} after {', '.join(rows)}" for key, rows in late.items()) or "of the event"
+    yield from list_facts(program)
+
+
+def list_facts(program: Program | PlainProgram | None) -> Iterable[tuple[str, str]]:
+    """Return what the compiler found: undo log, rejections, route and what is forwarded."""
     if program is None:
         yield "compiled", "no, the attributes of its event are unknown"
         return
@@ -112,7 +168,7 @@ def _facts(
         yield "compiled", "no, Python runs it"
     else:
         yield "undo log", "yes" if program.undo_log else "no"
-        yield "rejections", ", ".join(program.reasons) or "none"
+        yield "rejections", ", ".join(_reasons(program)) or "none"
         yield "access sets", _access_sets(program)
     route = routing_attribute(program)
     yield "route", f"one bucket: {routing_obstacle(program)}" if route is None else f"the bucket of {route}"

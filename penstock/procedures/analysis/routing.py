@@ -49,7 +49,7 @@ def routing_obstacle(program: Program | PlainProgram) -> str | None:
     for access in program.accesses:
         spec = tables[access.table]
         if spec.partition_by is None:
-            return f"the table {spec.name} has no partition_by"
+            return spec.why_one_bucket
         place = spec.key.index(spec.partition_by)
         if attribute_of(program, access.origins[place]) is None:
             return f"{access.table}[{', '.join(access.key)}] has a key that is no attribute of the event"

@@ -232,7 +232,7 @@ def forwarding_obstacle(program: Program | PlainProgram) -> str | None:
         return "Python runs it"
     for spec in program.tables:
         if spec.partition_by is None:
-            return f"the table {spec.name} has no partition_by"
+            return spec.why_one_bucket
         if spec.column(spec.partition_by).kind.scale is not None:
             return f"the table {spec.name} is partitioned by a decimal"
     route = bucket_route(program)

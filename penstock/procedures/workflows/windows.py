@@ -160,7 +160,7 @@ class WindowSpec(RelationSpec):
     def rows(self) -> TableSpec:
         """The table of its rows."""
         place = Column(PLACE, pa.int64(), Kind.INTEGER, nullable=False)
-        return TableSpec(f"{self.name}_rows", (place, *self.columns), (PLACE,), None)
+        return TableSpec(f"{self.name}_rows", (place, *self.columns), (PLACE,), None, window=self.name)
 
     @property
     def facts(self) -> TableSpec:
@@ -168,7 +168,7 @@ class WindowSpec(RelationSpec):
         columns = "_id bigint, first bigint NOT NULL, active bigint NOT NULL, next bigint NOT NULL"
         if self.time is not None:
             columns += ", boundary bigint NOT NULL"
-        return TableSpec.parse(f"{self.name}_facts", columns, "_id", None)
+        return replace(TableSpec.parse(f"{self.name}_facts", columns, "_id", None), window=self.name)
 
     @property
     def places(self) -> int | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from penstock.ddl import schema_text
 from penstock.errors import InvalidUsageError
+from penstock.procedures.analysis.explain import describe_workflow, list_accesses, list_facts
 from penstock.procedures.compiler.program import PlainProgram, Program, program_digest
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.schema import TableSpec, columns_of
@@ -239,14 +241,13 @@ class Workflow:
             indent = "    " if len(members) > 1 else "  "
             lines += [indent + self._describe(self._procedures[member]) for member in members]
         if isinstance(program, Program):
-            lines += [
-                f"  {access.mode}: {access.table}[{', '.join(access.key)}]" for access in program.accesses
-            ]
-            lines.append(f"  undo log: {'yes' if program.undo_log else 'no'}")
-            lines.append(f"  rejections: {', '.join(program.reasons) or 'none'}")
-        elif program is not None:
-            lines.append("  run by Python")
+            lines += [f"  {access}" for access in list_accesses(program)]
+        lines += [f"  {name}: {value}" for name, value in list_facts(program)]
         return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `explain` as values that JSON can hold."""
+        return describe_workflow(self.name, next(iter(self._programs.values()), None))
 
     def _describe(self, procedure: Procedure) -> str:
         streams = self._emits(procedure)

@@ -76,7 +76,8 @@ def read_state(
     path : str or path
         The state location, or the directory of a query or an operator in it.
     checkpoint : str or path, optional
-        The checkpoint of the query, in the form given to Spark. With it, the state is exactly that of the
+        The checkpoint of the query, in the form given to Spark, or the directory of a graph or pipeline,
+        which stands for the query of its results. With it, the state is exactly that of the
         newest committed micro-batch: the pointers are read from Spark's own state, now. Without it, each task
         chooses the file of the bucket's highest version if only one attempt wrote it, committed or not, else
         the newest version that the files prove to be committed (`penstock.state_store.survey`). While the
