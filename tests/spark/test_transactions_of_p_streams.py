@@ -301,3 +301,8 @@ def test_a_graph_reads_and_writes_without_spark(
     made = penstock.PStreamReader(tmp_path / "out").read().to_pylist()
     expected = serial(program, [rows])[0]
     assert [tuple(row.values()) for row in made] == [(0, number, *row) for number, row in enumerate(expected)]
+    graph_directory = tmp_path / "graph"
+    accounts = penstock.read_state(
+        spark, graph_directory / "state", checkpoint=graph_directory, table="accounts"
+    )
+    assert accounts.select("version").distinct().count() == 1
