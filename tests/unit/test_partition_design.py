@@ -13,6 +13,7 @@ from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.partitions.design import PartitionDesign
+from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from tests.procedures import interpreted
 
 TEXT = """
@@ -98,7 +99,88 @@ def test_a_database_goes_from_one_design_to_another_and_loses_nothing(tmp_path: 
         assert tables(db) == after
 
 
+PAIRS = """
+database: chain
+partitions: 3
+tables:
+  stock: {partition_by: [store, item], indexes: [item, [item, count]]}
+  prices: {partition_by: item}
+routes:
+  sell: ['(store, item)', item]
+  reset: ['(the store of stock by item, item)']
+"""
+
+
+def chain() -> Database:
+    database = penstock.database("chain")
+    stock = "store bigint, item bigint, count bigint NOT NULL"
+    database.table("stock", stock, key=("store", "item"), indexes=["item", ("item", "count")])
+    database.table("prices", "item bigint, price bigint NOT NULL", key="item")
+
+    @database.procedure(event="store bigint, item bigint", returns="price bigint")
+    def sell(e: Any, stock: Any, prices: Any) -> Any:
+        stock[e.store, e.item].count -= 1
+        return prices[e.item].price
+
+    @database.procedure(event="stores array<bigint>, item bigint")
+    def send(e: Any, stock: Any) -> Any:
+        for store in e.stores:
+            stock[store, e.item].count += 1
+
+    @database.procedure(event="item bigint, worth bigint NOT NULL", returns="count bigint")
+    def reset(e: Any, stock: Any) -> Any:
+        row = stock.by("item")[e.item].first()
+        if row is None:
+            return 0
+        row.count += e.worth
+        return row.count
+
+    for procedure in database.procedures.values():
+        program = procedure.program()
+        assert isinstance(program, Program)
+        program.__dict__["kernel"] = interpreted(program)
+    return database
+
+
+def chain_rows() -> dict[str, dict[str, list[int]]]:
+    numbers = range(32)
+    stock = {"store": [n // 8 for n in numbers], "item": [n % 8 for n in numbers], "count": [9] * 32}
+    return {"stock": stock, "prices": {"item": list(range(8)), "price": list(range(8))}}
+
+
+def chain_requests() -> list[tuple[str, dict[str, Any]]]:
+    return [
+        ("sell", {"store": [n % 4 for n in range(30)], "item": [n % 7 for n in range(30)]}),
+        ("send", {"stores": [[1, 2], [3], [], [0, 9]], "item": [1, 2, 3, 4]}),
+        ("reset", {"item": [5, 99, None], "worth": [1, 2, 3]}),
+        ("sell", {"store": [0, 1, None], "item": [1, 1, 1]}),
+    ]
+
+
+def test_two_columns_partition_a_table_and_change_no_result() -> None:
+    design = PartitionDesign.parse(PAIRS)
+    with chain().open() as db, chain().open(design=design) as designed:
+        for one in (db, designed):
+            for name, rows in chain_rows().items():
+                one.load(name, rows)
+        for request in chain_requests():
+            assert db.run(*request) == designed.run(*request)
+        for name, keys in (("stock", ["store", "item"]), ("prices", ["item"])):
+            order = [(key, "ascending") for key in keys]
+            assert db.table(name).sort_by(order) == designed.table(name).sort_by(order)
+        lines = designed.explain().splitlines()
+        assert lines[1] == "  table stock: by the hash of store and item"
+        assert any("if (store, item) and item are in one" in line for line in lines)
+        assert isinstance(designed._state, PartitionedTables)
+        parts = [len(part["stock"]) for part in designed._state._partitions]
+        assert sum(parts) == 32 and min(parts) > 0
+
+
 def test_the_text_of_a_design_is_read_as_the_design() -> None:
+    pairs = PartitionDesign.parse(PAIRS)
+    assert pairs.columns == {"stock": ("store", "item"), "prices": "item"}
+    assert pairs.indexes == {"stock": (("item",), ("item", "count"))}
+    assert PartitionDesign.parse(pairs.to_yaml()) == pairs
     design = PartitionDesign.parse(TEXT)
     assert design.columns == {"stock": "item", "items": "item", "stores": None}
     assert design.ranges == {"stock": (2, 5), "items": (2, 5)}
@@ -134,6 +216,27 @@ def test_the_text_of_a_design_is_read_as_the_design() -> None:
 def test_an_unusable_design_is_refused(old: str, new: str, fact: str) -> None:
     with pytest.raises(InvalidUsageError, match=fact):
         shop().open(design=PartitionDesign.parse(TEXT.replace(old, new)))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fact"),
+    [
+        ("[store, item], ", "[store, store], ", "by one column twice"),
+        ("[store, item], ", "[store, count], ", "a column of its key"),
+        ("[store, item], ", "[store, 1], ", "a table of a design is partitioned or replicated"),
+        ("[store, item], ", "[store, item], ranges: [1, 2], ", "only a single column has ranges"),
+        ("[item, [item, count]]", "[store]", "an index that the table does not declare"),
+        ("[item, [item, count]]", "item", "the indexes of a table are a list"),
+        ("{partition_by: item}", "{replicated: true, indexes: [item]}", "is partitioned or replicated"),
+        ("sell: ['(store, item)', item]", "sell: [store]", "not routed as the design says.*declare route="),
+        ("sell:", "sel:", "the design has an unknown procedure.*did you mean 'sell'"),
+        ("sell: ['(store, item)', item]", "sell: 5", "the routes of a design name attributes"),
+    ],
+)
+def test_what_the_engine_cannot_carry_is_refused(old: str, new: str, fact: str) -> None:
+    assert old in PAIRS
+    with pytest.raises(InvalidUsageError, match=fact):
+        chain().open(design=PartitionDesign.parse(PAIRS.replace(old, new)))
 
 
 def test_a_design_comes_alone_and_from_a_file_that_exists(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ class OpenDatabase:
             )
         tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
         placed: Sequence[TableSpec] = tables
+        several: Mapping[str, tuple[str, ...]] = {}
         if design is not None:
             if partitions != 1 or ranges:
                 raise InvalidUsageError(
@@ -97,7 +98,8 @@ class OpenDatabase:
                 )
             chosen = PartitionDesign.load(design)
             placed = chosen.apply(database.name, tables)
-            partitions, ranges = chosen.partitions, chosen.ranges
+            chosen.check_routes(database.procedures, placed)
+            partitions, ranges, several = chosen.partitions, chosen.ranges, chosen.several
         if recovery == "strong" and partitions != 1:
             raise InvalidUsageError(
                 "strong recovery has one partition", partitions=partitions, hint='use recovery="weak"'
@@ -108,7 +110,7 @@ class OpenDatabase:
         self._queue: RequestQueue | None = None
         self._log: CommandLog | None = None
         self._strong: StrongRecovery | None = None
-        self._state = open_tables(placed, partitions, ranges or {}, [REMEMBERED_REQUESTS.name])
+        self._state = open_tables(placed, partitions, ranges or {}, [REMEMBERED_REQUESTS.name], several)
         self._programs = OpenPrograms(database, {spec.name for spec in tables})
         if isinstance(self._state, TableSet):
             self._state.evaluation = self.evaluation

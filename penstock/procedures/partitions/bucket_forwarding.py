@@ -208,7 +208,7 @@ class Forwarding:
     def _count(self, name: str, rows: pa.RecordBatch) -> Numbers:
         """Return the number of rows of each bucket."""
         placement = self._placements[name]
-        places = placement.partitions_of(placement.column, rows.column(placement.column.name))
+        places = placement.partitions_of(placement.columns, [rows.column(one) for one in placement.names])
         return np.bincount(places, minlength=self.buckets)
 
     @property

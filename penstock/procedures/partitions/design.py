@@ -1,4 +1,4 @@
-"""A design: the column by which each table is partitioned, whatever it declares (H-Store §4.2)."""
+"""A design: the columns by which each table is partitioned, whatever it declares (H-Store §4.2)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from typing import Any
 import yaml
 
 from penstock.errors import InvalidUsageError
+from penstock.procedures.partitions.placement import place_tables
+from penstock.procedures.partitions.routes import find_route
+from penstock.procedures.procedure import Procedure
 from penstock.procedures.schema import TableSpec
 from penstock.sql.expression import did_you_mean
 
-__all__ = ["PartitionDesign"]
+__all__ = ["PartitionColumns", "PartitionDesign"]
+
+PartitionColumns = str | tuple[str, ...] | None
+"""The column or the columns by which a table is partitioned; None if it is replicated."""
 
 _FIELDS = ("database", "partitions", "tables")
-_TABLE_FIELDS = ("partition_by", "ranges", "replicated")
+_OPTIONAL_FIELDS = ("routes",)
+_TABLE_FIELDS = ("partition_by", "ranges", "replicated", "indexes")
 _HINT = "penstock design writes such a file"
 
 
@@ -34,16 +41,23 @@ class PartitionDesign:
         The name of the database.
     partitions : int
         The number of partitions.
-    columns : mapping of str to str or None
-        For each table the column of its key by which it is partitioned; None if it is replicated.
+    columns : mapping of str to str, tuple of str or None
+        For each table the column of its key by which it is partitioned, or several; None if it is replicated.
     ranges : mapping of str to tuple
         For tables that are partitioned by ranges: the least value of each partition but the first.
+    indexes : mapping of str to tuple
+        For tables the columns of each index by which transactions find their partition. The index of every
+        partition is read for this, as if each had a copy.
+    routes : mapping of str to tuple of str
+        For procedures what says the partitions of a transaction, as `OpenDatabase.explain` names it.
     """
 
     database: str
     partitions: int
-    columns: Mapping[str, str | None]
+    columns: Mapping[str, PartitionColumns]
     ranges: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    indexes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=lambda: MappingProxyType({}))
+    routes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     @staticmethod
     def load(source: PartitionDesign | str | os.PathLike[str]) -> PartitionDesign:
@@ -69,44 +83,63 @@ class PartitionDesign:
             content = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise InvalidUsageError("a design is no YAML", file=file, reason=str(error)) from error
-        _check_fields(content, _FIELDS, file, "a design")
+        _check_fields(content, (*_FIELDS, *_OPTIONAL_FIELDS), file, "a design")
         if missing := [name for name in _FIELDS if name not in content]:
             raise InvalidUsageError("a design lacks a field", file=file, fields=missing, hint=_HINT)
         if type(content["partitions"]) is not int or not isinstance(content["database"], str):
             raise InvalidUsageError(
                 "a design has a number of partitions and the name of a database", file=file
             )
-        columns: dict[str, str | None] = {}
+        columns: dict[str, PartitionColumns] = {}
         ranges: dict[str, tuple[Any, ...]] = {}
+        indexes: dict[str, tuple[tuple[str, ...], ...]] = {}
         tables = content["tables"]
         if not isinstance(tables, dict):
             raise InvalidUsageError("the tables of a design are a mapping", file=file, hint=_HINT)
         for name, table in tables.items():
             _check_fields(table, _TABLE_FIELDS, file, f"the table {name}")
-            column = table.get("partition_by")
+            names = _names(table.get("partition_by"))
             is_replicated = table.get("replicated", False) is True
-            if is_replicated == isinstance(column, str) or (is_replicated and "ranges" in table):
+            if is_replicated == bool(names) or (is_replicated and not table.keys() <= {"replicated"}):
                 raise InvalidUsageError(
                     "a table of a design is partitioned or replicated",
                     file=file,
                     table=name,
-                    hint="write partition_by: COLUMN, maybe with ranges: [...], or replicated: true",
+                    hint="write partition_by: COLUMN, or [COLUMN, COLUMN], maybe with ranges: [...], or "
+                    "replicated: true",
                 )
-            columns[name] = column
+            columns[name] = None if is_replicated else names[0] if len(names) == 1 else names
+            if "indexes" in table:
+                found = table["indexes"] if isinstance(table["indexes"], list) else [None]
+                indexes[name] = tuple(map(_names, found))
+                if not all(indexes[name]):
+                    raise InvalidUsageError(
+                        "the indexes of a table are a list of columns", file=file, table=name
+                    )
             if "ranges" in table:
                 if not isinstance(table["ranges"], list):
                     raise InvalidUsageError("the ranges of a table are a list", file=file, table=name)
                 ranges[name] = tuple(table["ranges"])
-        return PartitionDesign(content["database"], content["partitions"], columns, ranges)
+        routes = content.get("routes", {})
+        if not isinstance(routes, dict) or not all(map(_names, routes.values())):
+            raise InvalidUsageError("the routes of a design name attributes", file=file, hint=_HINT)
+        by_name = {name: _names(parts) for name, parts in routes.items()}
+        return PartitionDesign(content["database"], content["partitions"], columns, ranges, indexes, by_name)
 
     def to_yaml(self) -> str:
         """Return the text that `parse` reads."""
         tables: dict[str, dict[str, Any]] = {}
         for name, column in self.columns.items():
-            tables[name] = {"replicated": True} if column is None else {"partition_by": column}
+            tables[name] = {"replicated": True} if column is None else {"partition_by": _plain(column)}
             if name in self.ranges:
                 tables[name]["ranges"] = list(self.ranges[name])
+            if self.indexes.get(name):
+                tables[name]["indexes"] = [
+                    _plain(index[0] if len(index) == 1 else index) for index in self.indexes[name]
+                ]
         content = {"database": self.database, "partitions": self.partitions, "tables": tables}
+        if self.routes:
+            content["routes"] = {name: list(parts) for name, parts in self.routes.items()}
         text: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=None, allow_unicode=True)
         return text
 
@@ -116,7 +149,8 @@ class PartitionDesign:
         Raises
         ------
         InvalidUsageError
-            If it is the design of another database, or names a table or a column of a key that there is not.
+            If it is the design of another database, or names a table, an index or a column of a key that
+            there is not.
         """
         specs = {spec.name: spec for spec in tables}
         if database != self.database:
@@ -127,15 +161,78 @@ class PartitionDesign:
             if name not in specs:
                 hint = did_you_mean(name, specs, "tables")
                 raise InvalidUsageError("the design has an unknown table", table=name, hint=hint)
-            if column is not None and column not in specs[name].key:
-                raise InvalidUsageError(
-                    "a table is partitioned by a column of its key",
-                    table=name,
-                    partition_by=column,
-                    hint=did_you_mean(column, specs[name].key, "columns of the key"),
-                )
-            specs[name] = replace(specs[name], partition_by=column)
+            names = (column,) if isinstance(column, str) else column or ()
+            for part in names:
+                if part not in specs[name].key:
+                    raise InvalidUsageError(
+                        "a table is partitioned by a column of its key",
+                        table=name,
+                        partition_by=part,
+                        hint=did_you_mean(part, specs[name].key, "columns of the key"),
+                    )
+            if len(set(names)) < len(names):
+                raise InvalidUsageError("a table is partitioned by one column twice", table=name)
+            specs[name] = replace(specs[name], partition_by=names[0] if names else None)
+            self._check_indexes(specs[name])
         return list(specs.values())
+
+    def _check_indexes(self, spec: TableSpec) -> None:
+        declared = [index.columns for index in spec.indexes]
+        for index in self.indexes.get(spec.name, ()):
+            if index not in declared:
+                raise InvalidUsageError(
+                    "the design has an index that the table does not declare",
+                    table=spec.name,
+                    index=index,
+                    hint=f"declare it: indexes=[{', '.join(map(repr, index))}], or leave it out",
+                )
+
+    @property
+    def several(self) -> dict[str, tuple[str, ...]]:
+        """The columns of the tables that are partitioned by several."""
+        return {name: column for name, column in self.columns.items() if isinstance(column, tuple)}
+
+    def check_routes(self, procedures: Mapping[str, Procedure], specs: Iterable[TableSpec]) -> None:
+        """Refuse a route that procedures do not have with the tables of this design.
+
+        Penstock finds a route from the keys that a procedure accesses, or from its ``route=``. A design
+        cannot give it another one: transactions that access rows outside of a named route are rejected.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such procedure, or its transactions are not routed so.
+        """
+        if not self.routes:
+            return
+        placements = place_tables(
+            {spec.name: spec for spec in specs}, self.partitions, self.ranges, self.several
+        )
+        for name, wanted in self.routes.items():
+            if name not in procedures:
+                hint = did_you_mean(name, procedures, "procedures")
+                raise InvalidUsageError("the design has an unknown procedure", procedure=name, hint=hint)
+            for program in procedures[name].programs:
+                route = find_route(program, placements)
+                if set(route.partitions) != set(wanted):
+                    raise InvalidUsageError(
+                        "a procedure is not routed as the design says",
+                        procedure=name,
+                        design=" and ".join(wanted),
+                        route=route.describe(),
+                        hint="declare route= if the event says the partition, or design anew",
+                    )
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """Return a name or a list of names; nothing if it is neither."""
+    names = value if isinstance(value, list) else [value]
+    return tuple(names) if all(isinstance(name, str) for name in names) else ()
+
+
+def _plain(column: str | tuple[str, ...]) -> str | list[str]:
+    """Return columns as YAML has them."""
+    return column if isinstance(column, str) else list(column)
 
 
 def _check_fields(content: Any, known: tuple[str, ...], file: str, owner: str) -> None:

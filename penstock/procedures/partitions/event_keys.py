@@ -124,6 +124,17 @@ class EventKeys:
         """Return the columns of keys, without those that have a null: no row has one."""
         return [one.values for one in _without_nulls(self._combine(keys, keys.origins))]
 
+    def values(self, keys: Keys) -> tuple[Numbers, list[tuple[Column, pa.Array[Any]] | None]]:
+        """Return the event of each row that keys may name, and the columns of these keys; None is unknown.
+
+        Keys that have a null are left out: no row has one.
+        """
+        found = _without_nulls(self._combine(keys, keys.origins))
+        events = found[0].events if found else None
+        known = iter([(one.column, one.values) for one in found])
+        columns = [None if origin is None else next(known) for origin in keys.origins]
+        return np.arange(self.events.num_rows) if events is None else events, columns
+
     def by_event(self) -> tuple[Numbers, Numbers]:
         """Return the place of each event's first partition, then their number; and the partitions."""
         starts, order, needed = self._in_order(self._distinct_partitions())
@@ -134,14 +145,16 @@ class EventKeys:
         distinct = {(self._placements[keys.table].method, keys.partition): keys for keys in self.route.keys}
         found = []
         for keys in distinct.values():
-            (values,) = _without_nulls(self._combine(keys, [keys.partition]))
-            partitions = self._placements[keys.table].partitions_of(values.column, values.values)
-            found.append((partitions, values.events))
+            values = _without_nulls(self._combine(keys, keys.partition))
+            found.append((self._placed(keys, values), values[0].events))
         return found
 
     def _partitions(self, keys: Keys, values: Sequence[_Values]) -> Numbers:
-        one = values[keys.origins.index(keys.partition)]
-        return self._placements[keys.table].partitions_of(one.column, one.values)
+        return self._placed(keys, [values[place] for place in keys.places])
+
+    def _placed(self, keys: Keys, values: Sequence[_Values]) -> Numbers:
+        columns = [one.column for one in values]
+        return self._placements[keys.table].partitions_of(columns, [one.values for one in values])
 
     def _in_order(
         self, found: Sequence[tuple[Numbers, Numbers | None]]

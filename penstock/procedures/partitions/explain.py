@@ -44,4 +44,4 @@ def _describe_table(spec: TableSpec, placement: Placement | None) -> str:
         return (
             f"replicated, {'since it has no partition_by' if spec.partition_by is None else 'by the design'}"
         )
-    return f"by {'the hash' if placement.ranges is None else 'ranges'} of {placement.column.name}"
+    return f"by {'the hash' if placement.ranges is None else 'ranges'} of {' and '.join(placement.names)}"

@@ -56,6 +56,8 @@ class PartitionedTables:
         See `Database.open`.
     unshared : iterable of str
         The tables that no program accesses; only the first partition has them.
+    columns : mapping, optional
+        The columns of tables that are partitioned by several.
 
     Attributes
     ----------
@@ -73,9 +75,10 @@ class PartitionedTables:
         partitions: int,
         ranges: Mapping[str, Sequence[Any]],
         unshared: Iterable[str] = (),
+        columns: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
-        self.placements = place_tables(self._specs, partitions, ranges)
+        self.placements = place_tables(self._specs, partitions, ranges, columns)
         self._unshared = set(unshared)
         self._partitions = [TableSet(self._specs.values()) for _ in range(partitions)]
         self._coordinator = TableSet(self._specs.values())
@@ -410,6 +413,7 @@ def open_tables(
     partitions: int,
     ranges: Mapping[str, Sequence[Any]],
     unshared: Iterable[str] = (),
+    columns: Mapping[str, Sequence[str]] | None = None,
 ) -> State:
     """Return empty tables; see `PartitionedTables`.
 
@@ -424,4 +428,4 @@ def open_tables(
         )
     if partitions == 1 and not ranges:
         return TableSet(specs)
-    return PartitionedTables(specs, partitions, ranges, unshared)
+    return PartitionedTables(specs, partitions, ranges, unshared, columns)

@@ -1,4 +1,4 @@
-"""The partitions in which rows are: by the hash of a column, or by its ranges (H-Store §3.4.1)."""
+"""The partitions in which rows are: by the hash of columns, or by ranges of one (H-Store §3.4.1)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,17 @@ from penstock.procedures.texts import Numbers, TextNumbers
 from penstock.sql.expression import did_you_mean
 from penstock.state_store.keys.key_words import KeyCodec, buckets_of
 
-__all__ = ["Placement", "hash_numbers", "hash_values", "numbers_of", "place_tables", "read_ranges"]
+__all__ = [
+    "Placement",
+    "hash_numbers",
+    "hash_values",
+    "mix_hashes",
+    "numbers_of",
+    "place_tables",
+    "read_ranges",
+]
+
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
@@ -35,6 +45,14 @@ def hash_numbers(numbers: Numbers) -> Numbers:
     """Return a hash of each of the integers that stand for values that are no texts."""
     codec = KeyCodec([pa.field("key", pa.int64())])
     return codec.encode([pa.array(numbers)]).hashes.view(np.int64)
+
+
+def mix_hashes(hashes: Sequence[Numbers]) -> Numbers:
+    """Return one hash for the hashes of several columns of a row, in their order; of one column its own."""
+    mixed = hashes[0].view(np.uint64)
+    for one in hashes[1:]:
+        mixed = ((mixed ^ (mixed >> np.uint64(32))) * _MIX) ^ one.view(np.uint64)
+    return mixed.view(np.int64)
 
 
 @kernel
@@ -65,24 +83,44 @@ class Placement:
         The number of partitions.
     ranges : sequence, optional
         The least value of each partition but the first; by default the hash of a value decides.
+    columns : sequence of str, optional
+        The columns of its key to partition by, instead of the one that it has.
+
+    Attributes
+    ----------
+    columns : tuple of Column
+        The columns by which it is partitioned.
 
     Raises
     ------
     InvalidUsageError
-        If the values do not ascend, do not fit the column, or are not one fewer than the partitions.
+        If the values do not ascend, do not fit the column, or are not one fewer than the partitions; or if
+        there are ranges of several columns.
     """
 
-    def __init__(self, spec: TableSpec, partitions: int, ranges: Sequence[Any] | None = None) -> None:
-        self.column = spec.column(spec.partition_by or "")
+    def __init__(
+        self,
+        spec: TableSpec,
+        partitions: int,
+        ranges: Sequence[Any] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        self.columns = tuple(spec.column(name) for name in columns or (spec.partition_by or "",))
         self._partitions = partitions
         self.ranges: tuple[Any, ...] | None = None
         if ranges is None:
             return
+        if len(self.columns) > 1:
+            raise InvalidUsageError(
+                "only a single column has ranges",
+                table=spec.name,
+                columns=self.names,
+                hint="leave out the ranges, or partition by one column",
+            )
+        (column,) = self.columns
         with arrow_errors(spec.name):
-            bounds = pa.array(ranges, self.column.type)
-        least = (
-            bounds.to_pylist() if self.column.kind.is_interned else numbers_of(self.column, bounds).tolist()
-        )
+            bounds = pa.array(ranges, column.type)
+        least = bounds.to_pylist() if column.kind.is_interned else numbers_of(column, bounds).tolist()
         ascends = not bounds.null_count and all(one < other for one, other in itertools.pairwise(least))
         if len(least) != partitions - 1 or not ascends:
             raise InvalidUsageError(
@@ -95,34 +133,57 @@ class Placement:
         self.ranges = tuple(least)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(column.name for column in self.columns)
+
+    @property
     def method(self) -> object:
         """What two placements have in common that put equal values into the same partition."""
         return self.ranges
 
-    def partitions_of(self, column: Column, values: pa.Array[Any]) -> Numbers:
-        """Return the partition of each value of the column, or of an attribute of its kind."""
+    def partitions_of(self, columns: Sequence[Column], values: Sequence[pa.Array[Any]]) -> Numbers:
+        """Return the partition of each row by the values of its columns, or of attributes of their kinds."""
         if self.ranges is None:
-            return buckets_of(hash_values(column, values).view(np.uint64), self._partitions)
+            mixed = mix_hashes([hash_values(*one) for one in zip(columns, values, strict=True)])
+            return buckets_of(mixed.view(np.uint64), self._partitions)
+        return self._ranges_of(columns[0], values[0])
+
+    def _ranges_of(self, column: Column, values: pa.Array[Any]) -> Numbers:
         if not column.kind.is_interned:
             return find_ranges(numbers_of(column, values), np.array(self.ranges, np.int64))
         encoded = values.fill_null("" if column.kind is Kind.TEXT else b"").dictionary_encode()
-        numbers = [bisect_right(self.ranges, value) for value in encoded.dictionary.to_pylist()]
+        numbers = [bisect_right(self.ranges or (), value) for value in encoded.dictionary.to_pylist()]
         return np.array(numbers or [0], np.int64)[encoded.indices.to_numpy(zero_copy_only=False)]
 
     def split(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
         """Return the rows of each partition, in their order."""
         if not rows.num_rows:
             return [rows] * self._partitions
-        places = self.partitions_of(self.column, rows.column(self.column.name))
+        places = self.partitions_of(self.columns, [rows.column(name) for name in self.names])
         order = np.argsort(places, kind="stable")
         ends = np.searchsorted(places[order], np.arange(self._partitions + 1))
         return [rows.take(pa.array(order[begin:end])) for begin, end in itertools.pairwise(map(int, ends))]
 
 
 def place_tables(
-    tables: Mapping[str, TableSpec], partitions: int, ranges: Mapping[str, Sequence[Any]]
+    tables: Mapping[str, TableSpec],
+    partitions: int,
+    ranges: Mapping[str, Sequence[Any]],
+    columns: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, Placement]:
     """Return the placements of all tables that have a column to partition by.
+
+    Parameters
+    ----------
+    tables : mapping
+        The tables.
+    partitions : int
+        The number of partitions.
+    ranges : mapping
+        The ranges of tables; see `Placement`.
+    columns : mapping, optional
+        The columns of tables that are partitioned by several.
 
     Raises
     ------
@@ -143,7 +204,7 @@ def place_tables(
             )
     for name, spec in tables.items():
         if spec.partition_by is not None:
-            placements[name] = Placement(spec, partitions, ranges.get(name))
+            placements[name] = Placement(spec, partitions, ranges.get(name), (columns or {}).get(name))
     return placements
 
 

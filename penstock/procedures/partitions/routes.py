@@ -9,7 +9,7 @@ from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.compiler.values import ROUTED, Access, AccessMode, Found, Origin
 from penstock.procedures.partitions.placement import Placement
 
-__all__ = ["Keys", "Route", "find_route"]
+__all__ = ["Keys", "Route", "find_route", "keys_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,18 @@ class Keys:
     origins : tuple of Origin or None
         The origin of each column of the key, if it has one. A value of a named route is a column of the
         results of `Program.route`.
-    partition : Origin
-        The origin of the column by which the table is partitioned.
+    places : tuple of int
+        The places in the key of the columns by which the table is partitioned.
     """
 
     table: str
     origins: tuple[Origin | None, ...]
-    partition: Origin
+    places: tuple[int, ...]
+
+    @property
+    def partition(self) -> tuple[Origin | None, ...]:
+        """The origins of the columns by which the table is partitioned."""
+        return tuple(self.origins[place] for place in self.places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +88,45 @@ def find_route(program: Program | PlainProgram, placements: Mapping[str, Placeme
     tables = {spec.name: spec for spec in program.tables}
     accesses = [access for access in program.accesses if access.table in placements]
     places = {
-        name: tables[name].key.index(placements[name].column.name) for name in placements if name in tables
+        name: tuple(map(tables[name].key.index, placements[name].names))
+        for name in placements
+        if name in tables
     }
     keys = tuple(
-        dict.fromkeys(one for access in accesses for one in _keys(program, access, places[access.table]))
+        dict.fromkeys(one for access in accesses for one in keys_of(program, access, places[access.table]))
     )
     lists = {column.name for column in program.event if column.is_list}
     methods = {(placements[one.table].method, one.partition) for one in keys}
-    several = any(isinstance(one.partition, Found) or one.partition in lists for one in keys)
+    several = any(isinstance(part, Found) or part in lists for one in keys for part in one.partition)
     named = {ROUTED: program.route.name} if program.route is not None else {}
     named |= {name: f"all {name}" for name in lists}
-    origins = [str(access.origins[places[access.table]]) for access in accesses]
-    partitions = dict.fromkeys(named.get(origin, origin) for origin in origins)
+    partitions: dict[str, None] = {}
+    for access in accesses:
+        origins = [str(access.origins[place]) for place in places[access.table]]
+        parts = [named.get(origin, origin) for origin in origins]
+        partitions[parts[0] if len(parts) == 1 else f"({', '.join(parts)})"] = None
     return Route(keys, None, tuple(partitions), is_single=len(methods) <= 1 and not several)
 
 
-def _keys(program: Program, access: Access, partition: int) -> Iterator[Keys]:
-    """Yield the keys of an access: for each value of a named route those that have it."""
+def keys_of(program: Program, access: Access, places: tuple[int, ...]) -> Iterator[Keys]:
+    """Yield the keys of an access: for each value of a named route those that have it.
+
+    Parameters
+    ----------
+    program : Program
+        The program.
+    access : Access
+        One of its accesses.
+    places : tuple of int
+        See `Keys`.
+    """
     names: list[str] = [] if program.route is None else [column.name for column in program.route.results]
     for name in names if ROUTED in access.origins else [""]:
         known = [name if origin == ROUTED else origin for origin in access.origins]
         origins = tuple(
             None if isinstance(origin, Found) and _changes(program, origin) else origin for origin in known
         )
-        yield Keys(access.table, origins, origins[partition] or "")
+        yield Keys(access.table, origins, places)
 
 
 def _obstacle(program: Program | PlainProgram, placements: Mapping[str, Placement]) -> str | None:
@@ -124,12 +144,12 @@ def _obstacle(program: Program | PlainProgram, placements: Mapping[str, Placemen
             if access.mode is not AccessMode.READ:
                 return f"it writes {shown}, which is replicated"
             continue
-        column = placements[access.table].column.name
-        origin = access.origins[spec.key.index(column)]
-        if origin is None:
-            return f"no attribute of the event is the {column} of {shown}"
-        if isinstance(origin, Found) and (reason := _changes(program, origin)) is not None:
-            return reason
+        for column in placements[access.table].names:
+            origin = access.origins[spec.key.index(column)]
+            if origin is None:
+                return f"no attribute of the event is the {column} of {shown}"
+            if isinstance(origin, Found) and (reason := _changes(program, origin)) is not None:
+                return reason
     return None
 
 
