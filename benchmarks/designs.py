@@ -16,8 +16,7 @@ HR+ is `penstock.designing.search`. The peers are simple and only here:
 - SCH: `benchmarks.schism`, a graph of rows cut into parts, explained by columns.
 - PKY: the last column of the primary key, which tells rows apart. The paper takes the whole key.
 
-TPC-C (skewed) is TPC-C in which all transactions of an interval are of one warehouse. The paper's design for
-it has two columns for a table, which is no option here.
+TPC-C (skewed) is TPC-C in which all transactions of an interval are of one warehouse. TPC-E is a trace alone.
 """
 
 from __future__ import annotations
@@ -25,87 +24,21 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from benchmarks.design_workloads import INTERVALS, WORKLOADS, trace_of
 from benchmarks.harness import REPOSITORY, machine, print_and_save
-from benchmarks.recorded_traces import record
 from benchmarks.schism import graph_choice
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.initial import most_frequent, route_by_frequency
 from penstock.designing.search import Limits, search
-from penstock.designing.traces.trace import Trace
 from penstock.designing.workload import TableOption, Workload
-from penstock.procedures.programs.oltp import OLTP
-from penstock.procedures.programs.oltp.small_bank import SmallBankScale
-from penstock.procedures.programs.oltp.tatp import TatpScale
-from penstock.procedures.programs.oltp.tpcc_data import TpccScale
-from penstock.procedures.programs.oltp.voter import VoterScale
-from penstock.procedures.programs.oltp.ycsb import YcsbScale
 
-__all__ = ["WORKLOADS", "report"]
+__all__ = ["designs_of", "report"]
 
 RESULT = REPOSITORY / "benchmarks" / "results" / "designs.txt"
-INTERVALS = 10
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A benchmark and the size of its database."""
-
-    benchmark: str
-    scale: Any
-    is_skewed: bool = False
-
-
-WORKLOADS = {
-    "TATP": Setting("tatp", TatpScale(2_000)),
-    "TPC-C": Setting("tpcc", TpccScale(warehouses=64, districts=4, customers=10, items=50)),
-    "TPC-C (skewed)": Setting("tpcc", TpccScale(warehouses=64, districts=10, customers=10, items=50), True),
-    "SmallBank": Setting("small_bank", SmallBankScale(customers=5_000, hot=500)),
-    "YCSB": Setting("ycsb", YcsbScale(records=2_000)),
-    "Voter": Setting("voter", VoterScale()),
-}
-
-
-def skew(requests: pa.RecordBatch, warehouses: int) -> pa.RecordBatch:
-    """Return TPC-C's requests with all home warehouses of an interval being one."""
-    count = requests.num_rows
-    home = 1 + (np.arange(count) * INTERVALS // count) * 7 % warehouses
-    columns = {name: requests.column(name) for name in requests.schema.names}
-    before = columns["w_id"].to_numpy()
-    supplies = columns["supplies"]
-    sizes = pc.fill_null(pc.list_value_length(supplies), 0).to_numpy()
-    flat = supplies.flatten().to_numpy()
-    flat = np.where(flat == np.repeat(before, sizes), np.repeat(home, sizes), flat)
-    mask = pa.array(~supplies.is_valid().to_numpy(zero_copy_only=False))
-    offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
-    columns["supplies"] = pa.ListArray.from_arrays(offsets, pa.array(flat), mask=mask)
-    columns["c_w_id"] = pa.array(
-        np.where(columns["c_w_id"].to_numpy() == before, home, columns["c_w_id"].to_numpy())
-    )
-    columns["w_id"] = pa.array(home)
-    return pa.RecordBatch.from_arrays(
-        [columns[field.name].cast(field.type) for field in requests.schema], schema=requests.schema
-    )
-
-
-def trace_of(setting: Setting, count: int) -> tuple[Trace, Trace]:
-    """Return the traces to design for, and to measure."""
-    benchmark = OLTP[setting.benchmark]
-    requests = benchmark.requests(setting.scale, 2 * count, 1)
-    halves = [requests.slice(0, count), requests.slice(count)]
-    if setting.is_skewed:
-        halves = [skew(half, setting.scale.warehouses) for half in halves]
-    calls = [(benchmark.procedure.name, half) for half in halves]
-    kind = "kind" if "kind" in requests.schema.names else None
-    trace = record(benchmark.database, calls, benchmark.tables(setting.scale), kind=kind)
-    return trace.slice(0, count), trace.slice(count, 2 * count)
 
 
 def greedy(model: CostModel) -> Choice:
@@ -145,6 +78,17 @@ def primary_keys(model: CostModel) -> Choice:
     return Choice(chosen, route_by_frequency(workload, model.masks(chosen)))
 
 
+def designs_of(model: CostModel, found: Choice) -> dict[str, Choice]:
+    """Return the design of each algorithm; `found` is that of HR+."""
+    return {
+        "HR+": found,
+        "HR-": greedy(model),
+        "SCH": graph_choice(model, primary_keys(model)),
+        "MFA": most_frequent_choice(model),
+        "PKY": primary_keys(model),
+    }
+
+
 def report(count: int, partitions: Sequence[int], seconds: float, names: Sequence[str]) -> Iterator[str]:
     """Return the lines of the result."""
     yield (
@@ -167,14 +111,7 @@ def report(count: int, partitions: Sequence[int], seconds: float, names: Sequenc
             model = CostModel(workload)
             test = CostModel(Workload.encode(test_trace, number, INTERVALS, options=workload.named_options))
             found = search(model, limits=Limits(seconds=seconds))
-            choices = {
-                "HR+": found.choice,
-                "HR-": greedy(model),
-                "SCH": graph_choice(model, primary_keys(model)),
-                "MFA": most_frequent_choice(model),
-                "PKY": primary_keys(model),
-            }
-            for algorithm, choice in choices.items():
+            for algorithm, choice in designs_of(model, found.choice).items():
                 cost = test.measure(choice)
                 speed = f"{found.designs / found.seconds:>11,.0f}" if algorithm == "HR+" else ""
                 yield (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,7 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.arrow_rows import as_arrow, batches_of
-from penstock.procedures.partitions.placement import hash_values
+from penstock.procedures.partitions.placement import hash_values, mix_hashes
 from penstock.procedures.plain.rounds import PlainRounds
 from penstock.procedures.plain.selection import PlainSelection, find_index
 from penstock.procedures.plain.tables import PlainTable, python_rows
@@ -252,18 +253,24 @@ def record(
 
 
 def _routes_of(program: Any, events: pa.RecordBatch) -> dict[str, tuple[Numbers, Booleans]]:
-    """Return the hashes of attributes that hold a column of a key, and whether they are there."""
+    """Return the hashes of attributes that hold a column of a key, and of two such ones together.
+
+    With them comes whether they are there.
+    """
     accesses = program.accesses if isinstance(program, Program) else ()
-    found = [name for access in accesses for name in attributes_of(program, access)]
-    names = dict.fromkeys(name for name in found if name is not None)
+    keys = [[name for name in attributes_of(program, access) if name is not None] for access in accesses]
     columns = {column.name: column for column in program.event}
-    return {
+    routes = {
         name: (
             hash_values(columns[name], events.column(name)),
             events.column(name).is_valid().to_numpy(zero_copy_only=False),
         )
-        for name in names
+        for name in dict.fromkeys(name for key in keys for name in key)
     }
+    for one, other in dict.fromkeys(pair for key in keys for pair in combinations(key, 2)):
+        both = mix_hashes([routes[one][0], routes[other][0]])
+        routes[f"{one}, {other}"] = both, routes[one][1] & routes[other][1]
+    return routes
 
 
 def _add(builder: TraceBuilder, numbers: Numbers, recorded: list[list[Recorded]]) -> None:

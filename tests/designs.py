@@ -101,16 +101,13 @@ def partitions_of(
         option = design[access.table]
         if option.column is None:
             needed |= set(range(partitions)) if access.writes else set()
-        elif access.key[option.column] is None:
+        elif any(access.key[name] is None for name in option.columns):
             needed |= set(range(partitions))
         else:
             spec = database.tables[access.table]
-            column = spec.column(option.column)
-            place = Placement(
-                type(spec)(spec.name, spec.columns, spec.key, option.column), partitions, option.ranges
-            )
-            value = pa.array([access.key[option.column]], column.type)
-            needed.add(int(place.partitions_of(column, value)[0]))
+            place = Placement(spec, partitions, option.ranges, option.columns)
+            values = [pa.array([access.key[one.name]], one.type) for one in place.columns]
+            needed.add(int(place.partitions_of(place.columns, values)[0]))
     return needed
 
 

@@ -15,6 +15,9 @@ from penstock.designing.traces.trace import Request, declare
 from penstock.designing.workload import Workload
 from penstock.errors import InvalidUsageError
 from penstock.procedures.databases import Database
+from penstock.procedures.engine import TableSet
+from penstock.procedures.in_process.arrow_rows import as_arrow, batches_of
+from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +33,7 @@ def design(
     requests: Iterable[Request] | Mapping[str, pa.Table | pa.RecordBatch | Mapping[str, Any]] | None = None,
     *,
     log: str | os.PathLike[str] | None = None,
+    tables: Mapping[str, pa.Table | pa.RecordBatch | Mapping[str, Any]] | None = None,
     partitions: int = 4,
     seconds: float = 10.0,
     intervals: int = 10,
@@ -41,9 +45,9 @@ def design(
 ) -> DesignResult:
     """Choose the partitions of a database for a trace of its transactions.
 
-    For each table it chooses a column of the key, by hash or by ranges, or a copy in every partition, so that
-    few transactions need several partitions and all partitions have about the same load. Nothing runs and
-    nothing is written. Ctrl-C ends the search with the best design so far.
+    For each table it chooses a column of the key, by hash or by ranges, or two columns, or a copy in every
+    partition, so that few transactions need several partitions and all partitions have about the same load.
+    Nothing runs and nothing is written. Ctrl-C ends the search with the best design so far.
 
     Parameters
     ----------
@@ -55,6 +59,8 @@ def design(
     log : str or path, optional
         The directory of a database: its calls since its newest version are the requests. A process may have
         it open meanwhile.
+    tables : mapping, optional
+        With `requests`: the rows of tables before them, in which indexes find rows. A log has them.
     partitions : int
         The number of partitions, 2 to 64.
     seconds : float
@@ -65,7 +71,7 @@ def design(
     alpha, beta : float
         The weights of coordination and skew in the cost.
     memory_bytes : int, optional
-        The memory of a partition, with `log`: designs that replicate too much are not taken.
+        The memory of a partition, with `log` or `tables`: designs that replicate too much are not taken.
     seed : int
         The seed of the search. Equal seeds find equal designs unless `seconds` or Ctrl-C ends the search.
     progress : callable, optional
@@ -96,20 +102,37 @@ def design(
         raise InvalidUsageError(
             "a trace comes from requests or from a log", hint="give one of requests= and log="
         )
-    sizes: Mapping[str, int] = {}
+    rows: TableSet | None = None
     calls: Sequence[Request] | Iterable[Request]
     if log is not None:
-        calls, sizes = read_log(database, log)
+        if tables is not None:
+            raise InvalidUsageError("a log has the rows of tables", hint="leave out tables=")
+        calls, rows = read_log(database, log)
     else:
         calls = list(requests.items()) if isinstance(requests, Mapping) else requests or ()
-    if memory_bytes is not None and log is None:
+        if tables is not None:
+            rows = _load(database, tables)
+    if memory_bytes is not None and rows is None:
         raise InvalidUsageError(
-            "only a log tells the sizes of tables", hint="give log=, or leave out memory_bytes="
+            "only a log or rows tell the sizes of tables",
+            hint="give log= or tables=, or leave out memory_bytes=",
         )
-    trace = declare(database, calls, sizes)
+    trace = declare(database, calls, rows)
     if type(partitions) is int and type(intervals) is int and partitions > 0 and intervals > 0:
         intervals = min(intervals, max(trace.transactions // (TRANSACTIONS_PER_PARTITION * partitions), 1))
     workload = Workload.encode(trace, partitions, intervals)
     model = CostModel(workload, alpha, beta, memory_bytes)
     found = search(model, seed=seed, limits=Limits(seconds=seconds), progress=progress)
     return DesignResult(model, found, declared_choice(workload))
+
+
+def _load(database: Database, tables: Mapping[str, Any]) -> TableSet:
+    """Return a database's tables with these rows."""
+    state = TableSet(database.tables.values())
+    for name, rows in tables.items():
+        if name not in database.tables:
+            hint = did_you_mean(name, database.tables, "tables")
+            raise InvalidUsageError("there is no such table", table=name, hint=hint)
+        for batch in batches_of(as_arrow(rows, owner=name), database.tables[name].schema, owner=name):
+            state.load(name, batch)
+    return state

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from xml.sax.saxutils import escape
 
 from penstock.designing.traces.access_graph import Edge, access_graph
+from penstock.procedures.partitions.design import PartitionColumns
 
 if TYPE_CHECKING:
     from penstock.designing.result import DesignResult
@@ -65,7 +66,8 @@ def draw(result: DesignResult) -> str:
     for name, (x, y) in places.items():
         column = columns[name]
         count, single = shares[name]
-        method = "replicated" if column is None else f"{'ranges' if name in ranges else 'hash'} of {column}"
+        shown = column if isinstance(column, str) else ", ".join(column or ())
+        method = "replicated" if column is None else f"{'ranges' if name in ranges else 'hash'} of {shown}"
         parts.append(
             f'<rect x="{x - _WIDTH / 2:.0f}" y="{y - _HEIGHT / 2:.0f}" width="{_WIDTH}" height="{_HEIGHT}" '
             f'rx="4" fill="{_REPLICATED if column is None else fills[column]}" stroke="#555555">'
@@ -82,6 +84,10 @@ def draw(result: DesignResult) -> str:
     return "\n".join([head, *parts, "</svg>", ""])
 
 
-def _joins(columns: Mapping[str, str | None], edge: Edge) -> bool:
-    """Return whether both tables are partitioned by the columns of an edge."""
-    return all(columns[table] == column for table, column in edge.columns)
+def _joins(columns: Mapping[str, PartitionColumns], edge: Edge) -> bool:
+    """Return whether both tables are partitioned by the columns of an edge, maybe with others."""
+    return all(column in _names(columns[table]) for table, column in edge.columns)
+
+
+def _names(columns: PartitionColumns) -> tuple[str, ...]:
+    return (columns,) if isinstance(columns, str) else columns or ()

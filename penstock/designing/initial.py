@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import permutations
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from penstock.designing.cost_kernels import Masks
 from penstock.designing.traces.access_graph import co_accessed_columns
 from penstock.designing.workload import TableOption, Workload
 from penstock.errors import InvalidUsageError
+from penstock.procedures.partitions.design import PartitionColumns
 from penstock.procedures.texts import Numbers
 
 __all__ = ["declared_choice", "initial_choices", "most_frequent", "route_by_frequency"]
@@ -23,7 +25,8 @@ def initial_choices(model: CostModel) -> tuple[Choice, Cost]:
     """Return the best of the designs that are easy to find, and its cost.
 
     These are the declared design, the most frequently accessed columns, and, for each set of columns that the
-    access graph joins, the columns of this set. The paper begins with the second alone.
+    access graph joins, the columns of this set, and those of two sets together. The paper begins with the
+    second alone.
 
     Raises
     ------
@@ -65,7 +68,9 @@ def _starts(model: CostModel) -> Iterator[Numbers]:
         for table, heats in enumerate(workload.heat_of_column)
     ])  # fmt: skip
     yield partitioned
-    for group in co_accessed_columns(workload.trace.slice(0, _GRAPH_TRANSACTIONS)):
+    groups = co_accessed_columns(workload.trace.slice(0, _GRAPH_TRANSACTIONS))
+    yield from _starts_of_pairs(workload, frequent, groups)
+    for group in groups:
         for with_ranges in (False, True):
             tables = frequent.copy()
             for table, name in enumerate(workload.names):
@@ -77,6 +82,23 @@ def _starts(model: CostModel) -> Iterator[Numbers]:
                 if not writes:
                     tables[table] = workload.options[table].index(TableOption(None))
             yield tables.copy()
+
+
+def _starts_of_pairs(
+    workload: Workload, frequent: Numbers, groups: list[frozenset[tuple[str, str]]]
+) -> Iterator[Numbers]:
+    """Yield designs by two sets of columns: tables with one of each by both, others by that of the first."""
+    if not any(len(option.columns) > 1 for options in workload.options for option in options):
+        return
+    for one, other in permutations(groups, 2):
+        tables = frequent.copy()
+        for table, name in enumerate(workload.names):
+            spec = workload.trace.tables[workload.tables[table]]
+            pair = tuple(column for column in spec.key if (name, column) in one | other)
+            single = [column for column in pair if (name, column) in one]
+            if single:
+                tables[table] = _option(workload, table, pair if len(pair) == 2 else single[0])
+        yield tables
 
 
 def most_frequent(model: CostModel) -> Numbers:
@@ -100,7 +122,7 @@ def most_frequent(model: CostModel) -> Numbers:
     return tables
 
 
-def _option(workload: Workload, table: int, column: str, *, with_ranges: bool = False) -> int:
+def _option(workload: Workload, table: int, column: PartitionColumns, *, with_ranges: bool = False) -> int:
     """Return the option of a table to be partitioned by a column; if there is none, its declaration."""
     found = [
         place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,10 @@ from penstock.designing.cost import Choice, CostModel
 from penstock.designing.search import Found
 from penstock.designing.traces.trace import Trace
 from penstock.designing.workload import TableOption
-from penstock.procedures.partitions.design import PartitionDesign
+from penstock.procedures.compiler.values import Found as FoundRow
+from penstock.procedures.partitions.design import PartitionColumns, PartitionDesign
 from penstock.procedures.partitions.placement import place_tables
-from penstock.procedures.partitions.routes import find_route
+from penstock.procedures.partitions.routes import Route, find_route
 
 __all__ = ["DesignResult", "describe_option"]
 
@@ -56,7 +58,7 @@ class DesignResult:
         self.speed_up, self.declared_speed_up = model.speed_up(found.choice), model.speed_up(declared)
         workload = model.workload
         trace = workload.trace
-        columns = {spec.name: spec.partition_by for spec in trace.tables}
+        columns: dict[str, PartitionColumns] = {spec.name: spec.partition_by for spec in trace.tables}
         options = [self.option(table) for table in range(len(workload.options))]
         chosen = dict(zip(workload.names, options, strict=True))
         self.design = PartitionDesign(
@@ -65,6 +67,18 @@ class DesignResult:
             columns | {name: option.column for name, option in chosen.items()},
             {name: option.ranges for name, option in chosen.items() if option.ranges is not None},
         )
+        self._routes = self._find_routes()
+        indexes: dict[str, dict[tuple[str, ...], None]] = {}
+        for routes in self._routes.values():
+            for origin in (part for route in routes for keys in route.keys for part in keys.partition):
+                if isinstance(origin, FoundRow):
+                    indexes.setdefault(origin.table, {})[origin.index] = None
+        self.design = replace(
+            self.design,
+            indexes={name: tuple(found) for name, found in indexes.items()},
+            routes={name: routes[0].partitions for name, routes in self._routes.items()
+                    if len(set(routes)) == 1 and routes[0].keys},
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<design of {self.design.database}: cost {self.cost.total:.4f}>"
@@ -142,6 +156,17 @@ class DesignResult:
         ended = "Ctrl-C ended the search" if self.interrupted else "The search ended"
         yield f"{ended} after {self.seconds:.1f} s and {_count(self.designs, 'design')}."
 
+    def _find_routes(self) -> dict[str, list[Route]]:
+        """Return the routes of each procedure's programs with the tables of the design."""
+        database, design = self.trace.database, self.design
+        specs = {spec.name: spec for spec in design.apply(database.name, database.tables.values())}
+        placements = place_tables(specs, design.partitions, design.ranges, design.several)
+        return {
+            name: [find_route(one, placements) for one in database.procedures[name].programs]
+            for name in self.trace.procedures
+            if name in database.procedures
+        }
+
     def _alternatives(self, table: int) -> Iterator[str]:
         """Yield the cost of the other options of a table, the best first, all else as it is."""
         model, options = self._model, self._model.workload.options[table]
@@ -161,19 +186,14 @@ class DesignResult:
     def _procedures(self) -> Iterator[str]:
         """Yield where the transactions of each procedure run."""
         trace, single = self._model.workload.trace, self._is_single()
-        database = trace.database
-        specs = {spec.name: spec for spec in self.design.apply(database.name, database.tables.values())}
-        placements = place_tables(specs, self.design.partitions, self.design.ranges)
         for place, name in enumerate(trace.procedures):
             chosen = trace.procedure == place
             share = (
                 f"{_count(int(chosen.sum()), 'transaction')}, {single[chosen].mean():.1%} single-partition"
             )
             routes = ["all partitions: it is a workflow"]
-            if name in database.procedures:
-                routes = [
-                    find_route(one, placements).describe() for one in database.procedures[name].programs
-                ]
+            if name in self._routes:
+                routes = [route.describe() for route in self._routes[name]]
             yield f"  {name}: {share}"
             yield from (f"    {route}" for route in dict.fromkeys(routes))
 
@@ -182,7 +202,7 @@ def describe_option(option: TableOption) -> str:
     """Return an option of a table in words."""
     if option.column is None:
         return "replicated"
-    return f"by {'the hash' if option.ranges is None else 'ranges'} of {option.column}"
+    return f"by {'the hash' if option.ranges is None else 'ranges'} of {' and '.join(option.columns)}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -59,6 +59,8 @@ class Limits:
         The rounds after which, if none of them found a better design, the search ends.
     backtracks : int
         The designs that a round drops for each table that it relaxes.
+    round_seconds : float
+        The longest duration of a round.
     exhaustive : int
         Search all designs, if there are at most so many choices for tables.
     """
@@ -66,6 +68,7 @@ class Limits:
     seconds: float = 10.0
     rounds: int = 60
     backtracks: int = 100
+    round_seconds: float = math.inf
     exhaustive: int = 2_000
 
 
@@ -136,10 +139,15 @@ class _Search:
         pairs = np.unique(np.stack([trace.procedure[trace.transaction], trace.table]), axis=1)
         self._accessed = {(int(procedure), int(table)) for procedure, table in pairs.T}
         self.best, self.cost = initial_choices(model)
-        self._begin_s = _clock.monotonic_s()  # the first designs compiled the kernels
+        self._begin_s = self._round_s = _clock.monotonic_s()  # the first designs compiled the kernels
 
     def _seconds(self) -> float:
         return _clock.monotonic_s() - self._begin_s
+
+    def _is_late(self) -> bool:
+        """Return whether the search or its round has taken its time."""
+        now = _clock.monotonic_s()
+        return now - self._begin_s > self._limits.seconds or now - self._round_s > self._limits.round_seconds
 
     def run(self) -> Found:
         interrupted = False
@@ -189,6 +197,7 @@ class _Search:
         order = sorted(relaxed, key=lambda table: -int(workload.heat[table]))
         tables = self.best.tables.copy()
         tables[order] = -1
+        self._round_s = _clock.monotonic_s()
         routed = [
             procedure
             for procedure in self._procedures
@@ -212,7 +221,7 @@ class _Search:
             return
         table, merged = order[level], self._levels[level]
         for option in range(len(workload.options[table])):
-            if backtracks[0] <= 0 or self._seconds() > self._limits.seconds:
+            if backtracks[0] <= 0 or self._is_late():
                 break
             tables[table] = option
             if model.is_feasible(tables):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +16,20 @@ import numpy.typing as npt
 from penstock.designing.cost_kernels import Floats, Masks, add_accesses
 from penstock.designing.traces.trace import ANY_TABLE, Mode, Trace, linked_columns
 from penstock.errors import InvalidUsageError
+from penstock.procedures.partitions.design import PartitionColumns
 from penstock.procedures.partitions.partitioned_tables import MOST_PARTITIONS
-from penstock.procedures.partitions.placement import hash_numbers
+from penstock.procedures.partitions.placement import hash_numbers, mix_hashes
 from penstock.procedures.schema import Kind, TableSpec
 from penstock.procedures.texts import Numbers
 from penstock.state_store.keys.key_words import buckets_of
 
-__all__ = ["RANGES_FROM_OVERLOAD", "TableOption", "Workload"]
+__all__ = ["PAIRS_FROM_OVERLOAD", "RANGES_FROM_OVERLOAD", "TableOption", "Workload"]
 
 RANGES_FROM_OVERLOAD = 1.1
 """Ranges are an option if a partition has so many times its share of accesses by the hash."""
+PAIRS_FROM_OVERLOAD = 2.0
+"""Two columns are an option if by each alone the busiest partitions of intervals have so many times what is
+likely by chance: the share, and three standard deviations."""
 UNROUTED = ""
 """The attribute of transactions that begin in any partition."""
 _DOMAIN_KINDS = (Kind.INTEGER,)
@@ -36,17 +41,22 @@ class TableOption:
 
     Attributes
     ----------
-    column : str or None
-        The column by which it is partitioned; None if it is replicated.
+    column : str, tuple of str, or None
+        The column by which it is partitioned, or two of them; None if it is replicated.
     ranges : tuple of int, optional
         The least value of each partition but the first; by default the hash decides.
     index : tuple of str, optional
         The columns of a secondary index that every partition has.
     """
 
-    column: str | None
+    column: PartitionColumns
     ranges: tuple[int, ...] | None = None
     index: tuple[str, ...] | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns by which it is partitioned; none if it is replicated."""
+        return (self.column,) if isinstance(self.column, str) else self.column or ()
 
 
 @dataclass(frozen=True)
@@ -163,7 +173,9 @@ class Workload:
             )
         if type(intervals) is not int or intervals < 1:
             raise InvalidUsageError("there is no such number of intervals", intervals=repr(intervals))
-        encoder = _Encoder(trace, partitions)
+        count = trace.transactions
+        interval = (np.arange(count) * intervals // count).astype(np.int32)
+        encoder = _Encoder(trace, partitions, interval)
         tables = tuple(int(place) for place in np.unique(trace.table) if place != ANY_TABLE)
         if options is not None:
             tables = tuple(place for place, spec in enumerate(trace.tables) if spec.name in options)
@@ -174,10 +186,8 @@ class Workload:
             chosen.append(tuple(found))
             rows.append(np.stack(list(found.values())))
             declared.append(list(found).index(TableOption(spec.partition_by)))
-        count = trace.transactions
         masks = np.concatenate([np.zeros((0, count), np.uint64), *rows])
         fixed = encoder.masks(trace.table == ANY_TABLE, np.full(len(trace.table), encoder.every, np.uint64))
-        interval = (np.arange(count) * intervals // count).astype(np.int32)
         bases, attributes = encoder.bases()
         heats = [int((trace.table == place).sum()) for place in tables]
         firsts = np.cumsum([0, *map(len, chosen)])
@@ -232,8 +242,8 @@ def _compress(
 class _Encoder:
     """Makes the masks of options."""
 
-    def __init__(self, trace: Trace, partitions: int) -> None:
-        self._trace, self._partitions = trace, partitions
+    def __init__(self, trace: Trace, partitions: int, interval: npt.NDArray[np.int32]) -> None:
+        self._trace, self._partitions, self._interval = trace, partitions, interval
         self.every = np.uint64((1 << partitions) - 1)
         self._ranges: dict[tuple[str, str], tuple[int, ...] | None] = {}
         if trace.recorded:
@@ -254,20 +264,21 @@ class _Encoder:
         chosen = trace.table == place
         mode = trace.mode
         found = {}
-        for column, name in enumerate(spec.key):
-            for ranges in (None, self._ranges.get((spec.name, name))):
-                if ranges is None and TableOption(name) in found:
-                    continue
-                places = self.partitions_of(spec, name, trace.values[column], ranges)
-                masks = np.where(trace.known[column], np.uint64(1) << places.view(np.uint64), self.every)
-                found[TableOption(name, ranges)] = self.masks(chosen & (mode != Mode.FOUND), masks)
-                for number, index in enumerate(spec.indexes if trace.recorded else ()):
-                    local = chosen & ~((mode == Mode.SELECT) & (trace.index == number))
-                    local &= (mode != Mode.FOUND) | (trace.index == number)
-                    changes = (mode == Mode.WRITE) & ((trace.index >> number & 1) == 1)
-                    found[TableOption(name, ranges, index.columns)] = self.masks(
-                        local, np.where(changes, self.every, masks)
-                    )
+        partitionings = self._partitionings(place)
+        if wanted is not None:
+            partitionings = iter(dict.fromkeys(
+                TableOption(option.column, option.ranges) for option in wanted if option.columns
+            ))  # fmt: skip
+        for option in partitionings:
+            masks = self._access_masks(spec, option)
+            found[option] = self.masks(chosen & (mode != Mode.FOUND), masks)
+            for number, index in enumerate(spec.indexes if trace.recorded else ()):
+                local = chosen & ~((mode == Mode.SELECT) & (trace.index == number))
+                local &= (mode != Mode.FOUND) | (trace.index == number)
+                changes = (mode == Mode.WRITE) & ((trace.index >> number & 1) == 1)
+                found[TableOption(option.column, option.ranges, index.columns)] = self.masks(
+                    local, np.where(changes, self.every, masks)
+                )
         writes = np.full(len(mode), self.every, np.uint64)
         found[TableOption(None)] = self.masks(chosen & (mode == Mode.WRITE), writes)
         if wanted is not None:
@@ -278,14 +289,52 @@ class _Encoder:
             option: masks for option, masks in found.items() if option in kept or (masks != useless).any()
         }
 
-    def partitions_of(
-        self, spec: TableSpec, name: str, values: Numbers, ranges: tuple[int, ...] | None
-    ) -> Numbers:
-        """Return the partition of each value of a column."""
-        if ranges is not None:
-            return np.searchsorted(np.array(ranges, np.int64), values, side="right").astype(np.int64)
-        hashes = values if spec.column(name).kind.is_interned else hash_numbers(values)
-        return buckets_of(hashes.view(np.uint64), self._partitions)
+    def _partitionings(self, place: int) -> Iterator[TableOption]:
+        """Yield the ways to partition a table without indexes."""
+        spec = self._trace.tables[place]
+        uneven = set()
+        for name in spec.key:
+            yield TableOption(name)
+            if (ranges := self._ranges.get((spec.name, name))) is not None:
+                yield TableOption(name, ranges)
+            if self._is_uneven(place, name):
+                uneven.add(name)
+        for pair in combinations(spec.key, 2):
+            if uneven >= set(pair):
+                yield TableOption(pair)
+
+    def _access_masks(self, spec: TableSpec, option: TableOption) -> Masks:
+        """Return the partitions of each access, if all were to this table."""
+        trace = self._trace
+        columns = [spec.key.index(name) for name in option.columns]
+        places = self._partitions_of(spec, option)
+        known = np.logical_and.reduce([trace.known[column] for column in columns])
+        return np.where(known, np.uint64(1) << places.view(np.uint64), self.every)
+
+    def _partitions_of(self, spec: TableSpec, option: TableOption) -> Numbers:
+        values = [self._trace.values[spec.key.index(name)] for name in option.columns]
+        if option.ranges is not None:
+            return np.searchsorted(np.array(option.ranges, np.int64), values[0], side="right").astype(
+                np.int64
+            )
+        hashes = [
+            one if spec.column(name).kind.is_interned else hash_numbers(one)
+            for name, one in zip(option.columns, values, strict=True)
+        ]
+        return buckets_of(mix_hashes(hashes).view(np.uint64), self._partitions)
+
+    def _is_uneven(self, place: int, name: str) -> bool:
+        """Return whether the hash of a column overloads partitions in intervals, and not by chance."""
+        trace, spec = self._trace, self._trace.tables[place]
+        chosen = (trace.table == place) & trace.known[spec.key.index(name)]
+        places = self._partitions_of(spec, TableOption(name))[chosen]
+        # A transaction counts once in a partition.
+        cells = np.unique(trace.transaction[chosen] * self._partitions + places)
+        interval, home = self._interval[cells // self._partitions], cells % self._partitions
+        loads = np.zeros((int(self._interval[-1]) + 1, self._partitions))
+        np.add.at(loads, (interval, home), 1.0)
+        share = float(loads.mean())
+        return float(loads.max(axis=1).mean()) > PAIRS_FROM_OVERLOAD * (share + 3.0 * share**0.5)
 
     def _accesses(self, columns: set[tuple[str, str]]) -> Iterator[Numbers]:
         """Yield the known values of columns."""

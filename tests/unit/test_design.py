@@ -17,12 +17,13 @@ from penstock.cli import app
 from penstock.designing.cost import CostModel
 from penstock.designing.search import Progress
 from penstock.designing.traces.trace import declare
-from penstock.designing.workload import Workload
+from penstock.designing.workload import TableOption, Workload
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
+from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.open_database import OpenDatabase
-from penstock.procedures.partitions.design import PartitionDesign
+from penstock.procedures.partitions.design import PartitionColumns, PartitionDesign
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from tests.procedures import interpreted
 
@@ -248,6 +249,70 @@ def test_ctrl_c_keeps_the_best_design_so_far() -> None:
     assert "Ctrl-C ended the search" in result.explain()
 
 
+def reached() -> Database:
+    """Return a database whose rows are found by lists, an index and a named route."""
+    database = penstock.database("reached")
+    stock = "store bigint, item bigint, count bigint NOT NULL"
+    database.table("stock", stock, key=("store", "item"), partition_by="store", indexes=["count"])
+
+    @database.procedure(event="stores array<bigint>, item bigint")
+    def send(e: Any, stock: Any) -> Any:
+        for store in e.stores:
+            if (store, e.item) in stock:
+                stock[store, e.item].count += 0
+
+    @database.procedure(event="count bigint")
+    def find(e: Any, stock: Any) -> Any:
+        row = stock.by("count")[e.count].first()
+        if row is not None and (row.store, 0) in stock:
+            return
+
+    @database.procedure(event="till bigint, item bigint", route="e.till // 10")
+    def sell(e: Any, stock: Any) -> Any:
+        if (e.till // 10, e.item) in stock:
+            return
+
+    for procedure in database.procedures.values():
+        program = procedure.program()
+        assert isinstance(program, Program)
+        program.__dict__["kernel"] = interpreted(program)
+    return database
+
+
+@pytest.mark.parametrize("columns", ["store", "item", ("store", "item")])
+def test_the_estimate_knows_lists_and_indexes_and_routes(columns: PartitionColumns) -> None:
+    draw = np.random.default_rng(5)
+    pairs = [(store, item) for store in range(6) for item in range(6)]
+    stores, items = (list(one) for one in zip(*pairs, strict=True))
+    rows = {"stock": {"store": stores, "item": items, "count": draw.permutation(36).tolist()}}
+    calls = [
+        ("send", {"stores": [draw.integers(0, 6, draw.integers(0, 3)).tolist() for _ in range(12)],
+                  "item": draw.integers(0, 6, 12).tolist()}),
+        ("find", {"count": draw.integers(0, 40, 8).tolist()}),
+        ("sell", {"till": draw.integers(0, 60, 6).tolist(), "item": draw.integers(0, 6, 6).tolist()}),
+    ]  # fmt: skip
+    made = reached()
+    state = TableSet(made.tables.values())
+    state.load("stock", pa.RecordBatch.from_pydict(rows["stock"], schema=made.tables["stock"].schema))
+    trace = declare(made, calls, state)
+    # All two columns are options if each alone is uneven; here they are asked for.
+    options = {"stock": [TableOption("store"), TableOption(columns)]}
+    workload = Workload.encode(trace, 4, 1, options=options)
+    masks = CostModel(workload).masks(np.array([workload.options[0].index(TableOption(columns))]))
+    estimated = (np.bitwise_count(masks)[workload.record] > 1).tolist()
+    forwards = []
+    with made.open(design=PartitionDesign("reached", 4, {"stock": columns})) as db:
+        db.load("stock", rows["stock"])
+        assert isinstance(db._state, PartitionedTables)
+        for name, events in calls:
+            for row in pa.table(events).to_pylist():
+                before = db._state.forwarded
+                db.call(name, **row)
+                forwards.append(db._state.forwarded > before)
+    assert estimated == forwards
+    assert 0 < sum(forwards) < len(forwards)
+
+
 @pytest.mark.parametrize(
     ("options", "fact"),
     [
@@ -263,7 +328,7 @@ def test_ctrl_c_keeps_the_best_design_so_far() -> None:
         ({"requests": requests(3), "intervals": 0}, "no such number of intervals"),
         ({"requests": requests(3), "seconds": 0}, "a search takes time"),
         ({"requests": requests(3), "alpha": -1}, "the weights of the cost"),
-        ({"requests": requests(3), "memory_bytes": 1}, "only a log tells the sizes"),
+        ({"requests": requests(3), "memory_bytes": 1}, "only a log or rows tell the sizes"),
     ],
 )
 def test_an_unusable_trace_or_option_is_refused(options: dict[str, Any], fact: str) -> None:
@@ -297,7 +362,7 @@ def test_the_command_writes_the_design_and_a_drawing(tmp_path: Path) -> None:
     assert svg.read_text().startswith("<svg")
     for wrong, fact in (
         ("pay", "write PROCEDURE=FILE"),
-        (f"pay={tmp_path / 'none'}", "cannot read requests"),
+        (f"pay={tmp_path / 'none'}", "cannot read rows"),
     ):
         refused = CliRunner().invoke(app, ["design", str(file), "--requests", wrong])
         assert refused.exit_code == 2

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from benchmarks.designs import WORKLOADS, report, skew
+from benchmarks.design_workloads import WORKLOADS, skew
+from benchmarks.designs import report
 from penstock.procedures.programs.oltp import OLTP
 
 

@@ -23,8 +23,8 @@ from penstock.state_store.bucket_store import BucketStore
 __all__ = ["read_log", "read_log_and_tables"]
 
 
-def read_log(database: Database, location: str | os.PathLike[str]) -> tuple[list[Request], dict[str, int]]:
-    """Return the requests of a log since its newest version, and the bytes of each table in that version.
+def read_log(database: Database, location: str | os.PathLike[str]) -> tuple[list[Request], TableSet]:
+    """Return the requests of a log since its newest version, and the rows of that version.
 
     Rows that calls of `OpenDatabase.load` insert since then count, too. See `read_log_and_tables` for errors.
     """

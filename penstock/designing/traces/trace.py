@@ -1,8 +1,9 @@
 """A trace of transactions: their accesses to rows as columns, for the designer (H-Store §4.2).
 
-The accesses are those that the compiler knows (`declare`): for each access of a procedure's text, the
-attributes of the event that hold the columns of the key. Penstock places a transaction by them, whichever
-branches it takes, so a design's cost is that of Penstock itself. A trace may also have the rows that
+The accesses are those that the compiler knows (`declare`): for each access of a procedure's text, what says
+the columns of the key: attributes of the event, elements of a list, rows that an index finds, a named route.
+Penstock places a transaction by them, whichever branches it takes, so a design's cost is that of Penstock
+itself. A trace may also have the rows that
 transactions accessed when they ran (`recorded`); `benchmarks/recorded_traces.py` makes such ones.
 """
 
@@ -19,12 +20,15 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import concat
-from penstock.procedures.analysis.routing import attributes_of
 from penstock.procedures.compiler.program import Program, event_schema
-from penstock.procedures.compiler.values import AccessMode
+from penstock.procedures.compiler.values import AccessMode, Found
 from penstock.procedures.databases import Database
+from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.arrow_rows import as_arrow, batches_of
+from penstock.procedures.partitions.event_keys import EventKeys
+from penstock.procedures.partitions.lookups import find_rows
 from penstock.procedures.partitions.placement import hash_values, numbers_of
+from penstock.procedures.partitions.routes import Keys, Route, keys_of
 from penstock.procedures.schema import MAX_KEY_COLUMNS, Column, TableSpec
 from penstock.procedures.texts import Numbers
 from penstock.sql.expression import did_you_mean
@@ -259,7 +263,7 @@ class TraceBuilder:
         )
 
 
-def declare(database: Database, requests: Iterable[Request], sizes: Mapping[str, int] | None = None) -> Trace:
+def declare(database: Database, requests: Iterable[Request], rows: TableSet | None = None) -> Trace:
     """Return the trace of requests, by the accesses that the compiler knows; nothing runs.
 
     Parameters
@@ -268,19 +272,21 @@ def declare(database: Database, requests: Iterable[Request], sizes: Mapping[str,
         The procedures and tables.
     requests : iterable of tuple
         The name of a procedure or workflow, and its events, in the order of their calls.
-    sizes : mapping of str to int, optional
-        The bytes of tables.
+    rows : TableSet, optional
+        The rows before the requests, in which indexes find rows. Without them, rows that an index finds may
+        be in any partition.
 
     Raises
     ------
     InvalidUsageError
         If there is no request or procedure, or events do not fit.
     """
+    sizes = {} if rows is None else {name: rows[name].size_bytes for name in database.tables}
     builder = TraceBuilder(database, sizes)
-    for name, rows in requests:
-        program, events = find_program(database, name, rows)
+    for name, events_in in requests:
+        program, events = find_program(database, name, events_in)
         if events.num_rows:
-            _declare(builder, name, program, events)
+            _declare(builder, name, program, events, rows)
     return builder.build()
 
 
@@ -303,33 +309,35 @@ def find_program(database: Database, name: str, rows: Any) -> tuple[Any, pa.Reco
     return program, concat([pa.RecordBatch.from_pylist([], schema), *batches])
 
 
-def _declare(builder: TraceBuilder, name: str, program: Any, events: pa.RecordBatch) -> None:
+def _declare(
+    builder: TraceBuilder, name: str, program: Any, events: pa.RecordBatch, rows: TableSet | None
+) -> None:
     numbers = builder.begin([name] * events.num_rows)
     hidden = [spec.name for spec in program.tables if spec.name not in builder.places]
     if not isinstance(program, Program) or program.stages or hidden:
         builder.add(numbers, ANY_TABLE, Mode.WRITE, [])
         return
-    columns = {column.name: column for column in program.event}
-    values: dict[str, Numbers] = {}
 
-    def attribute(name: str | None) -> Numbers | None:
-        if name is None:
-            return None
-        if name not in values:
-            values[name] = column_numbers(columns[name], events.column(name))
-        return values[name]
+    def lookup(found: Found, values: Sequence[pa.Array[Any]]) -> tuple[Numbers, pa.RecordBatch]:
+        return find_rows([] if rows is None else [rows], found.table, found.index, values)
 
-    seen: dict[tuple[str, tuple[str | None, ...]], bool] = {}
+    event_keys = EventKeys(program, Route((), None, (), is_single=False), events, {}, lookup)
+    seen: dict[Keys, bool] = {}
     for access in program.accesses:
-        key = (access.table, attributes_of(program, access))
-        seen[key] = seen.get(key, False) or access.mode is not AccessMode.READ
-    for (table, attributes), writes in seen.items():
-        mode = Mode.WRITE if writes else Mode.READ
-        builder.add(numbers, builder.places[table], mode, list(map(attribute, attributes)))
+        for keys in keys_of(program, access, ()):
+            origins = tuple(
+                None if rows is None and isinstance(origin, Found) else origin for origin in keys.origins
+            )
+            known = Keys(access.table, origins, ())
+            seen[known] = seen.get(known, False) or access.mode is not AccessMode.READ
+    for keys, writes in seen.items():
+        of, columns = event_keys.values(keys)
+        values = [None if one is None else column_numbers(*one) for one in columns]
+        builder.add(numbers[of], builder.places[keys.table], Mode.WRITE if writes else Mode.READ, values)
 
 
 def linked_columns(database: Database, procedures: Sequence[str]) -> list[set[tuple[str, str]]]:
-    """Return the columns of keys that hold values of one domain: of one name and type, or one attribute.
+    """Return the columns of keys that hold values of one domain: of one name and type, or of one origin.
 
     Parameters
     ----------
@@ -349,9 +357,9 @@ def linked_columns(database: Database, procedures: Sequence[str]) -> list[set[tu
                 for access in program.accesses:
                     table = database.tables.get(access.table)
                     key = () if table is None else table.key
-                    for part, attribute in zip(key, attributes_of(program, access), strict=False):
-                        if attribute is not None:
-                            groups.setdefault((name, attribute), set()).add((access.table, part))
+                    for part, origin in zip(key, access.origins, strict=False):
+                        if origin is not None:
+                            groups.setdefault((name, str(origin)), set()).add((access.table, part))
     joined: list[set[tuple[str, str]]] = []
     for group in groups.values():
         for other in [one for one in joined if one & group]:

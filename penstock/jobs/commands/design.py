@@ -43,6 +43,14 @@ def design(
             show_default=False,
         ),
     ] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE=FILE",
+            help="With --requests: the rows of a table before them as Parquet. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     partitions: Annotated[int, typer.Option(help="The number of partitions, 2 to 64.")] = 4,
     seconds: Annotated[float, typer.Option(help="The longest duration of the search.")] = 10.0,
     intervals: Annotated[
@@ -52,7 +60,7 @@ def design(
         int | None,
         typer.Option(
             metavar="BYTES",
-            help="With --log: the memory of a partition, for the rows of that version.",
+            help="With --log or --table: the memory of a partition, for these rows.",
             show_default=False,
         ),
     ] = None,
@@ -87,8 +95,9 @@ def design(
         database = database_in(file, name)
         result = penstock.design(
             database,
-            list(_read_requests(requests)) if requests else None,
+            list(_read_files(requests, "PROCEDURE")) if requests else None,
             log=log,
+            tables=dict(_read_files(table, "TABLE")) if table else None,
             partitions=partitions,
             seconds=seconds,
             intervals=intervals,
@@ -105,22 +114,20 @@ def design(
             svg.write_text(result.to_svg(), encoding="utf-8")
 
 
-def _read_requests(options: list[str]) -> Iterator[tuple[str, pa.Table]]:
+def _read_files(options: list[str], owner: str) -> Iterator[tuple[str, pa.Table]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     from penstock.errors import InvalidUsageError
 
     for option in options:
-        procedure, equals, path = option.partition("=")
+        name, equals, path = option.partition("=")
         if not equals:
-            raise InvalidUsageError(
-                "requests name a procedure and a file", got=option, hint="write PROCEDURE=FILE"
-            )
+            raise InvalidUsageError("rows have a name and a file", got=option, hint=f"write {owner}=FILE")
         try:
-            yield procedure, pq.read_table(path)
+            yield name, pq.read_table(path)
         except (OSError, pa.ArrowException) as error:
-            raise InvalidUsageError("cannot read requests", file=path, reason=str(error)) from error
+            raise InvalidUsageError("cannot read rows", file=path, reason=str(error)) from error
 
 
 def _print_progress(progress: Progress) -> None:
