@@ -25,17 +25,18 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.design_throughput import DISTRIBUTED, throughput
-from benchmarks.design_workloads import INTERVALS, WORKLOADS, known_choice, trace_of
+from benchmarks.design_workloads import WORKLOADS, encode, known_choice, trace_of
 from benchmarks.designs import designs_of
 from benchmarks.harness import REPOSITORY, machine, print_and_save
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.search import Limits, Progress, search
 from penstock.designing.traces.trace import Trace
-from penstock.designing.workload import TableOption, Workload
+from penstock.designing.workload import TableOption
 
 __all__ = ["FIGURES", "Options", "report"]
 
@@ -78,8 +79,8 @@ def _cases(options: Options, seed: int = 1) -> Iterator[Case]:
     for name in options.workloads:
         designed, tested = _traces(name, options.transactions, seed)
         for number in options.partitions:
-            workload = Workload.encode(designed, number, INTERVALS)
-            test = Workload.encode(tested, number, INTERVALS, options=workload.named_options)
+            workload = encode(WORKLOADS[name], designed, number)
+            test = encode(WORKLOADS[name], tested, number, workload.named_options)
             yield Case(name, number, CostModel(workload), CostModel(test))
 
 
@@ -300,12 +301,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a directory")
     chosen = parser.parse_args()
     options = Options(
         chosen.transactions, chosen.partitions, chosen.seconds, chosen.seeds, tuple(chosen.workloads)
     )
     for figure in chosen.figures:
-        print_and_save(report(figure, options), RESULTS / f"h_store_fig{figure.replace('.', '_')}.txt")
+        print_and_save(report(figure, options), chosen.out / f"h_store_fig{figure.replace('.', '_')}.txt")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ so their databases are small. A transaction's kind counts as its procedure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +30,11 @@ from penstock.procedures.programs.oltp.tpcc_data import TpccScale
 from penstock.procedures.programs.oltp.voter import VoterScale
 from penstock.procedures.programs.oltp.ycsb import YcsbScale
 
-__all__ = ["INTERVALS", "WORKLOADS", "Setting", "known_choice", "skew", "trace_of"]
+__all__ = ["WORKLOADS", "Setting", "encode", "known_choice", "skew", "trace_of"]
 
 INTERVALS = 10
+TRANSACTIONS_PER_PARTITION = 20
+"""The transactions for each partition that an interval needs: the skew of fewer is chance."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,18 @@ def trace_of(setting: Setting, count: int, seed: int = 1) -> tuple[Trace, Trace]
     kind = "kind" if "kind" in requests.schema.names else None
     trace = record(benchmark.database, calls, benchmark.tables(setting.scale), kind=kind)
     return trace.slice(0, count), trace.slice(count, 2 * count)
+
+
+def encode(
+    setting: Setting,
+    trace: Trace,
+    partitions: int,
+    options: Mapping[str, Sequence[TableOption]] | None = None,
+) -> Workload:
+    """Return a workload in ten intervals, as many as the skewed one has, or fewer that have enough load."""
+    most = max(trace.transactions // (TRANSACTIONS_PER_PARTITION * partitions), 1)
+    intervals = INTERVALS if setting.is_skewed else min(INTERVALS, most)
+    return Workload.encode(trace, partitions, intervals, options=options)
 
 
 def known_choice(setting: Setting, workload: Workload) -> Choice | None:

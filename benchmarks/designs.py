@@ -5,9 +5,8 @@
 Each algorithm designs for a trace, and is measured on the next transactions of the same generator. A trace
 has the rows that transactions access when they run, as for H-Store, which finds out their partitions at run
 time. Traces are smaller than the paper's (25,000 transactions each), and so are the databases: they are
-recorded in Python. So an interval has about as many transactions as there are 64 partitions: there, much of
-the skew is chance, and a design that avoids it in one trace does not in the next. A transaction's kind counts
-as its procedure.
+recorded in Python. So there are ten intervals of skew only where each has 20 transactions for a partition,
+else fewer. A transaction's kind counts as its procedure.
 
 HR+ is `penstock.designing.search`. The peers are simple and only here:
 
@@ -28,13 +27,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.design_workloads import INTERVALS, WORKLOADS, trace_of
+from benchmarks.design_workloads import WORKLOADS, encode, trace_of
 from benchmarks.harness import REPOSITORY, machine, print_and_save
 from benchmarks.schism import graph_choice
 from penstock.designing.cost import Choice, CostModel
 from penstock.designing.initial import most_frequent, route_by_frequency
 from penstock.designing.search import Limits, search
-from penstock.designing.workload import TableOption, Workload
+from penstock.designing.workload import TableOption
 
 __all__ = ["designs_of", "report"]
 
@@ -107,9 +106,9 @@ def report(count: int, partitions: Sequence[int], seconds: float, names: Sequenc
     for name in names:
         design_trace, test_trace = trace_of(WORKLOADS[name], count)
         for number in partitions:
-            workload = Workload.encode(design_trace, number, INTERVALS)
+            workload = encode(WORKLOADS[name], design_trace, number)
             model = CostModel(workload)
-            test = CostModel(Workload.encode(test_trace, number, INTERVALS, options=workload.named_options))
+            test = CostModel(encode(WORKLOADS[name], test_trace, number, workload.named_options))
             found = search(model, limits=Limits(seconds=seconds))
             for algorithm, choice in designs_of(model, found.choice).items():
                 cost = test.measure(choice)

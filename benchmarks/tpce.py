@@ -119,11 +119,11 @@ class _Accesses:
 
     def read(self, table: str, of: Numbers, **key: Numbers) -> None:
         """Read rows by their key or its first columns."""
-        self.add(Mode.READ, table, of, **key)
+        self.add(Mode.READ, table, of, None, **key)
 
     def write(self, table: str, of: Numbers, **key: Numbers) -> None:
         """Insert, change or delete rows without changing what an index has."""
-        self.add(Mode.WRITE, table, of, **key)
+        self.add(Mode.WRITE, table, of, None, **key)
 
     def find(self, table: str, index: str, of: Numbers, found: Numbers, **key: Numbers) -> None:
         """Look rows up by an index for transactions `of`; the rows of `found` were there."""

@@ -10,7 +10,7 @@ from penstock.designing.cost import CostModel
 from penstock.designing.initial import declared_choice
 from penstock.designing.result import DesignResult
 from penstock.designing.search import Limits, Progress, search
-from penstock.designing.traces.log import read_log
+from penstock.designing.traces.log import read_log_and_tables
 from penstock.designing.traces.trace import Request, declare
 from penstock.designing.workload import Workload
 from penstock.errors import InvalidUsageError
@@ -107,7 +107,7 @@ def design(
     if log is not None:
         if tables is not None:
             raise InvalidUsageError("a log has the rows of tables", hint="leave out tables=")
-        calls, rows = read_log(database, log)
+        calls, rows = read_log_and_tables(database, log)
     else:
         calls = list(requests.items()) if isinstance(requests, Mapping) else requests or ()
         if tables is not None:

@@ -12,7 +12,6 @@ from penstock.designing.cost import Choice, CostModel
 from penstock.designing.search import Found
 from penstock.designing.traces.trace import Trace
 from penstock.designing.workload import TableOption
-from penstock.procedures.compiler.values import Found as FoundRow
 from penstock.procedures.partitions.design import PartitionColumns, PartitionDesign
 from penstock.procedures.partitions.placement import place_tables
 from penstock.procedures.partitions.routes import Route, find_route
@@ -71,7 +70,7 @@ class DesignResult:
         indexes: dict[str, dict[tuple[str, ...], None]] = {}
         for routes in self._routes.values():
             for origin in (part for route in routes for keys in route.keys for part in keys.partition):
-                if isinstance(origin, FoundRow):
+                if origin is not None and not isinstance(origin, str):
                     indexes.setdefault(origin.table, {})[origin.index] = None
         self.design = replace(
             self.design,

@@ -95,6 +95,12 @@ def predict(
         if ranges:
             raise InvalidUsageError("a design says the ranges", hint="leave out ranges=")
         chosen = PartitionDesign.load(design)
+        if chosen.several:
+            raise InvalidUsageError(
+                "the predictor knows tables that are partitioned by one column",
+                tables=sorted(chosen.several),
+                hint="partition them by one column",
+            )
         specs = {spec.name: spec for spec in chosen.apply(database.name, specs.values())}
         partitions, ranges = chosen.partitions, chosen.ranges
     if type(partitions) is not int or not 2 <= partitions <= _MOST_PARTITIONS:

@@ -126,10 +126,10 @@ class ProcedureTrace:
             if placement is None:
                 masks[chosen] = everywhere if name.writes else 0
                 continue
-            column = self.tables[name.table].key.index(placement.column.name)
+            column = self.tables[name.table].key.index(placement.names[0])
             values = self.keys[place][column]
             known = values.is_valid().to_numpy(zero_copy_only=False)
-            numbers = placement.partitions_of(placement.column, values).astype(np.uint64)
+            numbers = placement.partitions_of(placement.columns, [values]).astype(np.uint64)
             masks[chosen] = np.where(known, np.uint64(1) << numbers, everywhere)
         queries = [Query(*one) for one in zip(self.query.tolist(), masks.tolist(), strict=True)]
         return [queries[begin:end] for begin, end in zip(self.starts[:-1], self.starts[1:], strict=True)]

@@ -20,16 +20,7 @@ from penstock.procedures.requests.programs import RequestPrograms
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS
 from penstock.state_store.bucket_store import BucketStore
 
-__all__ = ["read_log", "read_log_and_tables"]
-
-
-def read_log(database: Database, location: str | os.PathLike[str]) -> tuple[list[Request], TableSet]:
-    """Return the requests of a log since its newest version, and the rows of that version.
-
-    Rows that calls of `OpenDatabase.load` insert since then count, too. See `read_log_and_tables` for errors.
-    """
-    requests, state = read_log_and_tables(database, location)
-    return requests, {name: state[name].size_bytes for name in database.tables}
+__all__ = ["read_log_and_tables"]
 
 
 def read_log_and_tables(

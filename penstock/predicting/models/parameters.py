@@ -109,11 +109,11 @@ class Parameters:
             placement = placements.get(name.table)
             if placement is None:
                 self._fixed[place] = self.everywhere if name.writes else 0
-            elif name.verb == "select" and placement.column.name not in name.columns:
+            elif name.verb == "select" and placement.names[0] not in name.columns:
                 self._fixed[place] = self.everywhere
         for source in sources:
             placement = placements.get(names[source.query].table)
-            if placement is not None and source.column == placement.column.name:
+            if placement is not None and source.column == placement.names[0]:
                 found = source.attribute, names[source.query].table
                 self._attributes[source.query, source.counter] = found
 
@@ -135,7 +135,7 @@ class Parameters:
             if column.is_list:
                 starts = np.asarray(array.offsets.to_numpy(), np.int64)
                 array = array.values
-            partitions = placement.partitions_of(column, array)
+            partitions = placement.partitions_of([column], [array])
             if array.null_count:
                 partitions = np.where(array.is_valid().to_numpy(zero_copy_only=False), partitions, UNKNOWN)
             values[attribute, placement.method] = starts, partitions

@@ -248,4 +248,4 @@ class Predictor:
 
 def describe_placements(placements: Mapping[str, Placement]) -> dict[str, tuple[str, tuple[Any, ...] | None]]:
     """Return the column and the ranges of each placement."""
-    return {name: (one.column.name, one.ranges) for name, one in placements.items()}
+    return {name: (" and ".join(one.names), one.ranges) for name, one in placements.items()}
