@@ -99,6 +99,21 @@ def _rejections(batch: OperatorBatch) -> Reading:
         yield (why,), float(count)
 
 
+def _promised(batch: OperatorBatch) -> Reading:
+    for name, standing in batch.metrics.freshness.items():
+        yield (name,), standing.limit_us / 1e6
+
+
+def _kept(batch: OperatorBatch) -> Reading:
+    for name, standing in batch.metrics.freshness.items():
+        yield (name,), float(standing.is_kept)
+
+
+def _within(batch: OperatorBatch) -> Reading:
+    for name, standing in batch.metrics.freshness.items():
+        yield (name,), 1.0 - standing.late_us / standing.time_us if standing.time_us else 1.0
+
+
 def _spark_time(batch: OperatorBatch) -> Reading:
     for phase, ms in batch.spark_ms.items():
         if phase != "triggerExecution":  # the sum of the others, and gaps
@@ -138,6 +153,11 @@ MEASURES: Final = (
     Measure("penstock.keys", "gauge", "Keys in the state.", _field("keys")),
     Measure("penstock.keys.waiting", "gauge", "Keys that wait to be served.", _field("waiting_keys")),
     Measure("penstock.rows.held", "gauge", "Rows kept for a join or an incomplete batch.", _field("held")),
+    Measure("penstock.freshness.promised", "gauge", "The promised staleness.", _promised, "s", ("class",)),
+    Measure("penstock.freshness.within", "gauge", "Share of time and keys within the promise.", _within,
+            labels=("class",)),
+    Measure("penstock.freshness.kept", "gauge", "1 if the promise is kept, else 0.", _kept,
+            labels=("class",)),
     Measure("penstock.batches", "counter", "Micro-batches.", _one),
     Measure("penstock.batch.duration", "counter", "Time of micro-batches.", _batch_time, "s"),
     Measure("penstock.batch.phase", "counter", "Time of micro-batches by phase of Spark.", _spark_time, "s",

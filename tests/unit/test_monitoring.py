@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
 import subprocess
+import threading
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
@@ -22,9 +26,10 @@ from typer.testing import CliRunner
 from penstock.cli import app
 from penstock.errors import InvalidUsageError
 from penstock.monitoring.measures import BOUNDS_S
-from penstock.monitoring.opentelemetry import OpenTelemetryExporter
+from penstock.monitoring.opentelemetry import OpenTelemetryExporter, otlp_provider
 from penstock.monitoring.prometheus import PrometheusExporter, PrometheusServer
 from penstock.monitoring.table import MetricsList
+from penstock.operators.freshness.standing import Standing
 from penstock.units import parse_address
 from tests.batches import batch, staleness
 
@@ -113,6 +118,23 @@ def test_prometheus_gets_sums_newest_values_and_histograms() -> None:
     assert buckets[BOUNDS_S.index(2.5)] == pytest.approx(2 * two_seconds / 1e6, rel=0.02)
 
 
+def test_promises_are_offered_by_class() -> None:
+    stale = staleness([(0, SECOND)], 2.0 * SECOND)
+    freshness = {
+        "gold": Standing(SECOND // 2, 0.95, stale, late_us=0.01, time_us=1.0, needs=0.5, fixed_us=1.0),
+        "other": Standing(2 * SECOND, 0.95, stale, late_us=0.2, time_us=1.0, needs=1.5, fixed_us=1.0),
+    }
+    exporter = PrometheusExporter()
+    exporter.add([batch(2, freshness=freshness)])
+    found = scrape(exporter)
+    for name, promised, within, kept in (("gold", 0.5, 0.99, 1.0), ("other", 2.0, 0.8, 0.0)):
+        assert found[of("penstock_freshness_promised_seconds", **{"class": name})] == promised
+        assert found[of("penstock_freshness_within", **{"class": name})] == within
+        assert found[of("penstock_freshness_kept", **{"class": name})] == kept
+        assert found[of("penstock_staleness_application_seconds_count", **{"class": name})] == 2.0
+    assert found[of("penstock_staleness_application_seconds_count", **{"class": "all"})] == 0.0
+
+
 def test_prometheus_scrapes_the_server_and_a_taken_port_is_refused() -> None:
     server = PrometheusServer("127.0.0.1", 0)
     try:
@@ -156,6 +178,35 @@ def test_opentelemetry_gets_the_same() -> None:
     below = sum(histogram.bucket_counts[: BOUNDS_S.index(2.5) + 1])
     assert below == pytest.approx(100 * (1 - np.count_nonzero(MOMENTS > 2.5 * SECOND) / KEY_TIME), abs=2)
     assert histogram.sum / 100 == pytest.approx(stale.average_ms / 1000, rel=0.03)
+
+
+def test_otlp_reaches_the_collector_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/metrics"
+            body = self.rfile.read(int(self.headers["content-length"]))
+            bodies.append(gzip.decompress(body) if self.headers["content-encoding"] == "gzip" else body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    provider: Any = otlp_provider()
+    OpenTelemetryExporter(provider).add([batch(1, rows_in=10, application_staleness=staleness([], 1.0))])
+    provider.shutdown()  # sends what is left
+    server.shutdown()
+    server.server_close()
+    found = ExportMetricsServiceRequest.FromString(bodies[-1])
+    (scope,) = found.resource_metrics[0].scope_metrics
+    (rows,) = [metric for metric in scope.metrics if metric.name == "penstock.rows.in"]
+    assert rows.sum.data_points[0].as_double == 10
+    assert "penstock.staleness.application" in {metric.name for metric in scope.metrics}
 
 
 def test_entries_become_a_data_frame_with_a_column_for_each_number() -> None:
@@ -234,7 +285,14 @@ def test_a_pipeline_says_where_its_metrics_go() -> None:
 def exported() -> dict[str, set[str]]:
     """Return the labels of each name that the exporter offers."""
     exporter = PrometheusExporter()
-    exporter.add([batch(1, committed=1, rejections={"no": 1}, duration_ms={"serve": 1.0})])
+    standing = Standing(1, 0.9, staleness([], 1.0), late_us=0.0, time_us=1.0, needs=None, fixed_us=1.0)
+    exporter.add(
+        [
+            batch(
+                1, committed=1, rejections={"no": 1}, duration_ms={"serve": 1.0}, freshness={"gold": standing}
+            ),
+        ]
+    )
     names: dict[str, set[str]] = {}
     for name, labels in scrape(exporter):
         names.setdefault(name, set()).update(label for label, _ in labels)

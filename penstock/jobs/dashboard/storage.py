@@ -40,7 +40,7 @@ def describe_storage(checkpoint: str, state_location: str) -> dict[str, Any]:
     """Return sizes, garbage and compression of the graph's p-streams and of its operators' state.
 
     All files of state are read, so this may take long. Compression is that of the newest p-unit of a p-stream
-    and of the newest file of an operator's largest bucket.
+    and of the newest file with rows of an operator's largest bucket.
 
     Raises
     ------
@@ -87,11 +87,13 @@ def _newest_state_columns(bucket: Files) -> list[dict[str, Any]]:
             blocks = tables(bucket.read(name), bucket.path_of(name))
         except PenstockError:  # deleted meanwhile, or damaged, which the survey counts
             continue
-        return [
+        columns = [
             _column(describe_column(table, f"{table}.{column}", block.column(column)))
             for table, block in blocks.items()
             for column in block.names
         ]
+        if columns:
+            return columns
     return []
 
 
