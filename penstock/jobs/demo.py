@@ -217,9 +217,9 @@ def _compare(console: Console, duration: int, dashboard: Dashboard | None) -> li
                 for name in _QUERIES
             ]
     finally:
-        remove_metrics(spark)
         if ours:
             spark.stop()
+        remove_metrics(spark, stopped=ours)
 
 
 def _start(

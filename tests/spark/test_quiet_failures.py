@@ -1,0 +1,66 @@
+"""A Penstock error that fails a query ends a run, the demo and a script without the JVM's stack."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
+PIPELINE = """
+source: {type: files, format: parquet, path: in, schema: "k string, t bigint"}
+queue: {key: k, time: t, buckets: 1}
+sink: {type: noop}
+query: {trigger: available_now, spark: {spark.driver.memory: 1g}}
+"""
+SCRIPT = """
+import penstock
+
+with penstock.session({"spark.driver.memory": "1g", "spark.sql.shuffle.partitions": "1"}) as spark:
+    rows = spark.readStream.schema("k string, t bigint").parquet("in")
+    newest = penstock.update_queue(rows, "k", "t", state_location="state")
+    query = newest.writeStream.format("noop").option("checkpointLocation", "ck").start()
+    END
+"""
+DEMO = """
+import sys
+from penstock.cli import main
+from penstock.jobs import demo
+
+demo._RESULT = "symbol string, seq bigint, price double, other double"
+sys.argv = ["penstock", "demo", "--seconds", "1"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        (["-m", "penstock.cli", "run", "p.yaml"], "a null"),
+        (["-c", SCRIPT.replace("END", "penstock.run(query)")], "a null"),
+        (["-c", SCRIPT.replace("END", "query.awaitTermination()")], "a null"),
+        (["-c", DEMO], "output_schema"),
+    ],
+    ids=["run", "script", "script that waits", "demo"],
+)
+def test_a_failure_is_told_in_one_line_without_the_jvms_stack(
+    tmp_path: Path, arguments: list[str], fact: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"k": pa.array(["a", None]), "t": [1, 2]}), tmp_path / "in" / "rows.parquet")
+    (tmp_path / "p.yaml").write_text(PIPELINE)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode in (1, 2), done.stderr
+    assert fact in done.stderr.splitlines()[-1], done.stderr
+    told = done.stdout + done.stderr
+    for java in ("\tat ", "org.apache.spark", "Py4J", "Driver stacktrace", "JVM stacktrace"):
+        assert java not in told, told
