@@ -18,7 +18,7 @@ from penstock.state_store.keys.key_words import KeyCodec
 from tests import naive_join, naive_union
 from tests.spark.queries import Input, Place
 
-__all__ = ["WANTED", "add", "found", "query", "updates"]
+__all__ = ["SCHEMA", "WANTED", "add", "found", "query", "updates"]
 
 SCHEMA = "k long, t long, v long, side long"
 Dropped = Counter[tuple[Any, ...]]

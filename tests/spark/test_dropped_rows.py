@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
+import penstock
 from penstock.checkpointing.p_stream import PStream, PStreamReader
+from penstock.dataflow import Graph
+from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.bad_records import BAD_RECORD, reject_bad_records
 from penstock.spark_ext.api.metrics import metrics
 from tests.long_tests import long_but
-from tests.spark.dropped_rows import WANTED, add, found, query, updates
-from tests.spark.queries import Place
+from tests.spark.dropped_rows import SCHEMA, WANTED, add, found, query, updates
+from tests.spark.queries import PATIENCE_S, Input, Place
 
 pytestmark = pytest.mark.spark
 
@@ -40,6 +44,73 @@ def test_dropped_tuples_are_those_of_brute_force_and_replays_add_none(
     counted = [one for one in counted if one["batch_id"] < 2] + again
     assert sum(one["late"] + one["duplicates"] + one["dropped"] for one in counted) == wanted.total() > 20
     assert PStreamReader(late).read().num_rows == wanted.total()
+
+
+MARK = {"queue": "v % 5 = 0", "union": "v % 5 = 0", "join": "b % 5 = 0"}
+"""The rows that delete their key, in the columns of the graph."""
+
+
+def graph_with_deletes(kind: str, **options: Any) -> Graph:
+    """Return a graph whose operator has deletes; its sources are the inputs of `query`."""
+    options |= {"delete_when": MARK[kind], "nulls": "drop"}
+    if kind == "queue":
+        rows = penstock.graph("g").source("rows", parse_schema(SCHEMA))
+        return rows.update_queue("k", "t", name=kind, **options).sink("pstream")
+    one, other = (
+        penstock.graph("g").source(name, parse_schema(SCHEMA), key="k", time="t") for name in ("one", "other")
+    )
+    if kind == "union":
+        return one.union(other, prefer="one", name=kind, **options).sink("pstream")
+    options["delete_when"] = {"left": options["delete_when"]}
+    left, right = one.select("k", "t", b="v"), other.select("k", "t", c="v")
+    return left.join(
+        right, on="k", time="t", within="6 s", unit="s", watermark_delay="15 s", condition="b <> c",
+        name=kind, **options,
+    ).sink("pstream")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", long_but(WANTED, "queue"))
+def test_a_graph_with_deletes_drops_the_tuples_of_brute_force_and_marks_the_deletes(
+    spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    place, late, out = Place(tmp_path), tmp_path / "late", tmp_path / "out"
+    graph = graph_with_deletes(kind, late_to=late, buckets=2)
+    directories = [place.input.directory] * (1 if kind == "queue" else 2)
+    batches = updates(4, 120, 4)
+    for half in (batches[:2], batches[2:]):
+        add(place, half)
+        frames = [Input(directory).frame(spark, SCHEMA) for directory in directories]
+        sides = [df.where(f"side = {n}") for n, df in enumerate(frames)] if len(frames) == 2 else frames
+        names = ("one", "other") if len(sides) == 2 else ("rows",)
+        running = penstock.start(
+            graph, spark, place.checkpoint, sources=dict(zip(names, sides, strict=True)),
+            sink=lambda rows: rows.writeStream.format("pstream").option("path", str(out)), available_now=True,
+        )  # fmt: skip
+        with running:
+            assert running.await_termination(PATIENCE_S), running.status()
+    wanted = WANTED[kind](batches)
+    assert found(late, kind) == wanted
+    assert wanted.total() > 20
+    value = "b" if kind == "join" else "v"
+    dropped = [row for row in PStreamReader(late).read().to_pylist() if row[value] is not None]
+    assert all(row["deleted"] == (row[value] % 5 == 0) for row in dropped)
+    assert {row["deleted"] for row in dropped} == {True, False}
+    emitted = PStreamReader(out).read().to_pylist()
+    assert {row["deleted"] for row in emitted} == {True, False}
+    if kind == "queue":
+        newest = {row["k"]: row["deleted"] for row in emitted}
+        assert newest == newest_marks(batches)
+
+
+def newest_marks(batches: list[list[dict[str, Any]]]) -> dict[int, bool]:
+    """Return for each key whether its newest row deletes it; the later row wins a tie."""
+    newest: dict[int, tuple[int, bool]] = {}
+    for rows in batches:
+        for row in rows:
+            key, time = row["k"], row["t"]
+            if key is not None and time is not None and time >= newest.get(key, (time,))[0]:
+                newest[key] = time, row["v"] % 5 == 0
+    return {key: mark for key, (_, mark) in newest.items()}
 
 
 def test_late_rows_are_refused_where_they_depend_on_order(spark: SparkSession, tmp_path: Path) -> None:

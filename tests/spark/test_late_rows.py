@@ -9,19 +9,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 import penstock
 from penstock.checkpointing.p_stream import PStreamReader
+from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.operators.update_stream.options import parse_ms
 from penstock.spark_ext.api.metrics import metrics
 from penstock.spark_ext.kafka.decode import decode_kafka
 from tests.long_tests import long_but
 from tests.naive_windows import Event, Sessions
-from tests.spark.queries import Place
+from tests.spark.queries import PATIENCE_S, Place
 
 pytestmark = pytest.mark.spark
 
@@ -160,6 +162,41 @@ def test_late_rows_of_windows_are_those_of_a_loop_and_replays_add_none(
     assert found(late) == wanted
     assert sum(one["late"] + one["dropped"] for one in counted) == wanted.total() > 40
     assert PStreamReader(late).read().num_rows == wanted.total()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["append", "lazy"])
+def test_late_rows_of_windows_with_deletes_in_a_graph_are_those_of_a_loop(
+    spark: SparkSession, tmp_path: Path, mode: str
+) -> None:
+    place, late = Place(tmp_path), tmp_path / "late"
+    files = [file.filter(pc.is_valid(file["t"])) for file in readings(6, 500, 5)]
+    graph = (
+        penstock.graph("g")
+        .source("readings", parse_schema(SCHEMA))
+        .window(
+            "t", size="10 s", slide="4 s", watermark_delay="3 s", mode=mode, delete_when="v < 0.2",
+            late_to=late,
+        )
+        .group_by("k")
+        .agg(total="sum(v)")
+        .sink("pstream")
+    )  # fmt: skip
+    for half in (files[:2], files[2:]):
+        place.input.add(*half)
+        running = penstock.start(
+            graph, spark, place.checkpoint, sources={"readings": place.input.frame(spark, SCHEMA)},
+            sink=lambda rows: rows.writeStream.format("pstream").option("path", str(tmp_path / "out")),
+            available_now=True,
+        )  # fmt: skip
+        with running:
+            assert running.await_termination(PATIENCE_S), running.status()
+    wanted = of_time(files, "10 s", "4 s", "3 s", append=mode == "append")
+    assert found(late) == wanted
+    assert wanted.total() > 40
+    dropped = PStreamReader(late).read().to_pylist()
+    assert {row["deleted"] for row in dropped} == {True, False}
+    assert all(row["deleted"] == (row["v"] is not None and row["v"] < 0.2) for row in dropped)
 
 
 def test_wrong_places_for_late_rows_are_refused_before_the_start(spark: SparkSession, tmp_path: Path) -> None:
