@@ -204,6 +204,11 @@ needs_admission_control = pytest.mark.skipif(
 )
 
 
+def limits(**options: Any) -> dict[str, Any]:
+    """Return options that limit micro-batches; none where Spark reads all rows of a Python source at once."""
+    return options if HAS_ADMISSION_CONTROL else {}
+
+
 def offset_in(text: str | None) -> dict[str, Any]:
     """Return an offset of a query's progress: JSON, or in Spark 4.0 the text of a Python dictionary."""
     found: dict[str, Any] = ast.literal_eval((text or "{}").replace("null", "None"))

@@ -18,7 +18,7 @@ from penstock.jobs.pipelines.databases import databases_in
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.procedures.databases import Database
 from tests.long_tests import long_but
-from tests.spark.queries import Input, Place
+from tests.spark.queries import Input, Place, limits
 
 pytestmark = pytest.mark.spark
 
@@ -68,7 +68,8 @@ def test_batches_equal_those_in_one_process(spark: SparkSession, tmp_path: Path,
     for step, part in enumerate((rows.slice(0, half), rows.slice(half))):
         with penstock.PStreamWriter(tmp_path / "events", rows.schema, unit_rows=9, threads=1) as writer:
             writer.append(part)
-        events = spark.readStream.format("pstream").option("maxRows", 41).load(str(tmp_path / "events"))
+        reader = spark.readStream.format("pstream").options(**limits(maxRows=41))
+        events = reader.load(str(tmp_path / "events"))
         events = events.where("true") if step else events
         query = place.run(penstock.transactions(events, shop.workflows["sell"], **given))
         held = penstock.metrics(query)[-1]["held"]

@@ -22,7 +22,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
 from penstock.spark_ext.graph.handle import RunningGraph
 from tests.graphs import rounded, rows_of
 from tests.long_tests import long_but
-from tests.spark.queries import PATIENCE_S, SCHEMA, Input, quotes, settings
+from tests.spark.queries import PATIENCE_S, SCHEMA, Input, limits, needs_admission_control, quotes, settings
 
 pytestmark = pytest.mark.spark
 
@@ -103,6 +103,7 @@ def test_a_graph_that_was_killed_while_its_first_offset_was_written_starts_again
     assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
 
 
+@needs_admission_control
 def test_markers_and_offsets_are_in_the_progress(spark: SparkSession, tmp_path: Path) -> None:
     source = Input(tmp_path / "in")
     source.add(quotes(ROWS[:20]), quotes(ROWS[20:40]), quotes(ROWS[40:]))
@@ -260,7 +261,7 @@ def test_two_readers_of_one_p_stream(spark: SparkSession, tmp_path: Path) -> Non
     high, low = both.where("v >= 6").select("k", "t"), both.where("v < 2").select("k", "t")
     graph = high.union(low).sink("pstream")
     options: dict[str, Any] = {"sources": {"quotes": source.frame(spark)}, "persist": "always"}
-    running = run(graph, spark, tmp_path, **options, max_rows=20)
+    running = run(graph, spark, tmp_path, **options, **limits(max_rows=20))
     assert same(tmp_path / "out", graph, quotes=quotes(ROWS))
     (stream,) = running.progress().streams
     assert [reader.name for reader in stream.readers] == ["both", "both-2"]
@@ -359,7 +360,7 @@ def test_windows_come_out_of_a_graph(spark: SparkSession, tmp_path: Path, persis
         .sink("pstream")
     )
     sources = {"quotes": source.frame(spark)}
-    run(graph, spark, tmp_path, sources=sources, max_rows=30, persist=persist)
+    run(graph, spark, tmp_path, sources=sources, persist=persist, **limits(max_rows=30))
     wanted: dict[tuple[str, int], list[float]] = defaultdict(list)
     for k, t, v in ROWS:
         for start in (t // 5 * 5, t // 5 * 5 - 5):

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock import abort
 from penstock.procedures.databases import Database
-from tests.spark.queries import Place
+from tests.spark.queries import Place, limits
 
 pytestmark = pytest.mark.spark
 
@@ -79,7 +79,7 @@ def test_readers_see_whole_nested_transactions(spark: SparkSession, tmp_path: Pa
     append(tmp_path / "events", 0, draw)
     opening = {"accounts": pa.table({"id": range(ACCOUNTS), "balance": [OPENING] * ACCOUNTS})}
     results = penstock.transactions(
-        spark.readStream.format("pstream").option("maxRows", 70).load(str(tmp_path / "events")),
+        spark.readStream.format("pstream").options(**limits(maxRows=70)).load(str(tmp_path / "events")),
         bank.workflows["move"],
         initial=opening,
         requests=tmp_path / "requests",

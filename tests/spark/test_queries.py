@@ -24,7 +24,7 @@ from penstock.jobs.pipelines.run import run_to_end
 from penstock.spark_ext.border.types import spark_schema
 from penstock.spark_ext.sources.parquet_reader import parquet_files
 from tests.long_tests import long_but
-from tests.spark.queries import PATIENCE_S, Input
+from tests.spark.queries import PATIENCE_S, Input, limits
 from tests.table3 import (
     Windows,
     campaigns,
@@ -71,7 +71,7 @@ def test_a_query_closes_the_windows_that_duckdb_has(
     if table is None:
         pytest.skip("the file is not part of the project")
     tables = {stream: table}
-    options: dict[str, Any] = {"max_rows": draw.randrange(rows // 6, rows // 3)}
+    options: dict[str, Any] = limits(max_rows=draw.randrange(rows // 6, rows // 3))
     if query == "YSB":
         tables["campaigns"] = campaigns(table)
         options["tables"] = {"campaigns": spark.createDataFrame(tables["campaigns"].to_pandas())}

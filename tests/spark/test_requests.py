@@ -23,7 +23,7 @@ from penstock.jobs.pipelines.run import run_to_end
 from penstock.procedures.databases import Database
 from tests.long_tests import long_but
 from tests.merged_log import check_merged_log
-from tests.spark.queries import Input, Place, failure, fresh_workers
+from tests.spark.queries import Input, Place, failure, fresh_workers, limits
 from tests.workflows import state_bytes, table_bytes
 
 pytestmark = pytest.mark.spark
@@ -82,8 +82,8 @@ def append_events(place: Place, draw: random.Random, rows: int) -> pa.Table:
 def transactions(
     spark: SparkSession, place: Place, bank: Database, buckets: int, way: str, compatible: str | None = None
 ) -> DataFrame:
-    events = spark.readStream.format("pstream").options(reader="bank", maxRows=60, partitions=2)
-    df = events.load(str(place.directory / "events"))
+    events = spark.readStream.format("pstream").options(reader="bank", partitions=2)
+    df = events.options(**limits(maxRows=60)).load(str(place.directory / "events"))
     return penstock.transactions(
         df.where("true") if way == "through_spark" else df,
         bank.procedures["charge"],

@@ -36,6 +36,7 @@ from penstock.market import Market
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 from penstock.state_store.location import find_operators
 from tests.long_tests import long_but
+from tests.spark.queries import limits
 
 pytestmark = pytest.mark.spark
 
@@ -51,7 +52,8 @@ def pipeline(tmp_path: Path, **sections: Any) -> Pipeline:
     }
     return Pipeline.model_validate(
         {
-            "source": {"type": "market", "rows": 30_000, "max_rows_per_trigger": 20_000, "symbols": 500},
+            "source": {"type": "market", "rows": 30_000, "symbols": 500}
+            | limits(max_rows_per_trigger=20_000),
             "queue": {"key": "symbol", "time": "time"},
             "sink": {"type": "memory"},
             **sections,

@@ -15,7 +15,7 @@ from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.graph import graph_of
 from penstock.jobs.pipelines.run import run_to_end
-from tests.spark.queries import SCHEMA, Input, quotes
+from tests.spark.queries import SCHEMA, Input, limits, quotes
 
 pytestmark = pytest.mark.spark
 
@@ -44,7 +44,7 @@ def test_rows_pass_through_a_p_stream_to_a_function_once(
     second = pipeline(
         tmp_path,
         "second",
-        source={"type": "pstream", "path": stream, "max_rows_per_trigger": 100},
+        source={"type": "pstream", "path": stream} | limits(max_rows_per_trigger=100),
         queue=QUEUE | {"policy": "fifo"},
         sink={"type": "foreach_batch", "function": "written_rows:write"},
     )

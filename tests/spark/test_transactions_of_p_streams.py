@@ -21,7 +21,7 @@ from penstock.spark_ext.border.transaction_packing import Route
 from penstock.spark_ext.graph import frames
 from tests.long_tests import long_but
 from tests.procedures import comparable, define
-from tests.spark.queries import PATIENCE_S, Place, settings
+from tests.spark.queries import PATIENCE_S, Place, limits, settings
 from tests.workflows import state_bytes, table_bytes
 
 pytestmark = pytest.mark.spark
@@ -63,7 +63,7 @@ def append(place: Place, rows: pa.Table) -> None:
 
 
 def source(spark: SparkSession, place: Place, **options: Any) -> DataFrame:
-    given: dict[str, Any] = {"reader": "test", "maxRows": 700} | options
+    given: dict[str, Any] = {"reader": "test"} | limits(maxRows=700) | options
     return spark.readStream.format("pstream").options(**given).load(str(place.directory / "events"))
 
 
@@ -125,8 +125,8 @@ def test_transactions_run_by_time_in_a_micro_batch(spark: SparkSession, tmp_path
     backwards = pa.Table.from_batches([rows]).sort_by([("time", "descending"), ("vehicle", "descending")])
     append(place, backwards)
     results = penstock.transactions(
-        source(spark, place, maxRows=1000), program.procedure, time="time", keep=("vehicle", "time"),
-        state_location=place.state, buckets=1,
+        source(spark, place, **limits(maxRows=1000)), program.procedure, time="time",
+        keep=("vehicle", "time"), state_location=place.state, buckets=1,
     )  # fmt: skip
     assert route(results) is Route.BUCKET
     place.run(results)
@@ -294,7 +294,7 @@ def test_a_graph_reads_and_writes_without_spark(
     graph = graph.sink("pstream", path=str(tmp_path / "out"))
     assert graph.explain().rstrip().endswith("input: the bucket's task reads the p-stream")
     options: dict[str, Any] = {"sources": {"events": place.directory / "events"}, "available_now": True}
-    with penstock.start(graph, spark, tmp_path / "graph", max_rows=400, **options) as running:
+    with penstock.start(graph, spark, tmp_path / "graph", **limits(max_rows=400), **options) as running:
         assert running.await_termination(PATIENCE_S), running.status()
         assert running.status()["queries"]["results"]["writes"] == "directly"
     assert set(routes) == {Route.BUCKET}
