@@ -2,7 +2,7 @@
 
 With ``PENSTOCK_RECORD=FILE``, pytest adds a line of JSON to the file for each test of Spark that ran; see
 `record`. The command takes such files into `RESULTS`, and writes `PAGE` from it. Recorded outcomes replace
-older ones of the same case, or the same file of tests, of a version and a kind of session.
+older ones of the same case, or the same file of tests, of a version, a kind of session and a Python.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ CASES: Final = "test_combinations.py"
 """The file whose parameters are a source and a sink."""
 
 _VARIABLE: Final = "PENSTOCK_RECORD"
+_NOT_RUN: Final = "not run"
+_PYTHON: Final = "3.11"
+"""The Python of the runs that name none."""
 _HEAD: Final = """\
 # Combinations
 
 Which source, sink, version of Spark and kind of session ran together. `python -m tests.combinations` writes
-this page from the records of test runs, which `script/versions` makes. A cell is empty where nothing was
-recorded. Results are of Python {pythons}.
+this page from the records of test runs, which `script/versions` makes. "not run" means that there is no
+record of it. Results are of Python {python}, unless the head of a column says another.
 
 ## Sources and sinks
 
 Each row is one case of `tests/spark/{cases}`: a pipeline from the source through an update queue to the
 sink, which must end with the newest row of each key. The source `spark` is `rate-micro-batch`, the sink
-`spark` JSON files, and `upsert` writes SQLite.
+`spark` JSON files, and `upsert` writes SQLite. Cases with `kafka` are skipped where Spark's connector
+could not be fetched.
 
 """
 _FILES: Final = """
@@ -55,11 +59,14 @@ def record(report: pytest.TestReport) -> None:
     file = os.environ.get(_VARIABLE)
     if file is None or not (report.when == "call" or (report.when == "setup" and not report.passed)):
         return
+    if not report.nodeid.startswith("tests/spark/"):
+        return
     import pyspark
 
     kind = "Connect" if os.environ.get("PENSTOCK_CONNECT") == "1" else "classic"
     python = "{}.{}".format(*sys.version_info)
-    entry = {"run": f"{pyspark.__version__} {kind}", "python": python, "test": report.nodeid}
+    run = f"{pyspark.__version__} {kind}" + ("" if python == _PYTHON else f", Python {python}")
+    entry = {"run": run, "test": report.nodeid}
     with Path(file).open("a") as lines:
         lines.write(json.dumps(entry | {"outcome": report.outcome}) + "\n")
 
@@ -69,7 +76,7 @@ def merge(results: dict[str, Any], lines: Iterable[str], day: str) -> None:
     counts: dict[tuple[str, str], Counter[str]] = {}
     for entry in map(json.loads, lines):
         run = results.setdefault(entry["run"], {"cases": {}, "files": {}})
-        run["day"], run["python"] = day, entry["python"]
+        run["day"] = day
         path, _, test = entry["test"].partition("::")
         name = Path(path).name
         if name == CASES:
@@ -82,8 +89,9 @@ def merge(results: dict[str, Any], lines: Iterable[str], day: str) -> None:
 
 
 def _order(run: str) -> tuple[Any, ...]:
-    version, kind = run.split()
-    return *(-int(part) for part in version.split(".")), kind == "Connect"
+    name, _, python = run.partition(", Python ")
+    version, kind = name.split()
+    return python, *(-int(part) for part in version.split(".")), kind == "Connect"
 
 
 def _table(head: list[str], rows: Iterable[list[str]]) -> str:
@@ -93,7 +101,7 @@ def _table(head: list[str], rows: Iterable[list[str]]) -> str:
 
 def _count(outcomes: dict[str, int] | None) -> str:
     if outcomes is None:
-        return ""
+        return _NOT_RUN
     text = str(outcomes.get("passed", 0))
     text += f"+{outcomes['skipped']}" if "skipped" in outcomes else ""
     return text + (f", {outcomes['failed']} failed" if "failed" in outcomes else "")
@@ -104,9 +112,8 @@ def render(results: dict[str, Any]) -> str:
     runs = sorted(results, key=_order)
     cases = sorted({case for run in results.values() for case in run["cases"]})
     files = sorted({file for run in results.values() for file in run["files"]})
-    pythons = " and ".join(sorted({run["python"] for run in results.values()}))
-    marks = {"passed": "✓", None: ""}
-    text = _HEAD.format(pythons=pythons, cases=CASES)
+    marks = {"passed": "✓", None: _NOT_RUN}
+    text = _HEAD.format(python=_PYTHON, cases=CASES)
     text += _table(
         ["Source", "Sink", *runs],
         (
