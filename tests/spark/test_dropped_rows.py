@@ -30,7 +30,7 @@ def test_dropped_tuples_are_those_of_brute_force_and_replays_add_none(
 ) -> None:
     batches, place, late = updates(3, 120, 5), Place(tmp_path), tmp_path / "late"
     add(place, batches[:3])
-    counted = metrics(place.run(query(spark, place, kind, late_to=late)))
+    counted = list(metrics(place.run(query(spark, place, kind, late_to=late))))
     place.forget(2)
     add(place, batches[3:])
     # The same micro-batch comes in other pieces, as with another number of cores.
