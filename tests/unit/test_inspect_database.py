@@ -94,6 +94,11 @@ def test_damage_is_told_and_ends_with_exit_code_1(place: Path) -> None:
     result = run(str(place))
     assert result.exit_code == 1
     assert str(file) in result.stderr
+    cells = [line.split("│")[-3].strip() for line in result.stdout.splitlines() if line.startswith("│")]
+    assert cells == ["?", "?"]
+    assert ", transactions unknown, " in result.stdout
+    (found,) = json.loads(run(str(place), "--json").stdout)["databases"]
+    assert [one["rows"] for one in found["tables"]] == [None, None]
 
 
 def test_state_of_other_operators_is_refused(tmp_path: Path, place: Path) -> None:

@@ -110,6 +110,9 @@ def transfer(e, accounts):
         ("items.insert(id=e.k)", 2, 5, "the column price gets no value"),
         ("print(e.k)", 2, 5, "a procedure cannot call print here"),
         ("e.k + 1", 2, 5, "this statement does nothing"),
+        ("items.delete(e.k)", 2, 5, "items has no delete here"),
+        ("penstock.abort('no')", 2, 5, "Hint: write abort(...)"),
+        ("x = e.s in ('a', 'b')", 2, 9, "`in` is for tables and sets"),
         ("x = sorted(e.ks)", 2, 9, "a procedure cannot call sorted here"),
         ("x = 9223372036854775808", 2, 9, "beyond 64 bits"),
         (

@@ -65,6 +65,11 @@ class StoredDatabase:
         return next((bucket.indexes for bucket in self.buckets if bucket.indexes), {})
 
     @property
+    def is_loaded(self) -> bool:
+        """True if all buckets were loaded; rows and transactions of damaged ones are unknown."""
+        return not any(bucket.survey.damage for bucket in self.buckets)
+
+    @property
     def is_sound(self) -> bool:
         """True if no file is damaged or missing."""
         return not self.operator.damage and not any(bucket.survey.damage for bucket in self.buckets)
@@ -157,7 +162,8 @@ def show_databases(databases: Sequence[StoredDatabase]) -> None:
             memory = sum(bucket.size_bytes[spec.name] for bucket in database.buckets)
             cells = [spec.name, schema_text(spec.schema), ", ".join(spec.key), spec.partition_by or "-"]
             cells.append("; ".join(", ".join(index) for index in database.indexes.get(spec.name, [])) or "-")
-            table.add_row(*map(Text, [*cells, f"{rows:,}", size(memory)]))
+            counts = [f"{rows:,}", size(memory)] if database.is_loaded else ["?", "?"]
+            table.add_row(*map(Text, [*cells, *counts]))
         out.print(table)
         out.print(Text(_summary(database)))
 
@@ -175,7 +181,7 @@ def _summary(one: StoredDatabase) -> str:
         f"{count:,} bucket{'' if count == 1 else 's'}",
         f"at version {version_range(current)}",
         f"loadable {version_range(loadable)}",
-        f"{transactions:,} transactions{share}",
+        f"{transactions:,} transactions{share}" if one.is_loaded else "transactions unknown",
         f"{size(sum(survey.size_bytes for survey in surveys))} stored",
         *program,
     ])  # fmt: skip
@@ -193,8 +199,10 @@ def describe_database(one: StoredDatabase) -> dict[str, object]:
             spec.to_json()
             | {
                 "indexes": one.indexes.get(spec.name, []),
-                "rows": sum(bucket.rows[spec.name] for bucket in one.buckets),
-                "memory_bytes": sum(bucket.size_bytes[spec.name] for bucket in one.buckets),
+                "rows": sum(bucket.rows[spec.name] for bucket in one.buckets) if one.is_loaded else None,
+                "memory_bytes": sum(bucket.size_bytes[spec.name] for bucket in one.buckets)
+                if one.is_loaded
+                else None,
             }
             for spec in one.tables
         ],

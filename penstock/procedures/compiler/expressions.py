@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -353,7 +352,7 @@ class Expressions(ABC):
         if isinstance(operator, ast.In | ast.NotIn):
             table = self.table(right)
             if table is None:
-                raise self.wrong(node, "`in` is for tables", "write `key in table`")
+                raise self.wrong(node, "`in` is for tables and sets", "compare several values by == and or")
             slot = self.find(table, left).slot
             return Value(Kind.BOOLEAN, f"({slot} >= 0)" if isinstance(operator, ast.In) else f"({slot} < 0)")
         if isinstance(operator, ast.Is | ast.IsNot):
@@ -422,19 +421,7 @@ class Expressions(ABC):
             if isinstance(elements, ListOf):
                 self.check_list(elements)
                 return Value(Kind.INTEGER, f"({elements.end} - {elements.begin})")
-        raise self.refuse_call(node)
-
-    def refuse_call(self, node: ast.Call) -> Exception:
-        """Return the error for a call of a function that procedures do not have."""
-        name = ast.unparse(node.func)
-        if inspect.isfunction(self.scope.text.names.get(name)):
-            return self.wrong(node, f"{name} is no procedure", f"put @database.procedure before def {name}")
-        return self.wrong(
-            node,
-            f"a procedure cannot call {name} here",
-            "it has abs, min, max, int, float, len of a list, and table.get and table.insert; other "
-            "procedures are called by a statement of their own",
-        )
+        raise self.scope.text.refuse_call(node)
 
     def _abs(self, node: ast.AST, value: Value) -> Value:
         if not value.kind.is_number:

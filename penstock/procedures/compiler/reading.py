@@ -19,6 +19,13 @@ _UNREAD = ("ctx", "kind", "type_comment", "type_params")
 
 _SUBSET = "docs/concepts/transactions.md lists what it may have; plain=True runs any Python"
 
+_FUNCTIONS = (
+    "it has abs, min, max, int, float, len of a list, and table.get and table.insert; other procedures are "
+    "called by a statement of their own"
+)
+
+_OF_TABLES = ("by", "get", "insert")
+
 _CONSTRUCTS = {
     "While": ("while loop, which may not end", "use for ... in range(...), and break"),
     "Raise": ("raise", 'abort("why") undoes the transaction and rejects it'),
@@ -49,7 +56,7 @@ _CONSTRUCTS = {
     "SetComp": ("set comprehension", "use a for loop, and s.add(x)"),
     "DictComp": ("dict comprehension", "keep the values in a table"),
     "GeneratorExp": ("generator expression", "use a for loop"),
-    "List": ("list", "an attribute of the event may be an array; keep other values in a table"),
+    "List": ("list", "compare several values by == and or; an attribute of the event may be an array"),
     "Dict": ("dict", "keep the values in a table"),
     "Set": ("set with elements", "write s = set() and s.add(x)"),
     "Pow": ("**", "multiply"),
@@ -157,6 +164,21 @@ class ProcedureText:
         kind = type(construct or node).__name__
         name, hint = _CONSTRUCTS.get(kind, (kind.lower(), _SUBSET))
         return self.wrong(node, f"a procedure has no {name}", hint)
+
+    def refuse_call(self, call: ast.Call) -> InvalidUsageError:
+        """Return the error for a call of something that procedures do not have."""
+        name = ast.unparse(call.func)
+        fact, hint = f"a procedure cannot call {name} here", _FUNCTIONS
+        if inspect.isfunction(self.names.get(name)):
+            fact, hint = f"{name} is no procedure", f"put @database.procedure before def {name}"
+        elif isinstance(call.func, ast.Attribute):
+            word, owner = call.func.attr, call.func.value
+            if word in language.__all__:
+                hint = f"write {word}(...), after from penstock import {word}"
+            elif isinstance(owner, ast.Name) and owner.id in self.tables and word not in _OF_TABLES:
+                fact = f"{owner.id} has no {word} here"
+                hint = "rows have row.column = value, and tables have insert, get, by and del table[key]"
+        return self.wrong(call, fact, hint)
 
 
 def _normal(node: Any) -> Any:

@@ -343,8 +343,7 @@ class Statements(Sets, Selections, Emissions):
                 if attribute == "insert" or stream is not None or self.window(call.func.value) is not None:
                     self.evaluate(call)
                     return
-            if isinstance(call.func, ast.Name):
-                raise self.refuse_call(call)
+            raise self.scope.text.refuse_call(call)
         raise self.wrong(node, "this statement does nothing")
 
     def _is_word(self, node: ast.expr, word: object) -> bool:
