@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.conf.pipeline import load_pipeline
     from penstock.dataflow import graph
     from penstock.designing.design import design
+    from penstock.designing.queues import design_queue
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
     from penstock.predicting.predict import predict
@@ -49,6 +50,7 @@ __all__ = [
     "database",
     "decode_kafka",
     "design",
+    "design_queue",
     "event",
     "execute",
     "fork_state",
@@ -86,6 +88,7 @@ __getattr__ = lazily(
         "database": "penstock.procedures",
         "decode_kafka": "penstock.spark_ext.kafka.decode",
         "design": "penstock.designing.design",
+        "design_queue": "penstock.designing.queues",
         "event": "penstock.procedures",
         "execute": "penstock.procedures",
         "fork_state": "penstock.spark_ext.state_copy.fork",

@@ -24,7 +24,9 @@ def design(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="A Python file that makes the database at its top.", show_default=False
+            metavar="FILE",
+            help="A Python file that makes the database at its top; or the directory of a p-stream.",
+            show_default=False,
         ),
     ],
     log: Annotated[
@@ -74,12 +76,29 @@ def design(
     svg: Annotated[
         Path | None, typer.Option(help="Draw the tables and their columns to this file.", show_default=False)
     ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Of a p-stream: the time of updates.", show_default=False),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Of a p-stream: the key. May be repeated.", show_default=False),
+    ] = None,
+    cost: Annotated[str, typer.Option(help="Of a p-stream: the time to process a tuple.")] = "50us",
+    staleness: Annotated[str, typer.Option(help="Of a p-stream: the mean staleness of keys.")] = "1s",
+    cores: Annotated[int, typer.Option(help="Of a p-stream: the most buckets.")] = 8,
+    size: Annotated[
+        str | None, typer.Option(help="Of a p-stream: the size of windows.", show_default=False)
+    ] = None,
+    slide: Annotated[
+        str | None, typer.Option(help="Of a p-stream: the slide of windows.", show_default=False)
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="The database, if the file makes several.", show_default=False)
     ] = None,
     debug: DebugOption = False,
 ) -> None:
-    """Choose the partitions of a database for its transactions, and say why.
+    """Choose the partitions of a database for its transactions, or the key of a queue, and say why.
 
     Nothing runs, and the database is not changed: database.open(design="design.yaml") uses the design. Ctrl-C
     ends the search with the best design so far.
@@ -87,10 +106,21 @@ def design(
     \b
     penstock design bank.py --log bank --partitions 4 -o design.yaml
     penstock design bank.py --requests transfer=transfers.parquet --svg design.svg
+    penstock design updates --time ts --staleness 100ms
     """  # noqa: D301 - the escape is the mark of lines that are not joined
     with errors(debug=debug):
         import penstock
+        from penstock.errors import InvalidUsageError
         from penstock.jobs.pipelines.databases import database_in
+
+        if file.is_dir():
+            if time is None:
+                raise InvalidUsageError("a p-stream needs the time of updates", hint="give --time COLUMN")
+            proposal = penstock.design_queue(
+                file, time=time, key=key, cost=cost, staleness=staleness, cores=cores, size=size, slide=slide
+            )
+            typer.echo(proposal.explain())
+            return
 
         database = database_in(file, name)
         result = penstock.design(
