@@ -1,9 +1,14 @@
 """The benchmark of designs runs, and the search is never worse than its peers on the trace that it had."""
 
 import numpy as np
+import pytest
 
+from benchmarks import tpce
+from benchmarks.design_figures import FIGURES, Options
+from benchmarks.design_throughput import DISTRIBUTED, REDIRECT, throughput
 from benchmarks.design_workloads import WORKLOADS, skew
 from benchmarks.designs import report
+from penstock.designing.traces.trace import Mode
 from penstock.procedures.programs.oltp import OLTP
 
 
@@ -32,3 +37,32 @@ def test_skewed_requests_of_an_interval_are_of_one_warehouse() -> None:
             True
         ] * sum(local)
         assert (before["c_w_id"] == before["w_id"]) <= (after["c_w_id"] == after["w_id"])
+
+
+def test_tpce_is_a_trace_of_33_tables_that_is_equal_each_time() -> None:
+    one, other = (tpce.trace(tpce.TpceScale(100), 500, 3) for _ in range(2))
+    assert len(one.tables) == 33
+    assert set(one.procedures) == {*tpce.MIX, "data_maintenance", "trade_cleanup"}
+    for name in ("procedure", "transaction", "table", "mode", "values", "known", "routes"):
+        assert np.array_equal(getattr(one, name), getattr(other, name))
+    writing = np.unique(one.transaction[one.mode == Mode.WRITE])
+    assert 1 - len(writing) / one.transactions == pytest.approx(0.77, abs=0.05)  # Table A.1
+
+
+def test_the_throughput_is_that_of_servers_by_hand() -> None:
+    first, second = np.uint64(1), np.uint64(2)
+    assert throughput(np.array([first, second, first, second]), 2) == 2.0
+    assert throughput(np.array([first | second]), 2) == 1 / DISTRIBUTED
+    # Both wait for the partition that they share.
+    assert throughput(np.array([first, first | second, second]), 2) == 3 / (2 + DISTRIBUTED)
+    assert throughput(np.array([first]), 2, np.array([1])) == 1 / (1 + REDIRECT)
+    assert throughput(np.array([np.uint64(0)] * 4), 2) == 2.0
+
+
+@pytest.mark.parametrize("figure", ["known", "4.6", "4.7", "4.10"])
+def test_figures_have_a_line_for_a_workload(figure: str) -> None:
+    options = Options(60, (4,), 0.05, 1, ("SmallBank",))
+    lines = list(FIGURES[figure](options))
+    assert any(line.startswith("SmallBank") for line in lines)
+    if figure == "known":
+        assert lines[-1] == "found in 1 of 1 cases: 100.0%"
