@@ -1,0 +1,161 @@
+"""The local engine: the time to the first row, and from a tuple to its result.
+
+    python -m benchmarks.local_engine [--seconds 10] [--rates 10000 100000] [--starts 5]
+
+The first row: from the start of the process ``penstock run`` to the first line of its console sink, with
+kernels compiled before. Latency: rows of the market arrive at a fixed rate and wait for their micro-batch.
+It ends when the results of the micro-batch are in the sink, with the state of the queue durable. Every tuple
+counts, whether a newer one of its key replaces it or not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.harness import REPOSITORY, machine, print_and_save, scratch
+from penstock._clock import monotonic_s, now_us
+from penstock.checkpointing.p_stream import PStreamWriter
+from penstock.conf.pipeline import Pipeline
+from penstock.jobs.local.pipeline import Places, open_pipeline
+from penstock.local_engine.outputs import Output, PStreamOutput
+from penstock.market import Market
+
+__all__ = ["report"]
+
+RESULT = REPOSITORY / "benchmarks" / "results" / "local_engine.txt"
+SINKS = ("memory", "pstream")
+WARM_UP_S = 5.0
+
+
+@dataclass
+class _Timed:
+    """A sink that notes when the results of each micro-batch are in it."""
+
+    into: Output | None = None
+    at_us: dict[int, int] = field(default_factory=dict)
+
+    def write(self, rows: Iterator[pa.RecordBatch], query: str, batch: int) -> None:
+        batches = list(rows)
+        if self.into is not None:
+            self.into.write(iter(batches), query, batch)
+        self.at_us[batch] = now_us()
+
+
+def _pipeline(place: Path, rate: int) -> Pipeline:
+    return Pipeline.model_validate(
+        {
+            "engine": "local",
+            "source": {"type": "market", "rows_per_second": rate},
+            "queue": {"key": "symbol", "time": "time", "policy": "linecutting"},
+            "sink": {"type": "memory"},
+            "query": {"checkpoint": str(place / "checkpoint")},
+        }
+    )
+
+
+def latency(
+    place: Path, rate: int, seconds: float, sink: str, warm_up_s: float = WARM_UP_S
+) -> dict[str, Any]:
+    """Return the latency of tuples at a rate, in milliseconds, and the length of micro-batches."""
+    timed = _Timed()
+
+    def output(schema: Any, checkpoint: str) -> Output:
+        if sink == "pstream":
+            timed.into = PStreamOutput({"path": str(place / "out")}, schema, checkpoint)
+        return timed
+
+    running = open_pipeline(_pipeline(place, rate), places=Places(output=output))
+    (query,) = running.queries
+    begin = monotonic_s()
+    found: list[np.ndarray[Any, Any]] = []
+    row, batches = 0, 0
+    while (passed := monotonic_s() - begin) < seconds + warm_up_s:
+        if not running.step():
+            time.sleep(0.001)  # polls, as `penstock run` does
+            continue
+        number = query.log.committed
+        offset = query.log.offsets(number)[0] or {}
+        rows = np.arange(row, offset["row"])
+        row = offset["row"]
+        if passed >= warm_up_s:
+            due_us = offset["startTime"] + rows * 1e6 / rate
+            found.append((timed.at_us[number] - due_us) / 1000)
+            batches += 1
+    all_ms = np.concatenate(found)
+    return {
+        "sink": sink,
+        "tuples/s": round(len(all_ms) / seconds),
+        "batch ms": round(1000 * seconds / max(batches, 1), 1),
+        **{f"p{share}": round(float(np.percentile(all_ms, share)), 1) for share in (50, 95, 99)},
+    }
+
+
+def first_row_s(place: Path) -> float:
+    """Return the seconds from the start of a process to its first row."""
+    market = Market(rate=10_000)
+    if not (place / "in").exists():
+        with PStreamWriter(place / "in", market.batch(0, 1).schema) as writer:
+            writer.append(pa.Table.from_batches([market.batch(0, 10_000)]))
+    number = len(list(place.glob("first-*.yaml")))
+    file = place / f"first-{number}.yaml"
+    file.write_text(
+        f"engine: local\nsource: {{type: pstream, path: {place / 'in'}}}\n"
+        "queue: {key: symbol, time: time}\nsink: {type: console}\n"
+        f"query: {{name: first-{number}, checkpoint: {place}/checkpoint-{number}, trigger: available_now}}\n"
+    )
+    begin = monotonic_s()
+    command = [sys.executable, "-m", "penstock.cli", "run", str(file), "--no-progress"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        passed = monotonic_s() - begin
+        process.stdout.read()
+    assert line.startswith("batch "), line
+    return passed
+
+
+def report(seconds: float, rates: Sequence[int], starts: int) -> Iterator[str]:
+    """Yield the lines of the report."""
+    yield machine()
+    yield f"load average before: {os.getloadavg()[0]:.1f}"
+    with scratch("local") as name:
+        place = Path(name)
+        first_row_s(place)  # compiles
+        times = [first_row_s(place) for _ in range(starts)]
+        yield (
+            f"first row after the start of the process: median {statistics.median(times):.2f} s, "
+            f"least {min(times):.2f} s, most {max(times):.2f} s of {starts}"
+        )
+    yield "from a tuple to its result, in ms; a linecutting queue of 3,000 symbols, one bucket"
+    for rate in rates:
+        for sink in SINKS:
+            with scratch("local") as name:
+                facts = latency(Path(name), rate, seconds, sink)
+            yield f"{rate:>9,} tuples/s  " + "  ".join(f"{name} {value}" for name, value in facts.items())
+    yield f"load average after: {os.getloadavg()[0]:.1f}"
+
+
+def main() -> None:
+    """Print the report, and save it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--rates", type=int, nargs="+", default=[10_000, 100_000])
+    parser.add_argument("--starts", type=int, default=5)
+    arguments = parser.parse_args()
+    print_and_save(report(arguments.seconds, arguments.rates, arguments.starts), RESULT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""The benchmark of the local engine runs, and counts every tuple."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.local_engine import SINKS, first_row_s, latency
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_each_tuple_has_a_latency(tmp_path: Path, sink: str) -> None:
+    facts = latency(tmp_path, 2_000, 0.1, sink, warm_up_s=0.0)
+    assert facts["tuples/s"] > 0
+    assert 0 < facts["p50"] <= facts["p95"] <= facts["p99"]
+
+
+@pytest.mark.long
+def test_a_process_prints_its_first_row(tmp_path: Path) -> None:
+    assert 0 < first_row_s(tmp_path) < 120
