@@ -131,6 +131,11 @@ def report(
     quick: bool = False,
 ) -> Iterator[str]:
     """Return the lines of the result."""
+    yield (
+        f"python -m benchmarks.oltp --benchmarks {' '.join(names)} --requests {requests} "
+        f"--rates {' '.join(map(str, request_rates))} --seconds {seconds:g}"
+    )
+    yield ""
     yield f"{machine()}; load {os.getloadavg()[0]:.1f} at the begin"
     for name in names:
         benchmark = OLTP[name]

@@ -1,8 +1,9 @@
-"""Measure and draw figures 8 and 10 to 12 of the TStream paper, with cheap accesses and with work at each.
+"""Measure and draw figures 8 to 13 of the TStream paper, with cheap accesses and with work at each.
 
 Every scheme gets the same accesses and does the same work; the engine's modes look rows up, check and undo as
 always, the peers do not (`benchmarks.paper.t_stream.schemes`). The result of each run is compared with that
-of the serial run. A time is the least of several repeats. Two spinning threads need two free cores:
+of the serial run. A time is the least of several repeats. In figure 13 all schemes of a program get the same
+rate: half of what the slowest one reaches. Two spinning threads need two free cores:
 ``--real-time`` gives the timed parts real-time priority, which needs privileges.
 """
 
@@ -20,6 +21,8 @@ from typing import Any, cast
 import numpy as np
 
 from benchmarks.harness import machine, pyplot, save
+from benchmarks.paper.t_stream.breakdown import PARTS, breakdown
+from benchmarks.paper.t_stream.latency import PERCENTILES, latencies
 from benchmarks.paper.t_stream.schemes import SCHEMES, run_scheme
 from benchmarks.paper.t_stream.workloads import Accesses, access, accesses_of, grep_and_sum, loaded, rounds_of
 from penstock.procedures.compiler.program import Program
@@ -31,11 +34,18 @@ PUNCTUATION = 500
 OURS = ("serial", "chains", "levels", "split")
 FIGURES = {
     "8": "throughput of GS, SL, OB and TP",
+    "9": "where the time of a transaction of SL goes",
     "10": "GS, half reads, by accesses of a transaction",
     "11a": "GS without skew, by percentage of reads",
     "11b": "GS, writes only, by skew",
     "12": "throughput by punctuation interval",
+    "13": "latency at half the rate of the slowest scheme",
 }
+UNITS = {"9": "ns of thread time", "13": "microseconds"}
+RATE = "thousand transactions/s"
+PROGRAMS = ("GS", "SL", "OB", "TP")
+RATE_SHARE = 0.5
+"""Figure 13 has this share of the slowest scheme's rate."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,7 @@ class Scale:
     """How much is measured."""
 
     count: int = 4_000
+    latency_count: int = 16_000
     repeats: int = 3
     punctuations: tuple[int, ...] = (100, 500, 2_000, 4_000)
     works_ns: tuple[int, ...] = (0, 1_000)
@@ -117,6 +128,23 @@ class Bench:
         rates = {scheme: self.rate(scheme, accesses, work) for scheme in (*SCHEMES, *OURS)}
         return {**at, "work, ns": work, **rates}
 
+    def latencies(self, program: str, work: int) -> list[Point]:
+        """Return percentiles of all schemes at one rate."""
+        accesses = accesses_of(program, self.scale.count)
+        slowest = min(self.rate(scheme, accesses, work) for scheme in (*SCHEMES, *OURS))
+        rate, accesses = RATE_SHARE * slowest, accesses_of(program, self.scale.latency_count)
+        points = []
+        for scheme in (*SCHEMES, *OURS):
+            found = latencies(
+                scheme, accesses, self.rounds[work], 1e3 * rate, PUNCTUATION,
+                lambda: _priority(self.real_time),
+            )  # fmt: skip
+            percentiles = {f"p{one}": value for one, value in zip(PERCENTILES, found, strict=True)}
+            points.append(
+                {"program": program, "work, ns": work, "scheme": scheme, "k/s": rate, **percentiles}
+            )
+        return points
+
     def figure(self, name: str) -> list[Point]:
         """Measure all points of a figure."""
         count, points = self.scale.count, []
@@ -124,8 +152,17 @@ class Bench:
             if name == "8":
                 points += [
                     self.point({"program": program}, accesses_of(program, count), work)
-                    for program in ("GS", "SL", "OB", "TP")
+                    for program in PROGRAMS
                 ]
+            elif name == "9":
+                made = breakdown(
+                    accesses_of("SL", count), self.rounds[work], OURS, self.scale.repeats, PUNCTUATION,
+                    lambda: _priority(self.real_time),
+                )  # fmt: skip
+                points += [{"scheme": one.pop("scheme"), "work, ns": work, **one} for one in made]
+            elif name == "13":
+                for program in PROGRAMS:
+                    points += self.latencies(program, work)
             elif name == "10":
                 for length in (2, 4, 6, 8, 10):
                     accesses = grep_and_sum(count, length=length, reads=0.5, skew=0.6)
@@ -173,6 +210,12 @@ def draw(name: str, points: list[Point], unit: str) -> Any:
     by = next(iter(points[0]))
     for axis, work in zip(axes[0], works, strict=True):
         own = [point for point in points if point["work, ns"] == work]
+        if name == "9":
+            _draw_parts(axis, own)
+            axis.set(ylabel=unit, title=f"{work} ns of work an access")
+            continue
+        if name == "13":
+            own = _by_program(own)
         for scheme in (*SCHEMES, *OURS):
             if scheme in own[0]:
                 places = [
@@ -184,6 +227,24 @@ def draw(name: str, points: list[Point], unit: str) -> Any:
     axes[0][0].legend(fontsize=7)
     plot.suptitle(FIGURES[name])
     return plot
+
+
+def _draw_parts(axis: Any, points: list[Point]) -> None:
+    """Draw a stack of parts for each scheme."""
+    names, below = [point["scheme"] for point in points], np.zeros(len(points))
+    for part in PARTS:
+        heights = np.maximum([point[part] for point in points], 0.0)
+        axis.bar(names, heights, bottom=below, label=part)
+        below += heights
+    axis.tick_params(axis="x", rotation=45)
+
+
+def _by_program(points: list[Point]) -> list[Point]:
+    """Return a point for each program, with the highest percentile of each scheme."""
+    made: dict[str, Point] = {}
+    for point in points:
+        made.setdefault(point["program"], {"program": point["program"]})[point["scheme"]] = point["p99"]
+    return list(made.values())
 
 
 def main() -> None:
@@ -199,7 +260,8 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := [name for name in options.figures if name not in FIGURES]:
         parser.error(f"there is no figure {', '.join(unknown)}: choose of {', '.join(FIGURES)}")
-    scale = Scale(count=200, repeats=1, punctuations=(50, 200), works_ns=(0,)) if options.fast else Scale()
+    fast = Scale(count=200, latency_count=600, repeats=1, punctuations=(50, 200), works_ns=(0,))
+    scale = fast if options.fast else Scale()
     for directory in (options.texts, options.plots):
         directory.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
@@ -207,7 +269,7 @@ def main() -> None:
     flags = " --real-time" * options.real_time + " --fast" * options.fast
     for name in options.figures or FIGURES:
         points = bench.figure(name)
-        unit = "thousand transactions/s"
+        unit = UNITS.get(name, RATE)
         text = "\n".join([
             f"TStream, Figure {name}: {FIGURES[name]}; {unit}. Two threads; serial has one.",
             "",
@@ -219,6 +281,7 @@ def main() -> None:
         ])  # fmt: skip
         print(text, flush=True)
         (options.texts / f"t_stream_fig{name}.txt").write_text(text)
+        unit = "p99, microseconds" if name == "13" else unit
         save(draw(name, points, unit), options.plots / f"t-stream-{name}.svg")
 
 
