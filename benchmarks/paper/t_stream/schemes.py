@@ -205,10 +205,10 @@ def run_scheme(
         np.zeros(operations, np.int64), np.zeros(len(offsets) - 1, np.int64),
     ]  # fmt: skip
     number = SCHEMES.index(scheme)
-    timed = timing.due, timing.origin, timing.spent, timing.ended
+    arguments: list[Any] = [*shared, timing.due, timing.origin, timing.spent, timing.ended]
 
     def work(thread: int) -> None:
-        _run(number, thread, threads, rounds, offsets, rows, writes, values, *shared, *timed)
+        _run(number, thread, threads, rounds, offsets, rows, writes, values, *arguments)
 
     def run() -> None:
         others = [threading.Thread(target=work, args=(thread,)) for thread in range(1, threads)]
