@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 __all__ = ["CHROMIUM", "Page", "open_page"]
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
-_PATIENCE_S: Final = 120.0
+_PATIENCE_S: Final = 600.0
 
 
 class Page:
