@@ -179,6 +179,8 @@ def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState
         "served_at_us": max(known("served_at_us"), default=None),
         "cost_us": sum(costs) / len(costs) * cost_factor if costs else None,
     }
+    # What a controller has learnt of an old bucket does not hold for a new one.
+    meta.pop("controller", None)
     if "horizon" in meta:
         # All buckets hear the same clock, so only a bucket without a micro-batch can be behind.
         meta |= {name: max(known(name)) for name in ("horizon", "deleted_horizon")}
