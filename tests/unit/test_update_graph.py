@@ -11,7 +11,7 @@ import pytest
 from penstock.dataflow import Graph, Persist, graph
 from penstock.dataflow.nodes import Join, Materialize, Union, UpdateUnion, topological, update_time
 from penstock.errors import InvalidUsageError
-from penstock.spark_ext.graph.checks import check_runnable, holds_back
+from penstock.spark_ext.graph.checks import check_runnable, find_trigger_interval, holds_back
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64(), "w": pa.int32()})
 SHORT = pa.schema({"k": pa.string(), "t": pa.int32()})
@@ -278,3 +278,15 @@ def test_windows_with_a_time_are_united_as_update_streams(mode: str) -> None:
     made = sides[0].union(sides[1], key="k", time="at")
     assert made.key == ("k",)
     assert isinstance(made.root, UpdateUnion)
+
+
+def test_a_contract_sets_the_trigger_interval_and_is_explained() -> None:
+    plain = graph("g").source("s", SCHEMA)
+    assert find_trigger_interval(plain.update_queue("k", "t", name="q").root) is None
+    contract = {"p95": {"gold": "800 ms", "other": "4 s"}, "by": "IF(v > 3, 'gold', 'x')"}
+    queue = plain.update_queue("k", "t", name="q", freshness=contract)
+    assert find_trigger_interval(queue.root) == "100 ms"
+    assert holds_back(queue.root)
+    assert "p95 fresh within gold 800 ms, other 4 s by IF(v > 3, 'gold', 'x')" in queue.plan().explain()
+    with pytest.raises(InvalidUsageError, match="missing"):
+        plain.update_queue("k", "t", freshness=contract | {"by": "missing"})

@@ -31,7 +31,7 @@ from penstock.dataflow.nodes import Materialize, Node, Sink, Source, rebuild, to
 from penstock.errors import InvalidUsageError
 from penstock.spark_ext.api.register import register
 from penstock.spark_ext.border.types import check_same, spark_schema, stored_schema
-from penstock.spark_ext.graph.checks import check_runnable, holds_back
+from penstock.spark_ext.graph.checks import check_runnable, find_trigger_interval, holds_back
 from penstock.spark_ext.graph.frames import Frames, SinkInput
 from penstock.spark_ext.graph.handle import RESULTS, RunningGraph
 from penstock.spark_ext.graph.recovery import GraphRecovery, QueryStreams
@@ -92,7 +92,8 @@ def start(
     retain_interval : str or timedelta, optional
         The time between two retain markers, which make the input durable. By default as short as possible.
     checkpoint_interval : str or timedelta, optional
-        The time between two checkpoint markers, which commit results. By default as short as possible.
+        The time between two checkpoint markers, which commit results. By default as short as possible, or
+        with a freshness contract an eighth of its tightest limit.
     available_now : bool
         Whether to end when the current input is processed; then the queries run one after the other.
     drain : bool
@@ -147,7 +148,7 @@ def start(
     )
     retain, commit = (
         {"availableNow": True} if available_now else _trigger(interval)
-        for interval in (retain_interval, checkpoint_interval)
+        for interval in (retain_interval, checkpoint_interval or find_trigger_interval(results))
     )
     stages: list[Stage] = []
     readings: dict[str, tuple[Reading, ...]] = {}
