@@ -181,16 +181,24 @@ def test_the_working_copy_of_an_attempt_that_fails_is_closed(
         assert list(scratch.iterdir()) == []
 
 
-def test_windows_that_are_served_by_time_are_repeated(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "limits", [{"budget": f"{2 * MS} us"}, {"budget": None, "freshness": {"p95": "2 ms"}}]
+)
+def test_windows_that_are_served_by_time_are_repeated(tmp_path: Path, limits: dict[str, Any]) -> None:
     plan = of_update_window(None)
     operator = plan.operator(())
-    timed = replace(operator.options, budget=f"{2 * MS} us")
-    operator = replace(operator, options=timed)
+    operator = replace(operator, options=replace(operator.options, **limits))
     task = BucketTask("windows", str(tmp_path), operator, buckets=1, parallel=1)
-    _, batches, _ = task.run("q", 0, 0, None, parcels_of(plan), Ticking(MS))
-    _, repeated, _ = task.run("q", 0, 0, None, parcels_of(plan), Ticking(1))
+    pointer, batches, metrics = task.run("q", 0, 0, None, parcels_of(plan), Ticking(MS))
+    again, repeated, _ = task.run("q", 0, 0, None, parcels_of(plan), Ticking(1))
     assert 0 < len(rows(batches)) < 4, "the budget ended before the windows did"
     assert rows(repeated) == rows(batches)
+    assert written(task, again) == written(task, pointer)
+    assert list(metrics.freshness) == (["all"] if "freshness" in limits else [])
+    # The next micro-batch goes on from the stored state of the controller.
+    _, rest, _ = task.run("q", 1, 0, pointer, [], Ticking(MS, start=10**6))
+    _, repeated, _ = task.run("q", 1, 0, pointer, [], Ticking(1))
+    assert rows(repeated) == rows(rest)
 
 
 def test_an_attempt_that_ends_when_the_next_micro_batch_runs_serves_the_same(tmp_path: Path) -> None:
