@@ -1,0 +1,134 @@
+"""Forecasts of staleness from a sample, and the command that prints them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from penstock.checkpointing.p_stream.writer import PStreamWriter
+from penstock.cli import app
+from penstock.errors import InvalidUsageError
+from penstock.jobs.plan.run import PlanRequest, best_of, read_sample
+from penstock.operators.freshness.contract import FreshnessContract
+from penstock.operators.scheduling.policy import Policy
+from penstock.operators.simulation.forecast import Sample, forecast
+from penstock.operators.simulation.micro_batches import Engine
+from penstock.operators.update_stream.options import Budget
+
+RATE = 200
+ENGINE = Engine(fixed_us=100_000, cost_us=5_000)
+
+
+def table(seconds: float = 2.0) -> pa.Table:
+    generator = np.random.default_rng(5)
+    times = np.arange(int(RATE * seconds)) * 1_000_000 // RATE
+    keys = generator.integers(0, 100, len(times))
+    return pa.table({
+        "key": keys, "time": pa.array(times, pa.timestamp("us")), "tier": np.where(keys < 10, "gold", "plain")
+    })  # fmt: skip
+
+
+def test_a_load_is_that_many_times_the_rate_and_updates_stay_in_order() -> None:
+    sample = Sample.of(table().take(np.random.default_rng(1).permutation(400)), ["key"], "time")
+    assert sample.rate == pytest.approx(RATE, rel=0.01)
+    for load in (1.0, 4.0):
+        rows, arrived = sample.at_load(load)
+        assert len(arrived) / arrived[-1] * 1e6 == pytest.approx(RATE * load, rel=0.01)
+        assert arrived[-1] > 19_000_000
+        assert np.all(np.diff(arrived) >= 0)
+        assert np.all(np.diff(rows.column("__time").to_numpy()) > 0)
+        assert rows.column("key").to_pylist()[:400] == table().column("key").to_pylist()
+
+
+@pytest.mark.long
+def test_more_load_is_staler_and_more_cores_are_fresher() -> None:
+    sample = Sample.of(table(), ["key"], "time")
+    found = {
+        (one.load, one.cores): one
+        for one in forecast(
+            sample, ENGINE, Budget(), loads=[0.5, 4], cores=[1, 3], policies=[Policy.IN_PLACE]
+        )
+    }
+    for cores in (1, 3):
+        assert found[4, cores].staleness.average_ms > found[0.5, cores].staleness.average_ms
+    assert found[4, 3].staleness.average_ms < found[4, 1].staleness.average_ms
+    # Half a cycle of waiting for the micro-batch, half of the fixed cost, and the service of a full queue.
+    full = 100 + 100 * 5
+    assert 0.5 * full < found[4, 1].staleness.percentile_ms(0.5) < 1.5 * full
+
+
+@pytest.mark.long
+def test_the_fewest_cores_that_keep_all_promises_are_best() -> None:
+    contract = FreshnessContract.parse({"p95": {"gold": "500 ms", "other": "1 s"}, "by": "tier"})
+    found = list(
+        forecast(
+            Sample.of(table(), ["key"], "time"), ENGINE, contract,
+            loads=[3], cores=[4, 1, 2], policies=[Policy.FRESHEST],
+        )
+    )  # fmt: skip
+    kept = {one.cores: all(one.kept.values()) for one in found}
+    assert kept == {1: False, 2: True, 4: True}
+    assert best_of(found, 3).cores == 2
+    alone = next(one for one in found if one.cores == 1)
+    assert alone.kept == {"gold": True, "other": False}
+    assert alone.to_row()["gold_p95_ms"] < alone.to_row()["other_p95_ms"]
+
+
+@pytest.mark.parametrize("kind", ["p-stream", "sample.parquet", "sample.csv"])
+def test_a_sample_is_a_p_stream_or_a_file(tmp_path: Path, kind: str) -> None:
+    place, rows = str(tmp_path / kind), table()
+    if kind == "p-stream":
+        with PStreamWriter(place, rows.schema) as writer:
+            writer.append(rows)
+    elif kind == "sample.csv":
+        pyarrow.csv.write_csv(rows, place)
+    else:
+        pq.write_table(rows, place)
+    read = read_sample(place, 300)
+    assert read.num_rows == 300
+    assert Sample.of(read, ["key"], "time").rate == pytest.approx(RATE, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        ({"key": ["nothing"]}, "no such column"),
+        ({"time": "key"}, "not a timestamp|time column cannot"),
+        ({"rows": table().slice(0, 1)}, "several moments"),
+    ],
+)
+def test_what_is_no_sample_is_refused(arguments: dict[str, Any], fact: str) -> None:
+    given: dict[str, Any] = {"rows": table(), "key": ["tier"], "time": "time"} | arguments
+    with pytest.raises(InvalidUsageError, match=fact):
+        Sample.of(given["rows"], given["key"], given["time"])
+
+
+def test_a_plan_has_a_contract_or_a_budget() -> None:
+    request = PlanRequest(key=("k",), time="t", cost="1ms", budget="800ms")
+    assert request.limits == Budget(duration_us=800_000)
+    assert PlanRequest(key=("k",), time="t", budget="50").limits == Budget(rows=50)
+    with pytest.raises(InvalidUsageError, match="sets the budget"):
+        PlanRequest(key=("k",), time="t", budget="50", freshness="p95: 2 s").limits  # noqa: B018  # raises
+
+
+def test_the_command_prints_a_table_and_advice_and_writes_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    sample, out, svg = (tmp_path / name for name in ("sample.parquet", "out.json", "plan.svg"))
+    pq.write_table(table(), sample)
+    arguments = ["plan", str(sample), "--cost", "10ms", "--fixed", "100ms", "--freshness", "p95: 1 s"]
+    arguments += ["--load", "2", "--cores", "1,4", "--policy", "freshest", "-o", str(out), "--svg", str(svg)]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert "Load 2: the promise holds with freshest on 4 cores." in shown.stdout
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(row["cores"], row["all_kept"]) for row in rows] == [(1, False), (4, True)]
+    assert "<svg" in svg.read_text()
+    assert CliRunner().invoke(app, [*arguments[:2], "--load", "x"]).exit_code == 2
