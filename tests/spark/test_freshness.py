@@ -34,10 +34,11 @@ def test_a_query_tells_a_promise_that_holds_from_one_that_is_broken(
     )  # fmt: skip
     query = place.run_until_drained(df)
     assert sorted(place.sequence()) == rows
-    last = penstock.metrics(query)[-1]
-    gold, other = last["classes"]["gold"], last["classes"]["other"]
-    assert (gold["promised_ms"], gold["kept"], gold["advice"]) == (600_000, True, "")
-    assert gold["within"] == 1
-    assert (other["promised_ms"], other["kept"]) == (1, False)
-    assert other["advice"]
-    assert last["budget_rows"] > 0
+    batches = penstock.metrics(query)
+    assert all(batch["budget_rows"] > 0 for batch in batches)
+    gold, other = ([batch["classes"][name] for batch in batches] for name in ("gold", "other"))
+    assert {(one["promised_ms"], one["kept"], one["within"], one["advice"]) for one in gold} == {
+        (600_000, True, 1, "")
+    }
+    assert not all(one["kept"] for one in other)
+    assert any(one["advice"] for one in other)

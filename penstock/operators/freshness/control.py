@@ -118,7 +118,7 @@ class ContractControl:
         facts |= {"staleness_ms": standing.staleness.percentile_ms(standing.share)}
         text = " ".join(f"{key}={value}" for key, value in facts.items() if key not in ("kept", "advice"))
         if broken:
-            advice = standing.advise() or "none: it can hold at this load"
+            advice = standing.advise() or "nothing: by what was measured it can hold"
             _LOGGER.warning("promise of freshness broken [%s%s] helps: %s", self._place, text, advice)
         else:
             _LOGGER.info("promise of freshness kept again [%s%s]", self._place, text)
