@@ -304,14 +304,15 @@ contenders run fewer of the same events.
 `python -m benchmarks.oltp` runs TPC-C, SmallBank and Voter in memory and with a log (group commit of 1
 ms and 10 ms), and prints percentiles of the time to the durable answer at 10,000 and 100,000 requests a
 second. SQLite (WAL, `synchronous=FULL`) and PostgreSQL (PL/pgSQL, `synchronous_commit=on`) run the same
-requests, one or a hundred a commit. In tests both give the results and tables of Penstock. `--benchmarks
-tatp ycsb` runs others, without peers. `--quick` takes small tables.
+requests, one or a hundred a commit ([file](../benchmarks/results/oltp.txt)). In tests both give the results
+and tables of Penstock. `--benchmarks tatp ycsb` runs others, without peers. `--quick` takes small tables.
 
 `python -m benchmarks.partitions` compares partitions: transfers with more and more work, then SmallBank
-and TPC-C. Splitting a call takes about half as long as running its transfers, so two partitions pay off for
-transactions with more work. `python -m benchmarks.paper.h_store` runs Voter on one to eight partitions,
-as in (H-Store Fig. 3.10); those beyond the cores of the machine are in virtual time, and the result says
-so.
+and TPC-C ([file](../benchmarks/results/partitions.txt)). Splitting a call takes about half as long as running
+its transfers, so two partitions pay off for transactions with more work. `python -m
+benchmarks.paper.h_store` runs Voter on one to eight partitions, as in (H-Store Fig. 3.10,
+[file](../benchmarks/results/h_store_fig3_10.txt)); those beyond the cores of the machine are in virtual time,
+and the result says so.
 
 `python -m benchmarks.designs` compares the designs of [`penstock design`](how-to/design.md) with those
 of simpler algorithms, as in (H-Store Fig. 4.5), and counts designs a second
