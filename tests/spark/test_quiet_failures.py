@@ -1,4 +1,4 @@
-"""A Penstock error that fails a query ends a run, the demo and a script without the JVM's stack."""
+"""A Penstock error that fails a query ends a run and a script without the JVM's stack."""
 
 from __future__ import annotations
 
@@ -28,15 +28,6 @@ with penstock.session({"spark.driver.memory": "1g", "spark.sql.shuffle.partition
     query = newest.writeStream.format("noop").option("checkpointLocation", "ck").start()
     END
 """
-DEMO = """
-import sys
-from penstock.cli import main
-from penstock.jobs import demo
-
-demo._RESULT = "symbol string, seq bigint, price double, other double"
-sys.argv = ["penstock", "demo", "--seconds", "1"]
-main()
-"""
 
 
 @pytest.mark.parametrize(
@@ -45,9 +36,8 @@ main()
         (["-m", "penstock.cli", "run", "p.yaml"], "a null"),
         (["-c", SCRIPT.replace("END", "penstock.run(query)")], "a null"),
         (["-c", SCRIPT.replace("END", "query.awaitTermination()")], "a null"),
-        (["-c", DEMO], "output_schema"),
     ],
-    ids=["run", "script", "script that waits", "demo"],
+    ids=["run", "script", "script that waits"],
 )
 def test_a_failure_is_told_in_one_line_without_the_jvms_stack(
     tmp_path: Path, arguments: list[str], fact: str

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner, Result
 
 from penstock import __version__
@@ -98,6 +99,21 @@ def test_a_warm_up_without_java_says_how_to_install_it(monkeypatch: pytest.Monke
 def test_help_says_how_long_the_demo_runs() -> None:
     help_text = " ".join(penstock("demo", "--help").stdout.replace("│", " ").split())
     assert f"{demo.SECONDS} by default, {demo.FAST_SECONDS} with --fast" in help_text
+
+
+def test_a_demo_whose_query_fails_says_why_without_the_jvms_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> int:
+        raise StreamingQueryException(
+            "[STREAM_FAILED] Query terminated with exception: Job aborted due to stage failure: "
+            'Traceback (most recent call last):\n  File "w.py", line 1, in run\n'
+            "penstock.errors.InvalidUsageError: a key is null: column=k. Hint: drop it.\n"
+            "\tat org.apache.spark.Executor.run(Executor.scala:1)\nDriver stacktrace: SQLSTATE: XXKST"
+        )
+
+    monkeypatch.setattr(demo, "run_demo", fail)
+    result = penstock("demo")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "the query failed: cause=a key is null: column=k. Hint: drop it.\n"
 
 
 def test_the_version_is_printed() -> None:
