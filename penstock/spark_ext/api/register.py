@@ -19,6 +19,7 @@ from penstock.spark_ext.border.connection import default_parallelism
 from penstock.spark_ext.metrics_listener import BatchListener, Receiver, append_to_file
 from penstock.spark_ext.sources.market import MarketDataSource
 from penstock.spark_ext.sources.p_stream_source import p_stream_source
+from penstock.spark_ext.sources.wake import register_wake
 from penstock.spark_ext.worker.python_workers import prepare_workers
 from penstock.spark_ext.worker.restart import check_starts
 from penstock.units import parse_address
@@ -81,6 +82,7 @@ def register(
     prepare_workers(spark)
     check_starts(spark)
     spark.dataSource.register(MarketDataSource)
+    register_wake(spark)
     spark.dataSource.register(p_stream_source(default_parallelism(spark)))
     if metrics_file is not None:
         path = metrics_file

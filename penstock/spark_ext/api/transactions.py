@@ -27,6 +27,7 @@ from penstock.spark_ext.border.initial_rows import Given, InitialRows
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.transaction_packing import Route, TransactionPacker
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.declared import Schema, declare_columns
 from penstock.spark_ext.forwarding.coordinator import Coordinator
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
 from penstock.spark_ext.sources.transaction_scan import PieceReader, parcels_of_p_stream
@@ -52,6 +53,7 @@ def transactions(
     compatible_with: str | None = None,
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
+    schema: Schema | None = None,
     name: str = "transactions",
 ) -> DataFrame:
     """Run a transaction for each row of a stream, exactly once; return results and rejections.
@@ -103,6 +105,9 @@ def transactions(
         ``spark.penstock.stateLocation``.
     retain_versions : int
         The number of versions of each bucket's tables that stay loadable.
+    schema : StructType or str, optional
+        The columns of `df`, or their DDL; see `penstock.update_queue`. The rows of `initial` are Arrow tables
+        then, and there are no `requests`.
     name : str
         The operator's name in metrics and state, the same at a restart.
 
@@ -128,7 +133,10 @@ def transactions(
         retain_versions=retain_versions,
     )
     keep_names = (keep,) if isinstance(keep, str) else tuple(keep)
-    return plan_transactions(df, procedure, time, keep_names, options, name, initial).results()
+    df, declared = declare_columns(df, schema)
+    return plan_transactions(
+        df, procedure, time, keep_names, options, name, initial, declared=declared
+    ).results()
 
 
 def write_transactions(
@@ -257,9 +265,14 @@ def plan_transactions(
     options: TransactionOptions,
     name: str,
     initial: Given | None = None,
+    *,
+    declared: bool = False,
 ) -> PlannedTransactions:
     """Plan transactions in a query; see `transactions`."""
-    check_streaming(df)
+    if not declared:
+        check_streaming(df)
+    elif options.requests is not None:
+        raise InvalidUsageError("transactions take requests only without schema=")
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     columns = arrow_schema(df.schema, large=large)
     program = program_for(procedure, columns)
@@ -271,7 +284,7 @@ def plan_transactions(
         buckets=1 if options.buckets is None and route is None else options.buckets,
         state_location=options.state_location or procedure.location,
     )
-    place = Stateful.plan(df.sparkSession, name, options)
+    place = Stateful.plan(df.sparkSession, name, options, declared=declared)
     forwarding = None
     if place.buckets > 1:
         if options.batch is not None:
@@ -304,7 +317,7 @@ def plan_transactions(
     wakes = rows is not None
     packer = TransactionPacker(columns, needed, time, route, place.buckets, wakes, forwarding)
     rows_schema = arrow_schema(output, large=large)
-    parcels, reader, way = _parcels_of(df, packer)
+    parcels, reader, way = _parcels_of(df, packer, declared=declared)
     operator = replace(operator, reader=reader)
     if options.requests is not None:
         asked = PlannedRequests.plan(
@@ -319,10 +332,12 @@ def plan_transactions(
     return PlannedTransactions(place, parcels, operator, output, rows_schema, way, coordinator)
 
 
-def _parcels_of(df: DataFrame, packer: TransactionPacker) -> tuple[DataFrame, PieceReader | None, Route]:
+def _parcels_of(
+    df: DataFrame, packer: TransactionPacker, *, declared: bool
+) -> tuple[DataFrame, PieceReader | None, Route]:
     """Return the parcels of events, the reader of rows that are not in the parcels, and the route."""
     from_stream = None if packer.forwarding is not None else parcels_of_p_stream(df, packer)
     if from_stream is None:
-        return with_safe_names(df).mapInArrow(packer, PARCELS), None, Route.SPARK
+        return with_safe_names(df, declared=declared).mapInArrow(packer, PARCELS), None, Route.SPARK
     parcels, reader = from_stream
     return (parcels, None, Route.READERS) if packer.buckets > 1 else (parcels, reader, Route.BUCKET)

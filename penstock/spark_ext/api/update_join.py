@@ -31,6 +31,7 @@ from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.connection import check_own_readers
 from penstock.spark_ext.border.packing import DROPPED, Packer, newest_of, side_of
 from penstock.spark_ext.border.parcels import PARCELS
+from penstock.spark_ext.declared import Schema, declare_sides
 from penstock.spark_ext.sources.task_rows import LateStream, dropped_columns
 from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
 from penstock.spark_ext.worker.stateful import (
@@ -70,6 +71,7 @@ def update_join(
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
     late_to: str | os.PathLike[str] | None = None,
+    schema: Schema | Mapping[str, Schema] | None = None,
     name: str = "update_join",
 ) -> DataFrame:
     """Join two update streams by key within an interval of time; emit the newest match of each key.
@@ -119,6 +121,9 @@ def update_join(
         sides, of which a row has those of its own, ``reason`` (``"late"``, ``"duplicate"``, or why the row is
         refused), ``watermark``, the first time that would not have been late, and ``side`` (``"left"`` or
         ``"right"``). See ``docs/how-to/late-rows.md``.
+    schema : StructType or str, or mapping, optional
+        The columns of both sides, or their DDL; or ``{"left": ..., "right": ...}``. See
+        `penstock.update_queue`.
 
     Returns
     -------
@@ -144,7 +149,8 @@ def update_join(
         retain_versions=retain_versions, delete_when=delete_when, ttl=ttl,
         on_silent=on_silent, late_to=late_to,
     )  # fmt: skip
-    return run_join(left, right, key, time, within, condition, unit, options, name)
+    left, right, declared = declare_sides(left, right, schema)
+    return run_join(left, right, key, time, within, condition, unit, options, name, declared=declared)
 
 
 def run_join(
@@ -158,17 +164,14 @@ def run_join(
     options: JoinOptions,
     name: str,
     marked: tuple[bool, bool] = (False, False),
+    *,
+    declared: bool = False,
 ) -> DataFrame:
-    """Return the output of a join of update streams; see `update_join`.
-
-    Parameters
-    ----------
-    marked : tuple of bool
-        Whether each side has the column of deletes already.
-    """
-    check_streaming(left)
-    place = Stateful.plan(left.sparkSession, name, options)
-    if not right.isStreaming:
+    """Return the output of a join; `marked` are the sides that have the column of deletes already."""
+    if not declared:
+        check_streaming(left)
+    place = Stateful.plan(left.sparkSession, name, options, declared=declared)
+    if not declared and not right.isStreaming:
         raise InvalidUsageError(
             "the right side of a join of update streams is not streaming",
             hint="use spark.readStream; a static table is joined with DataFrame.join",
@@ -177,7 +180,7 @@ def run_join(
     large = left.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     conditions = delete_conditions(options.delete_when)
     left, right = (
-        df if condition is None else add_delete_column(df, condition)
+        df if condition is None else add_delete_column(df, condition, declared=declared)
         for df, condition in zip((left, right), conditions, strict=True)
     )
     marks = [
@@ -189,7 +192,7 @@ def run_join(
     )
     _check_alike(planned.operator.joined, left, right)
     packed = [
-        with_safe_names(df).mapInArrow(packer, PARCELS)
+        with_safe_names(df, declared=declared).mapInArrow(packer, PARCELS)
         for df, packer in zip((left, right), planned.packers, strict=True)
     ]
     parcels = packed[0].union(packed[1])

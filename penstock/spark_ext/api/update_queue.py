@@ -23,6 +23,7 @@ from penstock.operators.update_stream.operator_options import Apply, QueueOption
 from penstock.operators.update_stream.stream import UpdateStream
 from penstock.spark_ext.border.packing import Packer
 from penstock.spark_ext.border.parcels import PARCELS
+from penstock.spark_ext.declared import Schema, declare_columns, parse_columns, with_column
 from penstock.spark_ext.graph.steps import select_item
 from penstock.spark_ext.sources.task_rows import LateStream, dropped_columns
 from penstock.spark_ext.worker.queue_operator import QueueOperator
@@ -74,6 +75,7 @@ def update_queue(
     late_to: str | os.PathLike[str] | None = None,
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
+    schema: Schema | None = None,
     name: str = "update_queue",
 ) -> DataFrame:
     """Keep only the newest tuple of each key; serve as many keys per trigger as the budget allows.
@@ -157,6 +159,10 @@ def update_queue(
         ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
     retain_versions : int
         The number of versions of each bucket's state that stay loadable.
+    schema : StructType or str, optional
+        The columns of `df`, or their DDL: `df` gets exactly these, cast as `DataFrame.to` does. Then Spark
+        Connect is not asked for columns, as flows of declarative pipelines need it. See
+        ``docs/reference/spark-versions.md``.
     name : str
         The operator's name in metrics and state, unique within a query and the same at a restart.
 
@@ -186,7 +192,8 @@ def update_queue(
         working_copy=working_copy, late_to=late_to, state_location=state_location,
         retain_versions=retain_versions,
     )  # fmt: skip
-    return run_queue(df, key, time, options, name)
+    df, declared = declare_columns(df, schema)
+    return run_queue(df, key, time, options, name, declared=declared)
 
 
 def run_queue(
@@ -196,6 +203,8 @@ def run_queue(
     options: QueueOptions,
     name: str,
     source: str | None = None,
+    *,
+    declared: bool = False,
 ) -> DataFrame:
     """Return the output of an update queue; see `update_queue`.
 
@@ -204,14 +213,17 @@ def run_queue(
     source : str, optional
         The column of a union that decides ties (`penstock.operators.update_stream.stream.UpdateStream`); it
         is not in the output.
+    declared : bool
+        Whether Spark must not be asked for columns.
     """
-    check_streaming(df)
+    if not declared:
+        check_streaming(df)
     if options.delete_when is not None:
-        df = add_delete_column(df, options.delete_when)
-    place = Stateful.plan(df.sparkSession, name, options)
+        df = add_delete_column(df, options.delete_when, declared=declared)
+    place = Stateful.plan(df.sparkSession, name, options, declared=declared)
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     planned = plan_queue(df.schema, key, time, options, place, source, large=large)
-    parcels = with_safe_names(df).mapInArrow(planned.packer, PARCELS)
+    parcels = with_safe_names(df, declared=declared).mapInArrow(planned.packer, PARCELS)
     return place.run(parcels, planned.operator, planned.output, planned.rows, waits=planned.waits)
 
 
@@ -278,7 +290,7 @@ def plan_queue(
         None if options.contract is None else KeyClasses.of(options.contract),
     )  # fmt: skip
     columns = StructType([one for one in schema if one.name != source])
-    output = _output_schema(columns, options)
+    output = _output_schema(columns, options, declared=place.declared)
     if options.delete_when is not None:
         check_delete_results(arrow(output))
     results = output if options.on_silent is None else with_silent(output, (*stream.key, stream.time))
@@ -316,24 +328,29 @@ def _lives(stream: UpdateStream, options: QueueOptions) -> Lives:
     return Lives(key, key if deleted is None else deleted)
 
 
-def add_delete_column(df: DataFrame, delete_when: str) -> DataFrame:
+def add_delete_column(df: DataFrame, delete_when: str, *, declared: bool = False) -> DataFrame:
     """Return the rows with a column that marks deletes."""
     condition, columns = mark_deletes(delete_when, df.columns)
+    marked = df.selectExpr(*(select_item(name, expression) for name, expression in columns))
+    if declared:
+        return marked.to(with_column(df.schema, DELETED_COLUMN, BooleanType()))
     kind = df.selectExpr(condition.text).schema[0].dataType
     if not isinstance(kind, BooleanType):
         raise InvalidUsageError(
             "delete_when is not a condition", delete_when=delete_when, type=kind.simpleString()
         )
-    return df.selectExpr(*(select_item(name, expression) for name, expression in columns))
+    return marked
 
 
-def _output_schema(schema: StructType, options: QueueOptions) -> StructType:
+def _output_schema(schema: StructType, options: QueueOptions, *, declared: bool) -> StructType:
     given = options.output_schema
     if options.staleness_column and STALENESS_COLUMN in schema.names:
         raise InvalidUsageError("the stream has this column already", column=STALENESS_COLUMN)
     if options.apply is None:
         added = [StructField(STALENESS_COLUMN, DoubleType())] if options.staleness_column else []
         return StructType([*schema.fields, *added])
+    if declared:
+        return parse_columns(given, "output_schema")
     parsed = DataType.fromDDL(given) if isinstance(given, str) else given
     if not isinstance(parsed, StructType):
         raise InvalidUsageError("output_schema is not a list of columns", output_schema=given)

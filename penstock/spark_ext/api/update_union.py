@@ -8,12 +8,13 @@ from typing import Any, Unpack
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ByteType, StructType
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.operator_options import QueueOptions, UnionArguments, make_options
 from penstock.operators.update_stream.stream import SOURCE_COLUMN
 from penstock.spark_ext.api.update_queue import run_queue
+from penstock.spark_ext.declared import Schema, declare_columns, with_column
 from penstock.sql.expression import did_you_mean
 
 __all__ = ["run_union", "update_union"]
@@ -24,6 +25,7 @@ def update_union(
     key: str | Iterable[str],
     time: str,
     prefer: int | str | None = None,
+    schema: Schema | None = None,
     name: str = "update_union",
     **options: Unpack[UnionArguments],
 ) -> DataFrame:
@@ -48,6 +50,8 @@ def update_union(
         The input that wins, by position (from 0) or name, if tuples of equal key and time meet: in one
         micro-batch, or while the other one waits. A delivered tuple is not retracted. By default the first to
         arrive is kept, and within a micro-batch the tuple of the earlier input.
+    schema : StructType or str, optional
+        The columns of each input, or their DDL; see `penstock.update_queue`.
     name : str
         The operator's name in metrics and state, unique within a query and the same at a restart.
     **options
@@ -74,8 +78,8 @@ def update_union(
     ...     state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
-    allowed = (*UnionArguments.__annotations__, "key", "time", "prefer", "name")
-    return run_union(dfs, key, time, prefer, make_options(QueueOptions, options, allowed), name)
+    allowed = (*UnionArguments.__annotations__, "key", "time", "prefer", "schema", "name")
+    return run_union(dfs, key, time, prefer, make_options(QueueOptions, options, allowed), name, schema)
 
 
 def run_union(
@@ -85,13 +89,17 @@ def run_union(
     prefer: int | str | None,
     options: QueueOptions,
     name: str,
+    schema: Schema | None = None,
 ) -> DataFrame:
     """Return the output of a union; see `update_union`."""
     inputs = _inputs(dfs)
     winner = _position(prefer, inputs)
+    given = {name: declare_columns(df, schema) for name, df in inputs.items()}
+    inputs = {name: df for name, (df, _) in given.items()}
+    declared = any(known for _, known in given.values())
     first_name, first = next(iter(inputs.items()))
     for other_name, other in inputs.items():
-        if not other.isStreaming:
+        if not declared and not other.isStreaming:
             raise InvalidUsageError(
                 "the DataFrame is not streaming", input=other_name, hint="use spark.readStream"
             )
@@ -100,8 +108,10 @@ def run_union(
         df.withColumn(SOURCE_COLUMN, sf.lit(int(winner is not None and place != winner)).cast("tinyint"))
         for place, df in enumerate(inputs.values())
     ]
+    if declared:
+        marked = [df.to(with_column(first.schema, SOURCE_COLUMN, ByteType())) for df in marked]
     united = reduce(DataFrame.unionByName, marked)
-    return run_queue(united, key, time, options, name, SOURCE_COLUMN)
+    return run_queue(united, key, time, options, name, SOURCE_COLUMN, declared=declared)
 
 
 def _inputs(dfs: Sequence[DataFrame | Mapping[str, DataFrame]]) -> dict[str, DataFrame]:

@@ -29,12 +29,18 @@ from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import SILENT_COLUMN, check_windows
 from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.update_stream.options import check_column, parse_ms, session_gap
-from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.api.failure import refusal_of
 from penstock.spark_ext.border.collations import refuse_collations
-from penstock.spark_ext.border.connection import aggregate_sql
 from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.window_packing import RowPacker, WholeRows, row_fragmenter
+from penstock.spark_ext.declared import (
+    TIME,
+    Schema,
+    aggregate_fields,
+    declare_columns,
+    whole_name,
+    window_columns,
+)
 from penstock.spark_ext.sources.task_rows import dropped_columns
 from penstock.spark_ext.worker.count_windows import (
     CountWindowPlan,
@@ -62,6 +68,7 @@ from penstock.spark_ext.worker.window_plan import (
     WINDOW,
     PlannedWindows,
     WindowPlan,
+    aggregate_text,
     value_columns,
     value_names,
     wraps_around,
@@ -71,8 +78,6 @@ from penstock.units import window_rows
 
 __all__ = ["TIME", "plan_windows", "update_window"]
 
-TIME = "__penstock_time"
-"""The name of the rows' time column in the packer's input."""
 _DELAY_KEY = "spark.watermarkDelayMs"
 
 
@@ -101,6 +106,7 @@ def update_window(
     state_location: str | os.PathLike[str] | None = None,
     retain_versions: int = RETAIN_VERSIONS,
     late_to: str | os.PathLike[str] | None = None,
+    schema: Schema | None = None,
     name: str = "update_window",
 ) -> DataFrame:
     """Aggregate each key's tuples in windows of time.
@@ -172,6 +178,9 @@ def update_window(
         The location of a p-stream for the rows that are dropped, each exactly once: all columns of `df`,
         ``reason`` (``"late"`` or ``"the time is null"``) and ``watermark``, the one that made the row late.
         Whole rows then cross the shuffle. See ``docs/how-to/late-rows.md``.
+    schema : StructType or str, optional
+        The columns of `df`, or their DDL; see `penstock.update_queue`. Aggregates are SQL then, and Penstock
+        must know their types without Spark.
 
     Returns
     -------
@@ -207,25 +216,29 @@ def update_window(
     ...     aggs={"load": "avg(value)"}, state_location="/var/lib/penstock",
     ... )  # doctest: +SKIP
     """
-    check_streaming(df)
+    df, declared = declare_columns(df, schema)
+    if not declared:
+        check_streaming(df)
     options = WindowOptions(
         watermark_delay=watermark_delay, mode=mode, budget=budget, freshness=freshness, policy=policy,
         cost=cost, weight=weight, delete_when=delete_when, ttl=ttl, on_silent=on_silent,
         buckets=buckets, nulls=nulls, state_location=state_location,
         retain_versions=retain_versions, late_to=late_to,
     )  # fmt: skip
-    place = Stateful.plan(df.sparkSession, name, options)
+    place = Stateful.plan(df.sparkSession, name, options, declared=declared)
     if not isinstance(aggs, Mapping | None):
         raise InvalidUsageError(
             "aggs is not a mapping", got=type(aggs).__name__, hint="write aggs={'load': 'avg(value)'}"
         )
-    texts = {name: _text_of(df, name, aggregate) for name, aggregate in (aggs or {}).items()}
+    asked = None if declared else df
+    texts = {name: aggregate_text(asked, name, aggregate) for name, aggregate in (aggs or {}).items()}
     if isinstance(weight, str) and texts:
         check_column("weight", weight, df.columns)
         texts[WEIGHT] = f"last({quote(weight)})"
     plan = plan_windows(
-        df, key, time, size, slide, texts, options, session=session, unit=unit, buckets=place.buckets
-    )
+        df, key, time, size, slide, texts, options, session=session, unit=unit, buckets=place.buckets,
+        declared=declared,
+    )  # fmt: skip
     return replace(plan, plan=plan.plan.replace_options(options)).results(place)
 
 
@@ -241,6 +254,7 @@ def plan_windows(
     session: str | timedelta | None,
     unit: TimeUnit | None,
     buckets: int,
+    declared: bool = False,
 ) -> PlannedWindows:
     """Return the plan of windows; the arguments are as for `update_window`.
 
@@ -257,12 +271,14 @@ def plan_windows(
     keys = key_columns(key)
     at, unit = _time(df, time, unit)
     split = decompose(aggs, time, keys).add_count(keys)
-    deletes = [] if options.delete_when is None else [delete_flags(df, options.delete_when)]
-    rows, needed, partials = _rows(df, keys, at, split, deletes, whole=options.late_to is not None)
+    deletes = {} if options.delete_when is None else delete_flags(df, options.delete_when, declared=declared)
+    rows, needed, partials = _rows(
+        df, keys, time, at, split, deletes, whole=options.late_to is not None, declared=declared
+    )
     schema = arrow_schema(needed, large=False)
     common: dict[str, Any] = {
         "decomposition": split,
-        "output": _output(df, keys, time, aggs),
+        "output": _output(df, keys, time, aggs, declared=declared),
         "delay_ms": _delay_ms(df, time, options.delay_ms),
         "local": isinstance(df.schema[time].dataType, TimestampNTZType),
         "wraps": wraps_around(df.sparkSession),
@@ -341,25 +357,6 @@ def _users_expressions(split: Decomposition) -> Iterator[None]:
         raise InvalidUsageError(error.fact, hint=error.hint, **named) from None
 
 
-def _text_of(df: DataFrame, name: str, aggregate: str | Column) -> str:
-    """Return an aggregate as SQL; a Spark column as its text, if Spark parses it back to the same."""
-    if isinstance(aggregate, str):
-        return aggregate
-    if isinstance(aggregate, Column):
-        try:
-            asked = df.groupBy().agg(aggregate.alias("a"))
-        except AnalysisException as error:
-            raise refusal_of(error, df.columns, name=name) from None
-        if (text := aggregate_sql(df, asked)) is not None:
-            return text
-    raise InvalidUsageError(
-        "an aggregate is neither SQL text nor a Spark column that can be written as SQL text",
-        hint="write Spark SQL, such as 'avg(price)'",
-        name=name,
-        got=type(aggregate).__name__,
-    )
-
-
 def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, TimeUnit]:
     """Return the time as a column for windows, and its unit."""
     check_column("time", time, df.columns)
@@ -385,11 +382,13 @@ def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, Time
 def _rows(
     df: DataFrame,
     keys: tuple[str, ...],
+    time: str,
     at: Column,
     split: Decomposition,
-    more: Iterable[Column],
+    more: Mapping[str, Column],
     *,
     whole: bool,
+    declared: bool,
 ) -> tuple[DataFrame, StructType, tuple[Partial, ...]]:
     """Return rows, the columns of time, groups, values of partials and `more`, and partials of the values.
 
@@ -399,8 +398,12 @@ def _rows(
         check_column("key", name, df.columns)
     values, partials = value_columns(split)
     try:
-        needed = [at.alias(TIME), *(sf.col(quote(name)) for name in keys), *values, *more]
+        named = [column.alias(name) for name, column in more.items()]
+        needed = [at.alias(TIME), *(sf.col(quote(name)) for name in keys), *values, *named]
         rows = df.select(*needed, *(_inputs(df) if whole else []))
+        if declared:
+            texts = value_names(split.partials)
+            rows = rows.to(window_columns(df.schema, keys, time, texts, more, whole=whole))
     except AnalysisException as error:
         raise refusal_of(error, df.columns) from None
     distinct = [one.expression for one in partials if one.kind == "distinct"]
@@ -411,12 +414,12 @@ def _rows(
 
 def _inputs(df: DataFrame) -> list[Column]:
     """Return the columns of the input, under names that no other column has."""
-    return [
-        sf.col(quote(name)).alias(f"{RESERVED_PREFIX}whole_{place}") for place, name in enumerate(df.columns)
-    ]
+    return [sf.col(quote(name)).alias(whole_name(place)) for place, name in enumerate(df.columns)]
 
 
-def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, str]) -> StructType:
+def _output(
+    df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, str], *, declared: bool
+) -> StructType:
     """Return the output columns, as Spark's own windows have them."""
     clashes = sorted({WINDOW, *keys} & aggs.keys())
     if clashes or WINDOW in keys:
@@ -424,10 +427,13 @@ def _output(df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, 
     local = isinstance(df.schema[time].dataType, TimestampNTZType)
     of_window = TimestampNTZType() if local else TimestampType()
     window = StructType([StructField("start", of_window), StructField("end", of_window)])
-    result = df.groupBy(*(sf.col(quote(name)) for name in keys)).agg(
-        *(sf.expr(text).alias(name) for name, text in aggs.items())
-    )
-    fields = result.schema.fields
+    if declared:
+        fields = [*(df.schema[name] for name in keys), *aggregate_fields(aggs, df.schema)]
+    else:
+        result = df.groupBy(*(sf.col(quote(name)) for name in keys)).agg(
+            *(sf.expr(text).alias(name) for name, text in aggs.items())
+        )
+        fields = result.schema.fields
     return StructType([*fields[: len(keys)], StructField(WINDOW, window), *fields[len(keys) :]])
 
 

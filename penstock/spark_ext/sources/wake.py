@@ -8,9 +8,10 @@ source prevents that: its offset is new at each start, and a new offset counts a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from weakref import WeakSet
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamReader,
@@ -21,14 +22,23 @@ from pyspark.sql.types import StructType
 from penstock._clock import new_id
 from penstock.spark_ext.border.spark_versions import ReadLimit, SupportsTriggerAvailableNow
 
-__all__ = ["WakeSource", "add_wake"]
+__all__ = ["WakeSource", "add_wake", "register_wake"]
+
+_registered: WeakSet[SparkSession] = WeakSet()
 
 
 def add_wake(df: DataFrame) -> DataFrame:
     """Return `df` so that its query runs one micro-batch at each start, even without new input."""
     spark = df.sparkSession
-    spark.dataSource.register(WakeSource)
+    register_wake(spark)
     return df.union(spark.readStream.format(WakeSource.name()).schema(df.schema).load())
+
+
+def register_wake(spark: SparkSession) -> None:
+    """Make the source known to a session, once: a flow of a declarative pipeline may not do it."""
+    if spark not in _registered:
+        spark.dataSource.register(WakeSource)
+        _registered.add(spark)
 
 
 class WakeSource(DataSource):

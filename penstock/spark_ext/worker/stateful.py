@@ -17,7 +17,7 @@ from pyspark.errors import PySparkTypeError, UnsupportedOperationException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
-from pyspark.sql.types import BooleanType, StructField, StructType
+from pyspark.sql.types import BinaryType, BooleanType, IntegerType, StringType, StructField, StructType
 
 from penstock._clock import monotonic_s, now_us
 from penstock.checkpointing.files import absolute_location, open_files
@@ -30,7 +30,7 @@ from penstock.spark_ext.border.arrow_settings import skip_size_of_each_row
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.connection import analyzed_plan, check_own_readers, own_workers_of
-from penstock.spark_ext.border.parcels import COORDINATOR, SIDE, Unpacker, from_parcel, to_parcels
+from penstock.spark_ext.border.parcels import COORDINATOR, PARCELS, SIDE, Unpacker, from_parcel, to_parcels
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.foreach_batch import batch_of_setting
 from penstock.spark_ext.sources.wake import add_wake
@@ -62,8 +62,8 @@ __all__ = [
 STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
 """The Spark setting that says where state lives when no `state_location` is given."""
 
-_RESULT_SCHEMA = "payload binary, metrics string"
-_TARGETED_SCHEMA = f"{_RESULT_SCHEMA}, target int"
+_RESULT_SCHEMA = StructType().add("payload", BinaryType()).add("metrics", StringType())
+_TARGETED_SCHEMA = StructType([*_RESULT_SCHEMA, *StructType().add("target", IntegerType())])
 """The output of buckets that have a coordinator; `target` is a bucket's label, or the coordinator."""
 _POINTER_SCHEMA = "version long, file_id string"
 
@@ -89,6 +89,8 @@ class Stateful:
         The state location: an absolute path or a URI.
     retain_versions : int
         The number of versions of the state that stay loadable.
+    declared : bool
+        Whether Spark must not be asked for columns; see `penstock.spark_ext.declared`.
     """
 
     name: str
@@ -96,9 +98,10 @@ class Stateful:
     parallel: int
     state_location: str
     retain_versions: int
+    declared: bool = False
 
     @staticmethod
-    def plan(spark: SparkSession, name: str, options: StateOptions) -> Stateful:
+    def plan(spark: SparkSession, name: str, options: StateOptions, *, declared: bool = False) -> Stateful:
         """Return the place of an operator in a query of a session.
 
         Raises
@@ -114,7 +117,8 @@ class Stateful:
             )
         partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
         location = _state_location(spark, options.state_location)
-        return Stateful(name, options.buckets or partitions, partitions, location, options.retain_versions)
+        buckets = options.buckets or partitions
+        return Stateful(name, buckets, partitions, location, options.retain_versions, declared)
 
     def run(
         self,
@@ -159,18 +163,16 @@ class Stateful:
             go in pairs, its own and a continuation by the coordinator, so twice as many are retained.
         """
         skip_size_of_each_row(parcels.sparkSession)
+        versions = self.retain_versions * (1 if coordinator is None else 2)
         task = BucketTask(
-            self.name,
-            self.state_location,
-            operator,
-            self.buckets,
-            self.parallel,
-            self.retain_versions * (1 if coordinator is None else 2),
+            *(self.name, self.state_location, operator, self.buckets, self.parallel, versions),
             origin=origin or {},
         )
         timeout = GroupStateTimeout.ProcessingTimeTimeout if waits else GroupStateTimeout.NoTimeout
         if waits:
             parcels = add_wake(parcels)
+        if self.declared:
+            parcels = parcels.to(PARCELS)
         function = _BucketFunction(
             plan_task(parcels.sparkSession, task, route),
             task,
@@ -184,6 +186,8 @@ class Stateful:
             results = parcels.groupBy("bucket").applyInPandasWithState(
                 function, schema, _POINTER_SCHEMA, "append", timeout
             )
+        if self.declared:
+            results = results.to(schema)
         if coordinator is not None:
             # Spark's shuffle cannot take the batches of the operator, but those of mapInArrow.
             targeted = results.mapInArrow(pass_on, schema).repartition(self.parallel, "target")
@@ -373,7 +377,7 @@ def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-def with_safe_names(df: DataFrame) -> DataFrame:
+def with_safe_names(df: DataFrame, *, declared: bool = False) -> DataFrame:
     """Return `df` with column names that are safe for mapInArrow, which looks columns up by name.
 
     It does not find names with dots, nor tell apart those that differ only in case. Other names stay, for
@@ -382,7 +386,9 @@ def with_safe_names(df: DataFrame) -> DataFrame:
     names = df.columns
     if len({name.lower() for name in names}) == len(names) and all(name.isidentifier() for name in names):
         return df
-    return df.toDF(*(f"c{place}" for place in range(len(names))))
+    fields = [StructField(f"c{place}", one.dataType, one.nullable) for place, one in enumerate(df.schema)]
+    renamed = df.toDF(*(field.name for field in fields))
+    return renamed.to(StructType(fields)) if declared else renamed
 
 
 def with_silent(output: StructType, known: Iterable[str]) -> StructType:

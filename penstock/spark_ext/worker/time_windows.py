@@ -192,8 +192,8 @@ class SessionWindowPlan(WindowPlan):
         return first, last + 1000 * self.gap_ms
 
 
-def delete_flags(df: DataFrame, delete_when: str) -> Column:
-    """Return the column that is 1 in the rows for which the condition is true, else 0.
+def delete_flags(df: DataFrame, delete_when: str, *, declared: bool = False) -> dict[str, Column]:
+    """Return the column `DELETES`, which is 1 in the rows for which the condition is true, else 0.
 
     Raises
     ------
@@ -201,12 +201,12 @@ def delete_flags(df: DataFrame, delete_when: str) -> Column:
         If it is not a condition over the columns of `df`.
     """
     condition = parse_delete_when(delete_when).resolve(df.columns, option="delete_when")
-    kind = df.selectExpr(condition.text).schema[0].dataType
+    kind = BooleanType() if declared else df.selectExpr(condition.text).schema[0].dataType
     if not isinstance(kind, BooleanType):
         raise InvalidUsageError(
             "delete_when is not a condition", delete_when=delete_when, type=kind.simpleString()
         )
-    return sf.when(sf.expr(condition.text), 1).otherwise(0).cast("long").alias(DELETES)
+    return {DELETES: sf.when(sf.expr(condition.text), 1).otherwise(0).cast("long")}
 
 
 def deleting_fragments(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BooleanType, LongType, NullType, StructField, StructType
@@ -16,7 +17,7 @@ from pyspark.sql.types import BooleanType, LongType, NullType, StructField, Stru
 from penstock.checkpointing.files import absolute_location
 from penstock.dataflow.nodes import Extreme
 from penstock.ddl import quote
-from penstock.errors import InternalError
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import Decomposition
 from penstock.operators.aggregates.moments import to_settings
@@ -27,6 +28,8 @@ from penstock.operators.update_stream.lives import SILENT_COLUMN
 from penstock.operators.update_stream.operator_options import WindowOptions
 from penstock.operators.update_stream.options import check_weight, parse_ms
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.spark_ext.api.failure import refusal_of
+from penstock.spark_ext.border.connection import aggregate_sql
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker
 from penstock.spark_ext.sources.p_stream_rows import DESCRIPTORS, OperatorRows
@@ -42,6 +45,7 @@ __all__ = [
     "WINDOW",
     "PlannedWindows",
     "WindowPlan",
+    "aggregate_text",
     "cast_to_field",
     "has_own_workers",
     "partials_of_values",
@@ -321,6 +325,40 @@ def wraps_around(spark: SparkSession) -> bool:
 def cast_to_field(column: Column, field: StructField) -> Column:
     """Return a column with a field's name and type, by default Spark's own type."""
     return (column if isinstance(field.dataType, NullType) else column.cast(field.dataType)).alias(field.name)
+
+
+def aggregate_text(df: DataFrame | None, name: str, aggregate: str | Column) -> str:
+    """Return an aggregate as SQL; a Spark column as its text, if Spark parses it back to the same.
+
+    Parameters
+    ----------
+    df : DataFrame, optional
+        The rows; None if Spark must not be asked.
+    name : str
+        The name of the aggregate.
+    aggregate : str or Column
+        The aggregate.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it has no SQL.
+    """
+    if isinstance(aggregate, str):
+        return aggregate
+    if isinstance(aggregate, Column) and df is not None:
+        try:
+            asked = df.groupBy().agg(aggregate.alias("a"))
+        except AnalysisException as error:
+            raise refusal_of(error, df.columns, name=name) from None
+        if (text := aggregate_sql(df, asked)) is not None:
+            return text
+    raise InvalidUsageError(
+        "an aggregate is neither SQL text nor a Spark column that can be written as SQL text",
+        hint="write Spark SQL, such as 'avg(price)'",
+        name=name,
+        got=type(aggregate).__name__,
+    )
 
 
 def value_columns(split: Decomposition) -> tuple[list[Column], tuple[Partial, ...]]:
