@@ -540,7 +540,7 @@ def test_an_operator_its_options_and_the_builder_have_the_same_arguments(
     given = inspect.signature(operator).parameters
     defaults = {one.name: one.default for one in fields(options)}
     names = getattr(arguments, "__annotations__", arguments)
-    assert defaults.keys() == set(names) == given.keys() - written - {"name"}
+    assert defaults.keys() == set(names) == given.keys() - written - {"name", "schema"}
     assert {name: given[name].default for name in defaults} == defaults
 
 
