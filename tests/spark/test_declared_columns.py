@@ -129,7 +129,7 @@ def test_an_operator_is_made_without_a_question_to_the_server(
     spark: SparkSession, tmp_path: Path, operator: str
 ) -> None:
     made: Any = OPERATORS[operator](spark, tmp_path)
-    assert made._plan.to_proto(spark.client).ByteSize() > 1000  # type: ignore[attr-defined]  # of a client
+    assert made._plan.to_proto(spark.client).ByteSize() > 1000
 
 
 def test_without_a_schema_the_server_is_asked(spark: SparkSession, tmp_path: Path) -> None:

@@ -346,7 +346,7 @@ def aggregate_text(df: DataFrame | None, name: str, aggregate: str | Column) -> 
     """
     if isinstance(aggregate, str):
         return aggregate
-    if isinstance(aggregate, Column) and df is not None:
+    if df is not None and isinstance(aggregate, Column):
         try:
             asked = df.groupBy().agg(aggregate.alias("a"))
         except AnalysisException as error:
