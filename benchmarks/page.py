@@ -316,7 +316,8 @@ and the result says so.
 
 `python -m benchmarks.designs` compares the designs of [`penstock design`](how-to/design.md) with those
 of simpler algorithms, as in (H-Store Fig. 4.5), and counts designs a second
-([file](../benchmarks/results/designs.txt)).
+([file](../benchmarks/results/designs.txt)). `python -m benchmarks.design_figures` makes Fig. 4.6 to 4.10,
+with the paper's values where its text has them; throughput is in virtual time.
 
 ## Figures of S-Store
 
