@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.designing.queues import design_queue
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
+    from penstock.predicting.models.predictor import Predictor
     from penstock.predicting.predict import predict
     from penstock.procedures import abort, database, event, execute
     from penstock.procedures.served.client import DatabaseClient
@@ -43,6 +44,7 @@ __all__ = [
     "MetricsListener",
     "PStreamReader",
     "PStreamWriter",
+    "Predictor",
     "SchemaRegistry",
     "__version__",
     "abort",
@@ -82,6 +84,7 @@ __getattr__ = lazily(
         "MetricsListener": "penstock.spark_ext.metrics_listener",
         "PStreamReader": "penstock.checkpointing.p_stream",
         "PStreamWriter": "penstock.checkpointing.p_stream",
+        "Predictor": "penstock.predicting.models.predictor",
         "SchemaRegistry": "penstock.records.registry",
         "abort": "penstock.procedures",
         "count_transactions": "penstock.spark_ext.forwarding.counts",

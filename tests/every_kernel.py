@@ -25,6 +25,7 @@ from penstock.procedures.indexes import trees
 from penstock.procedures.parallel.evaluation import Evaluation
 from penstock.procedures.parallel.planning import MODES
 from penstock.procedures.partitions import forwarding, placement
+from penstock.procedures.partitions.predicted import guard_kernels
 from penstock.procedures.programs import PROGRAMS
 from penstock.procedures.rows import TableRows
 from penstock.procedures.schema import TableSpec
@@ -264,6 +265,11 @@ def _partitions() -> None:
     loads = np.zeros((1, 2))
     cost_kernels.count_loads(masks, some, of_each, 2, loads)
     cost_kernels.skew_factor(loads, some[1:])
+    guard_kernels.plan(masks, masks, np.uint64(3), True, some.copy(), np.zeros(2, np.bool_))
+    guard = np.array([3, 2, 0, 0])
+    guard_kernels.leaves(guard, some.copy(), 0, 0, 5)
+    guard_kernels.needs_all(guard, some.copy(), 0)
+    guard_kernels.keeps_shared(guard, 0)
     model = MarkovModel(2, [False])
     model.add([Query(0, 1)], aborted=False)
     model.process()

@@ -13,7 +13,6 @@ from penstock.predicting.clustering import cluster, grow_tree, select_features
 from penstock.predicting.mappings import base_attribute, find_sources
 from penstock.predicting.models.features import Feature, Tree, features_of, read_features
 from penstock.predicting.models.markov import MarkovModel, Query
-from penstock.predicting.models.parameters import Parameters
 from penstock.predicting.models.predictor import ProcedureModels
 from penstock.predicting.recording import ProcedureTrace
 from penstock.procedures.partitions.placement import Placement
@@ -157,12 +156,11 @@ def _judge_all(
     models: ProcedureModels, samples: Samples, chosen: Numbers, numbers: Numbers, threshold: float
 ) -> Accuracy:
     trace = samples.trace
-    parameters = Parameters(
-        models.names, models.sources, trace.program.event, samples.placements, samples.partitions
-    ).read(trace.events)
+    parameters = models.parameters(trace.program.event, samples.placements, samples.partitions)
+    values = parameters.read(trace.events)
     accuracy = Accuracy()
     for event, number in zip(chosen.tolist(), numbers.tolist(), strict=True):
-        found = models.estimate(parameters, parameters.signature(event), number, threshold)
+        found = models.estimate(values, values.signature(event), number, threshold)
         accuracy.add(
             judge(
                 found, models.models[number], samples.queries[event],

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.procedures.in_process.open_database import OpenDatabase
     from penstock.procedures.parallel.evaluation import Evaluation
     from penstock.procedures.partitions.design import PartitionDesign
+    from penstock.procedures.partitions.predicted.prediction import StoredPredictor
     from penstock.procedures.replicas.replica import Replica
     from penstock.procedures.requests.client import RequestClient
 
@@ -349,6 +350,7 @@ class Database:
         ranges: Mapping[str, Sequence[Any]] | None = None,
         design: PartitionDesign | str | os.PathLike[str] | None = None,
         evaluation: str | Evaluation = "serial",
+        predictor: StoredPredictor | None = None,
     ) -> OpenDatabase:
         """Open tables in this process's memory, for transactions one after the other.
 
@@ -358,25 +360,24 @@ class Database:
             A directory that keeps the database: a call is durable before it returns. By default tables are
             empty at first and lost at the end.
         recovery : str
-            What the log holds for a workflow. ``weak``: its events. ``strong``: each transaction with its
-            input, durable before the next one runs. The tables are the same either way.
+            What the log holds of a workflow: ``weak`` its events, ``strong`` each transaction with its input.
         commit_interval : str or timedelta
             How long a call waits for others to be durable in one sync; by default, until the last sync ends.
         partitions : int
-            The number of threads that run transactions, each over its own rows of the tables that have
-            `partition_by`. Results and tables are the same with any number, which may change each time.
+            The number of threads, each with rows of its own. Results and tables are the same with any number.
         ranges : mapping of str to sequence, optional
             For tables that are partitioned by ranges: the least value of each partition but the first.
         design : PartitionDesign, str or path, optional
             A result of `penstock.design`, or its YAML file, instead of `partitions` and `ranges`.
         evaluation : str or Evaluation
             ``serial``, or on two threads ``chains``, ``levels``, ``split`` or ``adaptive`` for a ``run``.
+        predictor : Predictor, optional
+            A result of `penstock.predict`: transactions that would be forwarded run as it says.
 
         Raises
         ------
         InvalidUsageError
-            If the location holds a database with other tables, or calls of a program that has changed; or the
-            partitions or ranges are unusable.
+            If the location holds other tables, or calls of a changed program; or an option is unusable.
         CorruptDataError, UnavailableError
             If its files are damaged, or the file system refuses.
 
@@ -392,7 +393,7 @@ class Database:
         from penstock.procedures.in_process.open_database import OpenDatabase
 
         return OpenDatabase(
-            self, location, recovery, commit_interval, partitions, ranges, None, evaluation, design
+            self, location, recovery, commit_interval, partitions, ranges, None, evaluation, design, predictor
         )
 
     def follow(

@@ -118,6 +118,11 @@ class TableSet:
         """Forget all rows of a table, as if it had never had any."""
         self._tables[table] = TableRows(self._tables[table].spec, self.texts)
 
+    def put_back(self, tables: Mapping[str, TableRows], transactions: int) -> None:
+        """Replace tables by earlier copies of them."""
+        self._tables |= tables
+        self.transactions = transactions
+
     def run(
         self,
         program: Program | PlainProgram,

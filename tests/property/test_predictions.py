@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
-from hypothesis import given
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import penstock
 from penstock.predicting.models.markov import ABORT, COMMIT, MarkovModel, Query, bits
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.databases import Database
+from penstock.procedures.in_process.open_database import OpenDatabase
+from penstock.procedures.language import abort
+from penstock.procedures.partitions.partitioned_tables import PartitionedTables
+from penstock.procedures.partitions.placement import Placement
+from penstock.procedures.partitions.predicted import guard_kernels, guards, run
+from penstock.procedures.partitions.predicted.prediction import Prediction
+from penstock.procedures.schema import TableSpec
+from tests.procedures import interpreted, interpreted_source
+from tests.property.test_partitions import BANK, RANGES, Call, calls, tables
+from tests.property.test_partitions import run as run_calls
 
 WRITES = [False, True, True]
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
 QUERIES = st.lists(st.builds(Query, st.integers(0, 2), st.integers(0, 7)), max_size=5)
 
 
@@ -48,3 +67,192 @@ def test_tables_solve_the_equations_of_the_chain(transactions: list[tuple[list[Q
         arrival = solve(dict.fromkeys(here, 0.0), 1.0)
         expected = np.where(ends, 1.0, matrix @ arrival)
         assert np.allclose(model.finish[:, partition], expected)
+
+
+@given(
+    st.integers(1, 64).flatmap(
+        lambda count: st.tuples(
+            st.just(count), st.none() | st.lists(NUMBERS, min_size=count - 1, max_size=count - 1, unique=True)
+        )
+    ),
+    st.lists(NUMBERS, min_size=1, max_size=20),
+)
+def test_a_guard_knows_the_partition_of_each_row(
+    placed: tuple[int, list[int] | None], numbers: list[int]
+) -> None:
+    partitions, ranges = placed
+    spec = TableSpec.parse("t", "k bigint", ("k",), "k")
+    placement = Placement(spec, partitions, None if ranges is None else sorted(ranges))
+    expected = placement.partitions_of(placement.column, pa.array(numbers, pa.int64())).tolist()
+    bounds = [] if ranges is None else [5, len(ranges), *sorted(ranges)]
+    head = [0, partitions, 0, 0, 5 if ranges is not None else 0]
+    for number, place in zip(numbers, expected, strict=True):
+        guard = np.array(head + bounds[1:], np.int64)
+        touched = np.zeros(1, np.int64)
+        assert guard_kernels.leaves(guard, touched, 0, 1, number)
+        assert touched.view(np.uint64)[0] == 1 << place
+        guard[0] = touched[0]
+        assert not guard_kernels.leaves(guard, touched, 0, 1, number)
+    assert guard_kernels.needs_all(guard, touched, 0) == (partitions > 1)
+    assert touched.view(np.uint64)[0] == (1 << partitions) - 1
+
+
+class Guesses:
+    """Predictions that are drawn: mostly wrong, or with a partition too many or too few."""
+
+    def __init__(self, seed: int, style: str) -> None:
+        self._draw, self._style = np.random.default_rng(seed), style
+        self._partitions = 1
+        self.right = self.wrong = 0
+
+    def bind(self, database: str, partitions: int, placements: Mapping[str, Placement]) -> Guesses:
+        self._partitions = partitions
+        return self
+
+    def predict(self, program: Program, events: pa.RecordBatch) -> Prediction:
+        draw, count = self._draw, events.num_rows
+        every = (1 << self._partitions) - 1
+        masks = draw.integers(0, every, count, np.uint64, endpoint=True)
+        if self._style == "nearly all":
+            few = draw.random(count) < 0.2
+            masks = np.where(few, masks, np.uint64(every))
+        if self._style == "one":
+            masks = np.uint64(1) << draw.integers(0, self._partitions, count, np.uint64)
+        written = draw.integers(0, every, count, np.uint64, endpoint=True)
+        if draw.random() < 0.8:
+            written &= masks
+        if draw.random() < 0.5:
+            written = masks
+        return Prediction(masks, written, draw.random(count) < draw.choice([0.0, 0.5, 1.0]))
+
+    def observe(self, touched: np.ndarray) -> None:
+        self.right += 1
+
+    def correct(self, event: int, touched: int) -> None:
+        self.wrong += 1
+
+
+KERNELS: dict[tuple[str, bool], Callable[..., int]] = {}
+
+
+@pytest.fixture(autouse=True)
+def _guards_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(program: Program, placements: Mapping[str, Placement], *, undo: bool) -> Callable[..., int]:
+        key = (program.digest, undo)
+        if key not in KERNELS:
+            KERNELS[key] = interpreted_source(guards.guarded_source(program, placements, undo=undo))
+        return KERNELS[key]
+
+    monkeypatch.setattr(run, "load_guarded", load)
+
+
+@pytest.mark.parametrize(("partitions", "ranged"), [(2, False), (3, True)])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=calls(), seed=st.integers(0, 99), style=st.sampled_from(["random", "nearly all", "one"]))
+def test_any_guess_equals_the_serial_order(
+    partitions: int, ranged: bool, made: list[Call], seed: int, style: str
+) -> None:
+    ranges = RANGES[partitions] if ranged else None
+    guesses = Guesses(seed, style)
+    with BANK.open() as serial, BANK.open(partitions=partitions, ranges=ranges, predictor=guesses) as db:
+        assert run_calls(db, made) == run_calls(serial, made)
+        assert tables(db) == tables(serial)
+        assert db._state.transactions == serial._state.transactions
+        assert db._state.rows == serial._state.rows
+
+
+def chain() -> Database:
+    """Return a database whose transactions access rows that the event does not name."""
+    database = penstock.database("chain")
+    database.table("nodes", "id bigint, next bigint NOT NULL, n bigint NOT NULL", key="id", partition_by="id")
+    database.table("rates", "id bigint, rate bigint NOT NULL", key="id")
+
+    @database.procedure(event="id bigint, steps bigint, most bigint", returns="seen bigint")
+    def walk(e: Any, nodes: Any, rates: Any) -> Any:
+        node = nodes[e.id]
+        node.n += rates[1].rate
+        for step in range(e.steps):
+            if step < 3:
+                node = nodes[node.next]
+                node.n += 1
+        if node.n > e.most:
+            abort("too many")
+        return node.n
+
+    @database.procedure(event="id bigint", returns="n bigint")
+    def look(e: Any, nodes: Any) -> Any:
+        return nodes[nodes[e.id].next].n
+
+    for procedure in database.procedures.values():
+        program = procedure.program()
+        assert isinstance(program, Program)
+        program.__dict__["kernel"] = interpreted(program)
+    return database
+
+
+CHAIN = chain()
+NODES = 12
+
+
+def fill(db: OpenDatabase, seed: int) -> dict[str, dict[str, Any]]:
+    nexts = np.random.default_rng(seed).integers(0, NODES, NODES)
+    rows = {
+        "nodes": {"id": range(NODES), "next": nexts.tolist(), "n": [0] * NODES},
+        "rates": {"id": [1], "rate": [2]},
+    }
+    for name, table in rows.items():
+        db.load(name, table)
+    return rows
+
+
+def walks(draw: np.random.Generator, count: int) -> dict[str, Any]:
+    return {
+        "id": draw.integers(0, NODES, count).tolist(),
+        "steps": draw.integers(0, 3, count).tolist(),
+        "most": draw.choice([5, 10**6], count).tolist(),
+    }
+
+
+@pytest.mark.parametrize("style", ["random", "nearly all", "one"])
+@pytest.mark.parametrize("seed", range(3))
+def test_guesses_for_rows_that_no_event_names(seed: int, style: str) -> None:
+    draw = np.random.default_rng(seed)
+    guesses = Guesses(seed, style)
+    with CHAIN.open() as serial, CHAIN.open(partitions=3, predictor=guesses) as db:
+        for one in (serial, db):
+            fill(one, seed)
+        for _ in range(12):
+            events = walks(draw, int(draw.integers(1, 8)))
+            for name, part in (("walk", events), ("look", {"id": events["id"]})):
+                assert db.run(name, part) == serial.run(name, part)
+        assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
+    assert guesses.right + guesses.wrong == 24
+    assert guesses.wrong
+    if style == "nearly all":
+        assert guesses.right
+
+
+def test_trained_predictions_are_used_and_equal_the_serial_order() -> None:
+    draw = np.random.default_rng(5)
+    with CHAIN.open() as serial:
+        rows = fill(serial, 1)
+        trace = [("walk", walks(draw, 600)), ("look", {"id": draw.integers(0, NODES, 300).tolist()})]
+        predictor = penstock.predict(CHAIN, trace, tables=rows, partitions=3).predictor
+        with CHAIN.open(partitions=3, predictor=predictor) as db, CHAIN.open(partitions=3) as without:
+            for one in (db, without):
+                fill(one, 1)
+            for _ in range(40):
+                events = walks(draw, 20)
+                for name, part in (("walk", events), ("look", {"id": events["id"]})):
+                    assert db.run(name, part) == serial.run(name, part)
+                    without.run(name, part)
+            assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
+            state, plain = db._state, without._state
+            assert isinstance(state, PartitionedTables)
+            assert isinstance(plain, PartitionedTables)
+            runs = state.predicted
+            assert runs is not None
+            assert runs.transactions > 800
+            assert runs.late > 0
+            assert plain.forwarded == 1_600 > state.forwarded
+            assert f"predicted: {runs.transactions} transactions" in db.explain()

@@ -37,6 +37,7 @@ from penstock.procedures import index_kernels
 from penstock.procedures.indexes import trees
 from penstock.procedures.parallel import schedule, versions
 from penstock.procedures.partitions import forwarding, placement
+from penstock.procedures.partitions.predicted import guard_kernels
 from penstock.sql import comparison_kernels
 from penstock.state_store.keys import key_index, key_set, key_words, word_index
 from penstock.state_store.tables import row_codec, row_store
@@ -55,10 +56,19 @@ KERNELS = {
     "forwarding": {"find_homes", "forward", "merge_homes", "order_by_home"},
     "placement": {"find_ranges"},
     "markov_kernels": {"sweep_tables"},
+    "guard_kernels": {"leaves", "needs_all", "keeps_shared", "plan"},
     "cost_kernels": {
         *("_bits", "add_accesses", "merge", "add_bases", "count_distributed", "count_loads", "skew_factor")
     },
-    "key_words": {"_put_fixed", "_put_bytes", "_get_fixed", "_get_sizes", "_get_bytes", "hash_words"},
+    "key_words": {
+        "_put_fixed",
+        "_put_bytes",
+        "_get_fixed",
+        "_get_sizes",
+        "_get_bytes",
+        "hash_word",
+        "hash_words",
+    },
     "key_index": {"_find", "_find_or_add", "_find_or_add_words", "_rebuild", "_gather_words"},
     "word_index": {"number_block"},
     "key_set": {"_second_hash", "_home", "_slot_of", "_add", "_contains", "_remove"},
@@ -192,6 +202,7 @@ REFERENCES = {
     "forwarding": "test_partitions",
     "placement": "test_partitions",
     "markov_kernels": "test_predictions",
+    "guard_kernels": "test_predictions",
     "cost_kernels": "test_designs",
     "key_words": "test_keys",
     "key_index": "test_keys",
@@ -235,7 +246,7 @@ REFERENCES = {
 }
 MODULES = [
     *(key_words, key_index, word_index, key_set, row_codec, row_store, newest),
-    *(forwarding, placement, cost_kernels, markov_kernels),
+    *(forwarding, placement, cost_kernels, markov_kernels, guard_kernels),
     *(
         pages,
         arrivals,

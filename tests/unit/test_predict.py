@@ -208,10 +208,7 @@ def test_a_wrong_end_of_a_partition_is_a_wrong_prediction() -> None:
     (trace,) = record(made, [("order", events)], rows())
     samples = Samples.of(trace, placements, PARTITIONS)
     models = train(samples, 0.5, clustered=False)
-    parameters = Predictor("shop", PARTITIONS, {}, 0.5, []).parameters(
-        models, trace.program.event, placements
-    )
-    values = parameters.read(trace.events)
+    values = models.parameters(trace.program.event, placements, PARTITIONS).read(trace.events)
     found = models.estimate(values, values.signature(0), 0, 0.5)
     right = judge(found, models.models[0], samples.queries[0], aborted=False, threshold=0.5)
     assert (right.base, right.partitions, right.undo, right.finish, right.early) == (True,) * 5
@@ -243,10 +240,10 @@ def test_a_predictor_is_stored_as_a_file(tmp_path: Path) -> None:
 def test_a_predictor_for_other_partitions_is_refused() -> None:
     result = penstock.predict(shop(), requests(40), tables=rows(), clustered=False)
     tables = shop().tables
-    result.predictor.check("shop", 4, place_tables(tables, 4, {}))
+    result.predictor.bind("shop", 4, place_tables(tables, 4, {}))
     for name, partitions, ranges in (("bank", 4, {}), ("shop", 3, {}), ("shop", 4, {"stock": [1, 2, 3]})):
         with pytest.raises(InvalidUsageError, match="the predictor is"):
-            result.predictor.check(name, partitions, place_tables(tables, partitions, ranges))
+            result.predictor.bind(name, partitions, place_tables(tables, partitions, ranges))
 
 
 def test_the_log_of_an_open_database_is_a_trace(tmp_path: Path) -> None:

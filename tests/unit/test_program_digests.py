@@ -140,7 +140,7 @@ def test_machine_code_is_made_anew_if_a_function_in_it_changes(monkeypatch: pyte
     bank = PROGRAMS["bank"].procedure.program()
     assert isinstance(bank, Program)
     for text in (b"one", b"other"):
-        monkeypatch.setattr(compiler, "_inlined_texts", lambda text=text: text)
+        monkeypatch.setattr(compiler, "inlined_texts", lambda text=text: text)
         bank.__dict__.pop("kernel", None)
         assert bank.kernel is None
     del bank.__dict__["kernel"]

@@ -17,6 +17,7 @@ from penstock.predicting.models.estimates import Estimate, estimate
 from penstock.predicting.models.features import Category, Feature, Tree, read_features
 from penstock.predicting.models.markov import MarkovModel
 from penstock.predicting.models.parameters import EventParameters, Parameters, QueryName, Source
+from penstock.predicting.models.runtime import RunningPredictor
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.schema import Column
 from penstock.procedures.texts import Numbers
@@ -73,6 +74,12 @@ class ProcedureModels:
     def writes(self) -> list[bool]:
         """For each query whether it writes."""
         return [name.writes for name in self.names]
+
+    def parameters(
+        self, event: Sequence[Column], placements: Mapping[str, Placement], partitions: int
+    ) -> Parameters:
+        """Return the partitions of its queries by the attributes of events."""
+        return Parameters(self.names, self.sources, event, placements, partitions)
 
     def choose(self, events: pa.RecordBatch, event: Sequence[Column], partitions: int) -> Numbers:
         """Return the number of the model of each event."""
@@ -158,13 +165,13 @@ class Predictor:
     threshold: float
     procedures: list[ProcedureModels]
 
-    def check(self, database: str, partitions: int, placements: Mapping[str, Placement]) -> None:
-        """Refuse another database or other partitions than those of the models.
+    def bind(self, database: str, partitions: int, placements: Mapping[str, Placement]) -> RunningPredictor:
+        """Return the predictor of an open database.
 
         Raises
         ------
         InvalidUsageError
-            If they differ.
+            If the models are of another database, or for other partitions.
         """
         if database != self.database:
             raise InvalidUsageError(
@@ -183,12 +190,7 @@ class Predictor:
                 ),
                 hint="train it again: penstock predict with these partitions",
             )
-
-    def parameters(
-        self, models: ProcedureModels, event: Sequence[Column], placements: Mapping[str, Placement]
-    ) -> Parameters:
-        """Return the partitions of a procedure's queries by attributes."""
-        return Parameters(models.names, models.sources, event, placements, self.partitions)
+        return RunningPredictor(self, placements)
 
     def to_json(self) -> str:
         """Return the text that `parse` reads."""

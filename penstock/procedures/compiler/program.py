@@ -38,6 +38,7 @@ __all__ = [
     "compile_program",
     "event_schema",
     "event_values",
+    "inlined_texts",
     "make_program",
     "program_digest",
     "result_schema",
@@ -168,14 +169,14 @@ class Program:
         """The kernel: takes arrays and a range of events, and returns the first event that has not run."""
         from penstock._kernels import load_run
 
-        return load_run(self.source, _inlined_texts())
+        return load_run(self.source, inlined_texts())
 
     @cached_property
     def parallel_kernel(self) -> Callable[..., int]:
         """The kernel of a thread among several; see `penstock.procedures.parallel.code`."""
         from penstock.procedures.parallel.code import load_parallel
 
-        return load_parallel(self, _inlined_texts())
+        return load_parallel(self, inlined_texts())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the kernels, which every process compiles for itself."""
@@ -222,7 +223,7 @@ class PlainProgram:
 
 
 @cache
-def _inlined_texts() -> bytes:
+def inlined_texts() -> bytes:
     """Return the text of `_INLINED`: the machine code of a kernel is out of date if it changes."""
     return b"".join(pkgutil.get_data("penstock", name) or b"" for name in _INLINED)
 

@@ -29,6 +29,7 @@ from penstock.procedures.parallel.evaluation import Evaluation
 from penstock.procedures.partitions.design import PartitionDesign
 from penstock.procedures.partitions.explain import explain_partitions
 from penstock.procedures.partitions.partitioned_tables import open_tables
+from penstock.procedures.partitions.predicted.run import use_predictor
 from penstock.procedures.requests.messages import ANSWERS, REQUESTS
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS, answer_requests
 from penstock.procedures.schema import TableSpec
@@ -37,6 +38,7 @@ from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database
+    from penstock.procedures.partitions.predicted.prediction import StoredPredictor
     from penstock.procedures.replicas.log_follower import LogFollower
 
 __all__ = ["OpenDatabase"]
@@ -77,6 +79,7 @@ class OpenDatabase:
         follower: LogFollower | None = None,
         evaluation: str | Evaluation = "serial",
         design: PartitionDesign | str | os.PathLike[str] | None = None,
+        predictor: StoredPredictor | None = None,
     ) -> None:
         self.evaluation = Evaluation(evaluation) if isinstance(evaluation, str) else evaluation
         interval_s = parse_duration_us(commit_interval) / 1e6
@@ -118,6 +121,8 @@ class OpenDatabase:
             raise InvalidUsageError(
                 "partitions run serially", evaluation=self.evaluation.mode, hint="use partitions=1"
             )
+        if predictor is not None:
+            use_predictor(self._state, database.name, predictor)
         if location is None:
             return
         try:

@@ -37,6 +37,11 @@ def _lines(database: Database, state: State) -> Iterator[str]:
         yield f"  {name}: {route}"
     if isinstance(state, PartitionedTables):
         yield f"  forwarded: {state.forwarded} of {state.transactions} transactions"
+        if (runs := state.predicted) is not None:
+            yield (
+                f"  predicted: {runs.transactions} transactions, {runs.forwarded} forwarded, {runs.late} "
+                f"beside these, {runs.without_undo} without an undo log; wrong in {runs.wrong} calls"
+            )
 
 
 def _describe_table(spec: TableSpec, placement: Placement | None) -> str:

@@ -31,6 +31,7 @@ from penstock.procedures.partitions.event_keys import EventKeys
 from penstock.procedures.partitions.forwarding import order_by_home
 from penstock.procedures.partitions.lookups import find_rows
 from penstock.procedures.partitions.placement import place_tables
+from penstock.procedures.partitions.predicted.run import PredictedRuns
 from penstock.procedures.partitions.routes import Route, find_route
 from penstock.procedures.rows import TableRows
 from penstock.procedures.schema import TableSpec
@@ -65,6 +66,8 @@ class PartitionedTables:
         The number of transactions that ran.
     forwarded : int
         The number of them that ran on the coordinator.
+    predicted : PredictedRuns or None
+        Runs transactions that would be forwarded as a predictor says, if there is one.
     is_new, offset, program, request_memory
         See `TableSet`.
     """
@@ -87,6 +90,7 @@ class PartitionedTables:
             for number in range(partitions)
         ]
         self._routes: dict[str, Route] = {}
+        self.predicted: PredictedRuns | None = None
         self.transactions = self.forwarded = 0
         self.is_new = True
         self.offset: int | None = None
@@ -162,8 +166,13 @@ class PartitionedTables:
         self.transactions += events.num_rows if bounds is None else len(bounds) - 1
         route = self.route(program)
         if isinstance(program, PlainProgram) or route.obstacle is not None or not events.num_rows:
+            predicted = self._run_predicted(program, events) if bounds is None else None
+            if predicted is not None:
+                return predicted
             return self._run_forwarded(program, events, range(self.partitions), None, bounds)
         homes = self.event_keys(program, events).homes(self.partitions)
+        if (homes < 0).any() and (predicted := self._run_predicted(program, events)) is not None:
+            return predicted
         order, back, begins = order_by_home(homes, self.partitions)
         ends = begins.tolist()
         tasks = {home: (ends[home + 1], ends[home + 2]) for home in range(self.partitions)}
@@ -182,6 +191,14 @@ class PartitionedTables:
             keys = self.event_keys(program, forwarded)
             batches.insert(0, self._run_forwarded(program, forwarded, keys.needed(), keys))
         return _take(concat(batches), back)
+
+    def _run_predicted(
+        self, program: Program | PlainProgram, events: pa.RecordBatch
+    ) -> pa.RecordBatch | None:
+        """Run transactions by predictions; None if there are none, or one was wrong."""
+        if self.predicted is None or isinstance(program, PlainProgram) or not events.num_rows:
+            return None
+        return self.predicted.run(program, events)
 
     def event_keys(self, program: Program, events: pa.RecordBatch) -> EventKeys:
         """Return the keys of events, if the program's route has no obstacle."""

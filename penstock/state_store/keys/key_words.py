@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from penstock._kernels import kernel
 from penstock.errors import InvalidUsageError
 
-__all__ = ["KeyCodec", "Keys", "Words", "buckets_of", "hash_words"]
+__all__ = ["KeyCodec", "Keys", "Words", "buckets_of", "hash_word", "hash_words"]
 
 Words = npt.NDArray[np.uint64]
 Positions = npt.NDArray[np.int64]
@@ -102,6 +102,16 @@ def hash_words(words: Words, starts: Positions) -> Words:
         h = (h ^ (h >> _S27)) * _MIX_2
         out[i] = h ^ (h >> _S31)
     return out
+
+
+@kernel
+def hash_word(word: np.uint64) -> np.uint64:
+    """Return the hash of a key of one word; see `hash_words`."""
+    h = (_MULTIPLIER ^ word) * _MULTIPLIER
+    h ^= h >> _S30
+    h = (h ^ (h >> _S30)) * _MIX_1
+    h = (h ^ (h >> _S27)) * _MIX_2
+    return h ^ (h >> _S31)
 
 
 def buckets_of(hashes: Words, buckets: int) -> Positions:

@@ -1,0 +1,108 @@
+"""Kernels of predicted transactions: their checks, and the order in which they run."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._kernels import kernel
+from penstock.procedures.texts import Numbers
+from penstock.state_store.keys.key_words import hash_word
+
+__all__ = ["GUARD_HEAD", "keeps_shared", "leaves", "needs_all", "plan"]
+
+GUARD_HEAD = 3
+"""A guard has the allowed partitions as bits, the number of partitions, and the first event that may write
+replicated tables; then for each table the place of its ranges, 0 for the hash; then their sizes and values.
+"""
+
+
+@kernel
+def leaves(guard: Numbers, touched: Numbers, i: int, table: int, word: int) -> bool:
+    """Note the partition of a row that event `i` accesses; return whether it may not access it."""
+    offset = guard[3 + table]
+    place = np.int64(0)
+    if offset == 0:
+        high = hash_word(np.uint64(word)) >> np.uint64(32)
+        place = np.int64((high * np.uint64(guard[1])) >> np.uint64(32))
+    else:
+        for k in range(guard[offset]):
+            if word >= guard[offset + 1 + k]:
+                place += 1
+    bit = np.int64(1) << place
+    touched[i] |= bit
+    return (guard[0] & bit) == 0
+
+
+@kernel
+def needs_all(guard: Numbers, touched: Numbers, i: int) -> bool:
+    """Note that event `i` accesses all partitions; return whether it may not."""
+    every = (np.int64(1) << guard[1]) - 1 if guard[1] < 64 else np.int64(-1)
+    touched[i] |= every
+    return guard[0] != every
+
+
+@kernel
+def keeps_shared(guard: Numbers, i: int) -> bool:
+    """Return whether event `i` may not write replicated tables."""
+    return i < guard[2]
+
+
+@kernel
+def plan(
+    masks: npt.NDArray[np.uint64],
+    written: npt.NDArray[np.uint64],
+    every: np.uint64,
+    early: bool,
+    homes: Numbers,
+    late: npt.NDArray[np.bool_],
+) -> int:
+    """Set where transactions run; return how many of them fit into one wave.
+
+    In a wave, single-partition transactions run first, each in its partition; then those that are forwarded;
+    and beside these the late ones. A late one is in a partition in which forwarded ones before it only read
+    (H-Store §5.1, OP4). The wave ends before a forwarded transaction that needs what a late one may write.
+
+    Parameters
+    ----------
+    masks, written : ndarray
+        For each transaction a bit for each partition that it accesses, and that it writes.
+    every : uint64
+        All partitions.
+    early : bool
+        Whether there are late transactions; else those are forwarded, too.
+    homes : ndarray
+        Receives the partition of each transaction, or -1 if it is forwarded.
+    late : ndarray
+        Receives whether each is late.
+    """
+    zero = np.uint64(0)
+    fetched = zero
+    locked = zero
+    used_late = zero
+    for i in range(masks.shape[0]):
+        mask = masks[i]
+        late[i] = False
+        is_single = (mask & (mask - np.uint64(1))) == zero
+        if is_single and (mask & locked) == zero and (mask & fetched) == zero and locked != every:
+            place = 0
+            while mask > np.uint64(1):
+                mask >>= np.uint64(1)
+                place += 1
+            homes[i] = place
+            continue
+        if is_single and early and mask != zero and (mask & locked) == zero and locked != every:
+            used_late |= mask
+            late[i] = True
+            place = 0
+            while mask > np.uint64(1):
+                mask >>= np.uint64(1)
+                place += 1
+            homes[i] = place
+            continue
+        if (mask & used_late) != zero or (written[i] == every and used_late != zero):
+            return i
+        homes[i] = -1
+        fetched |= mask
+        locked |= written[i] if early else mask
+    return masks.shape[0]

@@ -1,0 +1,201 @@
+"""The kernel of predicted transactions: it stops where one leaves the partitions that it may access.
+
+It is the serial kernel with checks before each look-up of a row, each look-up by an index and each write of a
+replicated table. What it did before is undone by the caller, who has copies of the tables; so it may leave
+out the undo log, and then it also stops where a transaction is rejected that has written.
+"""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
+
+from penstock._kernels import load_run
+from penstock.procedures.compiler.program import Program, inlined_texts
+from penstock.procedures.partitions.placement import Placement
+from penstock.procedures.schema import Kind
+
+__all__ = ["DEVIATES", "can_guard", "can_omit_undo", "guarded_source", "load_guarded"]
+
+DEVIATES = -1_000_000
+"""The number in ``control[0]`` if a transaction is not as predicted."""
+_IMPORTS = """from penstock.procedures.partitions.predicted.guard_kernels import (
+    keeps_shared,
+    leaves,
+    needs_all,
+)
+"""
+_FIND = re.compile(r"find_\d")
+_TABLE = re.compile(r"t(\d+)_\w+")
+_INDEX_READS = ("seek", "tree_end")
+_UNDO = re.compile(r"u_\w+\[")
+
+
+def can_guard(program: Program, placements: Mapping[str, Placement]) -> bool:
+    """Return whether a kernel can tell the partition of each row: by integers, not by texts or floats."""
+    kinds = [placements[spec.name].column.kind for spec in program.tables if spec.name in placements]
+    bounded = [spec.name for spec in program.tables if not spec.name.isidentifier()]
+    is_procedure = not program.stages and not program.streams and program.route is None
+    return is_procedure and not bounded and not any(kind.is_interned or kind is Kind.FLOAT for kind in kinds)
+
+
+def can_omit_undo(program: Program) -> bool:
+    """Return whether the undo log only undoes: slots of deleted rows are freed by it, too."""
+    return program.undo_log and not any(change[0] == "delete" for change in program.changes)
+
+
+def load_guarded(program: Program, placements: Mapping[str, Placement], *, undo: bool) -> Callable[..., int]:
+    """Return the kernel of `guarded_source`."""
+    here = pkgutil.get_data("penstock.procedures.partitions.predicted", "guard_kernels.py") or b""
+    return load_run(guarded_source(program, placements, undo=undo), inlined_texts() + here)
+
+
+def guarded_source(program: Program, placements: Mapping[str, Placement], *, undo: bool) -> str:
+    """Return the module of a program's guarded kernel.
+
+    Parameters
+    ----------
+    program : Program
+        The program.
+    placements : mapping
+        The placements of partitioned tables.
+    undo : bool
+        Whether it writes an undo log.
+    """
+    head, body = program.source.split("@kernel\n", 1)
+    function = cast(ast.FunctionDef, ast.parse(body).body[0])
+    loop = next(node for node in function.body if isinstance(node, ast.For))
+    start = next(place for place, node in enumerate(loop.body) if ast.unparse(node) == "code = 0")
+    transaction = cast(ast.While, loop.body[start + 2])
+    transaction.body = _Guards(program, placements).block(transaction.body)
+    if not undo:
+        transaction.body = _WithoutUndo().block(transaction.body)
+        failure = ast.parse(_FAILURE_WITHOUT_UNDO).body
+        loop.body[start + 3 :] = [*failure, *ast.parse("codes[i] = 0").body]
+    arguments = ", ".join(program.arguments)
+    lines = ["@kernel", f"def run(begin, end, guard, touched, {arguments}):"]
+    lines += ["    " + line for node in function.body for line in _unparse(node)]
+    return "\n".join([head + _IMPORTS, *lines, ""])
+
+
+_DEVIATE = f"control[0] = {DEVIATES}\n    return i"
+_FAILURE_WITHOUT_UNDO = f"""
+if code > 0:
+    if u > 0:
+        control[0] = {DEVIATES}
+        return i
+    if code == 1:
+        return i
+    codes[i] = code
+    continue
+"""
+
+
+class _Guards:
+    """Adds checks to the statements of a transaction."""
+
+    def __init__(self, program: Program, placements: Mapping[str, Placement]) -> None:
+        self._places: dict[int, int | None] = {}
+        self._equal: dict[int, bool] = {}
+        self._words: dict[str, list[str]] = {}
+        for number, spec in enumerate(program.tables):
+            placement = placements.get(spec.name)
+            if placement is None:
+                self._places[number] = None
+                continue
+            column = placement.column.name
+            place = self._places[number] = spec.key.index(column)
+            selections = [
+                access for access in program.accesses if access.table == spec.name and ".by(" in access.key[0]
+            ]
+            self._equal[number] = all(isinstance(one.origins[place], str) for one in selections)
+            for at, index in enumerate(spec.indexes):
+                self._words[f"t{number}_i{at}"] = [word.name for word in index.words]
+        self._columns = {
+            number: placements[spec.name].column.name
+            for number, spec in enumerate(program.tables)
+            if spec.name in placements
+        }
+
+    def block(self, nodes: list[ast.stmt]) -> list[ast.stmt]:
+        """Return statements with their checks before them."""
+        found: list[ast.stmt] = []
+        for node in nodes:
+            for check in dict.fromkeys(self._checks(node)):
+                found += ast.parse(f"if {check}:\n    {_DEVIATE}").body
+            if isinstance(node, ast.If | ast.While | ast.For):
+                node.body = self.block(node.body)
+                node.orelse = self.block(node.orelse)
+            found.append(node)
+        return found
+
+    def _checks(self, node: ast.stmt) -> Iterator[str]:
+        """Yield the conditions under which a statement, without those in it, does what was not predicted."""
+        parts: list[ast.AST] = [node]
+        if isinstance(node, ast.If | ast.While):
+            parts = [node.test]
+        elif isinstance(node, ast.For):
+            parts = [node.iter]
+        for part in (one for root in parts for one in ast.walk(root)):
+            if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
+                yield from self._call_checks(part, part.func.id)
+            elif isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store):
+                name = ast.unparse(part.value)
+                if name.endswith("_dirty") and self._places[_number(name)] is None:
+                    yield "keeps_shared(guard, i)"
+
+    def _call_checks(self, call: ast.Call, function: str) -> Iterator[str]:
+        table = ast.unparse(call.args[0]) if call.args else ""
+        if _FIND.fullmatch(function):
+            number = _number(table)
+            place = self._places[number]
+            if place is not None:
+                yield f"leaves(guard, touched, i, {number}, {ast.unparse(call.args[2 + place])})"
+        elif function in _INDEX_READS and self._places[_number(table)] is not None:
+            yield self._index_check(call, table)
+        elif function == "remove_entry" and self._places[_number(table)] is None:
+            yield "keeps_shared(guard, i)"
+
+    def _index_check(self, call: ast.Call, table: str) -> str:
+        """Return the check of a look-up by an index: it is in one partition if that is among its values."""
+        number = _number(table)
+        words, column = self._words[table], self._columns[number]
+        bounds = [one for one in call.args if isinstance(one, ast.Tuple)]
+        if self._equal[number] and bounds and column in words:
+            at = words.index(column)
+            if at < len(bounds[0].elts):
+                return f"leaves(guard, touched, i, {number}, {ast.unparse(bounds[0].elts[at])})"
+        return "needs_all(guard, touched, i)"
+
+
+class _WithoutUndo:
+    """Removes the undo log from the statements of a transaction; ``u`` says whether it would have one."""
+
+    def block(self, nodes: list[ast.stmt]) -> list[ast.stmt]:
+        """Return the statements that remain."""
+        found: list[ast.stmt] = []
+        for node in nodes:
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "u == u_op.shape[0]":
+                continue
+            if isinstance(node, ast.Assign) and _UNDO.match(ast.unparse(node.targets[0])):
+                continue
+            if ast.unparse(node) == "u += 1":
+                found += ast.parse("u = 1").body
+                continue
+            if isinstance(node, ast.If | ast.While | ast.For):
+                node.body = self.block(node.body) or [ast.Pass()]
+                node.orelse = self.block(node.orelse)
+            found.append(node)
+        return found
+
+
+def _number(name: str) -> int:
+    match = _TABLE.fullmatch(name)
+    return int(match[1]) if match else -1
+
+
+def _unparse(node: ast.stmt) -> list[str]:
+    return ast.unparse(ast.fix_missing_locations(node)).splitlines()

@@ -1,0 +1,64 @@
+"""The interface of a predictor of transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.partitions.placement import Placement
+from penstock.procedures.texts import Numbers
+
+__all__ = ["Prediction", "StoredPredictor", "TransactionPredictor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The predictions for the transactions of a call. If one is wrong, they all run without predictions.
+
+    Attributes
+    ----------
+    partitions : ndarray of uint64
+        A bit for each partition that a transaction accesses (OP1 and OP2).
+    written : ndarray of uint64
+        A bit for each partition that it writes; in the others it ends once its rows were read (OP4).
+    undo : ndarray of bool
+        Whether it may be rejected after it has written, so that it needs an undo log (OP3).
+    """
+
+    partitions: npt.NDArray[np.uint64]
+    written: npt.NDArray[np.uint64]
+    undo: npt.NDArray[np.bool_]
+
+
+class StoredPredictor(Protocol):
+    """Models of a database's transactions, which `Database.open` takes."""
+
+    def bind(
+        self, database: str, partitions: int, placements: Mapping[str, Placement]
+    ) -> TransactionPredictor:
+        """Return the predictor of an open database.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the models are of another database, or for other partitions.
+        """
+
+
+class TransactionPredictor(Protocol):
+    """Predicts what transactions do. One thread at a time calls it."""
+
+    def predict(self, program: Program, events: pa.RecordBatch) -> Prediction | None:
+        """Return the predictions for transactions; None if it has none."""
+
+    def observe(self, touched: Numbers) -> None:
+        """Take for each transaction of the last prediction a bit for each partition that it accessed."""
+
+    def correct(self, event: int, touched: int) -> None:
+        """Take the transaction of the last prediction for which it was wrong, and what it accessed so far."""
