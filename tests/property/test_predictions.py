@@ -256,3 +256,22 @@ def test_trained_predictions_are_used_and_equal_the_serial_order() -> None:
             assert runs.late > 0
             assert plain.forwarded == 1_600 > state.forwarded
             assert f"predicted: {runs.transactions} transactions" in db.explain()
+
+
+def test_a_late_transaction_beside_a_write_that_was_not_predicted_runs_again() -> None:
+    class Fixed(Guesses):
+        def predict(self, program: Program, events: pa.RecordBatch) -> Prediction:
+            return Prediction(np.array([3, 2], np.uint64), np.zeros(2, np.uint64), np.ones(2, np.bool_))
+
+    fixed = Fixed(0, "")
+    with CHAIN.open() as serial, CHAIN.open(partitions=2, predictor=fixed) as db:
+        column = db._state.placements["nodes"].column  # type: ignore[union-attr]
+        places = db._state.placements["nodes"].partitions_of(column, pa.array(range(NODES)))  # type: ignore[union-attr]
+        first, second = (int(np.flatnonzero(places == place)[0]) for place in (0, 1))
+        for one in (serial, db):
+            one.load("nodes", {"id": [first, second], "next": [second, second], "n": [0, 0]})
+            one.load("rates", {"id": [1], "rate": [2]})
+        events = {"id": [first, second], "steps": [1, 0], "most": [99, 99]}
+        assert db.run("walk", events) == serial.run("walk", events)
+        assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
+    assert (fixed.right, fixed.wrong) == (0, 1)

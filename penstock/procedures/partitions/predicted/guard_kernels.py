@@ -23,7 +23,7 @@ def leaves(guard: Numbers, touched: Numbers, i: int, table: int, word: int) -> b
     offset = guard[3 + table]
     place = np.int64(0)
     if offset == 0:
-        high = hash_word(np.uint64(word)) >> np.uint64(32)
+        high = hash_word(np.uint64(np.int64(word))) >> np.uint64(32)
         place = np.int64((high * np.uint64(guard[1])) >> np.uint64(32))
     else:
         for k in range(guard[offset]):
