@@ -83,12 +83,12 @@ def test_a_guard_knows_the_partition_of_each_row(
     partitions, ranges = placed
     spec = TableSpec.parse("t", "k bigint", ("k",), "k")
     placement = Placement(spec, partitions, None if ranges is None else sorted(ranges))
-    expected = placement.partitions_of(placement.column, pa.array(numbers, pa.int64())).tolist()
+    expected = placement.partitions_of(placement.columns, [pa.array(numbers, pa.int64())]).tolist()
     bounds = [] if ranges is None else [5, len(ranges), *sorted(ranges)]
     head = [0, partitions, 0, 0, 5 if ranges is not None else 0]
+    guard, touched = np.array(head + bounds[1:], np.int64), np.zeros(1, np.int64)
     for number, place in zip(numbers, expected, strict=True):
-        guard = np.array(head + bounds[1:], np.int64)
-        touched = np.zeros(1, np.int64)
+        guard[0] = touched[0] = 0
         assert guard_kernels.leaves(guard, touched, 0, 1, number)
         assert touched.view(np.uint64)[0] == 1 << place
         guard[0] = touched[0]
@@ -265,8 +265,10 @@ def test_a_late_transaction_beside_a_write_that_was_not_predicted_runs_again() -
 
     fixed = Fixed(0, "")
     with CHAIN.open() as serial, CHAIN.open(partitions=2, predictor=fixed) as db:
-        column = db._state.placements["nodes"].column  # type: ignore[union-attr]
-        places = db._state.placements["nodes"].partitions_of(column, pa.array(range(NODES)))  # type: ignore[union-attr]
+        state = db._state
+        assert isinstance(state, PartitionedTables)
+        placement = state.placements["nodes"]
+        places = placement.partitions_of(placement.columns, [pa.array(range(NODES))])
         first, second = (int(np.flatnonzero(places == place)[0]) for place in (0, 1))
         for one in (serial, db):
             one.load("nodes", {"id": [first, second], "next": [second, second], "n": [0, 0]})

@@ -130,7 +130,7 @@ def test_queries_are_recorded_in_order_with_their_partitions() -> None:
         "read stores", "write stores", "read stock", "write stock", "insert orders"
     ]  # fmt: skip
     placements = place_tables(made.tables, PARTITIONS, {})
-    place = placements["stores"].partitions_of(placements["stores"].column, pa.array(range(STORES)))
+    place = placements["stores"].partitions_of(placements["stores"].columns, [pa.array(range(STORES))])
     home, other, second, third = (1 << int(place[store]) for store in (0, 5, 1, 7))
     assert trace.place(placements, PARTITIONS) == [
         [Query(0, home), Query(1, home), Query(2, home), Query(3, home), Query(2, other), Query(3, other),

@@ -35,8 +35,11 @@ _UNDO = re.compile(r"u_\w+\[")
 
 
 def can_guard(program: Program, placements: Mapping[str, Placement]) -> bool:
-    """Return whether a kernel can tell the partition of each row: by integers, not by texts or floats."""
-    kinds = [placements[spec.name].column.kind for spec in program.tables if spec.name in placements]
+    """Return whether a kernel can tell the partition of each row: by one column that is no text or float."""
+    placed = [placements[spec.name].columns for spec in program.tables if spec.name in placements]
+    kinds = [columns[0].kind for columns in placed]
+    if any(len(columns) > 1 for columns in placed):
+        return False
     bounded = [spec.name for spec in program.tables if not spec.name.isidentifier()]
     is_procedure = not program.stages and not program.streams and program.route is None
     return is_procedure and not bounded and not any(kind.is_interned or kind is Kind.FLOAT for kind in kinds)
@@ -106,7 +109,7 @@ class _Guards:
             if placement is None:
                 self._places[number] = None
                 continue
-            column = placement.column.name
+            column = placement.names[0]
             place = self._places[number] = spec.key.index(column)
             selections = [
                 access for access in program.accesses if access.table == spec.name and ".by(" in access.key[0]
@@ -115,7 +118,7 @@ class _Guards:
             for at, index in enumerate(spec.indexes):
                 self._words[f"t{number}_i{at}"] = [word.name for word in index.words]
         self._columns = {
-            number: placements[spec.name].column.name
+            number: placements[spec.name].names[0]
             for number, spec in enumerate(program.tables)
             if spec.name in placements
         }
