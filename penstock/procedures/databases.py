@@ -357,8 +357,7 @@ class Database:
         Parameters
         ----------
         location : str or path, optional
-            A directory that keeps the database: a call is durable before it returns. By default tables are
-            empty at first and lost at the end.
+            A directory that keeps the database, each call before it returns. By default nothing is kept.
         recovery : str
             What the log holds of a workflow: ``weak`` its events, ``strong`` each transaction with its input.
         commit_interval : str or timedelta
