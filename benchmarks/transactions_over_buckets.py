@@ -147,14 +147,13 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        rows = given.batches * given.batch_rows
         case = Case(
             given.share[0],
             given.buckets[0],
             given.order[0],
             given.customers,
             given.hot,
-            rows,
+            given.batches,
             given.batch_rows,
         )
         print(json.dumps(measure(case)))
