@@ -102,7 +102,7 @@ def test_silent_keys_leave_the_state_with_a_row_also_after_a_restart(
     expected = [model.run(rows) for rows in batches]
     assert model.late > 10
     assert sum(len(silent) for _, silent in expected) > 5
-    rows = []
+    rows: list[dict[str, Any]] = []
     for part in (tables(batches)[:4], tables(batches)[4:]):
         place.input.add(*part)
         query = place.run(ttl_queue(spark, place, working_copy=working_copy))

@@ -331,15 +331,14 @@ def _lives(stream: UpdateStream, options: QueueOptions) -> Lives:
 def add_delete_column(df: DataFrame, delete_when: str, *, declared: bool = False) -> DataFrame:
     """Return the rows with a column that marks deletes."""
     condition, columns = mark_deletes(delete_when, df.columns)
+    if not declared:
+        kind = df.selectExpr(condition.text).schema[0].dataType
+        if not isinstance(kind, BooleanType):
+            raise InvalidUsageError(
+                "delete_when is not a condition", delete_when=delete_when, type=kind.simpleString()
+            )
     marked = df.selectExpr(*(select_item(name, expression) for name, expression in columns))
-    if declared:
-        return marked.to(with_column(df.schema, DELETED_COLUMN, BooleanType()))
-    kind = df.selectExpr(condition.text).schema[0].dataType
-    if not isinstance(kind, BooleanType):
-        raise InvalidUsageError(
-            "delete_when is not a condition", delete_when=delete_when, type=kind.simpleString()
-        )
-    return marked
+    return marked.to(with_column(df.schema, DELETED_COLUMN, BooleanType())) if declared else marked
 
 
 def _output_schema(schema: StructType, options: QueueOptions, *, declared: bool) -> StructType:
