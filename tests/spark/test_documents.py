@@ -18,7 +18,10 @@ MOST_NOT_RUN = 3
 """A block more that does not run is a decision, not an accident."""
 LONG_PAGES = [
     f"docs/how-to/{name}.md"
-    for name in ("inspect", "late-rows", "pipelines", "plan", "state", "test-your-own", "upserts")
+    for name in (
+        *("inspect", "late-rows", "pipelines", "plan", "predict", "simulate", "state", "test-your-own"),
+        *("upserts", "watch"),
+    )
 ]
 """Pages whose blocks start many processes."""
 RUNNING = sorted({block.page for block in ALL if block.language in RUN})

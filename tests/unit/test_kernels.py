@@ -182,7 +182,7 @@ KERNELS = {
     },
     "index_kernels": {
         *("_first", "word_2", "word_3", "word_4", "find_1", "find_2", "find_3", "find_4"),
-        *("put_entry", "remove_entry"),
+        *("put_entry", "remove_entry", "hash_word"),
         *("peek", "prefetch_entry"),
         *("add_entries", "remove_entries", "_words_2", "_words_3", "_words_4"),
         *("_find_all_1", "_find_all_2", "_find_all_3", "_find_all_4"),
@@ -386,7 +386,7 @@ def test_a_second_process_compiles_nothing() -> None:
         *("next_transaction", "run_again", "end_transaction", "version_of"),
         # What generated kernels and look-ups of many keys consist of.
         *("_first", "word_2", "word_3", "word_4", "find_1", "find_2", "find_3", "find_4"),
-        *("put_entry", "remove_entry"),
+        *("put_entry", "remove_entry", "hash_word"),
         *("peek", "prefetch_entry"),
         *("float_word", "_priority", "_compare", "_compare_texts", "compare_bound"),
         # What learning and coding by a table of symbols consist of.

@@ -14,6 +14,7 @@ from penstock.errors import UnavailableError
 from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
 from penstock.state_store.cache import StateCache
 from penstock.state_store.snapshot_rule import SnapshotRule
+from tests.long_tests import long_but
 from tests.states import DictState, Later, content_of, links_of
 
 COMMITS = 16
@@ -310,7 +311,7 @@ def test_parts_stay_as_long_as_a_version_is_retained_upon_which_they_may_be_adop
         assert set(content_of(store, pointer)) == set(range(1, min(pointer.version, 6)))
 
 
-@pytest.mark.parametrize("every", [1, 2, 5, 15])
+@pytest.mark.parametrize("every", long_but([1, 2, 5, 15], 2))
 def test_workers_that_take_turns_write_no_more_than_one_that_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:
