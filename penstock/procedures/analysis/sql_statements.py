@@ -109,7 +109,7 @@ class _Statement:
                 call, "a statement of SQL cannot be read", f"SQL's parser says: {reason}"
             ) from None
         if len(trees) != 1:
-            raise self._wrong("execute takes one statement")
+            raise self._wrong("execute takes one statement", "call execute once for each")
         if count != len(self._values):
             raise self._wrong(f"a statement has {count} placeholders and {len(self._values)} values")
         self._tree = trees[0]
@@ -158,7 +158,9 @@ class _Statement:
             return ast.Call(ast.Name("len"), [self._selection(tree)[0]], [])
         if isinstance(wanted, exp.Star):
             return self._rows(tree)
-        raise self._wrong("SELECT of several rows is * or count(*)")
+        raise self._wrong(
+            "SELECT of several rows is * or count(*)", "write SELECT *, and take columns of each row"
+        )
 
     def _rows(self, tree: exp.Select) -> ast.expr:
         selection, index = self._selection(tree)
@@ -189,7 +191,7 @@ class _Statement:
         names = [one.name for one in schema.expressions]
         parts = rows[0].expressions
         if len(names) != len(parts):
-            raise self._wrong("INSERT has another number of columns than values")
+            raise self._wrong("INSERT has another number of columns than values", "give each column a value")
         for name in names:
             self._check_column(name)
         keywords = [ast.keyword(name, self._value(part)) for name, part in zip(names, parts, strict=True)]
@@ -269,7 +271,7 @@ class _Statement:
                 "no index selects these rows in this order", f"indexes of {self._table.name}: {known}"
             )
         if any(len(signs) > 1 and exp.EQ in signs for signs in conditions.values()):
-            raise self._wrong("WHERE compares a column by = and by another sign")
+            raise self._wrong("WHERE compares a column by = and by another sign", "keep one of them")
         selected = ast.Call(ast.Attribute(self._name(), "by"), [ast.Constant(name) for name in index], [])
         if not conditions:
             return selected, index

@@ -113,7 +113,11 @@ class Emissions(Writes):
             value = arguments.get(column.name, Nothing())
             if isinstance(value, Nothing):
                 if not column.nullable:
-                    raise self.wrong(node, f"the column {column.name} gets no value, and is not null")
+                    raise self.wrong(
+                        node,
+                        f"the column {column.name} gets no value, and is not null",
+                        f"pass {column.name}=...",
+                    )
                 values[column.name] = Value(column.kind, zero(column.kind), "True")
                 continue
             if not column.nullable:
@@ -173,7 +177,7 @@ class Emissions(Writes):
             place = (self.scope.number, getattr(node, "lineno", 0), getattr(node, "col_offset", 0), number)
             self.inline(node, text, dict(row), place)
         if on in self.deleted_from.pop():
-            raise self.wrong(node, f"a trigger on {on} deletes rows of it")
+            raise self.wrong(node, f"a trigger on {on} deletes rows of it", "delete them in a procedure")
 
     def insert(self, node: ast.Call, table: TableCode) -> Row:
         """Compile an insert, and the triggers of the table."""

@@ -111,7 +111,7 @@ class Expressions(ABC):
             return Value(Kind.BOOLEAN, str(value))
         if isinstance(value, int):
             if value not in _INT64:
-                raise self.wrong(node, "the number is beyond 64 bits")
+                raise self.wrong(node, "the number is beyond 64 bits", "bigint holds -2**63 to 2**63 - 1")
             # Python would read the least one as the negative of a number that is beyond them.
             return Value(Kind.INTEGER, "LEAST" if value == _INT64[0] else f"({value})")
         if isinstance(value, float):
@@ -121,7 +121,11 @@ class Expressions(ABC):
             return Value(kind, f"texts[{self.layout.text(value)}]")
         if isinstance(value, Decimal) and (constant := operations.decimal(value)) is not None:
             return constant
-        raise self.wrong(node, f"a constant of type {type(value).__name__} has no place in a procedure")
+        raise self.wrong(
+            node,
+            f"a constant of type {type(value).__name__} has no place in a procedure",
+            "constants are numbers, texts, True, False and None",
+        )
 
     def _name(self, node: ast.Name) -> Value | Nothing | Row | ListOf:
         scope = self.scope
@@ -147,7 +151,11 @@ class Expressions(ABC):
             raise self._no_value(node)
         if node.id in scope.text.names:
             return self.literal(node, scope.text.names[node.id])
-        raise self.wrong(node, f"{node.id} is not defined")
+        raise self.wrong(
+            node,
+            f"{node.id} is not defined",
+            "names are parameters, variables, and constants of the module",
+        )
 
     def _no_value(self, node: ast.Name) -> Exception:
         if node.id in self.layout.streams:
@@ -183,7 +191,9 @@ class Expressions(ABC):
         """Compile an expression that is a row; the row must exist."""
         row = self.evaluate(node)
         if not isinstance(row, Row):
-            raise self.wrong(node, "only events and rows have attributes")
+            raise self.wrong(
+                node, "only events and rows have attributes", "take a row first: row = table[key]"
+            )
         if row.maybe:
             self.out.fail(f"{row.slot} < 0", NO_ROW)
         return row
@@ -249,12 +259,14 @@ class Expressions(ABC):
             return Row(row.table, row.slot, row.key, row.origins, maybe=False)
         elements = self.evaluate(node.value)
         if not isinstance(elements, ListOf):
-            raise self.wrong(node, "only tables and lists of events have elements")
+            raise self.wrong(
+                node, "only tables and lists of events have elements", "write table[key] or e.list[place]"
+            )
         place = self.value(node.slice)
         self.check_list(elements)
         place = self.check_null(place)
         if place.kind is not Kind.INTEGER:
-            raise self.wrong(node, "an element's place is an integer")
+            raise self.wrong(node, "an element's place is an integer", "places count from 0")
         size = self.out.keep(f"{elements.end} - {elements.begin}")
         self.out.fail(f"{place.code} < -{size} or {place.code} >= {size}", "no element")
         at = self.out.keep(f"{place.code} + ({elements.begin} if {place.code} >= 0 else {elements.end})")
@@ -376,7 +388,9 @@ class Expressions(ABC):
                 raise self.wrong(node, "this row is there", f"look it up with {value.table}.get(...)")
             return f"({value.slot} < 0)" if positive else f"({value.slot} >= 0)"
         if not isinstance(value, Value):
-            raise self.wrong(node, "only values and rows of get are compared with None")
+            raise self.wrong(
+                node, "only values and rows of get are compared with None", "write row = table.get(key)"
+            )
         if value.null is None:
             return str(not positive)
         return f"({value.null})" if positive else f"(not {value.null})"
@@ -405,7 +419,7 @@ class Expressions(ABC):
         if name.partition(".")[0] in _CLOCKS:
             raise self.wrong(node, "a procedure has no clock and no randomness", "put it into the event")
         if node.keywords:
-            raise self.wrong(node, f"{name} takes no keywords here")
+            raise self.wrong(node, f"{name} takes no keywords here", "pass the values by position")
         if name in ("int", "float", "abs") and len(node.args) == 1:
             value = self.value_not_null(node.args[0])
             if name == "abs":

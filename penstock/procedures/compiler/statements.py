@@ -36,7 +36,7 @@ class Statements(Sets, Selections, Emissions):
         """Compile statements."""
         for node in nodes:
             if self.scope.assigned is None:
-                raise self.wrong(node, "this is never reached")
+                raise self.wrong(node, "this is never reached", "remove it")
             handler = getattr(self, f"_{type(node).__name__.lower()}_statement", None)
             if handler is None:
                 raise self.scope.text.unsupported(node)
@@ -83,9 +83,9 @@ class Statements(Sets, Selections, Emissions):
         if self.selection_loop(node):
             return
         if node.orelse:
-            raise self.wrong(node, "a loop has no else here")
+            raise self.wrong(node, "a loop has no else here", "put the statements after the loop")
         if not isinstance(node.target, ast.Name):
-            raise self.wrong(node.target, "a loop has one variable")
+            raise self.wrong(node.target, "a loop has one variable", "write for x in ...")
         place = (self.scope.number, node.lineno, node.col_offset)
         for table in self.facts.deletes.get(place, ()):
             self.scopes.forget_rows(table)
@@ -123,7 +123,9 @@ class Statements(Sets, Selections, Emissions):
         """Return the head of a loop, and the list if the loop iterates over one."""
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "range":
             if not 1 <= len(call.args) <= 3 or call.keywords:
-                raise self.wrong(call, "range takes one to three numbers")
+                raise self.wrong(
+                    call, "range takes one to three numbers", "write range(stop) or range(start, stop, step)"
+                )
             bounds = [self.value(part) for part in call.args]
             for part, bound in zip(call.args, bounds, strict=True):
                 if bound.kind is not Kind.INTEGER:
@@ -134,7 +136,11 @@ class Statements(Sets, Selections, Emissions):
             return f"for {variable} in range({', '.join(arguments)}):", None
         elements = self.evaluate(call)
         if not isinstance(elements, ListOf):
-            raise self.wrong(call, "a loop runs over range(...) or a list of the event")
+            raise self.wrong(
+                call,
+                "a loop runs over range(...) or a list of the event",
+                "write for x in range(n) or in e.list",
+            )
         self.check_list(elements)
         return f"for {variable} in range({elements.begin}, {elements.end}):", elements
 
@@ -162,7 +168,9 @@ class Statements(Sets, Selections, Emissions):
         if not isinstance(node, ast.Tuple) and self._procedure_of(node) is not None:
             result = self._call_procedure(node)
             if result is None:
-                raise self.wrong(node, "the procedure that is called returns nothing")
+                raise self.wrong(
+                    node, "the procedure that is called returns nothing", "call it as a statement"
+                )
             return [result]
         values = [self.evaluate(part) for part in parts]
         for part, value in zip(parts, values, strict=True):
@@ -185,7 +193,9 @@ class Statements(Sets, Selections, Emissions):
                 self._write_result(node, number, column, value)
             return
         if len(values) > 1:
-            raise self.wrong(node, "a procedure that others call returns one value")
+            raise self.wrong(
+                node, "a procedure that others call returns one value", "return one, and write the others"
+            )
         for value in values:
             self._remember(node, scope.result, value)
 
@@ -205,7 +215,7 @@ class Statements(Sets, Selections, Emissions):
 
     def _assign_statement(self, node: ast.Assign) -> None:
         if len(node.targets) != 1:
-            raise self.wrong(node, "one name is assigned at a time")
+            raise self.wrong(node, "one name is assigned at a time", "write one assignment for each name")
         if self.make_set(node):
             return
         target = node.targets[0]
@@ -213,7 +223,9 @@ class Statements(Sets, Selections, Emissions):
             if self._procedure_of(node.value) is not None:
                 result = self._call_procedure(node.value)
                 if result is None:
-                    raise self.wrong(node, "the procedure that is called returns nothing")
+                    raise self.wrong(
+                        node, "the procedure that is called returns nothing", "call it as a statement"
+                    )
                 self._store_value(target, result)
                 return
             source = self.evaluate(node.value)
@@ -228,7 +240,7 @@ class Statements(Sets, Selections, Emissions):
             # Python evaluates the value before the row that it goes into.
             value = self.evaluate(node.value)
             if not isinstance(value, Value | Nothing):
-                raise self.wrong(node.value, "a column gets a value")
+                raise self.wrong(node.value, "a column gets a value", "assign a number or a text, not a row")
             if isinstance(value, Value):
                 value = self._keep_value(value)
             self.write(target, self.compile_written_row(target), value)
@@ -344,7 +356,7 @@ class Statements(Sets, Selections, Emissions):
                     self.evaluate(call)
                     return
             raise self.scope.text.refuse_call(call)
-        raise self.wrong(node, "this statement does nothing")
+        raise self.wrong(node, "this statement does nothing", "remove it, or assign its value")
 
     def _is_word(self, node: ast.expr, word: object) -> bool:
         return isinstance(node, ast.Name) and self.scope.text.names.get(node.id) is word
@@ -365,7 +377,7 @@ class Statements(Sets, Selections, Emissions):
         """Compile a call; return its value."""
         text = self._procedure_of(node)
         if text is None or not isinstance(node, ast.Call):
-            raise self.wrong(node, "this is no call of a procedure")
+            raise self.wrong(node, "this is no call of a procedure", "write name(event, table)")
         if node.keywords or len(node.args) != 1 + len(text.tables):
             raise self.wrong(node, f"{text.name} takes an event and {len(text.tables)} tables")
         for part, name in zip(node.args[1:], text.tables, strict=True):
@@ -411,7 +423,7 @@ class Statements(Sets, Selections, Emissions):
         if kind is None:
             return Nothing() if result in self.facts.nullable else None
         if not isinstance(kind, Kind):
-            raise self.wrong(node, "a procedure returns values")
+            raise self.wrong(node, "a procedure returns values", "return numbers, texts or columns, not rows")
         return Value(kind, result, f"{result}_null")
 
     def _event_of(self, node: ast.expr) -> Mapping[str, Value | ListOf]:
@@ -426,7 +438,9 @@ class Statements(Sets, Selections, Emissions):
         for keyword in node.keywords:
             value = self.evaluate(keyword.value)
             if not isinstance(value, Value) or keyword.arg is None:
-                raise self.wrong(keyword.value, "an attribute of an event is a value")
+                raise self.wrong(
+                    keyword.value, "an attribute of an event is a value", "pass a number or a text, not a row"
+                )
             attributes[keyword.arg] = Value(
                 value.kind,
                 self.out.keep(value.code),

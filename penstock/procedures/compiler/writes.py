@@ -44,7 +44,11 @@ class Writes(Expressions):
         code = None
         if isinstance(value, Nothing):
             if not column.nullable:
-                raise self.wrong(target, f"{column.name} is not null")
+                raise self.wrong(
+                    target,
+                    f"{column.name} is not null",
+                    "assign a value, or declare the column without NOT NULL",
+                )
         else:
             code = self.fit(target, column, value if column.nullable else self.check_null(value))
         old = "u_float" if column.kind is Kind.FLOAT else "u_integer"
@@ -111,7 +115,11 @@ class Writes(Expressions):
             value = arguments.get(column.name, Nothing())
             if isinstance(value, Nothing):
                 if not column.nullable:
-                    raise self.wrong(node, f"the column {column.name} gets no value, and is not null")
+                    raise self.wrong(
+                        node,
+                        f"the column {column.name} gets no value, and is not null",
+                        f"pass {column.name}=...",
+                    )
                 codes[column.name] = None, "True"
                 continue
             if column.name in spec.key:
@@ -155,7 +163,7 @@ class Writes(Expressions):
                 raise self.wrong(node, f"{target} has no {name}", f"it has {', '.join(names)}")
             value = self.evaluate(keyword.value)
             if not isinstance(value, Value | Nothing):
-                raise self.wrong(keyword.value, "a column gets a value")
+                raise self.wrong(keyword.value, "a column gets a value", "pass a number or a text, not a row")
             values[name] = value
         return values
 

@@ -155,7 +155,9 @@ class Selections(Writes):
                 values.append(self.value(part))
                 continue
             if part.step is not None or place < len(key_parts) - 1:
-                raise self.wrong(node, "a range is of the last column, without a step")
+                raise self.wrong(
+                    node, "a range is of the last column, without a step", 'write t.by("a", "b")[x, low:high]'
+                )
             low = None if part.lower is None else self.value(part.lower)
             high = None if part.upper is None else self.value(part.upper)
         equal = tuple(
@@ -254,7 +256,7 @@ class Selections(Writes):
             return False
         table, index = match
         if node.orelse or not isinstance(node.target, ast.Name):
-            raise self.wrong(node, "a loop has one variable and no else")
+            raise self.wrong(node, "a loop has one variable and no else", 'write for row in t.by("a")[x]')
         place = (self.scope.number, node.lineno, node.col_offset)
         for name in self.facts.deletes.get(place, ()):
             self.scopes.forget_rows(name)
