@@ -47,6 +47,7 @@ def run(place: Path) -> None:
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
+@pytest.mark.long
 def test_a_flow_with_a_queue_keeps_the_newest_of_each_key(tmp_path: Path) -> None:
     for name in ("flows", "quotes"):
         (tmp_path / name).mkdir()

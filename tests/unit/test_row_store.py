@@ -103,6 +103,7 @@ def test_a_type_that_spark_does_not_have_is_refused(kind: pa.DataType) -> None:
         RowStore(pa.schema([("c", kind)]))
 
 
+@pytest.mark.long
 def test_more_text_than_a_column_holds_is_refused() -> None:
     store = RowStore(pa.schema([("c", pa.binary())]))
     store.resize(1)

@@ -168,6 +168,7 @@ def test_a_delta_has_the_panes_that_came_and_not_those_that_were_stored() -> Non
 SMALL = Scale(sizes_13=(5, 10, 20, 40), units_13=2_000, seeds_13=5, sizes_14=(2, 20), units_14=1_200)
 
 
+@pytest.mark.long
 def test_eager_is_flat_and_lazy_linear_in_the_size_of_tumbling_windows() -> None:
     rows = {(r["windows"], r["semantics"], r["size"]): r for r in figure_13(SMALL).to_pylist()}
     staleness = {key: row["application_staleness"] for key, row in rows.items()}
@@ -181,6 +182,7 @@ def test_eager_is_flat_and_lazy_linear_in_the_size_of_tumbling_windows() -> None
         assert eager < lazy < shedding < append
 
 
+@pytest.mark.long
 def test_eager_loses_to_lazy_where_arrivals_have_gaps_and_wins_where_they_are_regular() -> None:
     rows = figure_14(SMALL).to_pylist()
     ratio = {(r["arrivals"], r["size"]): r["ratio"] for r in rows if r["windows_of"] == "the key's tuples"}

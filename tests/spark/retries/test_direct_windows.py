@@ -98,6 +98,7 @@ def test_both_ways_give_the_same_rows(spark: SparkSession, tmp_path: Path, name:
         assert rows_in(tmp_path / "direct")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("action", long_but(["error", "kill"], "error"))
 def test_an_attempt_that_wrote_and_failed_is_an_orphan(
     spark: SparkSession, tmp_path: Path, action: str
