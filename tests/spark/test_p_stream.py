@@ -307,7 +307,7 @@ def test_what_is_not_there_or_not_possible_is_said(spark: SparkSession, tmp_path
         _ = spark.read.format("pstream").load().columns
     append(source, 0, 5)
     for name, value, message in [
-        ("maxRow", 1, "does not have these options: options=maxrow"),
+        ("maxRow", 1, r"does not have these options: options=maxrow\. Hint: did you mean 'maxRows'\?"),
         ("maxRows", 0, "not a whole number, or is too small: option=maxRows"),
         ("maxBytes", "x", "not a whole number, or is too small: option=maxBytes"),
         ("start", "newest", "the start is not valid: start=newest"),

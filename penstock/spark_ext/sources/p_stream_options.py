@@ -14,6 +14,7 @@ from penstock.checkpointing.p_stream.update_log import UpdateLog
 from penstock.compression.choice.goals import goal_of
 from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import Scan
+from penstock.sql.expression import did_you_mean
 
 __all__ = ["ReadOptions", "WriteOptions"]
 
@@ -43,6 +44,8 @@ _WRITE = (
     "writer",
 )
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
+_INTERNAL = frozenset({"buckets", "descriptors", "lookup", "scan", "transactions"})
+"""Options that only Penstock itself gives."""
 
 
 def _known_options(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
@@ -53,7 +56,7 @@ def _known_options(options: Mapping[str, str], names: tuple[str, ...]) -> dict[s
         raise InvalidUsageError(
             "the data source pstream does not have these options",
             options=", ".join(unknown),
-            hint=f"the options are {', '.join(names)}",
+            hint=did_you_mean(unknown[0], (name for name in names if name not in _INTERNAL), "options"),
         )
     return texts
 
