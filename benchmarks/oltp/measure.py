@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +34,8 @@ def opened(
         for name, rows in benchmark.tables(scale).items():
             db.load(name, rows)
         db.run(benchmark.procedure.name, pa.table(benchmark.requests(scale, 100, 0)))
+        if place is not None:  # else the checkpoint of the first rows would fall into what is measured
+            db.checkpoint()
         yield db
 
 
@@ -84,35 +85,34 @@ def latencies(
 ) -> tuple[Floats, float]:
     """Send requests at a rate; return their latencies in milliseconds, and the rate of answers.
 
-    Each request is due at its own time, even if earlier ones are not answered. The requests that are due go
-    out in one call, which returns once they are durable; `_CALLERS` calls may wait at once.
+    Each request is due at its own time, even if earlier ones are not answered. A call takes all requests that
+    are due, and returns once they are durable; `_CALLERS` calls may wait at once.
     """
     count, name = events.num_rows, benchmark.procedure.name
     ended = np.zeros(count)
-    calls: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+    turn, sent = threading.Lock(), 0
     errors: list[BaseException] = []
+    begin = time.perf_counter()
 
     def call() -> None:
-        while (bounds := calls.get()) is not None:
-            try:
-                db.run(name, pa.table(events.slice(bounds[0], bounds[1] - bounds[0])))
-            except BaseException as error:  # raised again in the thread that sends
-                errors.append(error)
-                return
-            ended[bounds[0] : bounds[1]] = time.perf_counter()
+        nonlocal sent
+        try:
+            while not errors:
+                with turn:
+                    first = sent
+                    time.sleep(max(begin + first / rate - time.perf_counter(), _PACE_S))  # until one is due
+                    sent = min(max(int((time.perf_counter() - begin) * rate), first) + 1, count)
+                    last = sent
+                if first == last:
+                    return
+                db.run(name, pa.table(events.slice(first, last - first)))
+                ended[first:last] = time.perf_counter()
+        except BaseException as error:  # raised again in the thread that waits
+            errors.append(error)
 
     threads = [threading.Thread(target=call) for _ in range(_CALLERS)]
     for thread in threads:
         thread.start()
-    begin, sent = time.perf_counter(), 0
-    while sent < count and not errors:
-        due = min(int((time.perf_counter() - begin) * rate) + 1, count)
-        if due > sent:
-            calls.put((sent, due))
-            sent = due
-        time.sleep(max(begin + sent / rate - time.perf_counter(), _PACE_S))  # the next requests are due then
-    for _ in threads:
-        calls.put(None)
     for thread in threads:
         thread.join()
     if errors:
