@@ -182,7 +182,7 @@ KERNELS = {
     },
     "index_kernels": {
         *("_first", "word_2", "word_3", "word_4", "find_1", "find_2", "find_3", "find_4"),
-        *("put_entry", "remove_entry", "hash_word"),
+        *("put_entry", "remove_entry"),
         *("peek", "prefetch_entry"),
         *("add_entries", "remove_entries", "_words_2", "_words_3", "_words_4"),
         *("_find_all_1", "_find_all_2", "_find_all_3", "_find_all_4"),
