@@ -7,7 +7,6 @@ each. Rejected transactions count like others: they have accessed their rows.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.designing.traces.grouped_table import GroupedSelection, GroupedTable, Key, Row
 from penstock.designing.traces.trace import (
     Booleans,
     Mode,
@@ -34,7 +34,7 @@ from penstock.procedures.in_process.arrow_rows import as_arrow, batches_of
 from penstock.procedures.partitions.placement import hash_values, mix_hashes
 from penstock.procedures.plain.rounds import PlainRounds
 from penstock.procedures.plain.selection import PlainSelection, find_index
-from penstock.procedures.plain.tables import PlainTable, python_rows
+from penstock.procedures.plain.tables import python_rows
 from penstock.procedures.plain.words import RejectedError
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.rows import from_python
@@ -43,35 +43,30 @@ from penstock.procedures.texts import Numbers
 
 __all__ = ["record"]
 
-Key = tuple[Any, ...]
 Recorded = tuple[int, Mode, int, Key]
 """The table, the mode, the index or indexes (see `Trace`), and the key with None where it is not known."""
-Row = dict[str, Any]
 
 
 class _ChangedKeys(set[Key]):
     """The keys that were changed; in `moved` are those whose places in indexes may be out of date."""
 
-    def __init__(self) -> None:
-        self.moved: set[Key] = set()
+    def __init__(self, moved: set[Key]) -> None:
+        self.moved = moved
 
     def add(self, key: Key, /) -> None:
         super().add(key)
         self.moved.add(key)
 
 
-class _RecordingTable(PlainTable):
-    """A table that records accesses in `accesses`, and finds rows of an index without a scan."""
+class _RecordingTable(GroupedTable):
+    """A table that records accesses in `accesses`."""
 
     def __init__(
         self, spec: TableSpec, place: int, state: TableSet, journal: list[Any], accesses: dict[Recorded, None]
     ) -> None:
-        super().__init__(spec, journal)
-        self.rows = {tuple(row[name] for name in spec.key): row for row in state[spec.name].scan()}
+        super().__init__(spec, state[spec.name].scan(), journal)
         self.place, self.accesses = place, accesses
-        self.changed: _ChangedKeys = _ChangedKeys()
-        self._groups: dict[tuple[str, ...], dict[Key, set[Key]]] = {}
-        self._group_of: dict[tuple[str, ...], dict[Key, Key]] = {}
+        self.changed: _ChangedKeys = _ChangedKeys(self.moved)
 
     def note(self, mode: Mode, key: Key, index: int = 0) -> None:
         """Record an access of the present transaction."""
@@ -82,9 +77,9 @@ class _RecordingTable(PlainTable):
         self.note(Mode.READ, self._key(key))
         return super().get(key)
 
-    def peek(self, key: Key) -> Any:
-        """Return a row without recording it."""
-        return super().get(key)
+    def note_look_up(self, index: IndexSpec, columns: tuple[str, ...], key: Key) -> None:
+        """Record a look-up by an index."""
+        self.note(Mode.SELECT, key, self.spec.indexes.index(index))
 
     def __contains__(self, key: Any) -> bool:
         self.note(Mode.READ, self._key(key))
@@ -93,27 +88,6 @@ class _RecordingTable(PlainTable):
     def by(self, *columns: str) -> PlainSelection:
         """Return the rows in the order of an index."""
         return _RecordingSelection(self, find_index(self.spec, columns))
-
-    def group(self, columns: tuple[str, ...], values: Key) -> set[Key]:
-        """Return the keys of the rows, and maybe of others, that have these values in the columns."""
-        if columns not in self._groups:
-            self._groups[columns], self._group_of[columns] = defaultdict(set), {}
-            self._arrange(columns, self.rows)
-        for one in self._groups:
-            self._arrange(one, self.changed.moved)
-        self.changed.moved.clear()
-        return self._groups[columns].get(values, set())
-
-    def _arrange(self, columns: tuple[str, ...], keys: Iterable[Key]) -> None:
-        groups, group_of = self._groups[columns], self._group_of[columns]
-        for key in keys:
-            if key in group_of:
-                groups[group_of.pop(key)].discard(key)
-            row = self.rows[key]
-            if row is not None:
-                values = tuple(row[name] for name in columns)
-                groups[values].add(key)
-                group_of[key] = values
 
     def changed_indexes(self, old: Row | None, new: Row | None) -> int:
         """Return a bit for each index that a change of a row changes."""
@@ -124,35 +98,17 @@ class _RecordingTable(PlainTable):
         return bits
 
 
-class _RecordingSelection(PlainSelection):
-    """The rows of an index; records the look-up, and each row that it returns."""
+class _RecordingSelection(GroupedSelection):
+    """The rows of an index; also records each row that it returns."""
 
     _table: _RecordingTable
 
-    def __init__(
-        self, table: Any, index: IndexSpec, equal: Key = (), low: Any = None, high: Any = None
-    ) -> None:
-        super().__init__(table, index, equal, low, high)
-        self._table = table
-        self._number = table.spec.indexes.index(index)
-
-    def __getitem__(self, key: Any) -> PlainSelection:
-        made = super().__getitem__(key)
-        return _RecordingSelection(self._table, self._index, made._equal, made._low, made._high)
-
-    def _keys(self) -> list[Key]:
-        table, columns = self._table, self._index.columns[: len(self._equal)]
-        known = dict(zip(columns, self._equal, strict=True))
-        table.note(Mode.SELECT, tuple(known.get(name) for name in table.spec.key), self._number)
-        chosen = {key: table.rows[key] for key in table.group(columns, self._equal)}
-        part = SimpleNamespace(spec=table.spec, rows=chosen)
-        return PlainSelection(part, self._index, self._equal, self._low, self._high)._keys()
-
     def _rows(self, keys: Any) -> Any:
+        number = self._table.spec.indexes.index(self._index)
         for key in keys:
             row = self._table.peek(key)
             if row is not None:
-                self._table.note(Mode.FOUND, key, self._number)
+                self._table.note(Mode.FOUND, key, number)
                 yield row
 
 
@@ -197,7 +153,7 @@ class _Recorder:
     def _note_writes(self) -> None:
         for table, key, old in self.journal:
             table.note(Mode.WRITE, key, table.changed_indexes(old, table.rows[key]))
-            table.changed.moved.add(key)
+            table.moved.add(key)
 
 
 def record(

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.designing.traces.grouped_table import GroupedSelection, GroupedTable, Key, Row
 from penstock.designing.traces.trace import Request, column_numbers, find_program
 from penstock.errors import InvalidUsageError
 from penstock.predicting.models.markov import Query
@@ -27,7 +28,7 @@ from penstock.procedures.in_process.arrow_rows import as_arrow, batches_of
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.plain.rounds import PlainRounds
 from penstock.procedures.plain.selection import PlainSelection, find_index
-from penstock.procedures.plain.tables import PlainTable, python_rows
+from penstock.procedures.plain.tables import python_rows
 from penstock.procedures.plain.words import RejectedError
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.rows import from_python
@@ -36,8 +37,6 @@ from penstock.procedures.texts import Numbers
 
 __all__ = ["ProcedureTrace", "key_numbers", "record"]
 
-Key = tuple[Any, ...]
-Row = dict[str, Any]
 Note = tuple[QueryName, Key]
 Masks = npt.NDArray[np.uint64]
 
@@ -143,18 +142,14 @@ class _Journal(list[Any]):
         change[0].note_change(change[1])
 
 
-class _RecordingTable(PlainTable):
-    """A table that notes queries, and finds rows of an index without a scan."""
+class _RecordingTable(GroupedTable):
+    """A table that notes queries."""
 
     def __init__(self, spec: TableSpec, rows: Iterable[Row], journal: _Journal, notes: list[Note]) -> None:
-        super().__init__(spec, journal)
-        self.rows = {tuple(row[name] for name in spec.key): row for row in rows}
+        super().__init__(spec, rows, journal)
         self._notes = notes
         self._names = {verb: QueryName(verb, spec.name) for verb in ("read", "write", "insert", "delete")}
         self._change_verb = "write"
-        self._moved: set[Key] = set()
-        self._groups: dict[tuple[str, ...], dict[Key, set[Key]]] = {}
-        self._group_of: dict[tuple[str, ...], dict[Key, Key]] = {}
 
     def note(self, name: QueryName, key: Key) -> None:
         """Note a query of the present transaction."""
@@ -162,14 +157,14 @@ class _RecordingTable(PlainTable):
 
     def note_change(self, key: Key) -> None:
         """Note a change of a row; several writes of one row in sequence are one query."""
-        self._moved.add(key)
+        self.moved.add(key)
         query = (self._names[self._change_verb], key)
         if self._change_verb != "write" or not self._notes or self._notes[-1] != query:
             self._notes.append(query)
 
     def note_undo(self, key: Key) -> None:
         """Note that a row is as before."""
-        self._moved.add(key)
+        self.moved.add(key)
 
     def get(self, key: Any) -> Any:
         """Return a row; None if there is none."""
@@ -180,70 +175,18 @@ class _RecordingTable(PlainTable):
         self.note(self._names["read"], self._key(key))
         return super().__contains__(key)
 
-    def peek(self, key: Key) -> Any:
-        """Return a row without noting it."""
-        return super().get(key)
+    def note_look_up(self, index: IndexSpec, columns: tuple[str, ...], key: Key) -> None:
+        """Note a look-up by an index; its rows are no queries."""
+        self.note(QueryName("select", self.spec.name, columns), key)
 
     def by(self, *columns: str) -> PlainSelection:
         """Return the rows in the order of an index."""
-        return _RecordingSelection(self, find_index(self.spec, columns))
+        return GroupedSelection(self, find_index(self.spec, columns))
 
     def _change(self, key: Key, values: Row | None) -> None:
         self._change_verb = "delete" if values is None else "insert"
         super()._change(key, values)
         self._change_verb = "write"
-
-    def group(self, columns: tuple[str, ...], values: Key) -> set[Key]:
-        """Return the keys of the rows, and maybe of others, that have these values in the columns."""
-        if columns not in self._groups:
-            self._groups[columns], self._group_of[columns] = defaultdict(set), {}
-            self._arrange(columns, self.rows)
-        for one in self._groups:
-            self._arrange(one, self._moved)
-        self._moved.clear()
-        return self._groups[columns].get(values, set())
-
-    def _arrange(self, columns: tuple[str, ...], keys: Iterable[Key]) -> None:
-        groups, group_of = self._groups[columns], self._group_of[columns]
-        for key in keys:
-            if key in group_of:
-                groups[group_of.pop(key)].discard(key)
-            row = self.rows.get(key)
-            if row is not None:
-                values = tuple(row[name] for name in columns)
-                groups[values].add(key)
-                group_of[key] = values
-
-
-class _RecordingSelection(PlainSelection):
-    """The rows of an index; notes each look-up."""
-
-    _table: _RecordingTable
-
-    def __init__(
-        self, table: Any, index: IndexSpec, equal: Key = (), low: Any = None, high: Any = None
-    ) -> None:
-        super().__init__(table, index, equal, low, high)
-        self._table = table
-
-    def __getitem__(self, key: Any) -> PlainSelection:
-        made = super().__getitem__(key)
-        return _RecordingSelection(self._table, self._index, made._equal, made._low, made._high)
-
-    def _keys(self) -> list[Key]:
-        table, columns = self._table, self._index.columns[: len(self._equal)]
-        known = dict(zip(columns, self._equal, strict=True))
-        name = QueryName("select", table.spec.name, columns)
-        table.note(name, tuple(known.get(one) for one in table.spec.key))
-        chosen = {key: table.rows[key] for key in table.group(columns, self._equal)}
-        part = SimpleNamespace(spec=table.spec, rows=chosen)
-        return PlainSelection(part, self._index, self._equal, self._low, self._high)._keys()
-
-    def _rows(self, keys: Any) -> Any:
-        for key in keys:
-            row = self._table.peek(key)
-            if row is not None:
-                yield row
 
 
 class _Collected:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from rich.console import Console
 
 __all__ = [
@@ -22,12 +23,15 @@ __all__ = [
     "CheckpointOption",
     "DebugOption",
     "JsonOption",
+    "LogOption",
     "RetainOption",
     "StateArgument",
     "amount",
     "console",
     "errors",
+    "read_tables",
     "size",
+    "split_option",
     "unwrap",
     "utc_time",
 ]
@@ -70,6 +74,14 @@ CheckpointOption = Annotated[
 ]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+LogOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="The directory of the database, whose calls since its newest version are the trace.",
+        show_default=False,
+    ),
+]
 
 
 @contextmanager
@@ -104,6 +116,43 @@ def errors(*, debug: bool) -> Iterator[None]:
 
         typer.secho(f"{failure_of(error, 'the query failed')}", err=True, fg=typer.colors.RED)
         raise typer.Exit(FAILED) from None
+
+
+def read_tables(options: list[str], what: str, owner: str) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the name and the rows of each ``OWNER=FILE``, a Parquet file.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an option has another form, or a file cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from penstock.errors import InvalidUsageError
+
+    for option in options:
+        name, path = split_option(option, what, owner)
+        try:
+            yield name, pq.read_table(path)
+        except (OSError, pa.ArrowException) as error:
+            raise InvalidUsageError(f"cannot read {what}", file=path, reason=str(error)) from error
+
+
+def split_option(option: str, what: str, owner: str) -> tuple[str, str]:
+    """Return the name and the file of ``OWNER=FILE``.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the option has another form.
+    """
+    from penstock.errors import InvalidUsageError
+
+    name, equals, path = option.partition("=")
+    if not equals:
+        raise InvalidUsageError(f"{what} have a name and a file", got=option, hint=f"write {owner}=FILE")
+    return name, path
 
 
 def console() -> Console:

@@ -8,13 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.jobs.commands.common import DebugOption, errors
+from penstock.jobs.commands.common import DebugOption, LogOption, errors, read_tables
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
-
     from penstock.designing.search import Progress
 
 __all__ = ["design"]
@@ -29,14 +25,7 @@ def design(
             show_default=False,
         ),
     ],
-    log: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="The directory of the database, whose calls since its newest version are the trace.",
-            show_default=False,
-        ),
-    ] = None,
+    log: LogOption = None,
     requests: Annotated[
         list[str] | None,
         typer.Option(
@@ -125,9 +114,9 @@ def design(
         database = database_in(file, name)
         result = penstock.design(
             database,
-            list(_read_files(requests, "PROCEDURE")) if requests else None,
+            list(read_tables(requests, "rows", "PROCEDURE")) if requests else None,
             log=log,
-            tables=dict(_read_files(table, "TABLE")) if table else None,
+            tables=dict(read_tables(table, "rows", "TABLE")) if table else None,
             partitions=partitions,
             seconds=seconds,
             intervals=intervals,
@@ -142,22 +131,6 @@ def design(
             out.write_text(result.to_yaml(), encoding="utf-8")
         if svg is not None:
             svg.write_text(result.to_svg(), encoding="utf-8")
-
-
-def _read_files(options: list[str], owner: str) -> Iterator[tuple[str, pa.Table]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from penstock.errors import InvalidUsageError
-
-    for option in options:
-        name, equals, path = option.partition("=")
-        if not equals:
-            raise InvalidUsageError("rows have a name and a file", got=option, hint=f"write {owner}=FILE")
-        try:
-            yield name, pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
-            raise InvalidUsageError("cannot read rows", file=path, reason=str(error)) from error
 
 
 def _print_progress(progress: Progress) -> None:

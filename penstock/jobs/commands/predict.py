@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from penstock.jobs.commands.common import DebugOption, errors
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
+from penstock.jobs.commands.common import DebugOption, LogOption, errors, read_tables, split_option
 
 __all__ = ["predict"]
 
@@ -24,14 +19,7 @@ def predict(
             metavar="FILE", help="A Python file that makes the database at its top.", show_default=False
         ),
     ],
-    log: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR",
-            help="The directory of the database, whose calls since its newest version are the trace.",
-            show_default=False,
-        ),
-    ] = None,
+    log: LogOption = None,
     requests: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,8 +88,8 @@ def predict(
         database = database_in(file, name)
         result = penstock.predict(
             database,
-            list(_read(requests, "requests", "PROCEDURE=FILE")) if requests else None,
-            tables=dict(_read(rows or [], "rows", "TABLE=FILE")) if rows else None,
+            list(read_tables(requests, "requests", "PROCEDURE")) if requests else None,
+            tables=dict(read_tables(rows, "rows", "TABLE")) if rows else None,
             log=log,
             partitions=partitions,
             design=design,
@@ -113,28 +101,5 @@ def predict(
         if out is not None:
             out.write_text(result.to_json(), encoding="utf-8")
         for option in svg or ():
-            procedure, path = _split(option, "drawings", "PROCEDURE=FILE")
+            procedure, path = split_option(option, "drawings", "PROCEDURE")
             Path(path).write_text(result.to_svg(procedure), encoding="utf-8")
-
-
-def _read(options: list[str], what: str, form: str) -> Iterator[tuple[str, pa.Table]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from penstock.errors import InvalidUsageError
-
-    for option in options:
-        name, path = _split(option, what, form)
-        try:
-            yield name, pq.read_table(path)
-        except (OSError, pa.ArrowException) as error:
-            raise InvalidUsageError(f"cannot read {what}", file=path, reason=str(error)) from error
-
-
-def _split(option: str, what: str, form: str) -> tuple[str, str]:
-    from penstock.errors import InvalidUsageError
-
-    name, equals, path = option.partition("=")
-    if not equals:
-        raise InvalidUsageError(f"{what} name a file", got=option, hint=f"write {form}")
-    return name, path
