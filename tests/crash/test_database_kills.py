@@ -10,19 +10,23 @@ import pytest
 
 from penstock._failpoints import LOG_POINTS, P_STREAM_POINTS
 from tests.crash.database_kills import Jobs, run_with_kills
+from tests.long_tests import LONG
 
 pytestmark = pytest.mark.crash
 
 _SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
-_KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 8)
+_KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 5)
 _FILE_POINTS = ("state.before_write", "state.after_write", "state.after_fsync", "state.after_publish")
 _POINTS = {
     "open": (*_FILE_POINTS, *LOG_POINTS),
-    "load": LOG_POINTS,
     "run": (*_FILE_POINTS, *P_STREAM_POINTS, *LOG_POINTS),
-    "checkpoint": (*_FILE_POINTS, *LOG_POINTS),
-    "close": (*_FILE_POINTS, *LOG_POINTS),
 }
+if LONG:
+    _POINTS |= {
+        "load": LOG_POINTS,
+        "checkpoint": (*_FILE_POINTS, *LOG_POINTS),
+        "close": (*_FILE_POINTS, *LOG_POINTS),
+    }
 _ROUNDS = 4
 _MOST_TRIES = 20
 """A process does not come to each phase, for it draws when it loads and checkpoints."""

@@ -87,7 +87,8 @@ def test_a_worker_killed_at_a_fail_point_loses_and_repeats_nothing(
     verify(place, batches, drained=True)
 
 
-@pytest.mark.parametrize("broken", long_but(KNOWN_BAD, "releases_before_the_commit"))
+@pytest.mark.long
+@pytest.mark.parametrize("broken", KNOWN_BAD)
 def test_a_broken_protocol_is_found(spark: SparkSession, tmp_path: Path, broken: str) -> None:
     place = Place(tmp_path)
     batches = steps(seed=11, count=3)

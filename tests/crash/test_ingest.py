@@ -53,7 +53,7 @@ def entries(place: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("kind", "points"), long_but([("csv", _POINTS), ("json", _POINTS[-2:])], ("json", _POINTS[-2:]))
+    ("kind", "points"), long_but([("csv", _POINTS), ("json", _POINTS[-1:])], ("json", _POINTS[-1:]))
 )
 def test_a_killed_ingest_goes_on_where_its_last_commit_was(
     tmp_path: Path, kind: str, points: tuple[str, ...]

@@ -38,7 +38,7 @@ MAX_ROWS = 1500
 NUMBER = "number"
 KEYS = 60
 IS_LONG = bool(os.environ.get("PENSTOCK_LONG"))
-"""Whether more queries run: one of a single procedure, one whose transactions need several buckets."""
+"""Whether more queries run: a workflow, a single procedure, and transactions that need several buckets."""
 CALLS = "calls"
 """The directory of a flow's requests."""
 ONLY = "PENSTOCK_CRASH_FLOWS"
@@ -196,18 +196,18 @@ def _integers(**ranges: range) -> Callable[[int, int], pa.RecordBatch]:
 
 _bank = PROGRAMS["bank"]
 FLOWS = {
-    "votes": Flow(
-        votes.workflow("vote", votes.nested(validate, count)),
-        votes,
-        1,
-        None,
-        _integers(phone=range(500), contestant=range(9)),
-    ),
     "spending": Flow(
         spend, spending, 2, None, _integers(account=range(KEYS), amount=range(-40, 60)), _call_of_spending
     ),
 }
 if IS_LONG:
+    FLOWS["votes"] = Flow(
+        votes.workflow("vote", votes.nested(validate, count)),
+        votes,
+        1,
+        None,
+        _integers(phone=range(500), contestant=range(9)),
+    )
     FLOWS["bank"] = Flow(
         _bank.procedure,
         _bank.database,

@@ -16,12 +16,13 @@ from penstock.checkpointing.files import stores
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
 from penstock.checkpointing.trace import tracing
 from penstock.errors import PenstockError
+from tests.long_tests import long_but
 from tests.models.broken_runtime import BROKEN
 from tests.models.engine import stroll
 from tests.models.replay import Event, NotAllowedError, replay
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", long_but(range(6), 0, 1, 2))
 def test_the_model_allows_what_the_runtime_does(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -31,7 +32,7 @@ def test_the_model_allows_what_the_runtime_does(
     assert set(events.split()) <= set(made.counts), "every step of the protocol is taken"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", long_but(range(3), 0))
 def test_the_model_allows_what_the_runtime_does_in_an_object_store(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

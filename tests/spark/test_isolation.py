@@ -13,11 +13,12 @@ from pyspark.sql import SparkSession
 import penstock
 from penstock import abort
 from penstock.procedures.databases import Database
+from tests.long_tests import LONG
 from tests.spark.queries import Place, limits
 
 pytestmark = pytest.mark.spark
 
-ACCOUNTS, OPENING, STEPS, ROWS = 12, 100, 6, 200
+ACCOUNTS, OPENING, STEPS, ROWS = 12, 100, 6 if LONG else 3, 200
 
 
 def make_bank() -> Database:
