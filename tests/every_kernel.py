@@ -19,7 +19,10 @@ from penstock.operators.simulation.optimum import find_optimum
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.operators.update_stream.conflation import Conflation
 from penstock.operators.update_stream.stream import UpdateStream
+from penstock.predicting.models import runtime_kernels
+from penstock.predicting.models.estimates import Walker
 from penstock.predicting.models.markov import MarkovModel, Query
+from penstock.predicting.models.parameters import EventParameters, Parameters, QueryName
 from penstock.procedures.engine import TableSet
 from penstock.procedures.indexes import trees
 from penstock.procedures.parallel.evaluation import Evaluation
@@ -273,6 +276,12 @@ def _partitions() -> None:
     model = MarkovModel(2, [False])
     model.add([Query(0, 1)], aborted=False)
     model.process()
+    parameters = Parameters([QueryName("read", "t")], [], [], {}, 2)
+    walker = Walker([model], [False], parameters, 0.5)
+    walker.estimate(EventParameters([], 1), 0, 0)
+    walker.walk(EventParameters([], 1), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    runtime_kernels.find_numbers(masks, masks.copy(), np.full(2, -1), 0, some.copy(), some.copy())
+    runtime_kernels.count_votes(np.zeros(2, np.int64), masks, masks, masks.copy(), some.copy())
 
 
 if __name__ == "__main__":

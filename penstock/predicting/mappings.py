@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.designing.traces.trace import column_numbers
-from penstock.predicting.models.parameters import ANY_COUNTER, QueryName, Source
+from penstock.predicting.models.parameters import ANY_COUNTER, QueryName, Source, read_digits
 from penstock.predicting.recording import ProcedureTrace, key_numbers
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.compiler.values import AccessMode
-from penstock.procedures.schema import Column
+from penstock.procedures.schema import Column, Kind
 from penstock.procedures.texts import Numbers
 
 __all__ = ["LEAST_COEFFICIENT", "base_attribute", "find_sources"]
@@ -37,7 +37,8 @@ def find_sources(trace: ProcedureTrace) -> tuple[Source, ...]:
 
     A source is exact if all accesses of the text, of this kind and to this table, have the attribute.
     Otherwise the coefficient decides: the share of invocations in which attribute and key were equal, as the
-    geometric mean of all counters. If none suffices for all counters, each counter has its own.
+    geometric mean of all counters. If none suffices for all counters, each counter has its own. The digits of
+    a text count as a number, as in TATP's numbers of subscribers (departure from H-Store §5.3.1).
     """
     counters = trace.counters()
     owner = np.repeat(np.arange(trace.transactions), np.diff(trace.starts))
@@ -53,12 +54,16 @@ def find_sources(trace: ProcedureTrace) -> tuple[Source, ...]:
             if not known.any():
                 continue
             equal = {
-                one.name: _equal(trace.events, one, owner[chosen], counters[chosen], values) & known
+                one: _equal(trace.events, one, column, owner[chosen], counters[chosen], values) & known
                 for one in trace.program.event
-                if one.kind is column.kind
+                if one.kind is column.kind or _may_be_digits(one, column)
             }
-            sources += _best(place, column.name, equal, counters[chosen])
+            sources += _best(place, column, equal, counters[chosen])
     return tuple(sources)
+
+
+def _may_be_digits(attribute: Column, column: Column) -> bool:
+    return attribute.kind is Kind.TEXT and pa.types.is_integer(column.type)
 
 
 def _exact(program: Program, name: QueryName, column: int) -> str | None:
@@ -75,9 +80,14 @@ def _exact(program: Program, name: QueryName, column: int) -> str | None:
 
 
 def _equal(
-    events: pa.RecordBatch, attribute: Column, owner: Numbers, counter: Numbers, values: Numbers
+    events: pa.RecordBatch,
+    attribute: Column,
+    column: Column,
+    owner: Numbers,
+    counter: Numbers,
+    values: Numbers,
 ) -> Booleans:
-    """Return whether each query's value is that of an attribute, or of its list's element."""
+    """Return whether each query's value is that of an attribute, or of its list's element, or its digits."""
     array = events.column(attribute.name)
     places = owner
     there = np.ones(len(owner), np.bool_)
@@ -89,13 +99,23 @@ def _equal(
         places = np.where(there, places, 0)
     if not len(array):
         return np.zeros(len(owner), np.bool_)
-    numbers = column_numbers(attribute, array)
+    if _may_be_digits(attribute, column):
+        array = read_digits(array)
+        numbers = np.asarray(array.fill_null(0).to_numpy(), np.int64)
+    else:
+        numbers = column_numbers(attribute, array)
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     result: Booleans = there & valid[places] & (numbers[places] == values)
     return result
 
 
-def _best(place: int, column: str, equal: dict[str, Booleans], counters: Numbers) -> Iterator[Source]:
+def _best(place: int, column: Column, equal: dict[Column, Booleans], counters: Numbers) -> Iterator[Source]:
+    def source(attribute: Column, counter: int, coefficient: float) -> Source:
+        digits = _may_be_digits(attribute, column)
+        return Source(
+            place, column.name, attribute.name, counter, coefficient, is_exact=False, is_digits=digits
+        )
+
     counts = np.bincount(counters)
     shares = {name: np.bincount(counters, one) / np.maximum(counts, 1) for name, one in equal.items()}
     means = {name: _geometric_mean(share[counts > 0]) for name, share in shares.items()}
@@ -103,12 +123,12 @@ def _best(place: int, column: str, equal: dict[str, Booleans], counters: Numbers
     if best is None:
         return
     if means[best] >= LEAST_COEFFICIENT:
-        yield Source(place, column, best, ANY_COUNTER, float(means[best]), is_exact=False)
+        yield source(best, ANY_COUNTER, float(means[best]))
         return
     for counter in np.flatnonzero(counts >= _LEAST_COMPARISONS).tolist():
         best = max(shares, key=lambda name: shares[name][counter])
         if (share := float(shares[best][counter])) >= LEAST_COEFFICIENT:
-            yield Source(place, column, best, counter, share, is_exact=False)
+            yield source(best, counter, share)
 
 
 def _geometric_mean(shares: npt.NDArray[np.float64]) -> float:
@@ -122,6 +142,6 @@ def base_attribute(trace: ProcedureTrace, sources: tuple[Source, ...]) -> str | 
     lists = {one.name for one in trace.program.event if one.is_list}
     for source in sources:
         placed = trace.tables[trace.names[source.query].table].partition_by
-        if source.column == placed and source.attribute not in lists:
+        if source.column == placed and source.attribute not in lists and not source.is_digits:
             weights[source.attribute] = weights.get(source.attribute, 0) + int(counts[source.query])
     return max(weights, key=weights.__getitem__, default=None)

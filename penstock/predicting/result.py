@@ -76,7 +76,8 @@ def _source_lines(names: Sequence[object], sources: Sequence[Source]) -> Iterato
     for source in sources:
         number = "" if source.counter == ANY_COUNTER else f" number {source.counter + 1}"
         how = "the compiler knows" if source.is_exact else f"in {source.coefficient:.1%} of the trace"
-        yield f"    {names[source.query]}{number}: {source.column} is e.{source.attribute}, {how}"
+        digits = "the digits of " if source.is_digits else ""
+        yield f"    {names[source.query]}{number}: {source.column} is {digits}e.{source.attribute}, {how}"
 
 
 def _describe(accuracy: Accuracy) -> str:

@@ -158,9 +158,10 @@ def _judge_all(
     trace = samples.trace
     parameters = models.parameters(trace.program.event, samples.placements, samples.partitions)
     values = parameters.read(trace.events)
+    walker = models.walker(parameters, threshold)
     accuracy = Accuracy()
     for event, number in zip(chosen.tolist(), numbers.tolist(), strict=True):
-        found = models.estimate(values, values.signature(event), number, threshold)
+        found = walker.estimate(values, event, number)
         accuracy.add(
             judge(
                 found, models.models[number], samples.queries[event],

@@ -12,7 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.predicting.models import runtime_kernels
+from penstock.predicting.models.estimates import Walker
 from penstock.predicting.models.markov import ABORT, COMMIT, MarkovModel, Query, bits
+from penstock.predicting.models.parameters import EventParameters
+from penstock.predicting.models.walk_kernels import FIXED, IMPOSSIBLE, UNKNOWN
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.in_process.open_database import OpenDatabase
@@ -22,6 +26,7 @@ from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.partitions.predicted import guard_kernels, guards, run
 from penstock.procedures.partitions.predicted.prediction import Prediction
 from penstock.procedures.schema import TableSpec
+from tests import naive_walks
 from tests.procedures import interpreted, interpreted_source
 from tests.property.test_partitions import BANK, RANGES, Call, calls, tables
 from tests.property.test_partitions import run as run_calls
@@ -67,6 +72,105 @@ def test_tables_solve_the_equations_of_the_chain(transactions: list[tuple[list[Q
         arrival = solve(dict.fromkeys(here, 0.0), 1.0)
         expected = np.where(ends, 1.0, matrix @ arrival)
         assert np.allclose(model.finish[:, partition], expected)
+
+
+class Sources:
+    """The partitions of three queries: those of an attribute, of the elements of a list, or none."""
+
+    def __init__(self, kinds: list[str]) -> None:
+        self.kinds = kinds
+
+    def sources(self, names: int) -> tuple[np.ndarray, np.ndarray]:
+        places = {"value": [0, 0], "list": [1, 1], "first": [1, UNKNOWN], "fixed": [FIXED] * 2}
+        source = np.array([places.get(kind, [UNKNOWN] * 2) for kind in self.kinds])
+        return np.array([5 if kind == "fixed" else 0 for kind in self.kinds], np.uint64), source
+
+    def of(self, value: int, elements: list[int]) -> Callable[[int, int], int]:
+        """Return the partitions of a query as `naive_walks.estimate` takes them."""
+
+        def partitions(query: int, counter: int) -> int:
+            kind = self.kinds[query]
+            number = UNKNOWN
+            if kind == "fixed":
+                return 5
+            if kind == "value":
+                number = value
+            elif kind == "list" or (kind == "first" and counter == 0):
+                if counter >= len(elements):
+                    return IMPOSSIBLE
+                number = elements[counter]
+            return UNKNOWN if number < 0 else 1 << number
+
+        return partitions
+
+
+EVENTS = st.lists(
+    st.tuples(st.integers(-1, 2), st.lists(st.integers(-1, 2), max_size=3)), min_size=1, max_size=6
+)
+
+
+@given(
+    st.lists(st.lists(st.tuples(QUERIES, st.booleans()), min_size=1, max_size=12), min_size=1, max_size=2),
+    st.lists(st.sampled_from(["value", "list", "first", "fixed", "none"]), min_size=3, max_size=3),
+    EVENTS,
+    st.sampled_from([0.1, 0.5, 1.0]),
+)
+def test_walks_equal_those_of_a_plain_walker(
+    traces: list[list[tuple[list[Query], bool]]],
+    kinds: list[str],
+    events: list[tuple[int, list[int]]],
+    threshold: float,
+) -> None:
+    models = []
+    for transactions in traces:
+        model = MarkovModel(3, WRITES)
+        for queries, aborted in transactions:
+            model.add(queries, aborted=aborted)
+        model.process()
+        models.append(model)
+    sources = Sources(kinds)
+    scalars = np.array([value for value, _ in events])
+    starts = np.cumsum([0, *(len(elements) for _, elements in events)])
+    flat = np.array([number for _, elements in events for number in elements], np.int64)
+    values = EventParameters([(None, scalars), (starts, flat)], len(events))
+    walker = Walker(models, WRITES, sources, threshold)  # type: ignore[arg-type]
+    for number, model in enumerate(models):
+        numbers = np.full(len(events), number)
+        partitions, written, undo = walker.walk(values, np.arange(len(events)), numbers)
+        for event, (value, elements) in enumerate(events):
+            expected = naive_walks.estimate(model, sources.of(value, elements), threshold, WRITES)
+            assert walker.estimate(values, event, number) == expected
+            found = partitions[event], written[event], undo[event]
+            assert found == (expected.partitions, expected.written, expected.needs_undo)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=6), st.integers(0, 3))
+def test_codes_have_numbers_in_the_order_of_their_first_occurrence(calls: list[list[int]], bits: int) -> None:
+    slots, slot_numbers = np.zeros(16, np.uint64), np.full(16, -1)
+    known: dict[int, int] = {}
+    for call in calls:
+        codes = np.array(call, np.uint64) << np.uint64(bits)  # they fall into few slots
+        before = len(known)
+        expected = [known.setdefault(code, len(known)) for code in call]
+        numbers, first = np.empty((2, len(call)), np.int64)
+        new = runtime_kernels.find_numbers(codes, slots, slot_numbers, before, numbers, first)
+        assert numbers.tolist() == expected
+        assert new == len(known) - before
+        assert [call[place] for place in first[:new]] == list(known)[before:]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 2)), max_size=30))
+def test_votes_find_what_most_transactions_accessed(transactions: list[tuple[int, int, int]]) -> None:
+    numbers, touched, predicted = np.array(transactions, np.int64).reshape(-1, 3).T
+    candidates, votes = np.zeros(2, np.uint64), np.zeros(2, np.int64)
+    masks = touched.astype(np.uint64), predicted.astype(np.uint64)
+    right = runtime_kernels.count_votes(numbers, *masks, candidates, votes)
+    assert right == sum(one == other for _, one, other in transactions)
+    for number in (0, 1):
+        seen = [mask for one, mask, _ in transactions if one == number]
+        for mask in set(seen):
+            if 2 * seen.count(mask) > len(seen):
+                assert (candidates[number], votes[number] > 0) == (mask, True)
 
 
 @given(

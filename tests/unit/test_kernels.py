@@ -32,7 +32,7 @@ from penstock.operators.scheduling import linked_scheduler, staleness, weighted_
 from penstock.operators.scheduling.schedulers import freshest_scheduler
 from penstock.operators.simulation import optimum
 from penstock.operators.update_stream import arrivals, conflation
-from penstock.predicting.models import markov_kernels
+from penstock.predicting.models import markov_kernels, runtime_kernels, walk_kernels
 from penstock.procedures import index_kernels
 from penstock.procedures.indexes import trees
 from penstock.procedures.parallel import schedule, versions
@@ -56,6 +56,8 @@ KERNELS = {
     "forwarding": {"find_homes", "forward", "merge_homes", "order_by_home"},
     "placement": {"find_ranges"},
     "markov_kernels": {"sweep_tables"},
+    "walk_kernels": {"resolve", "walk", "walk_all"},
+    "runtime_kernels": {"find_numbers", "count_votes"},
     "guard_kernels": {"leaves", "needs_all", "keeps_shared", "plan"},
     "cost_kernels": {
         *("_bits", "add_accesses", "merge", "add_bases", "count_distributed", "count_loads", "skew_factor")
@@ -202,6 +204,8 @@ REFERENCES = {
     "forwarding": "test_partitions",
     "placement": "test_partitions",
     "markov_kernels": "test_predictions",
+    "walk_kernels": "test_predictions",
+    "runtime_kernels": "test_predictions",
     "guard_kernels": "test_predictions",
     "cost_kernels": "test_designs",
     "key_words": "test_keys",
@@ -246,7 +250,8 @@ REFERENCES = {
 }
 MODULES = [
     *(key_words, key_index, word_index, key_set, row_codec, row_store, newest),
-    *(forwarding, placement, cost_kernels, markov_kernels, guard_kernels),
+    *(forwarding, placement, cost_kernels, guard_kernels),
+    *(markov_kernels, walk_kernels, runtime_kernels),
     *(
         pages,
         arrivals,

@@ -122,6 +122,38 @@ def test_mappings_are_exact_where_the_compiler_knows_them() -> None:
     assert not any("number is e" in line for line in text)
 
 
+def test_the_digits_of_a_text_are_the_number_of_a_row() -> None:
+    made = penstock.database("phones")
+    owner = "id bigint, number string NOT NULL, calls bigint NOT NULL"
+    made.table("owners", owner, key="id", partition_by="id", indexes=["number"])
+
+    @made.procedure(event="number string")
+    def call(e: Any, owners: Any) -> Any:
+        owner = owners.by("number")[e.number].first()
+        if owner is None:
+            abort("unknown number")
+        owner.calls += 1
+
+    texts = [f"{number:06}" for number in range(30)]
+    rows = {"owners": {"id": range(30), "number": texts, "calls": [0] * 30}}
+    events = {"number": [*(texts[n * 7 % 30] for n in range(100)), *["12x", None, "9" * 25] * 2]}
+    result = penstock.predict(made, {"call": events}, tables=rows, clustered=False)
+    assert (
+        "    write owners: id is the digits of e.number, in 100.0% of the trace"
+        in result.explain().splitlines()
+    )
+    assert result.total.share("base") == 1.0
+    read = Predictor.parse(result.to_json())
+    assert read.procedures[0].sources == result.predictor.procedures[0].sources
+    placement = place_tables(made.tables, PARTITIONS, {})
+    (models,) = read.procedures
+    program = made.procedures["call"].program()
+    parameters = models.parameters(program.event, placement, PARTITIONS)
+    values = parameters.read(pa.record_batch({"number": ["000007", "7", "7x", None, "9" * 25]}))
+    home = placement["owners"].partitions_of(placement["owners"].columns, [pa.array([7])])[0]
+    assert [values.signature(event) for event in range(5)] == [(home,)] * 2 + [(-1,)] * 3
+
+
 def test_queries_are_recorded_in_order_with_their_partitions() -> None:
     made = shop()
     events = {"store": [0, 1], "sources": [[0, 5], [7]], "item": [0, 99]}
@@ -208,8 +240,9 @@ def test_a_wrong_end_of_a_partition_is_a_wrong_prediction() -> None:
     (trace,) = record(made, [("order", events)], rows())
     samples = Samples.of(trace, placements, PARTITIONS)
     models = train(samples, 0.5, clustered=False)
-    values = models.parameters(trace.program.event, placements, PARTITIONS).read(trace.events)
-    found = models.estimate(values, values.signature(0), 0, 0.5)
+    parameters = models.parameters(trace.program.event, placements, PARTITIONS)
+    values = parameters.read(trace.events)
+    found = models.walker(parameters, 0.5).estimate(values, 0, 0)
     right = judge(found, models.models[0], samples.queries[0], aborted=False, threshold=0.5)
     assert (right.base, right.partitions, right.undo, right.finish, right.early) == (True,) * 5
     again = [*samples.queries[0], samples.queries[0][2]]  # the other partition once more

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import or_
+from typing import Any
 
-from penstock.predicting.models.markov import ABORT, BEGIN, COMMIT, MarkovModel, bits
-from penstock.predicting.models.parameters import IMPOSSIBLE, UNKNOWN
+import numpy as np
+import numpy.typing as npt
 
-__all__ = ["Estimate", "choose_base", "estimate", "finished"]
+from penstock.predicting.models.markov import ABORT, BEGIN, COMMIT, MarkovModel
+from penstock.predicting.models.parameters import EventParameters, Parameters
+from penstock.predicting.models.walk_kernels import MOST_QUERIES, Graph, walk, walk_all
+from penstock.procedures.texts import Numbers
 
-_MOST_QUERIES = 1_000
+__all__ = ["Estimate", "Walker", "finished"]
+
+Masks = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +38,7 @@ class Estimate:
     partitions : int
         A bit for each partition that it will need (OP2).
     written : int
-        A bit for each of them in which it will write.
+        A bit for each of them in which it will write, or may write if the event does not say where.
     is_complete : bool
         Whether the path reaches an end, by states of the model.
     is_resolved : bool
@@ -65,84 +71,89 @@ class Estimate:
         return not (self.is_single and self.is_complete and self.abort == 0.0)
 
 
-def estimate(
-    model: MarkovModel, partitions_of: Callable[[int, int], int], threshold: float, writes: list[bool]
-) -> Estimate:
-    """Return the most likely path of a transaction, and what follows from it.
-
-    At each vertex the query follows that most transactions execute there, of those that the event allows.
-    Of its states, that follows which accesses the partitions that the event says. If there is none, since no
-    transaction of the trace had this combination of partitions, one of the others follows; the partitions
-    are those of the event all the same (departure from H-Store §5.3.2, where the path ends).
+class Walker:
+    """Estimates transactions by the models of a procedure.
 
     Parameters
     ----------
-    model : MarkovModel
-        The model.
-    partitions_of : callable
-        Maps the name of a query and a counter to what `EventParameters.partitions` returns.
+    models : sequence of MarkovModel
+        The models.
+    writes : sequence of bool
+        For each name of a query whether it writes.
+    parameters : Parameters
+        The partitions of queries.
     threshold : float
         The least probability with which a partition counts as needed.
-    writes : list of bool
-        For each name of a query whether it writes.
     """
-    vertex, path, accessed, written = BEGIN, [BEGIN], 0, 0
-    confidence, abort, is_exact = 1.0, 0.0, True
-    masks: list[int] = []
-    is_resolved = True
-    first: dict[int, float] = {}
-    counts: dict[int, int] = {}
-    for _ in range(_MOST_QUERIES):
-        groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        weights: dict[tuple[int, int], int] = {}
-        for child, count in model.edges[vertex].items():
-            if child in (COMMIT, ABORT):
-                key = (-1, child)
-            else:
-                key = model.states[child][:2]
-                if partitions_of(*key) == IMPOSSIBLE:
-                    continue
-            groups.setdefault(key, []).append((count, child))
-            weights[key] = weights.get(key, 0) + count
-        if not weights:
-            break
-        chosen = max(weights, key=weights.__getitem__)
-        confidence *= weights[chosen] / sum(weights.values())
-        if chosen[0] < 0:
-            path.append(chosen[1])
-            break
-        partitions = partitions_of(*chosen)
-        count, child = max(groups[chosen])
-        if partitions == UNKNOWN:
-            partitions = model.states[child].partitions
-            confidence *= count / weights[chosen]
-            is_resolved = False
-        else:
-            exact = [
-                one for one in groups[chosen] if model.states[one[1]][2:] == (partitions, accessed)
-            ] or [one for one in groups[chosen] if model.states[one[1]].partitions == partitions]  # fmt: skip
-            is_exact = is_exact and bool(exact)
-            child = max(exact)[1] if exact else child
-        for place in bits(partitions):
-            first.setdefault(place, confidence)
-            counts[place] = counts.get(place, 0) + 1
-        accessed |= partitions
-        written |= partitions if writes[chosen[0]] else 0
-        masks.append(partitions)
-        path.append(child)
-        vertex = child
-        abort = max(abort, float(model.risk[child]))
-    is_complete = path[-1] in (COMMIT, ABORT) and is_exact
-    needed = sum(1 << place for place, one in first.items() if one >= threshold)
-    if confidence < 1.0 and len(model.reads):
-        doubt = (1.0 - confidence) * model.reads[BEGIN].clip(model.changes[BEGIN])
-        needed |= sum(1 << int(place) for place in (doubt >= threshold).nonzero()[0])
-    if len(path) <= 2:
-        abort = float(model.abort[BEGIN])
-    later = [*accumulate(reversed(masks[1:]), or_, initial=0)][::-1] if masks else []
-    return Estimate(
-        tuple(path), tuple(masks), tuple(later), choose_base(counts), needed, written & needed, is_complete,
-        is_resolved, confidence, abort,
+
+    def __init__(
+        self, models: Sequence[MarkovModel], writes: Sequence[bool], parameters: Parameters, threshold: float
+    ) -> None:
+        self._graph = _make_graph(models, writes, parameters)
+        self._threshold = threshold
+        self._known: dict[tuple[Any, ...], Estimate] = {}
+        self._path = np.empty(MOST_QUERIES + 2, np.int64)
+        self._masks = np.empty(MOST_QUERIES + 1, np.uint64)
+        self._seen = np.empty((models[0].partitions, 3))
+
+    def estimate(self, values: EventParameters, event: int, model: int) -> Estimate:
+        """Return the estimate of an event; equal ones are made once."""
+        key = (model, *values.signature(event))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._estimate(values, event, model)
+        return found
+
+    def _estimate(self, values: EventParameters, event: int, model: int) -> Estimate:
+        arrays = self._path, self._masks, self._seen
+        length, base, needed, written, is_complete, is_resolved, confidence, abort = walk(
+            self._graph, values.arrays, event, model, self._threshold, *arrays
+        )
+        path = self._path[:length].tolist()
+        masks = self._masks[: length - 1 - (path[-1] in (COMMIT, ABORT))].tolist()
+        later = [*accumulate(reversed(masks[1:]), or_, initial=0)][::-1] if masks else []
+        return Estimate(
+            tuple(path), tuple(masks), tuple(later), base, int(needed), int(written), is_complete,
+            is_resolved, confidence, abort,
+        )  # fmt: skip
+
+    def walk(
+        self, values: EventParameters, events: Numbers, models: Numbers
+    ) -> tuple[Masks, Masks, npt.NDArray[np.bool_]]:
+        """Return for events what `Estimate` calls partitions, written and needs_undo."""
+        count = len(events)
+        found = np.empty(count, np.uint64), np.empty(count, np.uint64), np.empty(count, np.bool_)
+        walk_all(self._graph, values.arrays, events, models, self._threshold, *found)
+        return found
+
+
+def _make_graph(models: Sequence[MarkovModel], writes: Sequence[bool], parameters: Parameters) -> Graph:
+    groups: list[tuple[int, int, int]] = []
+    group_starts, member_starts, members = [0], [0], list[tuple[int, int]]()
+    for model in models:
+        for edges in model.edges:
+            found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+            for child, count in edges.items():
+                key = (-1, child) if child in (COMMIT, ABORT) else model.states[child][:2]
+                found.setdefault(key, []).append((count, child))
+            for key, part in found.items():
+                groups.append((*key, sum(count for count, _ in part)))
+                members += sorted(part, reverse=True)
+                member_starts.append(len(members))
+            group_starts.append(len(groups))
+    query, counter, weight = np.array(groups, np.int64).reshape(-1, 3).T.copy()
+    counts, children = np.array(members, np.int64).reshape(-1, 2).T.copy()
+    states = [state for model in models for state in model.states]
+    fixed, source = parameters.sources(len(writes))
+    return Graph(
+        np.cumsum([0, *(len(model) for model in models[:-1])]),
+        np.array(group_starts),
+        query, counter, weight, np.array(member_starts), children, counts,
+        np.array([state.partitions for state in states], np.uint64),
+        np.concatenate([model.risk for model in models]),
+        np.array([model.abort[BEGIN] for model in models]),
+        np.array([np.maximum(model.reads[BEGIN], model.changes[BEGIN]) for model in models]),
+        np.array(writes, np.bool_), fixed, source,
     )  # fmt: skip
 
 
@@ -174,8 +185,3 @@ def finished(
     if not 0 <= vertex < model.processed:
         return 0
     return sum(1 << int(place) for place in (model.finish[vertex] >= threshold).nonzero()[0])
-
-
-def choose_base(counts: dict[int, int]) -> int:
-    """Return the partition that is accessed most, of several the one that is accessed first; -1 for none."""
-    return max(counts, key=counts.__getitem__, default=-1)

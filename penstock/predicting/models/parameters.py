@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from penstock.predicting.models.walk_kernels import FIXED, UNKNOWN, AttributeValues
 from penstock.procedures.partitions.placement import Placement
-from penstock.procedures.schema import Column
+from penstock.procedures.schema import Column, Kind
 from penstock.procedures.texts import Numbers
 
-__all__ = ["ANY_COUNTER", "IMPOSSIBLE", "UNKNOWN", "Parameters", "QueryName", "Source"]
+__all__ = ["ANY_COUNTER", "EventParameters", "Parameters", "QueryName", "Source", "read_digits"]
 
-UNKNOWN, IMPOSSIBLE = -1, -2
-"""The partitions of a query that no attribute says, and of one for which a list has no element."""
 ANY_COUNTER = -1
+AttributeKey = tuple[str, bool, object]
+"""An attribute, `Source.is_digits`, and `Placement.method`."""
 
 
 class QueryName(NamedTuple):
@@ -30,7 +34,7 @@ class QueryName(NamedTuple):
     table : str
         The table.
     columns : tuple of str
-        Of ``select`` the columns of the index whose values are given.
+        The columns of an index whose values are given, of a look-up by it.
     """
 
     verb: str
@@ -65,6 +69,8 @@ class Source:
         The share of invocations in the trace in which both were equal.
     is_exact : bool
         Whether the compiler knows it, so that it always holds.
+    is_digits : bool
+        Whether the attribute is a text, whose digits are the number.
     """
 
     query: int
@@ -73,6 +79,13 @@ class Source:
     counter: int
     coefficient: float
     is_exact: bool
+    is_digits: bool = False
+
+
+def read_digits(texts: pa.Array[Any]) -> pa.Array[Any]:
+    """Return the numbers whose digits texts are; null for a text that is none below 10 ** 18."""
+    is_number = pc.match_substring_regex(texts, "^[0-9]{1,18}$")
+    return pc.if_else(is_number, texts, pa.scalar(None, texts.type)).cast(pa.int64())
 
 
 class Parameters:
@@ -103,67 +116,98 @@ class Parameters:
         self.everywhere = (1 << partitions) - 1
         self._columns = {column.name: column for column in event}
         self._fixed: dict[int, int] = {}
-        self._attributes: dict[tuple[int, int], tuple[str, str]] = {}
+        self._attributes: dict[tuple[int, int], tuple[str, bool, str]] = {}
         self._placements = dict(placements)
         for place, name in enumerate(names):
             placement = placements.get(name.table)
             if placement is None:
                 self._fixed[place] = self.everywhere if name.writes else 0
-            elif name.verb == "select" and placement.names[0] not in name.columns:
+            elif name.columns and placement.names[0] not in name.columns:
                 self._fixed[place] = self.everywhere
         for source in sources:
             placement = placements.get(names[source.query].table)
             if placement is not None and source.column == placement.names[0]:
-                found = source.attribute, names[source.query].table
+                found = source.attribute, source.is_digits, names[source.query].table
                 self._attributes[source.query, source.counter] = found
 
-    def attributes(self) -> list[tuple[str, str]]:
-        """Return the attributes that say partitions, each with a table that is placed by it."""
-        distinct = {
-            (attribute, self._placements[table].method): (attribute, table)
-            for attribute, table in self._attributes.values()
-        }
-        return list(distinct.values())
+    def attributes(self) -> list[tuple[str, bool, str]]:
+        """Return the attributes that say partitions: their names, `Source.is_digits`, and a table."""
+        return list({self._key(one): one for one in self._attributes.values()}.values())
+
+    def _key(self, attribute: tuple[str, bool, str]) -> AttributeKey:
+        name, is_digits, table = attribute
+        return name, is_digits, self._placements[table].method
 
     def read(self, events: pa.RecordBatch) -> EventParameters:
         """Return the partitions of the attributes of events."""
-        values: dict[tuple[str, object], tuple[Numbers | None, Numbers]] = {}
-        for attribute, table in self.attributes():
-            placement, column = self._placements[table], self._columns[attribute]
-            array: Any = events.column(attribute)
+        values: dict[AttributeKey, tuple[Numbers | None, Numbers]] = {}
+        for attribute in self.attributes():
+            name, is_digits, table = attribute
+            placement, column = self._placements[table], self._columns[name]
+            array: Any = events.column(name)
             starts = None
             if column.is_list:
                 starts = np.asarray(array.offsets.to_numpy(), np.int64)
                 array = array.values
+            if is_digits:
+                column, array = replace(column, kind=Kind.INTEGER), read_digits(array)
             partitions = placement.partitions_of([column], [array])
             if array.null_count:
                 partitions = np.where(array.is_valid().to_numpy(zero_copy_only=False), partitions, UNKNOWN)
-            values[attribute, placement.method] = starts, partitions
-        places = {
-            key: (attribute, self._placements[table].method)
-            for key, (attribute, table) in self._attributes.items()
-        }
-        return EventParameters(self._fixed, places, values, events.num_rows)
+            values[self._key(attribute)] = starts, partitions
+        return EventParameters(list(values.values()), events.num_rows)
+
+    def sources(self, names: int) -> tuple[npt.NDArray[np.uint64], Numbers]:
+        """Return `Graph.fixed` and `Graph.source`; the attributes are in the order of `EventParameters`."""
+        fixed = np.zeros(names, np.uint64)
+        width = max((counter for _, counter in self._attributes), default=ANY_COUNTER) + 2
+        source = np.full((names, width), UNKNOWN)
+        keys = {self._key(attribute): number for number, attribute in enumerate(self.attributes())}
+        for any_counter in (True, False):
+            for (query, counter), attribute in self._attributes.items():
+                if (counter == ANY_COUNTER) is any_counter:
+                    source[query, slice(None) if any_counter else counter] = keys[self._key(attribute)]
+        for query, mask in self._fixed.items():
+            fixed[query], source[query] = mask, FIXED
+        return fixed, source
 
 
 class EventParameters:
-    """The partitions of the attributes of events; see `Parameters.read`."""
+    """The partitions of the attributes of events; see `Parameters.read`.
 
-    def __init__(
-        self,
-        fixed: Mapping[int, int],
-        places: Mapping[tuple[int, int], tuple[str, object]],
-        values: Mapping[tuple[str, object], tuple[Numbers | None, Numbers]],
-        events: int,
-    ) -> None:
-        self._fixed, self._places = fixed, places
-        self._numbers = {key: number for number, key in enumerate(values)}
-        self._lists = [
-            (None if starts is None else starts.tolist(), numbers.tolist())
-            for starts, numbers in values.values()
+    Attributes
+    ----------
+    values : list
+        For each attribute the places of the elements of lists, if it is one, and the numbers of partitions.
+    events : int
+        The number of events.
+    """
+
+    def __init__(self, values: Sequence[tuple[Numbers | None, Numbers]], events: int) -> None:
+        self.values, self.events = list(values), events
+
+    @cached_property
+    def arrays(self) -> AttributeValues:
+        """The values as arrays, one after the other."""
+        nothing = [np.zeros(0, np.int64)]
+        all_starts = [nothing[0] if starts is None else starts for starts, _ in self.values]
+        begins = np.cumsum([0, *map(len, all_starts)])
+        lists = [
+            -1 if one[0] is None else int(begin) for one, begin in zip(self.values, begins, strict=False)
         ]
-        self.values = list(values.values())
-        self.events = events
+        numbers = [numbers for _, numbers in self.values]
+        return AttributeValues(
+            np.array(lists, np.int64),
+            np.concatenate(all_starts or nothing),
+            np.cumsum([0, *map(len, numbers)]),
+            np.concatenate(numbers or nothing).astype(np.int64, copy=False),
+        )
+
+    @cached_property
+    def _lists(self) -> list[tuple[list[int] | None, list[int]]]:
+        return [
+            (None if starts is None else starts.tolist(), numbers.tolist()) for starts, numbers in self.values
+        ]
 
     def signature(self, event: int) -> tuple[object, ...]:
         """Return all that estimates read of an event: equal signatures have equal estimates."""
@@ -171,27 +215,3 @@ class EventParameters:
             numbers[event] if starts is None else tuple(numbers[starts[event] : starts[event + 1]])
             for starts, numbers in self._lists
         )
-
-    def partitions(self, signature: tuple[Any, ...], query: int, counter: int) -> int:
-        """Return a bit for each partition that a query accesses; `UNKNOWN` or `IMPOSSIBLE`.
-
-        Parameters
-        ----------
-        signature : tuple
-            That of the event.
-        query : int
-            The place of the query's name.
-        counter : int
-            How often the transaction has executed it before.
-        """
-        if query in self._fixed:
-            return self._fixed[query]
-        place = self._places.get((query, counter)) or self._places.get((query, ANY_COUNTER))
-        if place is None:
-            return UNKNOWN
-        value = signature[self._numbers[place]]
-        if isinstance(value, tuple):
-            if counter >= len(value):
-                return IMPOSSIBLE
-            value = value[counter]
-        return 1 << value if value >= 0 else UNKNOWN

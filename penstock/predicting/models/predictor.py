@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
-from penstock.predicting.models.estimates import Estimate, estimate
+from penstock.predicting.models.estimates import Walker
 from penstock.predicting.models.features import Category, Feature, Tree, read_features
 from penstock.predicting.models.markov import MarkovModel
-from penstock.predicting.models.parameters import EventParameters, Parameters, QueryName, Source
+from penstock.predicting.models.parameters import Parameters, QueryName, Source
 from penstock.predicting.models.runtime import RunningPredictor
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.schema import Column
@@ -63,7 +63,6 @@ class ProcedureModels:
     features: tuple[Feature, ...]
     tree: Tree
     models: list[MarkovModel]
-    _known: dict[tuple[Any, ...], Estimate] = field(default_factory=dict, repr=False)
 
     @property
     def title(self) -> str:
@@ -87,24 +86,9 @@ class ProcedureModels:
             return np.zeros(events.num_rows, np.int64)
         return self.tree.choose(read_features(self.features, events, event, self.base, partitions))
 
-    def estimate(
-        self, parameters: EventParameters, signature: tuple[Any, ...], model: int, threshold: float
-    ) -> Estimate:
-        """Return the estimate of a transaction; equal ones are made once."""
-        key = (model, threshold, signature)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = estimate(
-                self.models[model],
-                lambda query, counter: parameters.partitions(signature, query, counter),
-                threshold,
-                self.writes,
-            )
-        return found
-
-    def forget_estimates(self) -> None:
-        """Forget all estimates, since the models have changed."""
-        self._known.clear()
+    def walker(self, parameters: Parameters, threshold: float) -> Walker:
+        """Return what estimates transactions by the models as they are now."""
+        return Walker(self.models, self.writes, parameters, threshold)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as values that JSON can hold."""
@@ -114,7 +98,15 @@ class ProcedureModels:
             "digest": self.digest,
             "queries": [[name.verb, name.table, list(name.columns)] for name in self.names],
             "sources": [
-                [one.query, one.column, one.attribute, one.counter, one.coefficient, one.is_exact]
+                [
+                    one.query,
+                    one.column,
+                    one.attribute,
+                    one.counter,
+                    one.coefficient,
+                    one.is_exact,
+                    one.is_digits,
+                ]
                 for one in self.sources
             ],
             "base": self.base,

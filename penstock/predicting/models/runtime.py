@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.predicting.models.maintenance import LEAST_ACCURACY
-from penstock.predicting.models.parameters import Parameters
+from penstock.predicting.models.parameters import EventParameters, Parameters
+from penstock.predicting.models.runtime_kernels import count_votes, find_numbers
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.partitions.predicted.prediction import Prediction
@@ -26,44 +26,84 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MOST_WRONG, _MOST_SKIPPED = 4, 64
 _WINDOW = 1_000
 """The transactions of a kind after which the accuracy is looked at."""
+_LEAST_SLOTS = 1_024
+_MOST_KNOWN = 1 << 20
+"""After so many predictions of a kind, all are forgotten."""
 
 Masks = npt.NDArray[np.uint64]
 
 
-@dataclass(slots=True)
-class _Known:
-    """The predictions for transactions whose events agree in all that the models read."""
-
-    partitions: int
-    written: int
-    undo: bool
-    seen: dict[int, int]
-    """How often each set of partitions was accessed since the last look at the accuracy."""
-
-
 class _Kind:
-    """The models of one kind of transactions, and what was predicted by them."""
+    """The models of one kind of transactions, and what was predicted by them.
 
-    def __init__(self, models: ProcedureModels, parameters: Parameters) -> None:
+    Transactions whose events agree in all that the models read have one prediction, which has a number.
+    """
+
+    def __init__(self, models: ProcedureModels, parameters: Parameters, threshold: float) -> None:
         self.models, self.parameters = models, parameters
-        self.numbers: dict[int, int] = {}
-        self.known: list[_Known] = []
-        self.right = self.total = 0
+        self._walker = models.walker(parameters, threshold)
         self.recomputed = 0
+        self._forget()
 
-    def look(self) -> None:
-        """Take what transactions accessed as the prediction, if too few of the predictions were right."""
+    def _forget(self) -> None:
+        self._known = self.right = self.total = 0
+        self._slots, self._slot_numbers = np.zeros(_LEAST_SLOTS, np.uint64), np.full(_LEAST_SLOTS, -1)
+        self.partitions, self.written, self._candidates = (np.zeros(0, np.uint64) for _ in range(3))
+        self.undo, self._votes = np.zeros(0, np.bool_), np.zeros(0, np.int64)
+
+    def numbers(self, codes: Masks, values: EventParameters, models: Numbers) -> Numbers:
+        """Return the number of each event's prediction; predict those that are new."""
+        if self._known > _MOST_KNOWN:
+            self._forget()
+        self._make_room(len(codes))
+        numbers, first = np.empty(len(codes), np.int64), np.empty(len(codes), np.int64)
+        new = find_numbers(codes, self._slots, self._slot_numbers, self._known, numbers, first)
+        if new:
+            places = first[:new]
+            at = slice(self._known, self._known + new)
+            walked = self._walker.walk(values, places, models[places])
+            self.partitions[at], self.written[at], self.undo[at] = walked
+            self._known += new
+        return numbers
+
+    def _make_room(self, more: int) -> None:
+        """Grow the arrays so that so many codes more have room."""
+        needed = self._known + more
+        if needed > len(self._votes):
+            size = 2 * needed
+            for name in ("partitions", "written", "undo", "_candidates", "_votes"):
+                array = getattr(self, name)
+                setattr(self, name, np.concatenate([array, np.zeros(size - len(array), array.dtype)]))
+        if 2 * needed > len(self._slots):
+            size = 1 << int(4 * needed).bit_length()
+            full = self._slot_numbers >= 0
+            codes = self._slots[full][np.argsort(self._slot_numbers[full])]
+            self._slots, self._slot_numbers = np.zeros(size, np.uint64), np.full(size, -1)
+            both = np.empty((2, len(codes)), np.int64)
+            find_numbers(codes, self._slots, self._slot_numbers, 0, *both)
+
+    def observe(self, numbers: Numbers, touched: Masks, predicted: Masks) -> None:
+        """Count which predictions were right; take what transactions accessed if too few of them were."""
+        self.right += count_votes(numbers, touched, predicted, self._candidates, self._votes)
+        self.total += len(numbers)
         if self.total < _WINDOW:
             return
         if self.right < LEAST_ACCURACY * self.total:
             self.recomputed += 1
-            for one in self.known:
-                if one.seen:
-                    one.partitions = max(one.seen, key=one.seen.__getitem__)
-                    one.written = one.partitions
-        for one in self.known:
-            one.seen.clear()
+            seen = self._votes > 0
+            self.partitions[seen] = self.written[seen] = self._candidates[seen]
+        self._votes[:] = 0
         self.right = self.total = 0
+
+    def widen(self, number: int, touched: int) -> None:
+        """Correct a prediction by what a transaction accessed until it was wrong."""
+        mask = np.uint64(touched)
+        if mask & ~self.partitions[number]:
+            if self.written[number]:
+                self.written[number] |= mask
+            self.partitions[number] |= mask
+        else:  # it was rejected, or wrote where it was expected to read
+            self.written[number], self.undo[number] = self.partitions[number], True
 
 
 class RunningPredictor:
@@ -114,24 +154,26 @@ class RunningPredictor:
             if len(places):
                 numbers = self._numbers(kind, program, part)
                 used.append((kind, places, numbers))
-                known = kind.known
-                partitions[places] = np.array([one.partitions for one in known], np.uint64)[numbers]
-                written[places] = np.array([one.written for one in known], np.uint64)[numbers]
-                undo[places] = np.array([one.undo for one in known])[numbers]
+                partitions[places] = kind.partitions[numbers]
+                written[places], undo[places] = kind.written[numbers], kind.undo[numbers]
         self._last = program.digest, used, partitions
         return Prediction(partitions, written, undo)
 
     def _kinds_of(self, program: Program) -> list[_Kind]:
         if program.digest not in self._kinds:
             self._kinds[program.digest] = [
-                _Kind(models, models.parameters(program.event, self._placements, self._predictor.partitions))
+                _Kind(
+                    models,
+                    models.parameters(program.event, self._placements, self._predictor.partitions),
+                    self._predictor.threshold,
+                )
                 for models in self._predictor.procedures
                 if models.digest == program.digest
             ]
         return self._kinds[program.digest]
 
     def _numbers(self, kind: _Kind, program: Program, events: pa.RecordBatch) -> Numbers:
-        """Return the place in `_Kind.known` of each event."""
+        """Return the number of each event's prediction."""
         models = kind.models
         model = models.choose(events, program.event, self._predictor.partitions)
         parameters = kind.parameters.read(events)
@@ -142,18 +184,7 @@ class RunningPredictor:
             else:
                 codes = (codes ^ _hash_lists(starts, values)) * _MIX
             codes ^= codes >> np.uint64(29)
-        distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        found = []
-        for code, event in zip(distinct.tolist(), first.tolist(), strict=True):
-            number = kind.numbers.get(code)
-            if number is None:
-                one = models.estimate(
-                    parameters, parameters.signature(event), int(model[event]), self._predictor.threshold
-                )
-                number = kind.numbers[code] = len(kind.known)
-                kind.known.append(_Known(one.partitions, one.written, one.needs_undo, {}))
-            found.append(number)
-        return np.array(found, np.int64)[inverse]
+        return kind.numbers(codes, parameters, model)
 
     def observe(self, touched: Numbers) -> None:
         """Count which of the last predictions were right, and adapt if too few of them are."""
@@ -163,14 +194,7 @@ class RunningPredictor:
         self._wrong.pop(digest, None)
         masks = touched.view(np.uint64)
         for kind, places, numbers in used:
-            kind.right += int((masks[places] == partitions[places]).sum())
-            kind.total += len(places)
-            both = np.stack([numbers.astype(np.uint64), masks[places]])
-            pairs, counts = np.unique(both, axis=1, return_counts=True)
-            for number, mask, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
-                seen = kind.known[number].seen
-                seen[mask] = seen.get(mask, 0) + count
-            kind.look()
+            kind.observe(numbers, masks[places], partitions[places])
 
     def correct(self, event: int, touched: int) -> None:
         """Widen the prediction that was wrong, and pause."""
@@ -182,13 +206,7 @@ class RunningPredictor:
         for kind, places, numbers in used:
             at = np.flatnonzero(places == event)
             if len(at):
-                one = kind.known[int(numbers[at[0]])]
-                mask = touched & ((1 << self._predictor.partitions) - 1)
-                if mask & ~one.partitions:
-                    one.written |= mask if one.written else 0
-                    one.partitions |= mask
-                else:  # it was rejected, or wrote where it was expected to read
-                    one.written, one.undo = one.partitions, True
+                kind.widen(int(numbers[at[0]]), touched & ((1 << self._predictor.partitions) - 1))
 
 
 def _hash_lists(starts: Numbers, values: Numbers) -> Masks:

@@ -1,0 +1,72 @@
+"""Kernels of running predictors: predictions that are known, and whether they were right."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._kernels import kernel
+from penstock.procedures.texts import Numbers
+
+__all__ = ["count_votes", "find_numbers"]
+
+Masks = npt.NDArray[np.uint64]
+
+
+@kernel
+def find_numbers(
+    codes: Masks, slots: Masks, slot_numbers: Numbers, known: int, numbers: Numbers, first: Numbers
+) -> int:
+    """Assign numbers to codes in the order of their first occurrence; return how many are new.
+
+    Parameters
+    ----------
+    codes : ndarray
+        The codes.
+    slots, slot_numbers : ndarray
+        A hash table: a code and its number in each slot, or -1 if the slot is free. Their size is a power of
+        two, and more than that of all codes.
+    known : int
+        The number of codes in the table.
+    numbers : ndarray
+        Receives the number of each code.
+    first : ndarray
+        Receives the place of each new code.
+    """
+    last = np.uint64(slots.shape[0] - 1)
+    new = 0
+    for i in range(codes.shape[0]):
+        code = codes[i]
+        slot = np.int64(code & last)
+        while slot_numbers[slot] >= 0 and slots[slot] != code:
+            slot = np.int64(np.uint64(slot + 1) & last)
+        if slot_numbers[slot] < 0:
+            slots[slot] = code
+            slot_numbers[slot] = known + new
+            first[new] = i
+            new += 1
+        numbers[i] = slot_numbers[slot]
+    return new
+
+
+@kernel
+def count_votes(numbers: Numbers, touched: Masks, predicted: Masks, candidates: Masks, votes: Numbers) -> int:
+    """Return how many predictions are right, and find for each number what most transactions accessed.
+
+    Parameters
+    ----------
+    numbers, touched, predicted : ndarray
+        For each transaction the number of its prediction, and a bit for each partition that it accessed, and
+        that was predicted.
+    candidates, votes : ndarray
+        For each number the partitions that have the majority, if any have it, and by how many (Boyer and
+        Moore).
+    """
+    right = np.int64(0)
+    for i in range(numbers.shape[0]):
+        right += np.int64(touched[i] == predicted[i])
+        number = numbers[i]
+        if votes[number] == 0:
+            candidates[number] = touched[i]
+        votes[number] += 1 if candidates[number] == touched[i] else -1
+    return int(right)

@@ -1,0 +1,270 @@
+"""The most likely paths of transactions through Markov models, many transactions at once (H-Store §5.3.2)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock._kernels import kernel
+from penstock.procedures.texts import Numbers
+
+__all__ = [
+    "FIXED", "IMPOSSIBLE", "MOST_QUERIES", "UNKNOWN", "AttributeValues", "Graph", "resolve", "walk",
+    "walk_all",
+]  # fmt: skip
+
+UNKNOWN, IMPOSSIBLE, FIXED = -1, -2, -3
+"""The source of a query's partitions: none, a list without this element, or the same for all events."""
+MOST_QUERIES = 1_000
+
+Floats = npt.NDArray[np.float64]
+Booleans = npt.NDArray[np.bool_]
+Masks = npt.NDArray[np.uint64]
+
+
+class Graph(NamedTuple):
+    """The models of a procedure as arrays. The children of a vertex that are one query make a group.
+
+    Attributes
+    ----------
+    first : ndarray
+        The place of each model's first vertex.
+    group_starts : ndarray
+        The place of each vertex's first group, then the number of groups.
+    query, counter : ndarray
+        For each group the name of the query, -1 for an end, and how often it was executed before, or the end.
+    weight : ndarray
+        How many transactions have gone to a group.
+    member_starts : ndarray
+        The place of each group's first member, then the number of members.
+    child, visits : ndarray
+        The vertices of a group, the most frequent one first, and how many transactions have gone there.
+    accessed : ndarray of uint64
+        For each vertex a bit for each partition that its query accesses.
+    risk : ndarray of float64
+        See `MarkovModel`.
+    abort, doubt : ndarray of float64
+        For each model the probability that a transaction aborts, and that it accesses each partition.
+    writes : ndarray of bool
+        For each name of a query whether it writes.
+    fixed : ndarray of uint64
+        The partitions of those with `FIXED`.
+    source : ndarray, two-dimensional
+        For each name and counter the place of the attribute that says the partitions, or `UNKNOWN` or
+        `FIXED`. The last column is for all greater counters.
+    """
+
+    first: Numbers
+    group_starts: Numbers
+    query: Numbers
+    counter: Numbers
+    weight: Numbers
+    member_starts: Numbers
+    child: Numbers
+    visits: Numbers
+    accessed: Masks
+    risk: Floats
+    abort: Floats
+    doubt: Floats
+    writes: Booleans
+    fixed: Masks
+    source: Numbers
+
+
+class AttributeValues(NamedTuple):
+    """The partitions of the attributes of events.
+
+    Attributes
+    ----------
+    lists : ndarray
+        For each attribute the place of the first event in `starts`; -1 if it is no list.
+    starts : ndarray
+        The places of the elements of lists.
+    offsets : ndarray
+        The place of each attribute's first number.
+    numbers : ndarray
+        The numbers of partitions; less than 0 if it is not known.
+    """
+
+    lists: Numbers
+    starts: Numbers
+    offsets: Numbers
+    numbers: Numbers
+
+
+@kernel
+def resolve(
+    graph: Graph, values: AttributeValues, event: int, query: int, counter: int
+) -> tuple[int, np.uint64]:
+    """Return `FIXED` and the partitions of a query, or `UNKNOWN` or `IMPOSSIBLE`."""
+    last = graph.source.shape[1] - 1
+    place = graph.source[query, min(counter, last)]
+    if place == FIXED:
+        return FIXED, graph.fixed[query]
+    if place < 0:
+        return UNKNOWN, np.uint64(0)
+    at = event
+    if values.lists[place] >= 0:
+        start = values.lists[place] + event
+        at = values.starts[start] + counter
+        if at >= values.starts[start + 1]:
+            return IMPOSSIBLE, np.uint64(0)
+    number = values.numbers[values.offsets[place] + at]
+    if number < 0:
+        return UNKNOWN, np.uint64(0)
+    return FIXED, np.uint64(1) << np.uint64(number)
+
+
+@kernel
+def walk(
+    graph: Graph,
+    values: AttributeValues,
+    event: int,
+    model: int,
+    threshold: float,
+    path: Numbers,
+    masks: Masks,
+    seen: Floats,
+) -> tuple[int, int, np.uint64, np.uint64, bool, bool, float, float]:
+    """Walk the most likely path of a transaction, and say what follows from it.
+
+    At each vertex the query follows that most transactions execute there, of those that the event allows.
+    Of its states, that follows which accesses the partitions that the event says. If there is none, since no
+    transaction of the trace had this combination of partitions, one of the others follows; the partitions
+    are those of the event all the same (departure from H-Store §5.3.2, where the path ends).
+
+    Parameters
+    ----------
+    graph : Graph
+        The models.
+    values : AttributeValues
+        The events.
+    event, model : int
+        The number of the event, and of its model.
+    threshold : float
+        The least probability with which a partition counts as needed.
+    path : ndarray
+        Receives the vertices, beginning with the first one.
+    masks : ndarray
+        Receives for each query a bit for each partition that it accesses.
+    seen : ndarray, two-dimensional
+        Is overwritten.
+
+    Returns
+    -------
+    tuple
+        The number of vertices, and what `Estimate` has: base, partitions, written, is_complete, is_resolved,
+        confidence, abort.
+    """
+    base = graph.first[model]
+    # For each partition: the probability with which it is accessed first, how often, and its place then.
+    seen[:] = 0.0
+    zero, one = np.uint64(0), np.uint64(1)
+    width = graph.doubt.shape[1]
+    vertex = np.int64(0)
+    path[0] = 0
+    length = 1
+    places = 0
+    written = zero
+    confidence = 1.0
+    abort = 0.0
+    is_exact = True
+    is_resolved = True
+    has_ended = False
+    for _ in range(MOST_QUERIES):
+        best = -1
+        total = np.int64(0)
+        for group in range(graph.group_starts[base + vertex], graph.group_starts[base + vertex + 1]):
+            if graph.query[group] >= 0:
+                kind, mask = resolve(graph, values, event, graph.query[group], graph.counter[group])
+                if kind == IMPOSSIBLE:
+                    continue
+            total += graph.weight[group]
+            if best < 0 or graph.weight[group] > graph.weight[best]:
+                best = group
+        if best < 0:
+            break
+        confidence *= graph.weight[best] / total
+        query = graph.query[best]
+        if query < 0:
+            path[length] = graph.counter[best]
+            length += 1
+            has_ended = True
+            break
+        begin, end = graph.member_starts[best], graph.member_starts[best + 1]
+        kind, mask = resolve(graph, values, event, query, graph.counter[best])
+        member = int(begin)
+        possible = mask
+        if kind == UNKNOWN:
+            mask = graph.accessed[base + graph.child[begin]]
+            confidence *= graph.visits[begin] / graph.weight[best]
+            is_resolved = False
+            for k in range(begin, end):
+                possible |= graph.accessed[base + graph.child[k]]
+        else:
+            member = -1
+            for k in range(begin, end):
+                if graph.accessed[base + graph.child[k]] == mask:
+                    member = k
+                    break
+            if member < 0:
+                member = int(begin)
+                is_exact = False
+        for place in range(width):
+            if (mask >> np.uint64(place)) & one != zero:
+                if seen[place, 1] == 0.0:
+                    seen[place, 0] = confidence
+                    seen[place, 2] = places
+                    places += 1
+                seen[place, 1] += 1.0
+        if graph.writes[query]:
+            written |= possible
+        vertex = graph.child[member]
+        masks[length - 1] = mask
+        path[length] = vertex
+        length += 1
+        abort = max(abort, graph.risk[base + vertex])
+    needed = zero
+    home = -1
+    for place in range(width):
+        doubt = 0.0
+        if confidence < 1.0:
+            doubt = (1.0 - confidence) * graph.doubt[model, place]
+        if (seen[place, 1] > 0.0 and seen[place, 0] >= threshold) or doubt >= threshold:
+            needed |= one << np.uint64(place)
+        if seen[place, 1] > 0.0 and (
+            home < 0
+            or seen[place, 1] > seen[home, 1]
+            or (seen[place, 1] == seen[home, 1] and seen[place, 2] < seen[home, 2])
+        ):
+            home = place
+    if length <= 2:
+        abort = graph.abort[model]
+    is_complete = has_ended and is_exact
+    return length, home, needed, written & needed, is_complete, is_resolved, confidence, abort
+
+
+@kernel
+def walk_all(
+    graph: Graph,
+    values: AttributeValues,
+    events: Numbers,
+    models: Numbers,
+    threshold: float,
+    partitions: Masks,
+    written: Masks,
+    undo: Booleans,
+) -> None:
+    """Set the partitions of transactions, those that they write, and whether they need an undo log."""
+    path = np.empty(MOST_QUERIES + 2, np.int64)
+    masks = np.empty(MOST_QUERIES + 1, np.uint64)
+    seen = np.empty((graph.doubt.shape[1], 3))
+    zero = np.uint64(0)
+    for k in range(events.shape[0]):
+        found = walk(graph, values, events[k], models[k], threshold, path, masks, seen)
+        needed = found[2]
+        partitions[k], written[k] = needed, found[3]
+        is_single = needed == zero or needed & (needed - np.uint64(1)) == zero
+        undo[k] = not (is_single and found[4] and found[7] == 0.0)
