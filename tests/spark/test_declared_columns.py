@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -130,6 +131,20 @@ def test_an_operator_is_made_without_a_question_to_the_server(
 ) -> None:
     made: Any = OPERATORS[operator](spark, tmp_path)
     assert made._plan.to_proto(spark.client).ByteSize() > 1000
+
+
+@pytest.mark.skipif(pyspark.__version__ < "4.1", reason="declarative pipelines came with Spark 4.1")
+def test_a_flow_whose_keys_may_wait_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.pipelines.graph_element_registry import graph_element_registration_context as define_flows
+
+    registry: Any = object()
+    with define_flows(registry):
+        as_queue(spark, state_location=tmp_path)
+        with pytest.raises(InvalidUsageError, match="a flow's run would never end"):
+            as_queue(spark, budget=10, state_location=tmp_path)
+        with pytest.raises(InvalidUsageError, match="a flow's run would never end"):
+            as_window(spark, mode="lazy", budget="1s", state_location=tmp_path)
+    as_queue(spark, budget=10, state_location=tmp_path)
 
 
 def test_without_a_schema_the_server_is_asked(spark: SparkSession, tmp_path: Path) -> None:

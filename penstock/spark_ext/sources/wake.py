@@ -7,10 +7,12 @@ source prevents that: its offset is new at each start, and a new offset counts a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from weakref import WeakSet
 
 import pyarrow as pa
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
@@ -20,6 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from penstock._clock import new_id
+from penstock.errors import InvalidUsageError
 from penstock.spark_ext.border.spark_versions import ReadLimit, SupportsTriggerAvailableNow
 
 __all__ = ["WakeSource", "add_wake", "register_wake"]
@@ -28,10 +31,33 @@ _registered: WeakSet[SparkSession] = WeakSet()
 
 
 def add_wake(df: DataFrame) -> DataFrame:
-    """Return `df` so that its query runs one micro-batch at each start, even without new input."""
+    """Return `df` so that its query runs one micro-batch at each start, even without new input.
+
+    Raises
+    ------
+    InvalidUsageError
+        In a flow of a declarative pipeline: Spark never ends a run whose keys may wait.
+    """
+    if _defines_flows():
+        raise InvalidUsageError(
+            "a flow's run would never end: Spark goes on as long as keys may wait",
+            hint="leave out budget and freshness, or start a query yourself and follow it with penstock.run",
+        )
     spark = df.sparkSession
     register_wake(spark)
     return df.union(spark.readStream.format(WakeSource.name()).schema(df.schema).load())
+
+
+def _defines_flows() -> bool:
+    """Return whether the program runs in ``spark-pipelines``, which has then imported its module of flows."""
+    flows = sys.modules.get("pyspark.pipelines.graph_element_registry")
+    if flows is None:
+        return False
+    try:
+        flows.get_active_graph_element_registry()
+    except PySparkRuntimeError:
+        return False
+    return True
 
 
 def register_wake(spark: SparkSession) -> None:
