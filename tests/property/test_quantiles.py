@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
-from datasketches import kll_doubles_sketch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from penstock.operators.scan.fragments.accumulators import new_accumulator
 from penstock.operators.scan.spec import Partial
 from penstock.windows.append.sliding import slide
 
+datasketches = pytest.importorskip("datasketches")
 PARTIAL = Partial("kll", "x", "q", 8)
 VALUES = st.lists(st.one_of(st.none(), st.integers(-9, 9), st.integers(-(2**40), 2**40)), max_size=20)
 FRACTIONS = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 0.99, 1.0])
@@ -106,7 +106,7 @@ def test_nan_is_skipped() -> None:
 
 def test_the_error_of_a_size_is_the_librarys() -> None:
     for size in range(8, 16):
-        theirs = kll_doubles_sketch(1 << size).normalized_rank_error(False)
+        theirs = datasketches.kll_doubles_sketch(1 << size).normalized_rank_error(False)
         assert rank_error(size) == pytest.approx(theirs, rel=0.01)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from datasketches import compact_theta_sketch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +22,7 @@ from penstock.operators.aggregates.sketches import (
 from penstock.operators.scan.fragments.accumulators import new_accumulator
 from penstock.operators.scan.spec import Partial
 
+datasketches = pytest.importorskip("datasketches")
 K = 32
 PARTIAL = Partial("sketch", "h", "s", 5)
 
@@ -56,7 +56,7 @@ def test_ranges_of_sketches_are_estimated_as_their_union(sets: list[list[int]], 
     parts.append(([0, 1], pa.array([5, None], pa.int64())))
     images = folded(pa.int64(), parts, len(sets) + 1)
     for image, values in zip(images.to_pylist(), sets, strict=True):
-        sketch = compact_theta_sketch.deserialize(image)
+        sketch = datasketches.compact_theta_sketch.deserialize(image)
         assert sketch.get_estimate() == pytest.approx(estimate(set(values)))
         assert sketch.is_empty() == (not values)
     steps = data.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=12))
