@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["parse_schema", "quote", "schema_text"]
+__all__ = ["parse_schema", "quote", "schema_text", "type_text"]
 
 _TYPES = {
     "boolean": pa.bool_(),
@@ -87,7 +87,7 @@ def schema_text(schema: pa.Schema) -> str:
 
 def _fields_text(fields: Iterable[pa.Field], colon: str = "") -> str:
     return ", ".join(
-        f"{_name_text(field.name)}{colon} {_type_text(field.type)}{'' if field.nullable else ' NOT NULL'}"
+        f"{_name_text(field.name)}{colon} {type_text(field.type)}{'' if field.nullable else ' NOT NULL'}"
         for field in fields
     )
 
@@ -101,13 +101,14 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def _type_text(kind: pa.DataType) -> str:
+def type_text(kind: pa.DataType) -> str:
+    """Return a type as text for `parse_schema`, or its Arrow name if Spark lacks it."""
     if pa.types.is_decimal128(kind):
         return f"decimal({kind.precision}, {kind.scale})"
     if pa.types.is_list(kind):
-        return f"array<{_type_text(kind.value_type)}>"
+        return f"array<{type_text(kind.value_type)}>"
     if pa.types.is_map(kind):
-        return f"map<{_type_text(kind.key_type)}, {_type_text(kind.item_type)}>"
+        return f"map<{type_text(kind.key_type)}, {type_text(kind.item_type)}>"
     if pa.types.is_struct(kind):
         return f"struct<{_fields_text(list(kind), ':')}>"
     return next((name for name, arrow_type in _TYPES.items() if arrow_type.equals(kind)), str(kind))

@@ -22,7 +22,7 @@ from penstock.procedures.compiler.program import (
 )
 from penstock.procedures.compiler.reading import ProcedureText
 from penstock.procedures.compiler.statements import Statements
-from penstock.procedures.schema import Column, TableSpec, columns_of
+from penstock.procedures.schema import Column, TableSpec, columns_of, lacks_attribute
 from penstock.procedures.workflows.catalog import Catalog
 from penstock.procedures.workflows.dependencies import Dependencies
 from penstock.procedures.workflows.kernel import compile_workflow
@@ -149,9 +149,7 @@ class Procedure:
         if event is not None:
             for field in schema:
                 if field.name not in event.names:
-                    raise InvalidUsageError(
-                        "the event lacks an attribute", procedure=self.name, attribute=field.name
-                    )
+                    raise lacks_attribute(self.name, field.name, schema)
         if self.event is None:
             schema = pa.schema([field for field in schema if field.name in self.attributes])
         return schema

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.ddl import parse_schema, schema_text
+from penstock.ddl import parse_schema, schema_text, type_text
 from penstock.errors import InvalidUsageError
 from penstock.sql.expression import did_you_mean
 
@@ -26,8 +26,10 @@ __all__ = [
     "RelationSpec",
     "TableSpec",
     "columns_of",
+    "conversion_hint",
     "digits_of",
     "is_usable_name",
+    "lacks_attribute",
 ]
 
 MAX_KEY_COLUMNS = 4
@@ -71,6 +73,20 @@ class Kind(StrEnum):
     def is_number(self) -> bool:
         """Whether it supports arithmetic."""
         return self in ("integer", "float") or self.scale is not None
+
+
+def conversion_hint(kind: Kind, wanted: Kind) -> str:
+    """Return what to write instead of a value of a kind where another kind is wanted."""
+    if wanted is Kind.BOOLEAN:
+        return "compare it with something"
+    if kind is Kind.BOOLEAN and wanted.is_number:
+        return "write 1 if ... else 0"
+    if kind.is_number and wanted in (Kind.INTEGER, Kind.FLOAT):
+        word = "int" if wanted is Kind.INTEGER else "float"
+        return f"convert it with {word}(...)" + (", or divide with //" if kind is Kind.FLOAT else "")
+    if wanted.scale is not None and kind.is_number:
+        return f"pass a decimal with {wanted.scale} digits after the point"
+    return f"pass a column, an attribute or a constant that is {wanted}"
 
 
 _EXACT = Context(prec=80)
@@ -169,7 +185,7 @@ def columns_of(schema: pa.Schema, *, owner: str, lists: bool) -> tuple[Column, .
                 "a column of this type has no place in a procedure",
                 of=owner,
                 column=column.name,
-                type=column.type,
+                type=type_text(column.type),
                 hint="use boolean, integers, float, double, decimal of up to 18 digits, string, binary, date "
                 "or timestamp" + (", or arrays of these" if lists else ""),
             )
@@ -179,6 +195,16 @@ def columns_of(schema: pa.Schema, *, owner: str, lists: bool) -> tuple[Column, .
             )
         columns.append(Column(column.name, column.type, kind, column.nullable, is_list))
     return tuple(columns)
+
+
+def lacks_attribute(procedure: str, attribute: str, event: pa.Schema) -> InvalidUsageError:
+    """Return the error for an event without an attribute that its procedure declares."""
+    return InvalidUsageError(
+        "the event lacks an attribute",
+        procedure=procedure,
+        attribute=attribute,
+        hint=f"its event is {schema_text(event)}",
+    )
 
 
 def is_usable_name(name: str) -> bool:

@@ -41,6 +41,25 @@ def test_arguments_of_another_type_are_told(bank: Database) -> None:
                 db.table(unusable)
 
 
+def test_attributes_by_position_are_told_to_have_names(bank: Database) -> None:
+    @bank.procedure(event="id bigint, amount decimal(9, 2)")
+    def add(e: Any, accounts: Any) -> None:
+        accounts.insert(id=e.id)
+
+    wrong: Any = {"id": 1}
+    hint = r"passed by name: procedure=add\. Hint: write name=value, \.\.\., or \*\*attributes for a dict"
+    with bank.open() as db:
+        for call in (db.call, db.submit):
+            with pytest.raises(InvalidUsageError, match=hint):
+                call("add", wrong)
+        with pytest.raises(InvalidUsageError, match=r"Hint: its event is id bigint, amount decimal\(9, 2\)"):
+            db.call("add", amount=1)
+        with pytest.raises(InvalidUsageError, match=r"type=string declared=decimal\(9, 2\)"):
+            db.call("add", id=1, amount="x")
+    with pytest.raises(InvalidUsageError, match=r"no place in a procedure: .*type=decimal\(30, 2\)"):
+        bank.table("sums", "id bigint, total decimal(30, 2)", key="id")
+
+
 def test_the_location_of_a_database_stays_though_the_process_changes_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

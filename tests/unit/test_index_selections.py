@@ -132,7 +132,7 @@ def test_a_loop_may_delete_and_change_rows_but_not_what_it_goes_by() -> None:
         ('for r in orders.by("price"):\n    r.price = 1.0', 3, "a loop by price changes price"),
         ('for r in orders.by("price"):\n    orders.insert(symbol="a", id=9)', 3, "inserts into orders"),
         ('for r in orders.by("price"):\n    del orders[r.symbol, r.id]\n    r.kind = "x"', 4, "deleted"),
-        ('for r in orders.by("price").first(e.price):\n    pass', 2, "a number of rows is no float"),
+        ('for r in orders.by("price").first(e.price):\n    pass', 2, "a number of rows is integer"),
         ('for r, s in orders.by("price"):\n    pass', 2, "a loop has one variable"),
     ],
 )  # fmt: skip

@@ -100,7 +100,7 @@ def count(e, t):
         ("s = set()\nx = s", 3, 9, "a set is no value"),
         ("s = set()\nfor x in s:\n    pass", 3, 14, "a set is no value"),
         ("s = set()\ns.add(e.f)", 3, 11, "a set has no floats"),
-        ("s = set()\ns.add(e.k)\ns.add(e.s)", 4, 11, "the set has elements that are integer"),
+        ("s = set()\ns.add(e.k)\ns.add(e.s)", 4, 11, "an element of this set is integer, the value is text"),
         ("s = set()\ns.discard(e.k)", 3, 5, "a set has only add"),
         ("s = set()\ns = 1", 3, 5, "s cannot be assigned"),
         ("s = 1\ns = set()", 3, 5, "s is something else"),

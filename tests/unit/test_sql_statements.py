@@ -60,7 +60,7 @@ REFUSED = {
     "DELETE FROM orders": "WHERE does not say which row",
     "INSERT INTO orders VALUES (1, 2, 3, 4)": "INSERT names its columns",
     "INSERT INTO orders (id) SELECT 1": "INSERT names its columns",
-    "SELECT * FROM orders WHERE id = ? AND amount = ?": "has 2 placeholders and 1 values",
+    "SELECT * FROM orders WHERE id = ? AND amount = ?": "placeholders and values differ in number: 2, 1",
 }
 
 

@@ -102,7 +102,7 @@ def transfer(e, accounts):
         ("x = e.f // 2", 2, 9, "// is for integers"),
         ("x = e.k == None", 2, 9, "a value is compared with None"),
         ("abort(e.s)", 2, 5, "abort takes a literal text"),
-        ("return 1", 2, 5, "1 values are returned where 0 are declared"),
+        ("return 1", 2, 5, "return and returns= differ in their number of values: 1, 0"),
         ("return\nx = 1", 3, 5, "this is never reached"),
         ("e.k = 1", 2, 5, "an event cannot be changed"),
         ("x = items[e.k, 1]", 2, 15, "the key of items has 1 columns"),
@@ -139,7 +139,31 @@ def test_what_is_outside_of_the_subset_is_an_error_with_its_place(
     with pytest.raises(InvalidUsageError, match="tried") as caught:
         declare(shop(), body)
     assert fact in str(caught.value)
+    assert ". Hint: " in str(caught.value)
     assert (caught.value.context["line"], caught.value.context["column"]) == (line, column)
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ("items[e.k].price = e.f", "convert it with int(...), or divide with //"),
+        ("items[e.k].price = e.k > 1", "write 1 if ... else 0"),
+        ("items[e.k].name = e.k", "pass a column, an attribute or a constant that is text"),
+        ("x = items[e.s]", "pass a column, an attribute or a constant that is integer"),
+        ("x = items[1.5]", "convert it with int(...)"),
+        ("x = e.s + 1", "convert it before, and put it into the event"),
+        ("x = int(e.s)", "convert it before, and put it into the event"),
+        ("x = -e.s", "convert it before, and put it into the event"),
+        ("x = abs(e.k > 1)", "write 1 if ... else 0"),
+        ("x = e.k == e.s", "pass a column, an attribute or a constant that is integer"),
+        ("for i in range(e.f):\n    pass", "convert it with int(...)"),
+        ("s = set()\ns.add(e.k)\ns.add(e.k > 1)", "write 1 if ... else 0"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_what_to_write(body: str, hint: str) -> None:
+    with pytest.raises(InvalidUsageError) as caught:
+        declare(shop(), body)
+    assert f"Hint: {hint}" in str(caught.value)
 
 
 def test_a_function_that_is_no_procedure_is_told_how_to_become_one() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import fits
 from penstock.procedures.compiler.program import PlainProgram, Program, event_schema, result_schema
@@ -101,7 +102,9 @@ def transaction_schema(
         kind = schema.field(time).type
         orderable = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_signed_integer, pa.types.is_null)
         if not any(is_known(kind) for is_known in orderable):
-            raise InvalidUsageError("a column of this type cannot be the time", column=time, type=kind)
+            raise InvalidUsageError(
+                "a column of this type cannot be the time", column=time, type=type_text(kind)
+            )
     return result
 
 

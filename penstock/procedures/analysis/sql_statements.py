@@ -111,7 +111,8 @@ class _Statement:
         if len(trees) != 1:
             raise self._wrong("execute takes one statement", "call execute once for each")
         if count != len(self._values):
-            raise self._wrong(f"a statement has {count} placeholders and {len(self._values)} values")
+            fact = f"placeholders and values differ in number: {count}, {len(self._values)}"
+            raise self._wrong(fact, "pass a value for each ?")
         self._tree = trees[0]
         found = list(self._tree.find_all(exp.Table))
         name = found[0].name if len(found) == 1 and not found[0].db and not found[0].alias else ""
@@ -324,7 +325,7 @@ class _Statement:
                 f"{type(tree).__name__.upper()} has a part that is no access: {', '.join(others)}", _SUBSET
             )
 
-    def _wrong(self, fact: str, hint: str | None = None) -> InvalidUsageError:
+    def _wrong(self, fact: str, hint: str) -> InvalidUsageError:
         return self._text.wrong(self._call, fact, hint)
 
 

@@ -55,7 +55,7 @@ class Expressions(ABC):
         """The procedure that is being compiled."""
         return self.scopes.top
 
-    def wrong(self, node: ast.AST, fact: str, hint: str | None = None) -> Exception:
+    def wrong(self, node: ast.AST, fact: str, hint: str) -> Exception:
         """Return the error for a part of the text."""
         return self.scope.text.wrong(node, fact, hint)
 
@@ -239,7 +239,8 @@ class Expressions(ABC):
     def key_column(self, node: ast.AST, table: TableCode, column: Column, value: Value) -> Value:
         """Check a column of a key."""
         if value.kind is not column.kind:
-            raise self.wrong(node, f"the key {column.name} of {table.spec.name} is {column.kind}")
+            owner = f"the key {column.name} of {table.spec.name}"
+            raise self.scope.text.misfit(node, owner, column.kind, value.kind)
         return self.check_null(value, f"null key: {table.spec.name}")
 
     def find(self, table: TableCode, node: ast.expr) -> Row:
@@ -439,7 +440,7 @@ class Expressions(ABC):
 
     def _abs(self, node: ast.AST, value: Value) -> Value:
         if not value.kind.is_number:
-            raise self.wrong(node, f"abs is for numbers, not for {value.kind}")
+            raise operations.no_number("abs", value.kind)
         if value.kind is not Kind.FLOAT:
             self.out.fail(f"{value.code} == LEAST", operations.OVERFLOW)
         return Value(value.kind, f"abs({value.code})")

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from penstock.procedures.compiler.output import Output
 from penstock.procedures.compiler.values import Value
-from penstock.procedures.schema import MAX_DIGITS, Kind, digits_of
+from penstock.procedures.schema import MAX_DIGITS, Kind, conversion_hint, digits_of
 
 __all__ = [
     "COMPARISONS",
@@ -24,6 +24,7 @@ __all__ = [
     "compare",
     "decimal",
     "negate",
+    "no_number",
     "non_finite",
     "operate",
     "pick",
@@ -54,10 +55,17 @@ COMPARISONS: dict[type[ast.cmpop], str] = {
 }
 _CHECKED = {"+": "add_overflows", "-": "subtract_overflows", "*": "multiply_overflows"}
 _LEAST = "LEAST"
+_IN_THE_EVENT = "convert it before, and put it into the event"
 
 
 class OperationError(Exception):
     """The operands' kinds do not support the operation; the arguments are the fact and a hint."""
+
+
+def no_number(operator: str, kind: Kind) -> OperationError:
+    """Return the error for an operand that is no number."""
+    hint = "write 1 if ... else 0" if kind is Kind.BOOLEAN else _IN_THE_EVENT
+    return OperationError(f"{operator} is for numbers, not for {kind}", hint)
 
 
 def operate(out: Output, sign: str, a: Value, b: Value) -> Value:
@@ -65,7 +73,7 @@ def operate(out: Output, sign: str, a: Value, b: Value) -> Value:
     kinds = {a.kind, b.kind}
     for kind in (a.kind, b.kind):
         if not kind.is_number:
-            raise OperationError(f"{sign} is for numbers, not for {kind}", None)
+            raise no_number(sign, kind)
     if any(kind.scale is not None for kind in kinds):
         return _decimals(out, sign, a, b)
     if sign == "/":
@@ -150,7 +158,7 @@ def _integers(out: Output, sign: str, a: str, b: str) -> str:
 def negate(out: Output, a: Value) -> Value:
     """Return a number with the other sign."""
     if not a.kind.is_number:
-        raise OperationError(f"- is for numbers, not for {a.kind}", None)
+        raise no_number("-", a.kind)
     if a.kind is not Kind.FLOAT:
         out.fail(f"{a.code} == {_LEAST}", OVERFLOW)
     return Value(a.kind, f"(-{a.code})")
@@ -161,7 +169,7 @@ def as_float(out: Output, a: Value) -> Value:
     if a.kind is Kind.FLOAT:
         return a
     if a.kind.is_interned:
-        raise OperationError(f"a {a.kind} is not converted", None)
+        raise OperationError(f"a {a.kind} is not converted", _IN_THE_EVENT)
     if a.kind.scale is not None:
         return Value(Kind.FLOAT, f"(np.float64({a.code}) / {10.0**a.kind.scale!r})", a.null)
     return Value(Kind.FLOAT, f"np.float64({a.code})", a.null)
@@ -172,7 +180,7 @@ def as_integer(out: Output, a: Value) -> Value:
     if a.kind is Kind.INTEGER:
         return a
     if a.kind.is_interned:
-        raise OperationError(f"a {a.kind} is not converted", None)
+        raise OperationError(f"a {a.kind} is not converted", _IN_THE_EVENT)
     if a.kind.scale is not None:
         # Truncate, although // rounds down.
         factor = 10**a.kind.scale
@@ -191,7 +199,7 @@ def compare(out: Output, sign: str, a: Value, b: Value) -> Value:
     if kinds == {Kind.INTEGER, Kind.FLOAT}:
         raise OperationError("an integer is compared with a float", "convert with int(...) or float(...)")
     if len(kinds) != 1:
-        raise OperationError(f"{a.kind} is compared with {b.kind}", None)
+        raise OperationError(f"{a.kind} is compared with {b.kind}", conversion_hint(b.kind, a.kind))
     if not a.kind.is_number and sign not in ("==", "!="):
         raise OperationError(f"{sign} is for numbers", f"{a.kind} compares with == and !=")
     return Value(Kind.BOOLEAN, f"({a.code} {sign} {b.code})")
@@ -203,5 +211,5 @@ def pick(out: Output, name: str, a: Value, b: Value) -> Value:
     a, b = align(out, a, b)
     picks_second = compare(out, sign, b, a)
     if not a.kind.is_number:
-        raise OperationError(f"{name} is for numbers, not for {a.kind}", None)
+        raise no_number(name, a.kind)
     return Value(a.kind, out.keep(f"{b.code} if {picks_second.code} else {a.code}"))

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.errors import InvalidUsageError
 from penstock.procedures import language
+from penstock.procedures.schema import Kind, conversion_hint
 
 __all__ = ["ProcedureText", "all_texts", "procedure_text", "read"]
 
@@ -60,7 +61,7 @@ _CONSTRUCTS = {
     "Dict": ("dict", "keep the values in a table"),
     "Set": ("set with elements", "write s = set() and s.add(x)"),
     "Pow": ("**", "multiply"),
-    "MatMult": ("@", None),
+    "MatMult": ("@", _SUBSET),
     "LShift": ("<<", "multiply by a power of two"),
     "RShift": (">>", "use // with a power of two"),
     "Invert": ("~", "write -x - 1"),
@@ -148,7 +149,7 @@ class ProcedureText:
         """Return whether an expression is the name of a function of `penstock.procedures.language`."""
         return isinstance(node, ast.Name) and self.names.get(node.id) is word
 
-    def wrong(self, node: ast.AST, fact: str, hint: str | None = None) -> InvalidUsageError:
+    def wrong(self, node: ast.AST, fact: str, hint: str) -> InvalidUsageError:
         """Return the error for a part of the text."""
         return InvalidUsageError(
             fact,
@@ -158,6 +159,10 @@ class ProcedureText:
             column=self.column + getattr(node, "col_offset", 0) + 1,
             hint=hint,
         )
+
+    def misfit(self, node: ast.AST, owner: str, wanted: Kind, kind: Kind) -> InvalidUsageError:
+        """Return the error for a value of another kind than its owner has."""
+        return self.wrong(node, f"{owner} is {wanted}, the value is {kind}", conversion_hint(kind, wanted))
 
     def unsupported(self, node: ast.AST, construct: ast.AST | None = None) -> InvalidUsageError:
         """Return the error for a construct outside of the subset, at `node`."""

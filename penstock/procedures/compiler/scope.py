@@ -137,7 +137,8 @@ class Scopes:
             return tuple(origins)
         if any(one.kind is not value.kind for one in self.route):
             kinds = ", ".join(one.kind for one in self.route)
-            raise self.top.text.wrong(node, f"{spec.partition_by} is {value.kind}, and the route is {kinds}")
+            fact = f"{spec.partition_by} is {value.kind}, and the route is {kinds}"
+            raise self.top.text.wrong(node, fact, f"write expressions of type {value.kind} in route=")
         differs = " and ".join(f"{one.code} != {value.code}" for one in self.route)
         out.fail(differs, f"outside of the route: {spec.name}[{', '.join(key)}]")
         origins[place] = ROUTED

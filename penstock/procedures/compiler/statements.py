@@ -1,18 +1,17 @@
-"""Statements of a procedure, and calls of other procedures, whose text becomes a part of the same kernel."""
+"""Statements of a procedure."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 
 from penstock.procedures import language
-from penstock.procedures.compiler.emissions import Emissions
 from penstock.procedures.compiler.layout import Layout
 from penstock.procedures.compiler.operations import OperationError
-from penstock.procedures.compiler.reading import ProcedureText, procedure_text
-from penstock.procedures.compiler.scope import Facts, Scope, UnknownKindError
+from penstock.procedures.compiler.reading import procedure_text
+from penstock.procedures.compiler.scope import Facts, UnknownKindError
 from penstock.procedures.compiler.values import ListOf, Nothing, Row, Value, zero
 from penstock.procedures.indexes.selections import Selections
+from penstock.procedures.local.calls import Calls
 from penstock.procedures.local.sets import Sets
 from penstock.procedures.schema import Column, Kind
 
@@ -20,11 +19,8 @@ __all__ = ["Statements", "procedure_text"]
 
 _ASSIGNED = "assign a variable, or a column as row.column; rows are inserted"
 
-_DEEPEST = 16
-"""The maximum depth of calls between procedures."""
 
-
-class Statements(Sets, Selections, Emissions):
+class Statements(Sets, Selections, Calls):
     """Compiles the body of a procedure; see `Expressions`."""
 
     def __init__(self, layout: Layout, facts: Facts) -> None:
@@ -129,7 +125,7 @@ class Statements(Sets, Selections, Emissions):
             bounds = [self.value(part) for part in call.args]
             for part, bound in zip(call.args, bounds, strict=True):
                 if bound.kind is not Kind.INTEGER:
-                    raise self.wrong(part, f"a bound of range is no {bound.kind}")
+                    raise self.scope.text.misfit(part, "a bound of range", Kind.INTEGER, bound.kind)
             arguments = [self.out.keep(self.check_null(bound).code) for bound in bounds]
             if len(arguments) == 3:
                 self.out.fail(f"{arguments[2]} == 0", "a step of 0")
@@ -165,8 +161,8 @@ class Statements(Sets, Selections, Emissions):
 
     def _compile_returns(self, node: ast.expr) -> list[Value | Nothing]:
         parts = node.elts if isinstance(node, ast.Tuple) else [node]
-        if not isinstance(node, ast.Tuple) and self._procedure_of(node) is not None:
-            result = self._call_procedure(node)
+        if not isinstance(node, ast.Tuple) and self.find_callee(node) is not None:
+            result = self.call_procedure(node)
             if result is None:
                 raise self.wrong(
                     node, "the procedure that is called returns nothing", "call it as a statement"
@@ -186,7 +182,7 @@ class Statements(Sets, Selections, Emissions):
             if len(values) != len(columns):
                 raise self.wrong(
                     node,
-                    f"{len(values)} values are returned where {len(columns)} are declared",
+                    f"return and returns= differ in their number of values: {len(values)}, {len(columns)}",
                     'declare them: @database.procedure(returns="name type, ...")',
                 )
             for (number, column), value in zip(columns, values, strict=True):
@@ -220,8 +216,8 @@ class Statements(Sets, Selections, Emissions):
             return
         target = node.targets[0]
         if isinstance(target, ast.Name):
-            if self._procedure_of(node.value) is not None:
-                result = self._call_procedure(node.value)
+            if self.find_callee(node.value) is not None:
+                result = self.call_procedure(node.value)
                 if result is None:
                     raise self.wrong(
                         node, "the procedure that is called returns nothing", "call it as a statement"
@@ -339,11 +335,11 @@ class Statements(Sets, Selections, Emissions):
     def _expr_statement(self, node: ast.Expr) -> None:
         call = node.value
         if isinstance(call, ast.Call):
-            if self._is_word(call.func, language.abort):
+            if self.scope.text.is_word(call.func, language.abort):
                 self._abort(call)
                 return
-            if self._procedure_of(call) is not None:
-                self._call_procedure(call)
+            if self.find_callee(call) is not None:
+                self.call_procedure(call)
                 return
             if self.add_to_set(call):
                 return
@@ -358,93 +354,9 @@ class Statements(Sets, Selections, Emissions):
             raise self.scope.text.refuse_call(call)
         raise self.wrong(node, "this statement does nothing", "remove it, or assign its value")
 
-    def _is_word(self, node: ast.expr, word: object) -> bool:
-        return isinstance(node, ast.Name) and self.scope.text.names.get(node.id) is word
-
     def _abort(self, node: ast.Call) -> None:
         why = node.args[0] if len(node.args) == 1 and not node.keywords else None
         if not isinstance(why, ast.Constant) or not isinstance(why.value, str):
             raise self.wrong(node, "abort takes a literal text", 'write abort("why")')
         self.out.reject(why.value)
         self._unreachable()
-
-    def _procedure_of(self, node: ast.expr) -> ProcedureText | None:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            return procedure_text(self.scope.text.names.get(node.func.id))
-        return None
-
-    def _call_procedure(self, node: ast.expr) -> Value | Nothing | None:
-        """Compile a call; return its value."""
-        text = self._procedure_of(node)
-        if text is None or not isinstance(node, ast.Call):
-            raise self.wrong(node, "this is no call of a procedure", "write name(event, table)")
-        if node.keywords or len(node.args) != 1 + len(text.tables):
-            raise self.wrong(node, f"{text.name} takes an event and {len(text.tables)} tables")
-        for part, name in zip(node.args[1:], text.tables, strict=True):
-            if not isinstance(part, ast.Name) or part.id != name or name not in self.scope.text.tables:
-                raise self.wrong(part, f"{text.name} takes the table {name} here", f"pass {name}")
-        event = self._event_of(node.args[0])
-        return self.inline(node, text, event, (self.scope.number, node.lineno, node.col_offset))
-
-    def inline(
-        self,
-        node: ast.AST,
-        text: ProcedureText,
-        event: Mapping[str, Value | ListOf],
-        place: tuple[object, ...],
-    ) -> Value | Nothing | None:
-        """Compile the body of a called procedure into this one; return its value.
-
-        `place` identifies the call in every pass over the text.
-        """
-        if len(self.scopes.stack) >= _DEEPEST or any(scope.text is text for scope in self.scopes.stack):
-            raise self.wrong(node, f"{text.name} calls itself, maybe through others")
-        # The same number in each pass, though a pass may skip calls.
-        number = self.facts.calls.setdefault(place, len(self.facts.calls) + 1)
-        result = f"c{number}_value"
-        self.out.line(f"c{number} = 0")
-        if result in self.facts.kinds:
-            self.facts.nullable.add(result)
-            self.out.line(f"{result} = {zero(self.facts.kinds[result])}")
-            self.out.line(f"{result}_null = True")
-        before = self.scopes.save()
-        self.scopes.stack.append(Scope(text, number, event, result))
-        self.deleted_from.append(set())
-        with self.out.block("while True:"):
-            self.body(text.tree.body)
-            self.out.line("break")
-        self.scopes.stack.pop()
-        self.scopes.set(before)
-        for table in self.deleted_from.pop():
-            self.scopes.forget_rows(table)
-        with self.out.block("if code != 0:"):
-            self.out.line("break")
-        kind = self.facts.kinds.get(result)
-        if kind is None:
-            return Nothing() if result in self.facts.nullable else None
-        if not isinstance(kind, Kind):
-            raise self.wrong(node, "a procedure returns values", "return numbers, texts or columns, not rows")
-        return Value(kind, result, f"{result}_null")
-
-    def _event_of(self, node: ast.expr) -> Mapping[str, Value | ListOf]:
-        scope = self.scope
-        if isinstance(node, ast.Name) and node.id == scope.text.event:
-            return scope.event
-        if not isinstance(node, ast.Call) or not self._is_word(node.func, language.event) or node.args:
-            raise self.wrong(
-                node, "a procedure is called with an event", f"pass {scope.text.event}, or event(name=value)"
-            )
-        attributes: dict[str, Value | ListOf] = {}
-        for keyword in node.keywords:
-            value = self.evaluate(keyword.value)
-            if not isinstance(value, Value) or keyword.arg is None:
-                raise self.wrong(
-                    keyword.value, "an attribute of an event is a value", "pass a number or a text, not a row"
-                )
-            attributes[keyword.arg] = Value(
-                value.kind,
-                self.out.keep(value.code),
-                value.null and self.out.keep(value.null),
-                value.origin,
-            )
-        return attributes

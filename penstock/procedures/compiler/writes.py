@@ -90,13 +90,7 @@ class Writes(Expressions):
             outside = f"{value.code} > {limit} or {value.code} < {-limit}"
             self.out.fail(f"not {value.null} and ({outside})" if value.null else outside, OVERFLOW)
         if value.kind is not column.kind:
-            raise self.wrong(
-                node,
-                f"the column {column.name} is {column.kind}, the value is {value.kind}",
-                "convert it with int(...), or divide with //"
-                if (column.kind, value.kind) == (Kind.INTEGER, Kind.FLOAT)
-                else None,
-            )
+            raise self.scope.text.misfit(node, f"the column {column.name}", column.kind, value.kind)
         if column.kind is Kind.INTEGER and column.dtype.itemsize < 8:
             limit = (1 << (8 * column.dtype.itemsize - 1)) - 1
             outside = f"{value.code} > {limit} or {value.code} < {-limit - 1}"

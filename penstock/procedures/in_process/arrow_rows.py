@@ -8,10 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.cast import cast_to_schema
 
-__all__ = ["arrow_errors", "as_arrow", "batches_of", "check_text"]
+__all__ = ["arrow_errors", "as_arrow", "batches_of", "check_named", "check_text"]
 
 _MISFITS = (pa.ArrowException, OverflowError, TypeError, ValueError)
 """The errors of Arrow for values that are not of a type."""
@@ -78,11 +79,23 @@ def _find_misfit(columns: list[Any], schema: pa.Schema) -> dict[str, Any]:
         try:
             column.cast(field.type)
         except pa.ArrowException:
-            return {"column": field.name, "type": column.type, "declared": field.type}
+            return {"column": field.name, "type": type_text(column.type), "declared": type_text(field.type)}
     return {}
 
 
 def check_text(name: object, *, kind: str) -> None:
     """Refuse a name that is no text."""
     if not isinstance(name, str):
-        raise InvalidUsageError(f"the name of a {kind} is a text", got=type(name).__name__)
+        raise InvalidUsageError(
+            f"the name of a {kind} is a text", got=type(name).__name__, hint=f"pass the {kind}'s name"
+        )
+
+
+def check_named(procedure: str, positional: tuple[object, ...]) -> None:
+    """Refuse attributes of an event that are passed by position."""
+    if positional:
+        raise InvalidUsageError(
+            "the attributes of an event are passed by name",
+            procedure=procedure,
+            hint="write name=value, ..., or **attributes for a dict",
+        )

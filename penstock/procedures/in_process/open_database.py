@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import pyarrow as pa
 from penstock.errors import InvalidUsageError, PenstockError
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import TableSet, event_schema, result_schema
-from penstock.procedures.in_process.arrow_rows import arrow_errors, as_arrow, batches_of
+from penstock.procedures.in_process.arrow_rows import arrow_errors, as_arrow, batches_of, check_named
 from penstock.procedures.in_process.command_log import Call, CommandLog
 from penstock.procedures.in_process.open_programs import OpenPrograms
 from penstock.procedures.in_process.replay import ANSWER, LOAD, replay
@@ -246,7 +246,7 @@ class OpenDatabase:
                 change = partial(self._state.load, table, batch)
                 self._perform(Call(LOAD + table, "", batch), change, InvalidUsageError)
 
-    def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
+    def call(self, procedure: str, /, *positional: Never, **attributes: Any) -> dict[str, Any]:
         """Run one transaction, or a round of a workflow; return its results and ``rejected``.
 
         Raises
@@ -254,6 +254,7 @@ class OpenDatabase:
         InvalidUsageError
             If there is no such procedure, or an attribute does not fit.
         """
+        check_named(procedure, positional)
         with arrow_errors(procedure):
             event = pa.RecordBatch.from_struct_array(pa.array([attributes]))
         return self.run(procedure, event).to_pylist()[0]
@@ -302,7 +303,7 @@ class OpenDatabase:
             results.append(self._perform(Call(procedure, program.digest, rows, bounds), change, harmless))
         return pa.Table.from_batches(results, result_schema(program))
 
-    def submit(self, procedure: str, /, **attributes: Any) -> Future[dict[str, Any]]:
+    def submit(self, procedure: str, /, *positional: Never, **attributes: Any) -> Future[dict[str, Any]]:
         """Queue one transaction, or a round of a workflow; return a future of what `call` would return.
 
         Queued transactions run in order, and become durable together.
@@ -314,6 +315,7 @@ class OpenDatabase:
             If the database is closed. The future has the error if there is no such procedure, or an attribute
             does not fit.
         """
+        check_named(procedure, positional)
         with self._lock:
             self._check_open()
             if self._queue is None:

@@ -182,7 +182,7 @@ class Selections(Writes):
         if column.kind is Kind.FLOAT and value.kind is Kind.INTEGER:
             value = as_float(self.out, value)
         if value.kind is not column.kind:
-            raise self.wrong(node, f"the column {column.name} is {column.kind}, the value is {value.kind}")
+            raise self.scope.text.misfit(node, f"the column {column.name}", column.kind, value.kind)
         return self.out.keep(word(column, value.code))
 
     # Rows and counts
@@ -307,7 +307,7 @@ class Selections(Writes):
     def _limit(self, node: ast.expr) -> str:
         value = self.value_not_null(node)
         if value.kind is not Kind.INTEGER:
-            raise self.wrong(node, f"a number of rows is no {value.kind}")
+            raise self.scope.text.misfit(node, "a number of rows", Kind.INTEGER, value.kind)
         return self.out.keep(value.code)
 
 

@@ -1,1 +1,1 @@
-"""Values that live within one transaction."""
+"""Sets and calls of other procedures, which live within one transaction."""

@@ -6,16 +6,19 @@ import os
 import threading
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import pyarrow as pa
 
 from penstock._clock import monotonic_s, new_id, pause
 from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.ddl import schema_text
 from penstock.errors import InvalidUsageError, UnavailableError
 from penstock.procedures.compiler.program import REJECTED, event_schema, result_schema
+from penstock.procedures.in_process.arrow_rows import check_named
 from penstock.procedures.requests.messages import ANSWERS, REQUESTS, decode_values, encode_values
 from penstock.procedures.requests.programs import request_program
+from penstock.procedures.schema import lacks_attribute
 from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
@@ -92,7 +95,7 @@ class RequestClient:
         """Close the client. Requests that were sent still run."""
         self._writer.close()
 
-    def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
+    def call(self, procedure: str, /, *positional: Never, **attributes: Any) -> dict[str, Any]:
         """Run one transaction; return its results and ``rejected``, the reason of a rejection or None.
 
         Raises
@@ -103,9 +106,10 @@ class RequestClient:
             If there is no answer in time. The request may still run; its id is in the error's context, for
             `wait`.
         """
+        check_named(procedure, positional)
         return self.wait(self.send(new_id(), procedure, **attributes))
 
-    def send(self, request_id: str, procedure: str, /, **attributes: Any) -> str:
+    def send(self, request_id: str, procedure: str, /, *positional: Never, **attributes: Any) -> str:
         """Append a request; return its id once the request is durable.
 
         Parameters
@@ -124,11 +128,12 @@ class RequestClient:
         UnavailableError
             If the file system refuses.
         """
+        check_named(procedure, positional)
         if not request_id:
             raise InvalidUsageError("the id of a request is empty", procedure=procedure)
         schema = event_schema(request_program(self._catalog, procedure).event)
         if missing := [name for name in schema.names if name not in attributes]:
-            raise InvalidUsageError("the event lacks an attribute", procedure=procedure, attribute=missing[0])
+            raise lacks_attribute(procedure, missing[0], schema)
         try:
             arguments = encode_values({name: attributes[name] for name in schema.names})
         except TypeError as error:
@@ -137,7 +142,7 @@ class RequestClient:
             ) from error
         if decode_values([arguments], schema)[1]:
             raise InvalidUsageError(
-                "an attribute does not fit", procedure=procedure, event=str(schema).replace("\n", ", ")
+                "an attribute does not fit", procedure=procedure, hint=f"its event is {schema_text(schema)}"
             )
         rows = {"id": [request_id], "procedure": [procedure], "arguments": [arguments]}
         with self._lock:

@@ -7,14 +7,14 @@ import json
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, Never
 
 import pyarrow as pa
 from pyarrow import flight
 
 from penstock._clock import monotonic_s, pause
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.procedures.in_process.arrow_rows import as_arrow
+from penstock.procedures.in_process.arrow_rows import as_arrow, check_named
 from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.requests.messages import REQUESTS, encode_values
 from penstock.procedures.served.messages import (
@@ -88,7 +88,7 @@ class DatabaseClient:
         """Close the connection."""
         self._client.close()
 
-    def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
+    def call(self, procedure: str, /, *positional: Never, **attributes: Any) -> dict[str, Any]:
         """Run one transaction; return its results and ``rejected``, once it is durable.
 
         Raises
@@ -99,6 +99,7 @@ class DatabaseClient:
             If the server refuses, since too many calls wait, or does not answer. In the second case the
             transaction may have run; `call_once` can be called again.
         """
+        check_named(procedure, positional)
         try:
             rows = pa.Table.from_pylist([attributes]) if attributes else pa.table({"": [0]}).select([])
         except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
@@ -107,7 +108,9 @@ class DatabaseClient:
             ) from error
         return self._act(CALL, _named(rows, procedure)).to_pylist()[0]
 
-    def call_once(self, request_id: str, procedure: str, /, **attributes: Any) -> dict[str, Any]:
+    def call_once(
+        self, request_id: str, procedure: str, /, *positional: Never, **attributes: Any
+    ) -> dict[str, Any]:
         """Run one transaction once, even if it is called again with this id; return as `call`.
 
         It tries again while the server does not answer, also if that is started anew. The database remembers
@@ -129,6 +132,7 @@ class DatabaseClient:
         UnavailableError
             If there is no answer in time.
         """
+        check_named(procedure, positional)
         try:
             arguments = encode_values(attributes)
         except TypeError as error:

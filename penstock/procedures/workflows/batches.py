@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.procedures.schema import Column, Kind, TableSpec
 
@@ -72,7 +73,7 @@ def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
         numbers = column.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     except pa.ArrowNotImplementedError as error:  # only Arrow knows which types it compares
         raise InvalidUsageError(
-            "a column of this type does not tell batches", column=name, type=column.type
+            "a column of this type does not tell batches", column=name, type=type_text(column.type)
         ) from error
     begins = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
     return np.concatenate([[0] if len(numbers) else [], begins, [len(numbers)]]).astype(np.int64)
