@@ -67,7 +67,7 @@ class Estimate:
 
     @property
     def needs_undo(self) -> bool:
-        """Whether it needs an undo log from the begin (OP3): in doubt it does."""
+        """Whether it needs an undo log from its begin (OP3). An uncertain estimate does."""
         return not (self.is_single and self.is_complete and self.abort == 0.0)
 
 

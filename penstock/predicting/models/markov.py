@@ -149,8 +149,8 @@ class MarkovModel:
     def process(self) -> None:
         """Compute the probability tables, each vertex after those that follow it.
 
-        Equal states may follow each other in two orders, so that there are cycles (departure from
-        H-Store §5.2.1): sweeps are repeated until nothing changes, which is once if there are none.
+        Two equal states may follow each other in both orders, which makes cycles (departure from
+        H-Store §5.2.1). Sweeps are therefore repeated until nothing changes.
         """
         count, width = len(self.states), self.partitions
         scalars, tables = np.zeros((count, 2)), np.zeros((count, width, 3))

@@ -178,7 +178,7 @@ class EventParameters:
     Attributes
     ----------
     values : list
-        For each attribute the places of the elements of lists, if it is one, and the numbers of partitions.
+        For each attribute: where the list of each event starts (None if it is no list), and partition numbers.
     events : int
         The number of events.
     """

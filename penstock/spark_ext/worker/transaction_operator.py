@@ -165,7 +165,7 @@ class TransactionOperator:
         return batches, metrics
 
     def _check_program(self, share: TaskShare) -> None:
-        """Check that no other program has run this micro-batch, the results of which may have been seen."""
+        """Check that no other program has run this micro-batch: readers may have seen its results."""
         for facts in share.other_attempts():
             if facts.get("program", self.program.digest) != self.program.digest:
                 raise InvalidUsageError(
