@@ -402,6 +402,7 @@ class Database:
         poll_interval: str | timedelta = "100ms",
         partitions: int = 1,
         ranges: Mapping[str, Sequence[Any]] | None = None,
+        predictor: StoredPredictor | None = None,
     ) -> Replica:
         """Follow the database that another process has open at a location, until this one takes over.
 
@@ -411,19 +412,17 @@ class Database:
             The directory of the database, which both machines can read.
         poll_interval : str or timedelta
             How often to look for new calls.
-        partitions, ranges
+        partitions, ranges, predictor
             See `open`; the database has them after a takeover.
 
         Raises
         ------
-        InvalidUsageError
-            If the location holds no database, one with other tables, or calls of a program that has changed.
-        CorruptDataError, UnavailableError
-            See `open`.
+        InvalidUsageError, CorruptDataError, UnavailableError
+            See `open`; also if the location holds no database.
         """
         from penstock.procedures.replicas.replica import Replica
 
-        return Replica(self, location, poll_interval, partitions, ranges)
+        return Replica(self, location, poll_interval, partitions, ranges, predictor)
 
     def connect(self, location: str | os.PathLike[str], *, timeout: str | timedelta = "30s") -> RequestClient:
         """Return a client that sends requests to a stream of transactions over this database.

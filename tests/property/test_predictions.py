@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.errors import FencedError
 from penstock.predicting.models import runtime_kernels
 from penstock.predicting.models.estimates import Walker
 from penstock.predicting.models.markov import ABORT, COMMIT, MarkovModel, Query, bits
@@ -360,6 +363,31 @@ def test_trained_predictions_are_used_and_equal_the_serial_order() -> None:
             assert runs.late > 0
             assert plain.forwarded == 1_600 > state.forwarded
             assert f"predicted: {runs.transactions} transactions" in db.explain()
+
+
+def test_a_replica_predicts_before_and_after_it_takes_over(tmp_path: Path) -> None:
+    class Everywhere(Guesses):
+        def predict(self, program: Program, events: pa.RecordBatch) -> Prediction:
+            masks = np.full(events.num_rows, (1 << self._partitions) - 1, np.uint64)
+            return Prediction(masks, masks, np.ones(events.num_rows, np.bool_))
+
+    draw, predictor = np.random.default_rng(3), Everywhere(0, "")
+    with CHAIN.open() as serial, CHAIN.open(tmp_path) as db:
+        for one in (serial, db):
+            fill(one, 1)
+        events = walks(draw, 5)
+        assert db.run("walk", events) == serial.run("walk", events)
+        assert db._log is not None
+        db._log._writer.flush()
+        following = CHAIN.follow(tmp_path, poll_interval="1 day", partitions=2, predictor=predictor)
+        following.catch_up()
+        assert predictor.right == 1
+        with following.take_over() as new:
+            assert new.run("walk", events) == serial.run("walk", events)
+            assert new.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
+        assert predictor.right == 2
+        with contextlib.suppress(FencedError):
+            db.close()
 
 
 def test_a_late_transaction_beside_a_write_that_was_not_predicted_runs_again() -> None:

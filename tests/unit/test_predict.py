@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import penstock
 from penstock.cli import app
 from penstock.errors import InvalidUsageError
+from penstock.jobs.pipelines.databases import database_in
 from penstock.predicting.accuracy import judge
 from penstock.predicting.models.maintenance import ModelMaintenance
 from penstock.predicting.models.markov import ABORT, BEGIN, COMMIT, MarkovModel, Query
@@ -23,8 +24,11 @@ from penstock.predicting.recording import record
 from penstock.predicting.training import Samples, train
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
+from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.language import abort
+from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import place_tables
+from penstock.procedures.replicas.replica import Replica
 from tests.procedures import interpreted
 
 STORES, ITEMS, PARTITIONS = 8, 10, 4
@@ -319,7 +323,9 @@ def test_an_unusable_trace_or_option_is_refused(options: dict[str, Any], fact: s
         penstock.predict(shop(), **options)
 
 
-def test_the_command_writes_the_predictor_and_a_drawing(tmp_path: Path) -> None:
+def test_the_command_writes_the_predictor_and_a_drawing_and_serve_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, out, svg = tmp_path / "bank.py", tmp_path / "predictor.json", tmp_path / "pay.svg"
     file.write_text(
         "import penstock\n\n"
@@ -341,6 +347,26 @@ def test_the_command_writes_the_predictor_and_a_drawing(tmp_path: Path) -> None:
     assert "    read accounts: id is e.id, the compiler knows" in done.output.splitlines()
     assert Predictor.load(out).partitions == 2
     assert svg.read_text().startswith("<svg")
+    seen = []
+
+    def serve(made: OpenDatabase | Replica, *_: object, **options: object) -> None:
+        state = made._state if isinstance(made, OpenDatabase) else made._follower.copy.state
+        assert isinstance(state, PartitionedTables)
+        seen.append(state.predicted)
+        raise InvalidUsageError("it is seen")
+
+    monkeypatch.setattr("penstock.procedures.served.server.DatabaseServer", serve)
+    where = ["--location", str(tmp_path / "bank")]
+    for more in ([], where, [*where, "--follow"]):
+        command = ["serve", str(file), "--partitions", "2", "--predictor", str(out), *more]
+        assert "it is seen" in CliRunner().invoke(app, command).output
+    assert len(seen) == 3
+    assert None not in seen
+    refused = CliRunner().invoke(app, ["serve", str(file), "--predictor", str(out)])
+    assert "a predictor is for partitions" in refused.output
+    made = database_in(file, None)
+    with pytest.raises(InvalidUsageError, match="this is no predictor"):
+        made.open(partitions=2, predictor=str(out))  # type: ignore[arg-type]
     for wrong, fact in (
         ("pay", "write PROCEDURE=FILE"),
         (f"pay={tmp_path / 'none'}", "cannot read requests"),

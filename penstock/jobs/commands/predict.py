@@ -75,7 +75,7 @@ def predict(
     """Train a predictor of a database's transactions, and say how often it is right.
 
     The requests run in Python over a copy of the tables, and the database is not changed:
-    database.open(partitions=4, predictor="predictor.json") uses the predictor.
+    penstock serve --partitions 4 --predictor predictor.json uses the predictor.
 
     \b
     penstock predict bank.py --log bank --partitions 4 -o predictor.json

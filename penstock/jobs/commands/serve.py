@@ -75,6 +75,14 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    predictor: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="JSON",
+            help="A predictor of transactions, which penstock predict has trained for these partitions.",
+            show_default=False,
+        ),
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Offer a database to other processes, until Ctrl-C or SIGTERM.
@@ -92,6 +100,7 @@ def serve(
         from penstock.errors import InvalidUsageError
         from penstock.jobs.pipelines.databases import database_in
         from penstock.jobs.signals import StopSignals
+        from penstock.predicting.models.predictor import Predictor
         from penstock.procedures.partitions.placement import read_ranges
         from penstock.procedures.served.server import DatabaseServer
 
@@ -107,10 +116,15 @@ def serve(
 
         def make() -> OpenDatabase | Replica:
             bounds = read_ranges(database.tables, ranges or [])
+            stored = None if predictor is None else Predictor.load(predictor)
             if follow and location is not None:
-                return database.follow(location, partitions=partitions, ranges=bounds)
+                return database.follow(location, partitions=partitions, ranges=bounds, predictor=stored)
             return database.open(
-                location, commit_interval=commit_interval, partitions=partitions, ranges=bounds
+                location,
+                commit_interval=commit_interval,
+                partitions=partitions,
+                ranges=bounds,
+                predictor=stored,
             )
 
         with StopSignals() as signals, make() as made:

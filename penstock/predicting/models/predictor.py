@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,7 @@ from penstock.predicting.models.markov import MarkovModel
 from penstock.predicting.models.parameters import Parameters, QueryName, Source
 from penstock.predicting.models.runtime import RunningPredictor
 from penstock.procedures.partitions.placement import Placement
+from penstock.procedures.partitions.stored_text import StoredText
 from penstock.procedures.schema import Column
 from penstock.procedures.texts import Numbers
 
@@ -134,7 +133,7 @@ class ProcedureModels:
 
 
 @dataclass
-class Predictor:
+class Predictor(StoredText):
     """The models of a database's procedures. `Database.open` takes it, or its file.
 
     Attributes
@@ -156,6 +155,7 @@ class Predictor:
     placements: Mapping[str, tuple[str, tuple[Any, ...] | None]]
     threshold: float
     procedures: list[ProcedureModels]
+    _KIND = "a predictor"
 
     def bind(self, database: str, partitions: int, placements: Mapping[str, Placement]) -> RunningPredictor:
         """Return the predictor of an open database.
@@ -195,25 +195,8 @@ class Predictor:
             "procedures": [models.to_json() for models in self.procedures],
         })  # fmt: skip
 
-    @staticmethod
-    def load(source: Predictor | str | os.PathLike[str]) -> Predictor:
-        """Read a predictor from its file.
-
-        Raises
-        ------
-        InvalidUsageError
-            If the file cannot be read, or is no predictor.
-        """
-        if isinstance(source, Predictor):
-            return source
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, TypeError, ValueError) as error:
-            raise InvalidUsageError("cannot read a predictor", file=source, reason=str(error)) from error
-        return Predictor.parse(text, str(source))
-
-    @staticmethod
-    def parse(text: str, file: str = "<text>") -> Predictor:
+    @classmethod
+    def parse(cls, text: str, file: str = "<text>") -> Predictor:
         """Return the predictor that a text says; see `load`."""
         try:
             content = json.loads(text)

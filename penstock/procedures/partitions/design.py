@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +12,7 @@ import yaml
 from penstock.errors import InvalidUsageError
 from penstock.procedures.partitions.placement import place_tables
 from penstock.procedures.partitions.routes import find_route
+from penstock.procedures.partitions.stored_text import StoredText
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.schema import TableSpec
 from penstock.sql.expression import did_you_mean
@@ -30,7 +29,7 @@ _HINT = "penstock design writes such a file"
 
 
 @dataclass(frozen=True)
-class PartitionDesign:
+class PartitionDesign(StoredText):
     """The partitions of a database's tables. `Database.open` takes it, whatever the tables declare.
 
     A table that it does not name is as declared.
@@ -59,25 +58,10 @@ class PartitionDesign:
     indexes: Mapping[str, tuple[tuple[str, ...], ...]] = field(default_factory=lambda: MappingProxyType({}))
     routes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
-    @staticmethod
-    def load(source: PartitionDesign | str | os.PathLike[str]) -> PartitionDesign:
-        """Read a design from a YAML file.
+    _KIND = "a design"
 
-        Raises
-        ------
-        InvalidUsageError
-            If the file cannot be read, or is no design.
-        """
-        if isinstance(source, PartitionDesign):
-            return source
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, TypeError, ValueError) as error:
-            raise InvalidUsageError("cannot read a design", file=source, reason=str(error)) from error
-        return PartitionDesign.parse(text, str(source))
-
-    @staticmethod
-    def parse(text: str, file: str = "<text>") -> PartitionDesign:
+    @classmethod
+    def parse(cls, text: str, file: str = "<text>") -> PartitionDesign:
         """Return the design that a YAML text says; see `load`."""
         try:
             content = yaml.safe_load(text)

@@ -35,6 +35,7 @@ from penstock.procedures.in_process.open_programs import OpenPrograms
 from penstock.procedures.in_process.replay import repeat
 from penstock.procedures.in_process.strong_recovery import StrongRecovery
 from penstock.procedures.partitions.partitioned_tables import open_tables
+from penstock.procedures.partitions.predicted.run import use_predictor
 from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS
 from penstock.procedures.schema import TableSpec
@@ -43,6 +44,7 @@ from penstock.state_store.survey import likely_pointer
 
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database
+    from penstock.procedures.partitions.predicted.prediction import StoredPredictor
 
 __all__ = ["Copy", "LogFollower"]
 
@@ -67,8 +69,11 @@ class Copy:
         tables: Sequence[TableSpec],
         partitions: int = 1,
         ranges: Mapping[str, Sequence[Any]] | None = None,
+        predictor: StoredPredictor | None = None,
     ) -> None:
         self.state = open_tables(tables, partitions, ranges or {}, [REMEMBERED_REQUESTS.name])
+        if predictor is not None:
+            use_predictor(self.state, database.name, predictor)
         self.programs = OpenPrograms(database, {spec.name for spec in tables})
         self.strong = StrongRecovery(self.state)
         self.handle = Handle()
@@ -86,7 +91,7 @@ class LogFollower:
         Its tables, hidden ones included.
     location : str or path
         The directory of the database.
-    partitions, ranges
+    partitions, ranges, predictor
         See `Database.open`.
 
     Raises
@@ -104,9 +109,10 @@ class LogFollower:
         location: str | os.PathLike[str],
         partitions: int = 1,
         ranges: Mapping[str, Sequence[Any]] | None = None,
+        predictor: StoredPredictor | None = None,
     ) -> None:
         self._database, self._tables = database, tuple(tables)
-        self._partitions, self._ranges = partitions, ranges
+        self._partitions, self._ranges, self._predictor = partitions, ranges, predictor
         files = open_files(location)
         check_tables(files.child("tables"), database.name, self._tables, create=False)
         self._stream = PStream(f"{os.fspath(location).rstrip('/')}/log")
@@ -206,7 +212,7 @@ class LogFollower:
         return self._load_newest()
 
     def _load_newest(self) -> Copy:
-        copy = Copy(self._database, self._tables, self._partitions, self._ranges)
+        copy = Copy(self._database, self._tables, self._partitions, self._ranges, self._predictor)
         if (found := newest_version(self._store)) is not None:
             pointer, copy.position = found
             copy.handle = self._store.load(pointer, copy.state)

@@ -22,6 +22,7 @@ from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database
+    from penstock.procedures.partitions.predicted.prediction import StoredPredictor
 
 __all__ = ["Replica"]
 
@@ -39,7 +40,7 @@ class Replica:
     ----------
     database : Database
         Its tables and procedures; they are those of the other process.
-    location, poll_interval, partitions, ranges
+    location, poll_interval, partitions, ranges, predictor
         See `Database.follow`.
     """
 
@@ -50,6 +51,7 @@ class Replica:
         poll_interval: str | timedelta,
         partitions: int = 1,
         ranges: Mapping[str, Sequence[Any]] | None = None,
+        predictor: StoredPredictor | None = None,
     ) -> None:
         if not isinstance(location, str | os.PathLike):
             raise InvalidUsageError("the location of a database is no path", got=type(location).__name__)
@@ -57,8 +59,8 @@ class Replica:
         self._database, self._location = database, location
         tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
         self._lock = threading.RLock()
-        self._partitions, self._ranges = partitions, ranges
-        self._follower = LogFollower(database, tables, location, partitions, ranges)
+        self._partitions, self._ranges, self._predictor = partitions, ranges, predictor
+        self._follower = LogFollower(database, tables, location, partitions, ranges, predictor)
         self._follower.advance()
         self._error: BaseException | None = None
         self._over = False
@@ -177,4 +179,12 @@ class Replica:
             self._over = True
         self._end()
         where = self._partitions, self._ranges
-        return OpenDatabase(self._database, self._location, recovery, commit_interval, *where, follower)
+        return OpenDatabase(
+            self._database,
+            self._location,
+            recovery,
+            commit_interval,
+            *where,
+            follower,
+            predictor=self._predictor,
+        )

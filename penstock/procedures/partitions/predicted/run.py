@@ -53,8 +53,14 @@ def use_predictor(state: TableSet | PartitionedTables, database: str, predictor:
     Raises
     ------
     InvalidUsageError
-        If the database has one partition, or other ones than the predictor.
+        If it is no predictor, or the database has one partition, or other ones than the predictor.
     """
+    if not hasattr(predictor, "bind"):
+        raise InvalidUsageError(
+            "this is no predictor",
+            got=type(predictor).__name__,
+            hint='read its file: penstock.Predictor.load("predictor.json")',
+        )
     if isinstance(state, TableSet):
         raise InvalidUsageError("a predictor is for partitions", hint="open the database with partitions=2")
     bound = predictor.bind(database, state.partitions, state.placements)

@@ -1,0 +1,41 @@
+"""Read what is kept as a text in a file: a design, or a predictor."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar, Self
+
+from penstock.errors import InvalidUsageError
+
+__all__ = ["StoredText"]
+
+
+class StoredText(ABC):
+    """A value that a text file keeps."""
+
+    _KIND: ClassVar[str]
+    """Its name in errors, with an article."""
+
+    @classmethod
+    def load(cls, source: Self | str | os.PathLike[str]) -> Self:
+        """Read it from its file; return it if it is none.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the file cannot be read, or has something else.
+        """
+        if isinstance(source, cls):
+            return source
+        try:
+            text = Path(source).read_text(encoding="utf-8")  # type: ignore[arg-type]
+        except (OSError, TypeError, ValueError) as error:
+            raise InvalidUsageError(f"cannot read {cls._KIND}", file=source, reason=str(error)) from error
+        return cls.parse(text, str(source))
+
+    @classmethod
+    @abstractmethod
+    def parse(cls, text: str, file: str = "<text>") -> Self:
+        """Return what a text says; see `load`."""
