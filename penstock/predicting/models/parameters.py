@@ -178,7 +178,8 @@ class EventParameters:
     Attributes
     ----------
     values : list
-        For each attribute: where the list of each event starts (None if it is no list), and partition numbers.
+        For each attribute where the list of each event starts (None if it is no list), and the numbers of
+        partitions.
     events : int
         The number of events.
     """
