@@ -1,9 +1,9 @@
 """The command ``penstock``.
 
 Nothing heavy is imported before a command needs it, so ``--help`` and ``check`` are quick. ``check``,
-``design``, ``ingest``, ``pack``, ``predict``, ``serve``, and without ``--checkpoint`` also ``gc`` and
-``inspect``, start no JVM. Exit codes: 0 for success, 1 when a run fails or stored data is damaged, 2 for a
-wrong command line, configuration or input, 130 and 143 when SIGINT or SIGTERM stopped the run.
+``design``, ``ingest``, ``pack``, ``predict``, ``replay``, ``serve``, and without ``--checkpoint`` also ``gc``
+and ``inspect``, start no JVM. Exit codes: 0 for success, 1 when a run fails or stored data is damaged, 2 for
+a wrong command line, configuration or input, 130 and 143 when SIGINT or SIGTERM stopped the run.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from penstock.jobs.commands.state import state
 from penstock.jobs.dashboard.command import dashboard
 from penstock.jobs.local.command import test
 from penstock.jobs.plan.command import plan
+from penstock.jobs.replay.command import replay
 
 __all__ = ["app", "main"]
 
@@ -396,6 +397,7 @@ app.command()(design)
 app.command()(gc)
 app.command()(pack)
 app.command()(plan)
+app.command()(replay)
 app.command()(predict)
 app.command()(repair)
 app.command()(serve)

@@ -147,6 +147,8 @@ def _window_problems(pipeline: PipelineSections) -> Iterator[Problem]:
             "the state of windows is in the checkpoint",
             "leave state_location out",
         )
+    if window is not None and pipeline.query.retain_versions is not None:
+        yield ("query", "retain_versions"), "does not apply to windows", "leave it out"
     if window is not None:
         yield from _service_problems(pipeline, window)
     other = pipeline.window_join

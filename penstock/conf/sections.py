@@ -384,6 +384,7 @@ class Query(Section):
     trigger: Annotated[str | None, BeforeValidator(trigger_of)] = None
     drain: bool = True
     state_location: Text | None = None
+    retain_versions: Annotated[int, Field(ge=1)] | None = None
     metrics: Text | None = None
     prometheus: Annotated[int | str | None, BeforeValidator(address_of)] = None
     opentelemetry: bool = False

@@ -84,6 +84,8 @@ class Builder:
         Spark's shuffle partitions: the number of buckets unless an operator names another.
     max_rows : int, optional
         The most rows that a reader of a p-stream takes in a micro-batch.
+    subscribes : bool
+        Whether readers of p-streams subscribe; without, nothing is written, and rows may be released.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Builder:
     state: str
     parallel: int
     max_rows: int | None = None
+    subscribes: bool = True
     readings: list[Reading] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     operator: LocalOperator | None = None
@@ -188,7 +191,7 @@ class Builder:
         number = self._readers[location]
         reader = self.name if number == 1 else f"{self.name}-{number}"
         self.readings.append(Reading(base.name, location, reader))
-        options = {"path": location, "reader": reader}
+        options = {"path": location} | ({"reader": reader} if self.subscribes else {})
         if scan is not None:
             options["scan"] = scan.to_json()
         if buckets is not None:

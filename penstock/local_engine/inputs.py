@@ -175,13 +175,18 @@ class FilesInput:
         """See `Input.is_new`."""
         return start != end
 
-    def read(self, start: Offset | None, end: Offset) -> Iterator[pa.RecordBatch]:
-        """See `Input.read`."""
+    def files(self, start: Offset | None, end: Offset) -> Iterator[Path]:
+        """Yield the files between two offsets."""
         after = -1 if start is None else int(start["logOffset"])
         for entry in self._log.entries(after, int(end["logOffset"])):
             path = local_path(entry["path"])
             if path is None:
                 raise InvalidUsageError("the local engine reads only local files", file=entry["path"])
+            yield path
+
+    def read(self, start: Offset | None, end: Offset) -> Iterator[pa.RecordBatch]:
+        """See `Input.read`."""
+        for path in self.files(start, end):
             yield from self._read_file(path).to_batches()
 
     def release(self, end: Offset) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -39,6 +39,8 @@ class MicroBatch:
         The time.
     wakes : bool
         Whether buckets that may have waiting keys run even without rows.
+    clocks : mapping of int to Clock
+        The time of some buckets, where it is not `clock`.
     """
 
     number: int
@@ -49,6 +51,7 @@ class MicroBatch:
     ends: list[Offset | None]
     clock: Clock = now_us
     wakes: bool = False
+    clocks: Mapping[int, Clock] = field(default_factory=dict)
     metrics: list[BatchMetrics] = field(default_factory=list)
 
 
@@ -117,7 +120,7 @@ class LocalOperator:
                 bucket,
                 self.pointers.get(label),
                 arrived.get(label, ()),
-                batch.clock,
+                batch.clocks.get(bucket, batch.clock),
                 batch.query_name,
                 batch.run,
             )

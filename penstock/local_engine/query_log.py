@@ -38,7 +38,7 @@ from penstock.spark_ext.state_reader.spark_state import (
 )
 from penstock.state_store.bucket_store import Pointer
 
-__all__ = ["EntryLog", "Offset", "QueryLog"]
+__all__ = ["EntryLog", "Offset", "QueryLog", "read_plan"]
 
 Offset = dict[str, Any]
 """The place in a source up to which rows are read; a JSON value."""
@@ -82,6 +82,28 @@ def _write(path: Path, content: bytes) -> None:
 
 def _numbers(directory: Path) -> list[int]:
     return sorted(int(path.name) for path in directory.glob("[0-9]*") if path.name.isdecimal())
+
+
+def read_plan(checkpoint: Path, batch: int) -> tuple[int, list[Offset | None]]:
+    """Return the time of a micro-batch's plan, in ms, and the sources' offsets at its end.
+
+    Raises
+    ------
+    CorruptDataError
+        If the plan is missing or damaged.
+    """
+    file = checkpoint / "offsets" / str(batch)
+    try:
+        version, facts, *lines = file.read_text().splitlines()
+        found = [None if line == "-" else json.loads(line) for line in lines]
+        time_ms = int(json.loads(facts).get("batchTimestampMs", 0))
+    except FileNotFoundError:
+        raise CorruptDataError("the plan of a micro-batch is missing", file=file) from None
+    except ValueError:
+        raise CorruptDataError("the plan of a micro-batch is damaged", file=file) from None
+    if version != _VERSION:
+        raise CorruptDataError("an offset log has an unknown version", file=file, version=version)
+    return time_ms, found
 
 
 class QueryLog:
@@ -134,17 +156,7 @@ class QueryLog:
 
     def offsets(self, batch: int) -> list[Offset | None]:
         """Return the sources' offsets at the end of a planned micro-batch; None where nothing is read yet."""
-        file = self.path / "offsets" / str(batch)
-        try:
-            version, _, *lines = file.read_text().splitlines()
-            found = [None if line == "-" else json.loads(line) for line in lines]
-        except FileNotFoundError:
-            raise CorruptDataError("the plan of a micro-batch is missing", file=file) from None
-        except ValueError:
-            raise CorruptDataError("the plan of a micro-batch is damaged", file=file) from None
-        if version != _VERSION:
-            raise CorruptDataError("an offset log has an unknown version", file=file, version=version)
-        return found
+        return read_plan(self.path, batch)[1]
 
     def plan(self, batch: int, offsets: Iterable[Offset | None]) -> None:
         """Write the plan of a micro-batch, before it reads."""

@@ -24,7 +24,7 @@ from penstock.checkpointing.files import Files
 from penstock.errors import CorruptDataError
 from penstock.state_store.bucket_store import CLOCK_SUFFIX, Handle, Pointer
 
-__all__ = ["ClockRecord", "RecordedClock"]
+__all__ = ["ClockRecord", "RecordedClock", "read_clock"]
 
 _KIND = "clock"
 
@@ -79,17 +79,7 @@ class ClockRecord:
         UnavailableError
             If the file system refuses.
         """
-        name = _name(self.held.pointer)
-        try:
-            content = self.files.read(name)
-        except FileNotFoundError:
-            return None
-        path = self.files.path_of(name)
-        unit = decode(content, path)
-        times = Fields(unit.meta, path).items("times_us")
-        if unit.kind != _KIND:
-            raise CorruptDataError("the file is not a record of the clock", file=path)
-        return [times.number(number) for number in range(len(times))]
+        return read_clock(self.files, self.held.pointer)
 
     def publish(self, readings: list[int]) -> None:
         """Make the record durable.
@@ -104,6 +94,29 @@ class ClockRecord:
             If the file system refuses.
         """
         self.files.publish(_name(self.held.pointer), encode(PUnit(_KIND, {"times_us": readings})))
+
+
+def read_clock(files: Files, parent: Pointer | None) -> list[int] | None:
+    """Return the recorded times of the micro-batch that follows a version of a bucket; None without record.
+
+    Raises
+    ------
+    CorruptDataError
+        If the record is damaged.
+    UnavailableError
+        If the file system refuses.
+    """
+    name = _name(parent)
+    try:
+        content = files.read(name)
+    except FileNotFoundError:
+        return None
+    path = files.path_of(name)
+    unit = decode(content, path)
+    times = Fields(unit.meta, path).items("times_us")
+    if unit.kind != _KIND:
+        raise CorruptDataError("the file is not a record of the clock", file=path)
+    return [times.number(number) for number in range(len(times))]
 
 
 def _name(parent: Pointer | None) -> str:

@@ -341,7 +341,9 @@ def test_a_run_misses_its_input_before_spark_starts(tmp_path: Path) -> None:
     assert result.stderr == f"{file}:1: source.path: there is no {tmp_path}/none.\n"
 
 
-@pytest.mark.parametrize(("words", "completed"), [("penstock re", "repair"), ("penstock state r", "rescale")])
+@pytest.mark.parametrize(
+    ("words", "completed"), [("penstock repa", "repair"), ("penstock state r", "rescale")]
+)
 def test_shells_complete_commands(words: str, completed: str) -> None:
     typed = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": words}
     typed["COMP_CWORD"] = str(words.count(" "))

@@ -53,7 +53,15 @@ from penstock.local_engine.start import LocalGraph, OpenOutput, start_local
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.sources.market import MarketDataSource
 
-__all__ = ["Places", "check_local_pipeline", "open_pipeline", "source_schemas"]
+__all__ = [
+    "Parts",
+    "Places",
+    "check_local_pipeline",
+    "open_pipeline",
+    "parallel_of",
+    "source_schemas",
+    "take_apart",
+]
 
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
 _TIME_ZONE: Final = "spark.sql.session.timeZone"
@@ -203,6 +211,54 @@ def open_pipeline(
         If the checkpoint is damaged, or the file system refuses.
     """
     places = places or Places()
+    parts = take_apart(pipeline, document, places)
+    query, source = pipeline.query, pipeline.source
+    return start_local(
+        parts.graph,
+        places.checkpoint or _checkpoint(pipeline),
+        sources=parts.sources,
+        paths=parts.paths,
+        tables=parts.tables,
+        sink=places.output or partial(_output, pipeline),
+        persist=pipeline.planned_persist,
+        parallel=parallel_of(pipeline),
+        max_rows=source.max_rows_per_trigger if isinstance(source, PStreamSource) else None,
+        drain=query.drain,
+        clock=places.clock,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A pipeline's graph, with what its sources and tables are bound to.
+
+    Parameters
+    ----------
+    graph : Graph
+        The graph.
+    sources : mapping of str to callable
+        Opens the sources that are no p-streams.
+    paths : mapping of str to str
+        The locations of the sources that are p-streams.
+    tables : mapping of str to pyarrow.Table
+        The tables of lookups.
+    """
+
+    graph: Graph
+    sources: Mapping[str, OpenInput]
+    paths: Mapping[str, str]
+    tables: Mapping[str, pa.Table]
+
+
+def take_apart(pipeline: Pipeline, document: Document | None = None, places: Places | None = None) -> Parts:
+    """Return the parts of a pipeline that the local engine can run.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the local engine cannot run it.
+    """
+    places = places or Places()
     graph = check_local_pipeline(pipeline, document, places)
     sources: dict[str, OpenInput] = {}
     paths: dict[str, str] = {}
@@ -215,23 +271,15 @@ def open_pipeline(
             sources[name] = partial(_market, source)
         elif isinstance(source, FilesSource):
             sources[name] = partial(_files, source, pipeline)
-    query, source = pipeline.query, pipeline.source
     tables = {}
     if pipeline.lookup is not None:
         tables[TABLE] = _table(pipeline.lookup.table, pipeline)
-    return start_local(
-        graph,
-        places.checkpoint or _checkpoint(pipeline),
-        sources=sources,
-        paths=paths,
-        tables=tables,
-        sink=places.output or partial(_output, pipeline),
-        persist=pipeline.planned_persist,
-        parallel=int(query.spark.get(_PARTITIONS, 1)),
-        max_rows=source.max_rows_per_trigger if isinstance(source, PStreamSource) else None,
-        drain=query.drain,
-        clock=places.clock,
-    )
+    return Parts(graph, sources, paths, tables)
+
+
+def parallel_of(pipeline: Pipeline) -> int:
+    """Return Spark's shuffle partitions for a pipeline."""
+    return int(pipeline.query.spark.get(_PARTITIONS, 1))
 
 
 def source_schemas(pipeline: Pipeline, schemas: Mapping[str, str]) -> dict[str, StructType]:

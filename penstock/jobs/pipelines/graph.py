@@ -225,8 +225,10 @@ class _Builder:
 
     @property
     def _location(self) -> dict[str, Any]:
-        location = self.pipeline.query.state_location
-        return {} if location is None else {"state_location": self.binding.resolve(location)}
+        query = self.pipeline.query
+        location, versions = query.state_location, query.retain_versions
+        found: dict[str, Any] = {} if versions is None else {"retain_versions": versions}
+        return found if location is None else found | {"state_location": self.binding.resolve(location)}
 
     def _union(self, flow: Graph, union: UnionSection) -> Graph:
         others = [self._input(other, name, "union", "inputs", name) for name, other in union.inputs.items()]

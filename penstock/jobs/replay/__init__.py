@@ -1,0 +1,1 @@
+"""``penstock replay``: runs recorded micro-batches of a pipeline again, without writing to its checkpoint."""

@@ -1,0 +1,244 @@
+"""Compare micro-batches that ran again with what the checkpoint, the sink and the metrics file recorded."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.checkpointing import PUnit
+from penstock.checkpointing.p_stream import PStream
+from penstock.checkpointing.spark_checkpoint import local_path
+from penstock.conf.pipeline import ParquetSink, Pipeline, PStreamSink
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.jobs.replay.run import Replay, ReplayedBatch
+from penstock.local_engine.query_log import EntryLog
+from penstock.operators.queues.abc import KeyedQueue
+from penstock.operators.update_stream.stream import RESERVED_PREFIX
+from penstock.state_store.bucket_store import BucketStore, Pointer
+
+__all__ = ["Comparison", "Difference", "recorded_metrics", "recorded_results"]
+
+_COUNTS = ("rows_in", "conflated", "late", "duplicates", "dropped", "emitted", "waiting_keys", "keys")
+_STALENESS = ("avg", "p50", "p95", "max")
+_CELL = f"{RESERVED_PREFIX}cell"
+_BY_CLOCK = {
+    f"{RESERVED_PREFIX}{name}"
+    for name in ("arrived", "seen_us", "interval_us", "interval", "dequeued_us", "delivered_us", "rank",
+                 "start", "share")
+}  # fmt: skip
+"""The columns of a queue's state that follow the clock, or count places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A part of a micro-batch that differs.
+
+    Attributes
+    ----------
+    what : str
+        ``rows``, ``state``, or the name of a count or of a figure of staleness.
+    recorded, replayed : float
+        The numbers; for rows and state, the number of rows that only one of the two has.
+    examples : tuple of str
+        For rows and state: some of them, with - for recorded ones and + for replayed ones.
+    """
+
+    what: str
+    recorded: float
+    replayed: float
+    examples: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the difference for people."""
+        if self.what in ("rows", "state"):
+            return f"{self.what}: {self.recorded:g} missing, {self.replayed:g} new"
+        return f"{self.what}: {self.replayed:g}, was {self.recorded:g}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Compares micro-batches of a replay.
+
+    Parameters
+    ----------
+    replay : Replay
+        The replay, of the recorded policy.
+    pipeline : Pipeline
+        The pipeline, which names its sink and its metrics file.
+    shown : int
+        The number of rows to give as examples.
+    """
+
+    replay: Replay
+    pipeline: Pipeline
+    shown: int = 3
+    _metrics: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Read the metrics file."""
+        self._metrics.update(recorded_metrics(self.pipeline, self.replay.recorded.recording.checkpoint.query))
+
+    def compared(self, batch: ReplayedBatch) -> list[str]:
+        """Return what there is to compare a micro-batch with."""
+        number = batch.recorded.number
+        results = recorded_results(
+            self.pipeline, self.replay.recorded.recording.checkpoint.query, number, batch.results.schema
+        )
+        found = [] if results is None else ["rows"]
+        if self.replay.query.operator is not None:
+            found.append("state")
+        if number in self._metrics:
+            found += ["counts", "staleness"] if batch.has_clock else ["counts"]
+        return found
+
+    def differences(self, batch: ReplayedBatch) -> list[Difference]:
+        """Return how a micro-batch differs from the recorded one."""
+        return [
+            *self._differ_in_rows(batch),
+            *self._differ_in_state(batch),
+            *self._differ_in_metrics(batch),
+        ]
+
+    def _differ_in_rows(self, batch: ReplayedBatch) -> Iterator[Difference]:
+        query = self.replay.recorded.recording.checkpoint.query
+        theirs = recorded_results(self.pipeline, query, batch.recorded.number, batch.results.schema)
+        if theirs is not None:
+            yield from self._differ("rows", theirs, batch.results)
+
+    def _differ_in_state(self, batch: ReplayedBatch) -> Iterator[Difference]:
+        recording = self.replay.recorded.recording
+        theirs, ours = [], []
+        for label in sorted(batch.recorded.after.keys() | batch.pointers.keys()):
+            pointer = batch.recorded.after.get(label)
+            if pointer is None or not recording.is_loadable(label, pointer):
+                continue
+            theirs += self._rows_of(recording.store(label), pointer, self.replay.recorded)
+            own = batch.pointers.get(label)
+            ours += [] if own is None else self._rows_of(self.replay.store(label), own, self.replay.query)
+        if theirs or ours:
+            yield from self._differ_in_lines("state", theirs, ours)
+
+    def _rows_of(self, store: BucketStore, pointer: Pointer, query: Any) -> list[str]:
+        state = query.operator.task.operator.new_state()
+        try:
+            store.load(pointer, state)
+            units = list(state.snapshot())
+            if isinstance(state, KeyedQueue):
+                return [line for unit in units for line in _lines_of_unit(unit)]
+            meta = units[-1].meta
+            return [f"{name}: {meta[name]}" for name in ("rows", "waiting", "expired") if name in meta]
+        finally:
+            state.close()
+
+    def _differ_in_metrics(self, batch: ReplayedBatch) -> Iterator[Difference]:
+        theirs = self._metrics.get(batch.recorded.number)
+        if theirs is None:
+            return
+        ours = batch.metrics.summary()
+        for name in _COUNTS:
+            if theirs.get(name, 0) != ours[name]:
+                yield Difference(name, theirs.get(name, 0), ours[name])
+        if batch.has_clock:
+            for name in _STALENESS:
+                was, now = (one["application_staleness_ms"].get(name, 0.0) for one in (theirs, ours))
+                if abs(was - now) > 1e-3 * max(1.0, was):  # a histogram adds up in another order
+                    yield Difference(f"staleness {name}", was, now)
+
+    def _differ(self, what: str, theirs: pa.Table, ours: pa.Table) -> Iterator[Difference]:
+        yield from self._differ_in_lines(what, _lines(theirs), _lines(ours))
+
+    def _differ_in_lines(self, what: str, theirs: list[str], ours: list[str]) -> Iterator[Difference]:
+        was, now = Counter(theirs), Counter(ours)
+        lost, new = was - now, now - was
+        if lost or new:
+            examples = [f"- {line}" for line in sorted(lost)[: self.shown]]
+            examples += [f"+ {line}" for line in sorted(new)[: self.shown]]
+            yield Difference(what, lost.total(), new.total(), tuple(examples))
+
+
+def _lines(table: pa.Table) -> list[str]:
+    """Return each row as a text, which equals that of an equal row."""
+    return [", ".join(f"{name}={value!r}" for name, value in row.items()) for row in table.to_pylist()]
+
+
+def _lines_of_unit(unit: PUnit) -> list[str]:
+    """Return the rows of a queue's state: its keys, and the waiting tuples with their keys."""
+    lines: list[str] = []
+    cells = pa.table(unit.blocks["cells"])
+    for block in unit.blocks.values():
+        table = pa.table(block)
+        if _CELL in table.column_names:
+            keys = cells.take(table.column(_CELL))
+            for name in keys.column_names:
+                if name not in table.column_names:
+                    table = table.append_column(name, keys.column(name))
+            table = table.drop_columns([_CELL])
+        lines += _lines(table.select([name for name in table.column_names if name not in _BY_CLOCK]))
+    return lines
+
+
+def recorded_metrics(pipeline: Pipeline, query: str) -> dict[int, Mapping[str, Any]]:
+    """Return the metrics of each micro-batch in the pipeline's file, as far as it is there."""
+    if pipeline.query.metrics is None or not (file := Path(pipeline.query.metrics)).exists():
+        return {}
+    found = {}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # the last line of a process that was killed
+        if entry.get("query_id") == query and "application_staleness_ms" in entry:
+            found[int(entry["batch_id"])] = entry
+    return found
+
+
+def recorded_results(pipeline: Pipeline, query: str, batch: int, schema: pa.Schema) -> pa.Table | None:
+    """Return the rows that the sink took from a micro-batch; None if it does not tell, or has them no more.
+
+    Raises
+    ------
+    UnavailableError
+        If the file system refuses.
+    """
+    sink = pipeline.sink
+    if isinstance(sink, PStreamSink):
+        return _rows_of_commit(sink.path, query, batch)
+    if isinstance(sink, ParquetSink) and (place := local_path(sink.path)) is not None:
+        return _rows_of_files(place, query, batch, schema)
+    return None
+
+
+def _rows_of_commit(path: str, query: str, batch: int) -> pa.Table | None:
+    try:
+        stream = PStream(path)
+    except InvalidUsageError:
+        return None
+    own = {commit.batch: commit for commit in stream.log.commits if commit.writer == query}
+    if batch in own:
+        commit = own[batch]
+        return pa.Table.from_batches(list(stream.read(commit.offset, commit.end)), stream.schema)
+    # A micro-batch without rows makes no commit.
+    between = min(own, default=batch) < batch < max(own, default=batch)
+    return stream.schema.empty_table() if between else None
+
+
+def _rows_of_files(place: Path, query: str, batch: int, schema: pa.Schema) -> pa.Table | None:
+    # The local engine names a file by its micro-batch; Spark's log tells until it is compacted.
+    own = place / f"part-{batch:05}-{query}.parquet"
+    if own.exists():
+        return pq.read_table(own)
+    log = place / "_spark_metadata"
+    if not (log / str(batch)).exists():
+        return None
+    paths = [local_path(entry["path"]) for entry in EntryLog(log).entries(batch - 1, batch)]
+    files = [path for path in paths if path is not None and path.exists()]
+    if len(files) < len(paths):
+        raise CorruptDataError("a file of the sink is missing", location=place, batch=batch)
+    return pa.concat_tables([pq.read_table(file) for file in files]) if files else schema.empty_table()

@@ -1,0 +1,294 @@
+"""Replays of recorded micro-batches: what differs, what another policy would have done, what is gone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock import _failpoints
+from penstock._clock import SimulatedClock
+from penstock.checkpointing.p_stream import PStream, PStreamWriter
+from penstock.cli import app
+from penstock.conf.pipeline import load_document
+from penstock.errors import InvalidUsageError
+from penstock.jobs.local.pipeline import Places, open_pipeline
+from penstock.jobs.pipelines.run import run_to_end
+from penstock.jobs.replay.query import open_query
+from penstock.jobs.replay.recording import Checkpoint, Recording
+from penstock.local_engine.query import LocalBatch
+from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.update_stream.arrivals import Arrivals
+from penstock.spark_ext.worker.bucket_task import _background
+from penstock.state_store.clock_record import _name
+from tests.long_tests import long_but
+
+SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.int64()})
+BUSY, QUIET = 4, 16
+"""Keys with an update in each micro-batch, and keys with one in four."""
+
+
+def rows_of(number: int) -> pa.Table:
+    """Return the rows of a micro-batch."""
+    keys = [f"busy{n}" for n in range(BUSY)]
+    keys += [f"quiet{n}" for n in range(QUIET) if (n + number) % 4 == 0]
+    return pa.table({"k": keys, "t": [number] * len(keys), "v": range(len(keys))}, SCHEMA)
+
+
+class Run:
+    """A pipeline that ran for some micro-batches, with a clock of its own."""
+
+    def __init__(self, place: Path, **sections: Any) -> None:
+        self.place = place
+        self.clock = SimulatedClock(1_800_000_000_000_000)
+        document = {
+            "engine": "local",
+            "source": {"type": "pstream", "path": str(place / "in")},
+            "queue": {"key": "k", "time": "t", "policy": "linecutting", "budget": 4, "buckets": 2},
+            "sink": {"type": "pstream", "path": str(place / "out")},
+            "query": {"checkpoint": str(place / "checkpoint"), "metrics": str(place / "metrics.jsonl")},
+        } | sections
+        self.file = place / "pipeline.yaml"
+        self.file.write_text(json.dumps(document))
+
+    def go(self, batches: range) -> Run:
+        """Run micro-batches a second apart, and write their metrics."""
+        from penstock.jobs.local.run import _MetricsFile
+
+        loaded, document = load_document(self.file)
+        PStream(self.place / "in", SCHEMA).subscribe("replay")
+        running = open_pipeline(loaded, document, Places(clock=self.clock))
+        metrics = _MetricsFile(loaded)
+
+        def note(done: LocalBatch) -> None:
+            metrics.write(done)
+
+        for number in batches:
+            with PStreamWriter(self.place / "in", SCHEMA, threads=1) as writer:
+                writer.append(rows_of(number))
+            self.clock.advance(1_000_000)
+            assert running.step(note)
+        return self
+
+    def replay(self, *arguments: str) -> Result:
+        command = ["replay", str(self.place / "checkpoint"), "--pipeline", str(self.file), *arguments]
+        return CliRunner().invoke(app, command, catch_exceptions=False)
+
+    def found(self, *arguments: str) -> Any:
+        result = self.replay("--json", *arguments)
+        assert result.exit_code in (0, 1), result.output
+        return json.loads(result.stdout)
+
+    def recording(self) -> Recording:
+        loaded, document = load_document(self.file)
+        opened = Checkpoint.open(str(self.place / "checkpoint"))
+        return open_query(loaded, document, opened, str(self.place / "unused")).recording
+
+
+def digests(place: Path) -> dict[str, str]:
+    files = [path for path in place.rglob("*") if path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unsynced() -> Iterator[None]:
+    """Skip syncs: durability has other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr("penstock._durable.sync_file_system", lambda path: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(tmp_path_factory.mktemp("run")).go(range(12))
+
+
+@pytest.mark.parametrize("policy", long_but(["fifo", "linecutting", "freshest"], "fifo"))
+def test_recorded_micro_batches_run_again_as_they_were_and_nothing_is_written(
+    tmp_path: Path, policy: str
+) -> None:
+    queue = {"key": "k", "time": "t", "policy": policy, "budget": 4, "buckets": 2}
+    run = Run(tmp_path, queue=queue).go(range(8))
+    before = digests(tmp_path)
+    found = run.found("--from", "3", "--to", "6")
+    assert digests(tmp_path) == before
+    assert [one["batch"] for one in found] == [3, 4, 5, 6]
+    assert [one["differences"] for one in found] == [[]] * 4
+    compared = {"rows", "state", "counts"} | ({"staleness"} if policy != "fifo" else set())
+    assert all(set(one["compared"]) == compared for one in found)
+    assert {one["rows_out"] for one in found} == {4}
+    assert run.replay("--from", "3", "--to", "6").exit_code == 0
+
+
+def test_staleness_is_that_of_the_metrics_file(ran: Run) -> None:
+    lines = [json.loads(line) for line in (ran.place / "metrics.jsonl").read_text().splitlines()]
+    theirs = {line["batch_id"]: line["application_staleness_ms"] for line in lines}
+    for one in ran.found("--from", "5"):
+        assert one["staleness_ms"] == pytest.approx(theirs[one["batch"]])
+        assert one["staleness_ms"]["p95"] > 1000
+
+
+def test_a_changed_operator_shows_a_difference(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    enqueue = UpdateQueue.enqueue
+
+    def forget(queue: UpdateQueue, arrivals: Arrivals, now_us: int) -> Any:
+        """Lose the last arrival."""
+        return enqueue(queue, arrivals.take(np.arange(len(arrivals) - 1)), now_us)
+
+    monkeypatch.setattr(UpdateQueue, "enqueue", forget)
+    result = ran.replay("--from", "6", "--to", "7")
+    assert result.exit_code == 1
+    assert "2 of 2 micro-batches differ, the first is 6" in result.output
+    found = ran.found("--from", "6", "--to", "7")
+    first = {one["what"]: (one["recorded"], one["replayed"]) for one in found[0]["differences"]}
+    assert first["rows_in"] == (8, 6)
+    assert "state" in first
+
+
+def test_a_changed_pipeline_shows_its_rows(ran: Run) -> None:
+    result = ran.replay("--from", "6", "--to", "6", "--set", "results={filter: v < 2}")
+    assert result.exit_code == 1
+    assert "rows: " in result.output
+    assert "6 rows - k='" in result.output
+    assert "state" not in result.output.partition("differences")[2].partition("1 of 1")[0].replace("p95", "")
+
+
+@pytest.mark.parametrize("policy", long_but(["fifo", "in_place", "freshest"], "freshest"))
+def test_another_policy_is_answered_as_if_it_had_run(tmp_path: Path, policy: str) -> None:
+    """The oracle is a run of that policy from the first micro-batch on, at the same times."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    run = Run(tmp_path / "a").go(range(8))
+    queue = {"key": "k", "time": "t", "policy": policy, "budget": 4, "buckets": 2}
+    other = Run(tmp_path / "b", queue=queue).go(range(8))
+    answer = run.found("--from", "0", "--policy", policy)
+    assert list(answer) == ["linecutting", policy]
+    lines = [json.loads(line) for line in (tmp_path / "b" / "metrics.jsonl").read_text().splitlines()]
+    for ours, theirs in zip(answer[policy]["batches"], lines, strict=True):
+        assert ours["staleness_ms"] == pytest.approx(theirs["application_staleness_ms"])
+        assert ours["waiting_keys"] == theirs["waiting_keys"]
+        assert ours["conflated"] == theirs["conflated"]
+    assert other.found()[0]["batch"] == 0
+
+
+def test_another_policy_begins_with_the_keys_that_waited(ran: Run) -> None:
+    answer = ran.found("--from", "6", "--policy", "fifo")
+    before = ran.found("--from", "5", "--to", "5")[0]["waiting_keys"]
+    assert before > 4
+    for name in ("linecutting", "fifo"):
+        first = answer[name]["batches"][0]
+        assert first["waiting_keys"] >= before - 4
+        assert first["rows_out"] == 4
+    # Busy keys starve quiet ones less if they lose their places with each update.
+    assert answer["fifo"]["staleness_ms"] != answer["linecutting"]["staleness_ms"]
+    shown = ran.replay("--from", "6", "--policy", "fifo")
+    assert "linecutting (recorded)" in shown.output
+    assert shown.exit_code == 0
+
+
+def test_what_is_collected_is_named_with_what_can_be_replayed(tmp_path: Path) -> None:
+    run = Run(tmp_path).go(range(6))
+    recording = run.recording()
+    assert list(recording.ranges()) == [(0, 5)]
+    label, pointer = next(iter(recording.batch(2).before.items()))
+    files = recording.store(label).files
+    (Path(files.location) / _name(pointer)).unlink()
+    with pytest.raises(InvalidUsageError, match=r"the record of its clock is collected") as caught:
+        run.recording().choose(1, 4)
+    assert caught.value.context["batch"] == 2
+    assert caught.value.context["replayable"] == "0 to 1, 3 to 5"
+    assert [one["batch"] for one in run.found()] == [3, 4, 5]
+    (Path(files.location) / recording.batch(4).before[label].file_name).unlink()
+    assert list(run.recording().ranges()) == [(0, 1), (3, 5)]
+    with pytest.raises(InvalidUsageError, match="versions of the state before it are collected"):
+        run.recording().choose(4, None)
+    assert run.replay("--from", "9").exit_code == 2
+
+
+def test_released_rows_are_named(tmp_path: Path) -> None:
+    run = Run(tmp_path).go(range(4))
+    stream = PStream(tmp_path / "in")
+    stream.trim_from("replay", rows_of(0).num_rows + 1)
+    stream.trim_from(next(name for name in stream.readers() if name != "replay"), stream.end)
+    PStream(tmp_path / "in").trim(now=True)
+    result = run.replay("--from", "0")
+    assert result.exit_code == 2
+    assert "rows of its p-stream are released" in result.output
+    assert run.replay().exit_code == 0
+
+
+@pytest.mark.long
+def test_retained_versions_keep_micro_batches_replayable(tmp_path: Path) -> None:
+    kept: dict[int, list[tuple[int, int]]] = {}
+    for versions in (2, 60):
+        place = tmp_path / str(versions)
+        place.mkdir()
+        query = {"checkpoint": str(place / "checkpoint"), "retain_versions": versions}
+        run = Run(place, query=query).go(range(40))
+        _background().submit(int).result()  # sweeps are done in order
+        kept[versions] = list(run.recording().ranges())
+    assert kept[60] == [(0, 39)]
+    assert kept[2][-1][1] == 39
+    assert kept[2][0][0] > 10
+
+
+def test_files_windows_and_an_earlier_crash_are_replayed(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    source = {"type": "files", "format": "parquet", "path": str(tmp_path / "in"),
+              "schema": "k STRING, t BIGINT, v BIGINT"}  # fmt: skip
+    sections = {
+        "source": source, "queue": None, "persist": "never",
+        "window": {"time": "t", "unit": "s", "size": "3 s", "slide": "1 s", "watermark_delay": "0 s"},
+        "group_by": ["k"], "aggregates": {"n": "count(*)", "total": "sum(v)"},
+        "sink": {"type": "parquet", "path": str(tmp_path / "files")},
+    }  # fmt: skip
+    run = Run(tmp_path, **sections)
+    document = json.loads(run.file.read_text())
+    del document["queue"]
+    run.file.write_text(json.dumps(document | {"query": document["query"] | {"trigger": "available_now"}}))
+    loaded, _ = load_document(run.file)
+    for number in range(6):
+        pq.write_table(rows_of(number), tmp_path / "in" / f"{number}.parquet")
+        if number == 3:
+            with _failpoints.armed({"local.after_write": "error"}), pytest.raises(_failpoints.InjectedError):
+                open_pipeline(loaded).step()
+        run_to_end(loaded, lambda done: None)
+    found = run.found("--from", "2")
+    assert [one["differences"] for one in found] == [[]] * 4
+    assert all("rows" in one["compared"] for one in found)
+    assert sum(one["rows_out"] for one in found) > 10
+    changed = run.found("--from", "4", "--set", "aggregates.total=sum(v) + 1")
+    assert [one["what"] for one in changed[0]["differences"]] == ["rows"]
+    (tmp_path / "in" / "2.parquet").unlink()
+    assert "a file of its source is gone" in run.replay("--from", "2").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [
+        (("--policy", "freshst"), "unknown value: option=policy"),
+        (("--from", "7", "--to", "3"), "range of micro-batches is empty"),
+        (("--set", "queue.buckets=3"), "another number of buckets"),
+        (("--set", "queue.policy=fifo"), "another policy"),
+    ],
+)
+def test_wrong_arguments_are_refused(ran: Run, arguments: tuple[str, ...], fact: str) -> None:
+    result = ran.replay(*arguments)
+    assert result.exit_code == 2
+    assert fact in result.output.replace("\n", " ").lower()
+
+
+def test_a_directory_without_checkpoint_is_refused(tmp_path: Path, ran: Run) -> None:
+    result = CliRunner().invoke(app, ["replay", str(tmp_path), "--pipeline", str(ran.file)])
+    assert result.exit_code == 2
+    assert "there is no checkpoint of a pipeline" in result.output
