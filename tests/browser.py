@@ -54,7 +54,12 @@ class Page:
             self.errors.append(str(event["params"]["entry"]))
 
     def go(self, url: str) -> None:
-        """Open an address."""
+        """Open an address, and forget what earlier pages asked for and complained about."""
+        self.call("Page.navigate", url="about:blank")
+        # A page that is still there goes on with its requests, and their events come late.
+        self.wait("location.href === 'about:blank' && document.readyState === 'complete'")
+        self.requested.clear()
+        self.errors.clear()
         self.call("Page.navigate", url=url)
 
     def resize(self, width: int, height: int, *, phone: bool = False, dark: bool = False) -> None:

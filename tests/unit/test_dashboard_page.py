@@ -62,8 +62,6 @@ def test_the_page_shows_what_comes_and_asks_no_other_host(tmp_path: Path, page: 
     checkpoint = write_checkpoint(tmp_path)
     stale = staleness([(0, 4 * SECOND)], 8.0 * SECOND)
     with Dashboard("market", "0") as shown:
-        page.requested.clear()
-        page.errors.clear()
         page.resize(1280, 900)
         page.go(shown.url)
         page.wait("document.getElementById('status').textContent.includes('no micro-batch')")
@@ -166,7 +164,6 @@ def test_a_run_is_watched_while_it_runs_and_drawn_for_the_documents(tmp_path: Pa
     try:
         wait_for(lambda: "dashboard: " in (tmp_path / "err").read_text(), process)
         (url,) = re.findall(r"dashboard: (\S+)", (tmp_path / "err").read_text())
-        page.errors.clear()
         page.resize(1280, 900)
         page.go(url)
         page.wait(f"Number({tile('batch')}) >= 6")
