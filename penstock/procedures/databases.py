@@ -270,10 +270,10 @@ class Database:
             raise InvalidUsageError("a trigger is on a table, stream or window", got=type(on).__name__)
         name = on if isinstance(on, str) else on.name
         catalog = self.catalog
-        spec = catalog.tables.get(name) or catalog.streams.get(name) or catalog.windows.get(name)
-        if spec is None:
-            raise InvalidUsageError("there is no such table, stream or window", name=name)
-        event = pa.schema([pa.field(column.name, column.type, column.nullable) for column in spec.columns])
+        relation = catalog.find_relation(name)
+        event = pa.schema(
+            [pa.field(column.name, column.type, column.nullable) for column in relation.columns]
+        )
 
         def decorate(function: Function) -> Procedure:
             text = self.catalog.read(function)

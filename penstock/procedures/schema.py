@@ -388,7 +388,11 @@ def _indexes(table: TableSpec, declarations: Iterable[str | Iterable[str]]) -> t
         for name in columns:
             if name not in table.names:
                 raise InvalidUsageError(
-                    "an index is of columns of the table", table=table.name, index=columns, column=name
+                    "an index is of columns of the table",
+                    table=table.name,
+                    index=columns,
+                    column=name,
+                    hint=did_you_mean(name, table.names),
                 )
         if columns in indexes:
             raise InvalidUsageError("the table has this index already", table=table.name, index=columns)
@@ -403,6 +407,10 @@ def _check_key(table: str, columns: Sequence[Column], key: tuple[str, ...]) -> N
         raise InvalidUsageError("a key has one to four columns", table=table, key=key)
     for column in key:
         if column not in names:
-            raise InvalidUsageError("the key is no column of the table", table=table, key=column)
+            raise InvalidUsageError(
+                "the key is no column of the table", table=table, key=column, hint=did_you_mean(column, names)
+            )
         if names[column].kind is Kind.FLOAT:
-            raise InvalidUsageError("a column of this type cannot be a key", table=table, key=column)
+            raise InvalidUsageError(
+                "a column of floats cannot be a key", table=table, key=column, hint="use a decimal or text"
+            )

@@ -14,6 +14,7 @@ from penstock.procedures.compiler.program import PlainProgram, Program, event_sc
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.batches import batch_bounds, check_batches
 from penstock.procedures.workflows.workflow import Workflow
+from penstock.sql.expression import did_you_mean
 
 __all__ = ["ANY_ORDER", "ResultRows", "batch_column", "program_for", "transaction_schema"]
 
@@ -67,7 +68,9 @@ def batch_column(
     if not isinstance(batch, str):
         return ()
     if batch not in schema.names:
-        raise InvalidUsageError("there is no such column", column=batch)
+        raise InvalidUsageError(
+            "there is no such column", column=batch, hint=did_you_mean(batch, schema.names)
+        )
     batch_bounds(pa.nulls(0, schema.field(batch).type), batch)
     return (batch,)
 
@@ -89,7 +92,9 @@ def transaction_schema(
     """
     for name in (*keep, *([time] if time is not None else [])):
         if name not in schema.names:
-            raise InvalidUsageError("there is no such column", column=name)
+            raise InvalidUsageError(
+                "there is no such column", column=name, hint=did_you_mean(name, schema.names)
+            )
     place = _PLACE if order == ANY_ORDER else ()
     result = pa.schema([*_OURS, *place, *(schema.field(name) for name in keep), *result_schema(program)])
     if twice := sorted({name for name in result.names if result.names.count(name) > 1}):
@@ -103,7 +108,10 @@ def transaction_schema(
         orderable = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_signed_integer, pa.types.is_null)
         if not any(is_known(kind) for is_known in orderable):
             raise InvalidUsageError(
-                "a column of this type cannot be the time", column=time, type=type_text(kind)
+                "a column of this type cannot be the time",
+                column=time,
+                type=type_text(kind),
+                hint="use a timestamp, date or signed integer",
             )
     return result
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from penstock.ddl import type_text
 from penstock.errors import InvalidUsageError
 from penstock.procedures.schema import Column, Kind, TableSpec
+from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.procedures.compiler.program import PlainProgram, Program
@@ -73,7 +74,10 @@ def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
         numbers = column.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     except pa.ArrowNotImplementedError as error:  # only Arrow knows which types it compares
         raise InvalidUsageError(
-            "a column of this type does not tell batches", column=name, type=type_text(column.type)
+            "a column of this type does not tell batches",
+            column=name,
+            type=type_text(column.type),
+            hint="name a column of numbers, texts or times",
         ) from error
     begins = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
     return np.concatenate([[0] if len(numbers) else [], begins, [len(numbers)]]).astype(np.int64)
@@ -128,6 +132,8 @@ def bounds_of(
     """
     check_batches(program)
     if batch not in events.schema.names:
-        raise InvalidUsageError("there is no such column", column=batch)
+        raise InvalidUsageError(
+            "there is no such column", column=batch, hint=did_you_mean(str(batch), events.schema.names)
+        )
     column = events.column(batch)
     return batch_bounds(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column, batch)

@@ -11,15 +11,18 @@ from penstock.errors import InvalidUsageError
 from penstock.procedures import language
 from penstock.procedures.compiler.program import all_texts
 from penstock.procedures.compiler.reading import ProcedureText, read
-from penstock.procedures.schema import NAME_HINT, TableSpec, is_usable_name
+from penstock.procedures.schema import NAME_HINT, RelationSpec, TableSpec, is_usable_name
 from penstock.procedures.workflows.dependencies import Dependencies
 from penstock.procedures.workflows.streams import StreamSpec
 from penstock.procedures.workflows.windows import WindowSpec
+from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.procedures.procedure import Procedure
 
 __all__ = ["Catalog"]
+
+_TAKEN = "choose another name, or make a new database: a notebook that runs a cell again declares twice"
 
 
 @dataclass
@@ -53,6 +56,20 @@ class Catalog:
         window_tables = [spec for window in self.windows.values() for spec in (window.rows, window.facts)]
         return self.tables | {spec.name: spec for spec in window_tables}
 
+    def find_relation(self, name: str) -> RelationSpec:
+        """Return the table, stream or window of a name.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is none.
+        """
+        relations: dict[str, RelationSpec] = {**self.tables, **self.streams, **self.windows}
+        if name not in relations:
+            hint = did_you_mean(name, relations, "tables, streams and windows")
+            raise InvalidUsageError("there is no such table, stream or window", name=name, hint=hint)
+        return relations[name]
+
     def add(self, kind: str, spec: TableSpec | StreamSpec | WindowSpec) -> None:
         """Add a declaration.
 
@@ -78,7 +95,9 @@ class Catalog:
         for name in names:
             if name in names_in_use:
                 relation = "stream" if name in self.streams else "window" if name in self.windows else "table"
-                raise InvalidUsageError(f"the database has this {relation} already", **{relation: name})
+                raise InvalidUsageError(
+                    f"the database has this {relation} already", **{relation: name}, hint=_TAKEN
+                )
         if isinstance(spec, TableSpec):
             self.tables[spec.name] = spec
         elif isinstance(spec, StreamSpec):
