@@ -296,6 +296,11 @@ class TableRows:
         self._delete(tombstones, note=stored)
         self.upsert(upserts, dirty=stored)
 
+    def mark(self, upserts: pa.RecordBatch, tombstones: pa.RecordBatch) -> None:
+        """Let the next delta have rows that are here, and deleted keys."""
+        self._dirty[self.find(self._key_numbers(upserts))] = True
+        self._delete(tombstones, note=True)
+
     def _key_numbers(self, rows: pa.RecordBatch) -> list[Numbers]:
         return [
             numpy_column(column, rows.column(column.name), self._texts)[0].astype(np.int64)
@@ -326,10 +331,10 @@ class TableRows:
         self._facts[FREE] += len(slots)
         self._facts[LIVE] -= len(slots)
         if note:
-            self.make_room(len(slots))
+            self.make_room(rows.num_rows)
             begin = int(self._facts[GONE])
-            self._gone[begin : begin + len(slots)] = np.stack([part[exists] for part in key], axis=1)
-            self._facts[GONE] += len(slots)
+            self._gone[begin : begin + rows.num_rows] = np.stack(key, axis=1)
+            self._facts[GONE] += rows.num_rows
 
     # Rows as Python objects, for procedures that Python runs
 
@@ -342,12 +347,7 @@ class TableRows:
             ]
         except pa.ArrowInvalid:  # beyond what the column can hold
             return None
-        slot = self.find(
-            [
-                numpy_column(column, part, self._texts)[0].astype(np.int64)
-                for column, part in zip(self.spec.key_columns, parts, strict=True)
-            ]
-        )
+        slot = self.find(self._key_numbers(pa.RecordBatch.from_arrays(parts, schema=self.spec.key_schema)))
         if slot[0] < 0:
             return None
         return python_rows(self.rows_at(slot))[0]
@@ -400,11 +400,11 @@ class TableRows:
             self._delete(tombstones, note=False)
         if upserts is not None and upserts.num_rows:
             if not len(self) and not self._facts[USED]:
-                self._fill(upserts)
+                self.fill(upserts)
             else:
                 self.upsert(upserts, dirty=False)
 
-    def _fill(self, rows: pa.RecordBatch) -> None:
+    def fill(self, rows: pa.RecordBatch) -> None:
         """Fill an empty table."""
         self.make_room(rows.num_rows)
         for place, (column, values) in enumerate(zip(self.spec.columns, rows.columns, strict=True)):

@@ -14,6 +14,7 @@ import penstock
 from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
+from penstock.procedures.partitions import partitioned_rows
 from penstock.procedures.partitions.placement import read_ranges
 from penstock.procedures.requests.messages import REQUESTS
 from tests.procedures import interpreted
@@ -101,7 +102,7 @@ def test_explain_says_where_tables_and_transactions_are() -> None:
             "  table items: replicated, since it has no partition_by",
             "  sell: single-partition, by store",
             f"  send: {moved} the rows that it accesses are moved",
-            f"  send_rarest: {moved} all rows of its tables in these partitions are moved",
+            f"  send_rarest: {moved} its tables are gathered",
             "  set_price: all partitions: it writes items[e.item], which is replicated",
             "  price_of: single-partition, in any: it only reads replicated tables",
             f"  collect: {moved.replace('store and other', 'all stores')} "
@@ -224,6 +225,41 @@ def test_a_workflow_with_a_window_runs_over_all_partitions() -> None:
             found.append((results, db.table("votes").sort_by("phone").to_pylist()))
     assert found[0] == found[1]
     assert len(found[0][1]) == 6
+
+
+def test_rows_stay_at_the_coordinator_while_many_transactions_need_several_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitioned_rows, "MIN_MOVES_TO_GATHER", 40)
+    near: dict[str, Any] = {"store": [1], "other": [2], "item": [1]}
+    far = near | {"other": [300]}
+    ranges = {"stock": [100]}
+    with shop().open() as serial, shop().open(location=tmp_path, partitions=2, ranges=ranges) as db:
+
+        def run(name: str, event: dict[str, Any], times: int = 1) -> bool:
+            events = {column: values * times for column, values in event.items()}
+            assert db.run(name, events) == serial.run(name, events)
+            return "gathered at the coordinator, until fewer need several partitions: stock" in db.explain()
+
+        for one in (serial, db):
+            one.load("stock", STOCK)
+        assert not run("send", far, 2)
+        assert run("send", far)
+        assert run("send", near, 39)
+        db.checkpoint()
+        run("send", near)
+        assert run("drop", {"item": [1]})  # takes all partitions
+        assert run("send", near, 39)
+        assert not run("send", near)
+        assert run("drop", {"item": [1]})
+        for one in (serial, db):
+            one.load("stock", {"store": [1], "item": [1], "count": [5]})
+        assert run("send", far, 3)
+        last = serial.table("stock").sort_by("store")
+        assert last["store"].to_pylist() == [1, 300]
+        assert db.table("stock").sort_by("store") == last
+    with shop().open(location=tmp_path, partitions=3) as db:
+        assert db.table("stock").sort_by("store") == last
 
 
 @pytest.mark.parametrize("partitions", [1, 2])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock._kernels import kernel
 from penstock.procedures.texts import Numbers
 
-__all__ = ["FORWARDED", "find_homes", "forward", "merge_homes", "order_by_home"]
+__all__ = ["FORWARDED", "find_homes", "forward", "merge_homes", "order_by_home", "take_rows"]
 
 FORWARDED = -1
 """The partition of a transaction that is forwarded."""
@@ -117,3 +119,13 @@ def order_by_home(homes: Numbers, partitions: int) -> tuple[Numbers, Numbers, Nu
         places[i] = place
         at[homes[i] + 1] = place + 1
     return order, places, begins
+
+
+def take_rows(rows: pa.RecordBatch, order: Numbers) -> pa.RecordBatch:
+    """Return rows in an order."""
+    places = pa.array(order)
+    columns = [
+        column if column.null_count == len(column) else pc.take(column, places, boundscheck=False)
+        for column in rows.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)

@@ -4,8 +4,8 @@ A partition has a thread and a `TableSet` of its own: its rows of the partitione
 replicated ones. A coordinator has another copy of the replicated tables. Invariants:
 
 1. A run of a program equals the serial run of its events in their order.
-2. Between runs, the coordinator has no rows of partitioned tables, and all copies of a replicated table are
-   equal.
+2. Between runs, the coordinator has all rows of the gathered tables, and none of other partitioned tables.
+   All copies of a replicated table are equal.
 3. A version holds no partitions, so a database opens with any number of them.
 """
 
@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.checkpointing import PUnit
 from penstock.errors import InvalidUsageError
@@ -28,12 +27,12 @@ from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.compiler.values import Found
 from penstock.procedures.engine import Run, TableSet
 from penstock.procedures.partitions.event_keys import EventKeys
-from penstock.procedures.partitions.forwarding import order_by_home
+from penstock.procedures.partitions.forwarding import order_by_home, take_rows
 from penstock.procedures.partitions.lookups import find_rows
+from penstock.procedures.partitions.partitioned_rows import GatheredTables, PartitionedRows
 from penstock.procedures.partitions.placement import place_tables
 from penstock.procedures.partitions.predicted.run import PredictedRuns
 from penstock.procedures.partitions.routes import Route, find_route
-from penstock.procedures.rows import TableRows
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import Numbers
 
@@ -66,6 +65,8 @@ class PartitionedTables:
         The number of transactions that ran.
     forwarded : int
         The number of them that ran on the coordinator.
+    gathered : GatheredTables
+        The tables whose rows are at the coordinator.
     predicted : PredictedRuns or None
         Runs transactions that would be forwarded as a predictor says, if there is one.
     is_new, offset, program, request_memory
@@ -90,6 +91,7 @@ class PartitionedTables:
             for number in range(partitions)
         ]
         self._routes: dict[str, Route] = {}
+        self.gathered = GatheredTables(self._partitions, self._coordinator, self.placements)
         self.predicted: PredictedRuns | None = None
         self.transactions = self.forwarded = 0
         self.is_new = True
@@ -99,10 +101,13 @@ class PartitionedTables:
 
     def __getitem__(self, name: str) -> PartitionedRows:
         """Return a table."""
-        shared = name in self.placements
-        return PartitionedRows(
-            [part[name] for part in (self._partitions if shared else self._partitions[:1])]
-        )
+        return PartitionedRows([part[name] for part in self._parts_of(name)])
+
+    def _parts_of(self, name: str) -> list[TableSet]:
+        """Return the tables that have the rows of a table."""
+        if name in self.gathered.names:
+            return [self._coordinator]
+        return self._partitions if name in self.placements else self._partitions[:1]
 
     def __contains__(self, name: str) -> bool:
         """Return whether it has a table."""
@@ -163,16 +168,26 @@ class PartitionedTables:
         Single-partition transactions run first, each in the thread of its partition, then those that are
         forwarded; see `forward` for why this equals the order of the events.
         """
-        self.transactions += events.num_rows if bounds is None else len(bounds) - 1
+        count = events.num_rows if bounds is None else len(bounds) - 1
+        self.transactions += count
+        if not count:
+            return self._coordinator.run(program, events, bounds)
+        if self.predicted is not None:
+            self.gathered.scatter()
         route = self.route(program)
-        if isinstance(program, PlainProgram) or route.obstacle is not None or not events.num_rows:
+        if isinstance(program, PlainProgram) or route.obstacle is not None:
             predicted = self._run_predicted(program, events) if bounds is None else None
             if predicted is not None:
                 return predicted
+            if self._gathers(program, 0, count, knows_rows=False):
+                return self._run_gathered(program, events, bounds)
             return self._run_forwarded(program, events, range(self.partitions), None, bounds)
         homes = self.event_keys(program, events).homes(self.partitions)
-        if (homes < 0).any() and (predicted := self._run_predicted(program, events)) is not None:
+        several = int(np.count_nonzero(homes < 0))
+        if several and (predicted := self._run_predicted(program, events)) is not None:
             return predicted
+        if self._gathers(program, count - several, several, knows_rows=route.knows_rows):
+            return self._run_gathered(program, events, bounds)
         order, back, begins = order_by_home(homes, self.partitions)
         ends = begins.tolist()
         tasks = {home: (ends[home + 1], ends[home + 2]) for home in range(self.partitions)}
@@ -180,7 +195,7 @@ class PartitionedTables:
         if len(busy) == 1 and not ends[1]:
             (home,) = busy
             return self._partitions[home].run(program, events)
-        ordered = _take(events, order)
+        ordered = take_rows(events, order)
         forwarded = ordered.slice(0, ends[1])
         results = self._each({
             home: partial(self._partitions[home].run, program, ordered.slice(begin, end - begin))
@@ -190,7 +205,7 @@ class PartitionedTables:
         if forwarded.num_rows:
             keys = self.event_keys(program, forwarded)
             batches.insert(0, self._run_forwarded(program, forwarded, keys.needed(), keys))
-        return _take(concat(batches), back)
+        return take_rows(concat(batches), back)
 
     def _run_predicted(
         self, program: Program | PlainProgram, events: pa.RecordBatch
@@ -204,7 +219,7 @@ class PartitionedTables:
         """Return the keys of events, if the program's route has no obstacle."""
 
         def lookup(found: Found, values: Sequence[pa.Array[Any]]) -> tuple[Numbers, pa.RecordBatch]:
-            return find_rows(self._partitions, found.table, found.index, values)
+            return find_rows(self._parts_of(found.table), found.table, found.index, values)
 
         return EventKeys(program, self.route(program), events, self.placements, lookup)
 
@@ -220,6 +235,23 @@ class PartitionedTables:
         )
 
     # The coordinator
+
+    def _gathers(
+        self, program: Program | PlainProgram, single: int, several: int, *, knows_rows: bool
+    ) -> bool:
+        """Return whether transactions run over gathered tables; see `GatheredTables.choose`."""
+        names = [spec.name for spec in program.tables if spec.name in self.placements]
+        return self.predicted is None and self.gathered.choose(names, single, several, knows_rows=knows_rows)
+
+    def _run_gathered(
+        self, program: Program | PlainProgram, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None
+    ) -> pa.RecordBatch:
+        """Run transactions on the coordinator, which has the rows."""
+        self.forwarded += events.num_rows if bounds is None else len(bounds) - 1
+        results = self._coordinator.run(program, events, bounds)
+        replicated = [spec.name for spec in program.tables if spec.name not in self.placements]
+        self._spread({name: self._coordinator[name].delta() for name in replicated})
+        return results
 
     def _run_forwarded(
         self,
@@ -245,7 +277,6 @@ class PartitionedTables:
         finally:
             for name in split:
                 self._coordinator.clear(name)
-            self._coordinator.forget_deleted()
         return results
 
     def _keys_by_partition(self, event_keys: EventKeys) -> dict[str, list[pa.RecordBatch]] | None:
@@ -305,6 +336,7 @@ class PartitionedTables:
         InvalidUsageError
             If a key exists already; then nothing is inserted.
         """
+        self.gathered.scatter()
         placement = self.placements.get(table)
         parts = [rows] * self.partitions if placement is None else placement.split(rows)
         for part, its_rows in zip(self._partitions, parts, strict=True):
@@ -317,12 +349,12 @@ class PartitionedTables:
 
     def forget_deleted(self) -> None:
         """Forget deleted keys, and texts that no row has: no delta will follow."""
-        for part in self._partitions:
+        for part in (*self._partitions, self._coordinator):
             part.forget_deleted()
 
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored."""
-        units = [part.delta() for part in self._partitions]
+        units = [part.delta() for part in (*self._partitions, self._coordinator)]
         self.is_new = False
         blocks: dict[str, list[pa.RecordBatch]] = {}
         for unit in units:
@@ -334,7 +366,7 @@ class PartitionedTables:
     def snapshot(self) -> Iterator[PUnit]:
         """Return the whole current state in units of bounded size."""
         units: list[PUnit] = []
-        for number, part in enumerate(self._partitions):
+        for number, part in enumerate((*self._partitions, self._coordinator)):
             for unit in part.snapshot():
                 blocks = {
                     name: block
@@ -357,6 +389,7 @@ class PartitionedTables:
         """Apply stored `units` in order, to empty tables or to an older version."""
         self.is_new = False
         self.request_memory = None
+        self.gathered.scatter()
         for unit in units:
             parts = (*self._partitions, self._coordinator)
             for part, blocks in zip(parts, self._split_blocks(unit), strict=True):
@@ -378,47 +411,6 @@ class PartitionedTables:
             for share, part in zip(shares, parts, strict=False):
                 share[block_name] = part
         return shares
-
-
-def _take(rows: pa.RecordBatch, order: Numbers) -> pa.RecordBatch:
-    """Return rows in an order."""
-    places = pa.array(order)
-    columns = [
-        column if column.null_count == len(column) else pc.take(column, places, boundscheck=False)
-        for column in rows.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
-
-
-class PartitionedRows:
-    """A table whose rows are in several partitions.
-
-    Parameters
-    ----------
-    parts : sequence of TableRows
-        The rows of each partition.
-    """
-
-    def __init__(self, parts: Sequence[TableRows]) -> None:
-        self._parts = parts
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return sum(map(len, self._parts))
-
-    def table(self) -> pa.RecordBatch:
-        """Return all rows, in no particular order."""
-        return self.freeze()()
-
-    def freeze(self) -> Callable[[], pa.RecordBatch]:
-        """Copy the rows; see `TableRows.freeze`."""
-        copies = [part.freeze() for part in self._parts]
-        return lambda: concat([convert() for convert in copies])
-
-    def upsert(self, rows: pa.RecordBatch, *, dirty: bool) -> None:
-        """Insert or replace rows of a table that only one partition has."""
-        (part,) = self._parts
-        part.upsert(rows, dirty=dirty)
 
 
 State = TableSet | PartitionedTables

@@ -74,10 +74,8 @@ class Route:
         names = " and ".join(self.partitions)
         if self.is_single:
             return f"single-partition, by {names}"
-        moves = (
-            "the rows that it accesses" if self.knows_rows else "all rows of its tables in these partitions"
-        )
-        return f"single-partition if {names} are in one; else over several: {moves} are moved"
+        moves = "the rows that it accesses are moved" if self.knows_rows else "its tables are gathered"
+        return f"single-partition if {names} are in one; else over several: {moves}"
 
 
 def find_route(program: Program | PlainProgram, placements: Mapping[str, Placement]) -> Route:

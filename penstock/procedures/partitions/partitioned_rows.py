@@ -1,0 +1,143 @@
+"""Rows in several partitions, and tables whose rows are gathered at the coordinator.
+
+A transaction over several partitions holds them all (H-Store §3.3). While there are many, moving their rows
+to the coordinator and back with each call would take longer than running all transactions there. So the rows
+of their tables stay at the coordinator until most transactions need one partition again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import pyarrow as pa
+
+from penstock.operators.update_stream.stream import concat
+from penstock.procedures.engine import TableSet
+from penstock.procedures.partitions.placement import Placement
+from penstock.procedures.rows import TableRows
+
+__all__ = ["GatheredTables", "PartitionedRows"]
+
+MOVE_COST = 16
+"""Moving the rows of one transaction takes as long as so many others save by the threads of partitions.
+
+So tables are gathered if more than 6 % of transactions need several partitions.
+"""
+MIN_MOVES_TO_GATHER = 1 << 14
+"""Small tables are gathered or scattered as if they had so many rows, which is rarely."""
+
+
+class GatheredTables:
+    """The tables whose rows are all at the coordinator.
+
+    Parameters
+    ----------
+    partitions : sequence of TableSet
+        The partitions.
+    coordinator : TableSet
+        The coordinator.
+    placements : mapping
+        The placements of partitioned tables.
+
+    Attributes
+    ----------
+    names : set of str
+        The tables that are gathered.
+    """
+
+    def __init__(
+        self, partitions: Sequence[TableSet], coordinator: TableSet, placements: Mapping[str, Placement]
+    ) -> None:
+        self._partitions, self._coordinator, self._placements = partitions, coordinator, placements
+        self._debt = 0
+        self.names: set[str] = set()
+
+    def choose(self, names: Collection[str], single: int, several: int, *, knows_rows: bool) -> bool:
+        """Return whether transactions run over gathered tables, after gathering or scattering some.
+
+        Each transaction over several partitions adds its cost to a debt, and each other one takes off one.
+        Tables are gathered once the debt is as high as their number of rows, and scattered once it is paid.
+
+        Parameters
+        ----------
+        names : collection of str
+            The partitioned tables that the transactions access.
+        single, several : int
+            The numbers of transactions that need one partition, and several.
+        knows_rows : bool
+            Whether only their rows would be moved, not all rows of their tables.
+        """
+        self._debt = max(self._debt + MOVE_COST * several - single, 0)
+        if several or self.names:
+            rows = sum(
+                len(part[name])
+                for part in (*self._partitions, self._coordinator)
+                for name in self._placements
+            )
+            limit = max(rows, MIN_MOVES_TO_GATHER)
+            self._debt = limit if several and not knows_rows else min(self._debt, limit)
+            if not self._debt:
+                self.scatter()
+            elif self._debt == limit or not self.names.isdisjoint(names):
+                for name in set(names) - self.names:
+                    self._move(name, self._partitions, [self._coordinator])
+                self.names |= set(names)
+        return not self.names.isdisjoint(names)
+
+    def scatter(self) -> None:
+        """Move all rows back to their partitions."""
+        for name in self.names:
+            self._move(name, [self._coordinator], self._partitions)
+        self.names = set()
+
+    def _move(self, name: str, sources: Sequence[TableSet], targets: Sequence[TableSet]) -> None:
+        """Move all rows of a table, and its changes since the last version."""
+        deltas = [source[name].delta() for source in sources]
+        moved = {
+            "rows": concat([source[name].table() for source in sources]),
+            **{
+                part: concat([delta[f"{name}/{part}"] for delta in deltas])
+                for part in ("upserts", "tombstones")
+            },
+        }
+        shares = [
+            [rows] if len(targets) == 1 else self._placements[name].split(rows) for rows in moved.values()
+        ]
+        for target, rows, upserts, tombstones in zip(targets, *shares, strict=True):
+            target.clear(name)
+            if rows.num_rows:
+                target[name].fill(rows)
+            target[name].mark(upserts, tombstones)
+        for source in sources:
+            source.clear(name)
+
+
+class PartitionedRows:
+    """A table whose rows are in several partitions.
+
+    Parameters
+    ----------
+    parts : sequence of TableRows
+        The rows of each partition.
+    """
+
+    def __init__(self, parts: Sequence[TableRows]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return sum(map(len, self._parts))
+
+    def table(self) -> pa.RecordBatch:
+        """Return all rows, in no particular order."""
+        return self.freeze()()
+
+    def freeze(self) -> Callable[[], pa.RecordBatch]:
+        """Copy the rows; see `TableRows.freeze`."""
+        copies = [part.freeze() for part in self._parts]
+        return lambda: concat([convert() for convert in copies])
+
+    def upsert(self, rows: pa.RecordBatch, *, dirty: bool) -> None:
+        """Insert or replace rows of a table that only one partition has."""
+        (part,) = self._parts
+        part.upsert(rows, dirty=dirty)
