@@ -215,6 +215,11 @@ class TableRows:
         """Return all rows, in no particular order."""
         return self.rows_at(np.flatnonzero(self._live))
 
+    def key_column(self, name: str) -> pa.Array[Any]:
+        """Return a column of the key of all rows, in the order of `table`."""
+        values = self._columns[self.spec.names.index(name)][np.flatnonzero(self._live)]
+        return arrow_column(self.spec.column(name), values, None, self._texts)
+
     def freeze(self) -> Callable[[], pa.RecordBatch]:
         """Copy the rows; return a function that converts the copy to what `table` returns now.
 
@@ -340,11 +345,9 @@ class TableRows:
 
     def fetch(self, key: tuple[Any, ...]) -> dict[str, Any] | None:
         """Return the row of a key; None if there is none."""
+        kinds = self.spec.key_schema.types
         try:
-            parts = [
-                from_python([part], column.type)
-                for column, part in zip(self.spec.key_columns, key, strict=True)
-            ]
+            parts = [from_python([part], kind) for kind, part in zip(kinds, key, strict=True)]
         except pa.ArrowInvalid:  # beyond what the column can hold
             return None
         slot = self.find(self._key_numbers(pa.RecordBatch.from_arrays(parts, schema=self.spec.key_schema)))
@@ -358,10 +361,9 @@ class TableRows:
 
     def replace(self, changes: Mapping[tuple[Any, ...], dict[str, Any] | None]) -> None:
         """Insert, replace or (with None) delete rows by key."""
-        fields = list(self.spec.key_schema)
         deleted_keys = [key for key, row in changes.items() if row is None]
-        columns = list(zip(*deleted_keys, strict=True)) or [() for _ in fields]
-        keys = [from_python(values, field.type) for values, field in zip(columns, fields, strict=True)]
+        kinds = enumerate(self.spec.key_schema.types)
+        keys = [from_python([key[place] for key in deleted_keys], kind) for place, kind in kinds]
         self._delete(pa.RecordBatch.from_arrays(keys, schema=self.spec.key_schema), note=True)
         rows = [row for row in changes.values() if row is not None]
         arrays = [
@@ -435,8 +437,7 @@ class TableRows:
         key_changed = False
         for column, values in zip(self.spec.columns, self._columns, strict=True):
             if column.kind.is_interned:
-                inside = np.clip(values, 0, len(new_numbers) - 1)
-                values[:] = new_numbers[inside]
+                values[:] = new_numbers[np.clip(values, 0, len(new_numbers) - 1)]
                 key_changed = key_changed or column.name in self.spec.key
         self.trees.renumber(new_numbers)
         if key_changed:

@@ -481,7 +481,7 @@ def test_a_changed_workflow_is_refused(spark: SparkSession, tmp_path: Path) -> N
             InvalidUsageError, match=r"the checkpoint was made with (another program|other tables)"
         ):
             place.start(query(spark, place, changed))
-    with pytest.raises(InvalidUsageError, match="has no partition_by"):
+    with pytest.raises(InvalidUsageError, match="the window recent is of all rows"):
         query(spark, place, workflow(), buckets=2)
 
 

@@ -14,9 +14,12 @@ import pytest
 from penstock.checkpointing.files import open_files
 from penstock.errors import CorruptDataError
 from penstock.procedures.analysis.columns import ResultRows
+from penstock.procedures.compiler.program import Program
 from penstock.procedures.engine import TableSet
 from penstock.procedures.partitions.bucket_forwarding import Forwarding
 from penstock.spark_ext.border.buckets import bucket_labels
+from penstock.spark_ext.border.connection import Shared
+from penstock.spark_ext.border.initial_rows import InitialRows
 from penstock.spark_ext.border.parcels import COORDINATOR, from_parcel, to_parcels
 from penstock.spark_ext.border.transaction_packing import TransactionPacker
 from penstock.spark_ext.forwarding.coordinator import Coordinator
@@ -24,8 +27,8 @@ from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
 from penstock.spark_ext.worker.stateful import _take_exports
 from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 from penstock.state_store.bucket_store import BucketStore, Pointer
-from tests.procedures import contents, results_of
-from tests.property.test_forwarding import BANK, PROGRAM, batch_of
+from tests.procedures import results_of
+from tests.property.test_forwarding import BANK, PROGRAM, PROGRAMS, RATES, batch_of, tables
 
 BUCKETS = 3
 ROWS = [
@@ -39,26 +42,44 @@ ROWS = [
 ]  # fmt: skip
 
 
+ORDERS = [
+    {"source": source, "target": target, "name": name, "amount": amount}
+    for source, target, name, amount in [
+        (1, 1, "Ada", 9), (1, 1, "Ada", 7), (2, 2, "Bo", 3), (1, 2, "Ada", 5), (7, 1, "Bo", -2),
+        (1, 1, "Ada", 8), (2, 9, "Bo", 4), (9, 1, "Ada", -1), (7, 2, "Ada", 1),
+        (1, 7, "Bo", 6), (3, 3, "Žofie", 2),
+    ]
+]  # fmt: skip
+"""Orders and prices are of several buckets; their rows are not known, and rates are in each bucket."""
+
+
 class Query:
     """Micro-batches of a query that keeps its events in memory."""
 
-    def __init__(self, directory: Path, order: str) -> None:
-        forwarding = Forwarding(PROGRAM, BUCKETS, order)
+    def __init__(self, directory: Path, order: str, program: Program, events: list[dict[str, Any]]) -> None:
+        forwarding = Forwarding(program, BUCKETS, order)
+        self.program, self.events = program, events
         names = tuple(forwarding.event.names)
         schema = pa.schema([*forwarding.event, ("id", pa.int64())])
         needed, tables = (*names, "id"), tuple(BANK.tables.values())
         self.packer = TransactionPacker(schema, needed, None, None, BUCKETS, forwarding=forwarding)
+        rates = [{"rates": list(to_parcels([RATES]))} for _ in range(BUCKETS)]
         operator = TransactionOperator(
-            PROGRAM, tables, needed, ("id",), None, PROGRAM.digest, order=order, forwarding=forwarding
+            program, tables, needed, ("id",), None, program.digest, order=order, forwarding=forwarding,
+            initial=InitialRows(Shared(rates)),
+        )  # fmt: skip
+        self.task = BucketTask(
+            "bank", str(directory), operator, BUCKETS, 2, retain_versions=4, origin=operator.origin
         )
-        self.task = BucketTask("bank", str(directory), operator, BUCKETS, 2, retain_versions=4)
         rows = ResultRows(("id",), order)
         self.coordinator = Coordinator("bank", str(directory), forwarding, tables, len(needed), rows)
         self.pointers: dict[int, Pointer] = {}
 
     def stage_one(self, batch: int, begin: int, end: int) -> tuple[pa.RecordBatch, dict[int, Pointer]]:
         """Run the buckets; return their output, and their new pointers."""
-        events = batch_of(ROWS[begin:end]).append_column("id", pa.array(range(begin, end)))
+        events = batch_of(self.events[begin:end], self.program).append_column(
+            "id", pa.array(range(begin, end))
+        )
         parcels = defaultdict(list)
         for row in self.packer([events]):
             parcels[row.column("bucket")[0].as_py()].append(row.column("payload")[0].as_py())
@@ -103,9 +124,10 @@ class Query:
         return found
 
 
-@pytest.mark.parametrize("order", ["arrival", "any"])
-def test_parcels_pass_through_both_stages(tmp_path: Path, order: str) -> None:
-    query = Query(tmp_path, order)
+@pytest.mark.parametrize(("name", "order"), [("act", "arrival"), ("act", "any"), ("order", "any")])
+def test_parcels_pass_through_both_stages(tmp_path: Path, name: str, order: str) -> None:
+    program, given = PROGRAMS[name], ROWS if name == "act" else ORDERS
+    query = Query(tmp_path, order, program, given)
     made: list[dict[str, Any]] = []
     forwarded = 0
     for number, (begin, end) in enumerate([(0, 6), (6, 11)]):
@@ -117,16 +139,14 @@ def test_parcels_pass_through_both_stages(tmp_path: Path, order: str) -> None:
     place = ("batch", "forwarded", "id") if order == "any" else ("id",)
     made.sort(key=lambda row: [row[name] for name in place])
     state = TableSet(BANK.tables.values())
-    expected = results_of([state.run(PROGRAM, batch_of([ROWS[row["id"]] for row in made]))])
-    assert [(row["left"], row["visits"], row["rejected"]) for row in made] == expected
+    state.load("rates", RATES)
+    expected = results_of([state.run(program, batch_of([given[row["id"]] for row in made], program))])
+    names = [result.name for result in program.results]
+    assert [tuple(row[one] for one in (*names, "rejected")) for row in made] == expected
     if order == "any":
         assert sum(row["forwarded"] for row in made) == forwarded
     assert 0 < forwarded < len(ROWS)
-    found = [contents(one, BANK) for one in query.tables()]
-    wanted = contents(state, BANK)
-    assert {name: sorted(row for one in found for row in one[name]) for name in wanted} == {
-        name: sorted(rows) for name, rows in wanted.items()
-    }
+    assert tables(query.tables()) == tables([state])
     assert sum(one.forwarded for one in query.tables()) == forwarded
     for bucket in query.pointers:
         own = [(row["transaction"], row["id"]) for row in made if row["bucket"] == bucket]
@@ -135,7 +155,7 @@ def test_parcels_pass_through_both_stages(tmp_path: Path, order: str) -> None:
 
 
 def test_other_events_under_the_number_of_a_micro_batch_are_refused(tmp_path: Path) -> None:
-    query = Query(tmp_path, "arrival")
+    query = Query(tmp_path, "arrival", PROGRAM, ROWS)
     query.stage_two(query.stage_one(0, 0, 5)[0])
     with pytest.raises(CorruptDataError, match="ahead of the checkpoint"):
         query.stage_two(query.stage_one(0, 0, 6)[0])

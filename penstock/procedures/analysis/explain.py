@@ -181,7 +181,12 @@ def _forwarded(program: Program | PlainProgram) -> str:
     if routing_attribute(program) is not None:
         return "nothing"
     # The placement of rows needs Numba, which explaining a graph without procedures does not.
-    from penstock.procedures.partitions.bucket_forwarding import bucket_route, forwarding_obstacle
+    from penstock.procedures.partitions.bucket_forwarding import (
+        ARRIVAL,
+        Forwarding,
+        bucket_route,
+        forwarding_obstacle,
+    )
 
     obstacle = forwarding_obstacle(program)
     if obstacle is not None or isinstance(program, PlainProgram):
@@ -190,7 +195,8 @@ def _forwarded(program: Program | PlainProgram) -> str:
     names = " and ".join(route.partitions)
     if route.is_single:
         return f"nothing, with buckets= each transaction is in the bucket of {names}"
-    return f"with buckets=, where {names} are of several buckets"
+    over = "over copies of the tables, " if Forwarding(program, 1, ARRIVAL).copies_buckets else ""
+    return f"with buckets=, {over}where {names} are of several buckets"
 
 
 def _access_sets(program: Program) -> str:

@@ -5,13 +5,16 @@
 2. The coordinator runs the forwarded transactions over these rows in their order, and returns the changes of
    each bucket (`Forwarding.run`). A bucket has them before it runs its next transactions.
 
+If an event tells the buckets of a transaction but not its rows (`Forwarding.copies_buckets`), the coordinator
+has copies of the buckets' tables instead (`Forwarding.run_over`).
+
 Both stages are functions of their input. `docs/design/0019-forwarding.md` has the invariants.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -99,16 +102,16 @@ class Forwarding:
         Raises
         ------
         InvalidUsageError
-            If the event does not name the rows of a transaction.
+            If the event does not name the buckets of a transaction, or it writes a replicated table.
         """
         obstacle = forwarding_obstacle(program)
         if obstacle is not None or isinstance(program, PlainProgram):
             raise InvalidUsageError(
-                "a transaction may access rows of several buckets that its event does not name",
+                "a transaction may access rows of buckets that its event does not name",
                 procedure=program.name,
                 because=obstacle,
-                hint="let each column of all keys be an attribute of the event or a value of route=, "
-                "or use buckets=1",
+                hint="let the partition_by column of each key be an attribute of the event or a value of "
+                "route=, or use buckets=1",
             )
         return cls(program, buckets, order)
 
@@ -117,8 +120,24 @@ class Forwarding:
         return place_tables({spec.name: spec for spec in self.program.tables}, self.buckets, {})
 
     @cached_property
+    def copies_buckets(self) -> bool:
+        """Whether the coordinator needs whole tables: of unknown rows, or of tables that all buckets have."""
+        route = find_route(self.program, self._placements)
+        known = all(isinstance(one, str) for keys in route.keys for one in keys.origins)
+        return not route.is_single and not (known and len(self._placements) == len(self.program.tables))
+
+    @cached_property
     def _route(self) -> Route:
-        return find_route(self.program, self._placements)
+        route = find_route(self.program, self._placements)
+        if not self.copies_buckets:
+            return route
+        keys = [
+            replace(one, origins=tuple(
+                origin if place in one.places else None for place, origin in enumerate(one.origins)
+            ))
+            for one in route.keys
+        ]  # fmt: skip
+        return replace(route, keys=tuple(dict.fromkeys(keys)))
 
     def _keys(self, events: pa.RecordBatch) -> EventKeys:
         return EventKeys(self.program, self._route, events, self._placements, _find_nothing)
@@ -162,7 +181,9 @@ class Forwarding:
         return Split(own, np.flatnonzero(is_forwarded), forwarded, own_numbers, forwarded_numbers)
 
     def rows(self, state: TableSet, events: pa.RecordBatch, bucket: int) -> dict[str, pa.RecordBatch]:
-        """Return the bucket's rows that forwarded events need, by table."""
+        """Return the bucket's rows that forwarded events need, by table; none if its tables are copied."""
+        if self.copies_buckets:
+            return {}
         event_keys, found = self._keys(events), dict[str, list[pa.RecordBatch]]()
         for keys in self._route.keys:
             schema = state[keys.table].spec.key_schema
@@ -187,17 +208,21 @@ class Forwarding:
             The exported rows of all buckets, by table.
         """
         state = TableSet(self.program.tables)
-        counts = np.zeros(self.buckets, np.int64)
         for name, parts in rows.items():
             if some := [part for part in parts if part.num_rows]:
-                before = concat(some)
-                state[name].upsert(before, dirty=False)
-                counts -= self._count(name, before)
+                state[name].upsert(concat(some), dirty=False)
+        return self.run_over(state, events)
+
+    def run_over(self, state: TableSet, events: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Changes]]:
+        """Run forwarded transactions over tables of all their buckets; see `run`."""
+        counts = -self._count(state)
         results = state.run(self.program, events)
+        counts += self._count(state)
         blocks: list[dict[str, pa.RecordBatch]] = [{} for _ in range(self.buckets)]
         for spec in self.program.tables:
-            counts += self._count(spec.name, state[spec.name].table())
             for block_name, block in state[spec.name].delta().items():
+                if not block.num_rows:
+                    continue
                 # The order in which buckets' rows arrive must not show in what is stored.
                 rows_by_key = block.sort_by([(name, "ascending") for name in spec.key])
                 for own, part in zip(blocks, self._placements[spec.name].split(rows_by_key), strict=True):
@@ -205,11 +230,14 @@ class Forwarding:
                         own[block_name] = part
         return results, [Changes(own, int(more)) for own, more in zip(blocks, counts, strict=True)]
 
-    def _count(self, name: str, rows: pa.RecordBatch) -> Numbers:
-        """Return the number of rows of each bucket."""
-        placement = self._placements[name]
-        places = placement.partitions_of(placement.columns, [rows.column(one) for one in placement.names])
-        return np.bincount(places, minlength=self.buckets)
+    def _count(self, state: TableSet) -> Numbers:
+        """Return the number of rows of each bucket, in the tables that get or lose rows."""
+        counts = np.zeros(self.buckets, np.int64)
+        for name in {change[1] for change in self.program.changes if change[0] != "column"}:
+            placement = self._placements[name]
+            values = [state[name].key_column(one) for one in placement.names]
+            counts += np.bincount(placement.partitions_of(placement.columns, values), minlength=self.buckets)
+        return counts
 
     @property
     def event(self) -> pa.Schema:
@@ -231,16 +259,14 @@ def forwarding_obstacle(program: Program | PlainProgram) -> str | None:
     if isinstance(program, PlainProgram):
         return "Python runs it"
     for spec in program.tables:
-        if spec.partition_by is None:
+        if spec.window is not None:
             return spec.why_one_bucket
-        if spec.column(spec.partition_by).kind.scale is not None:
+        if spec.partition_by is not None and spec.column(spec.partition_by).kind.scale is not None:
             return f"the table {spec.name} is partitioned by a decimal"
     route = bucket_route(program)
     if route.obstacle is not None:
         return route.obstacle
-    for keys in () if route.is_single else route.keys:  # of single-bucket transactions no rows move
-        if any(isinstance(origin, Found) for origin in keys.origins):
-            return f"an index finds rows of {keys.table}"
-        if None in keys.origins:
-            return f"a column of a key of {keys.table} is no attribute of the event"
-    return None if route.keys else "it accesses no table"
+    for keys in () if route.is_single else route.keys:  # a single-bucket transaction is rejected elsewhere
+        if any(isinstance(origin, Found) for origin in keys.partition):
+            return f"an index finds the bucket of rows of {keys.table}"
+    return None if route.keys else "it accesses no table with partition_by"

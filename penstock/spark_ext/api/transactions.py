@@ -82,12 +82,13 @@ def transactions(
         The number of buckets for the rows of tables. By default the number of shuffle partitions if each
         transaction accesses rows of one bucket: all its keys have the same event attribute in the
         partitioning columns of their tables. Otherwise one. With more than one, a transaction over several
-        buckets is forwarded to a coordinator, for which all columns of its keys must be attributes of the
-        event, elements of its lists, or values of the procedure's route. Fixed for the life of a checkpoint.
+        buckets is forwarded to a coordinator, for which the partitioning columns of its keys must be
+        attributes of the event, elements of its lists, or values of the procedure's route. Tables without
+        such a column are replicated, and only read. Fixed for the life of a checkpoint.
     initial : mapping, optional
         The first rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
         table. They are loaded once, with the first micro-batch of a checkpoint; later starts ignore them. All
-        of them pass through the driver.
+        of them pass through the driver. Each bucket has all rows of replicated tables.
     requests : str or path, optional
         The location of requests, which run beside the stream: ``database.connect(requests)`` makes a client
         that calls procedures. The requests of a micro-batch run before its events, in the order in which they

@@ -86,7 +86,12 @@ class InitialRows:
             table = pa.Table.from_batches(batches_of(read, spec.schema, owner=name), spec.schema)
             if table.group_by(list(spec.key)).aggregate([]).num_rows < table.num_rows:
                 raise InvalidUsageError("two rows have one key", table=name, key=", ".join(spec.key))
-            for bucket, part in _partition(table, spec, buckets, route):
+            if spec.partition_by is None:  # each bucket has a copy; Spark sends equal objects once
+                copied = list(to_parcels(table.to_batches()))
+                for own in parcels:
+                    own[name] = copied
+                continue
+            for bucket, part in _partition(table, spec.name, spec.partition_by, buckets, route):
                 parcels[bucket][name] = list(to_parcels(part.to_batches()))
         return InitialRows(share(spark, parcels, "the first rows of the tables"))
 
@@ -98,26 +103,20 @@ class InitialRows:
 
 
 def _partition(
-    rows: pa.Table, spec: TableSpec, buckets: int, route: pa.DataType | None
+    rows: pa.Table, table: str, partition_by: str, buckets: int, route: pa.DataType | None
 ) -> Iterable[tuple[int, pa.Table]]:
     """Yield the rows of each bucket."""
     if buckets == 1:
         yield 0, rows
         return
-    if spec.partition_by is None:
-        raise InvalidUsageError(
-            "rows of this table belong to no bucket",
-            table=spec.name,
-            hint="declare partition_by, or use buckets=1",
-        )
-    values: pa.Array[Any] = rows.column(spec.partition_by).combine_chunks()
+    values: pa.Array[Any] = rows.column(partition_by).combine_chunks()
     try:
         values = values if route is None else values.cast(route)
     except pa.ArrowInvalid as error:
         raise InvalidUsageError(
             "a row's partition is outside of what events can have",
-            table=spec.name,
-            column=spec.partition_by,
+            table=table,
+            column=partition_by,
             type=route,
             hint="cast the event's attribute to the type of the column",
         ) from error

@@ -1,14 +1,14 @@
 """The coordinator: runs the forwarded transactions of a micro-batch, after a shuffle behind the buckets.
 
-Steps: 1. run the transactions over the exported rows, 2. sync Spark's plan of the micro-batch, so that no
-other events come under its number, 3. publish the continuation of each bucket that takes part, 4. emit the
-results. All steps give the same when another attempt repeats them.
+Steps: 1. run the transactions over the exported rows, or over copies of the buckets' tables, 2. sync Spark's
+plan of the micro-batch, so that no other events come under its number, 3. publish the continuation of each
+bucket that takes part, 4. emit the results. All steps give the same when another attempt repeats them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,10 +23,11 @@ from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.procedures.analysis.columns import ResultRows
 from penstock.procedures.engine import REJECTED
 from penstock.procedures.partitions.bucket_forwarding import Changes, Forwarding
-from penstock.procedures.partitions.continuations import publish_continuation
+from penstock.procedures.partitions.continuations import continuation_of, publish_continuation
 from penstock.procedures.schema import TableSpec
 from penstock.spark_ext.border.parcels import COORDINATOR, to_parcels
 from penstock.spark_ext.border.transaction_packing import sort_rows
+from penstock.spark_ext.forwarding.bucket_copies import keep_copies, take_copies
 from penstock.spark_ext.forwarding.exports import BUCKET, NUMBER, BucketNote, Exports
 from penstock.state_store.bucket_store import BucketStore
 
@@ -94,12 +95,24 @@ class Coordinator:
             name: [cast_to_schema(part, schemas[name]) for part in parts]
             for name, parts in exports.rows.items()
         }
+        stores = {note.bucket: self._store(note) for note in exports.notes}
+        copies = None
         events = sort_rows(exports.events, self.columns + 2)
         given = cast_to_schema(events.select(self.forwarding.event.names), self.forwarding.event)
-        results, changes = self.forwarding.run(given, rows)
-        ran = monotonic_s()
         query, batch = exports.notes[0].query, exports.notes[0].batch
-        self._publish(exports.notes, dict(enumerate(changes)))
+        if self.forwarding.copies_buckets:
+            copies = take_copies(query, self.name, self.tables)
+            copies.follow(stores, {note.bucket: note.pointer for note in exports.notes})
+            results, changes = self.forwarding.run_over(copies.state, given)
+        else:
+            results, changes = self.forwarding.run(given, rows)
+        ran = monotonic_s()
+        self._publish(exports.notes, stores, changes)
+        if copies is not None:
+            copies.advance(
+                stores, {note.bucket: continuation_of(note.pointer, batch) for note in exports.notes}
+            )
+            keep_copies(query, self.name, copies)
         published = monotonic_s()
         output = [
             self.rows.fill(
@@ -116,13 +129,17 @@ class Coordinator:
             metrics.duration_ms["write"] = 1000 * (monotonic_s() - published)
         return output, metrics
 
-    def _publish(self, notes: Iterable[BucketNote], changes: Mapping[int, Changes]) -> None:
+    def _publish(
+        self, notes: Iterable[BucketNote], stores: Mapping[int, BucketStore], changes: Sequence[Changes]
+    ) -> None:
         """Publish the continuations of buckets."""
         failpoint("coordinator.before_continuations")
         # Spark does not tell workers where its checkpoint is.
         make_durable(None)
         tables = {spec.name: spec for spec in self.tables}
         for note in notes:
-            files = open_files(self.state_location).child(note.query).child(self.name)
-            store = BucketStore(files.child(f"{note.bucket:05d}"))
-            publish_continuation(store, note.pointer, note.batch, changes[note.bucket], tables)
+            publish_continuation(stores[note.bucket], note.pointer, note.batch, changes[note.bucket], tables)
+
+    def _store(self, note: BucketNote) -> BucketStore:
+        files = open_files(self.state_location).child(note.query).child(self.name)
+        return BucketStore(files.child(f"{note.bucket:05d}"))

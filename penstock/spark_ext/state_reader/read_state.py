@@ -22,7 +22,7 @@ from penstock.spark_ext.state_reader.committed import committed_pointers, query_
 from penstock.spark_ext.state_reader.join_view import join_view
 from penstock.spark_ext.state_reader.queue_view import queue_view
 from penstock.spark_ext.state_reader.state_view import StateView, Stored
-from penstock.spark_ext.state_reader.table_view import table_view
+from penstock.spark_ext.state_reader.table_view import TableView, table_view
 from penstock.spark_ext.state_reader.window_view import sides_view, window_view
 from penstock.spark_ext.worker.bucket_task import SPECIFICATION_FILE
 from penstock.spark_ext.worker.python_workers import prepare_workers
@@ -145,6 +145,8 @@ def read_state(
         # The specification of each kind of operator is nested, and many functions take it apart.
         file = place.files.path_of(SPECIFICATION_FILE)
         raise CorruptDataError("the file describes no operator", file=file) from error
+    if isinstance(view, TableView) and view.is_copied:
+        places = places[:1]
     numbered = _number_columns(view.schema)
     arrow = as_arrow_schema(numbered, large=large)
     # Each number is a separate partition: one bucket a task.

@@ -36,6 +36,11 @@ class TableView:
     table: str
     schema: StructType
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether each bucket has all rows."""
+        return all(spec.partition_by is None for spec in self.tables if spec.name == self.table)
+
     def new_state(self) -> TableSet:
         """See `StateView.new_state`."""
         return TableSet((*self.tables, *HIDDEN_TABLES))

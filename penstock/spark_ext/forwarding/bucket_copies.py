@@ -1,0 +1,83 @@
+"""Copies of buckets' tables, by which the coordinator runs transactions whose rows their events do not name.
+
+A worker keeps the copies from micro-batch to micro-batch, and reads only the deltas since. It reads all again
+if Spark moves the coordinator to another worker or keeps another attempt of a bucket, or if a snapshot has
+replaced the deltas. So the copies equal the versions at the pointers, whatever is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.procedures.engine import TableSet
+from penstock.procedures.hidden_tables import HIDDEN_TABLES
+from penstock.procedures.schema import TableSpec
+from penstock.state_store.bucket_store import BucketStore, Handle, Pointer
+
+__all__ = ["BucketCopies", "keep_copies", "take_copies"]
+
+MAX_KEPT_BYTES = 1 << 30
+"""Larger copies are not kept."""
+
+
+class BucketCopies:
+    """The tables of several buckets in one set.
+
+    Parameters
+    ----------
+    tables : tuple of TableSpec
+        The tables of the database.
+
+    Attributes
+    ----------
+    state : TableSet
+        The tables.
+    """
+
+    def __init__(self, tables: tuple[TableSpec, ...]) -> None:
+        self._specs = (*tables, *HIDDEN_TABLES)
+        self.state = TableSet(self._specs)
+        self._handles: dict[int, Handle] = {}
+
+    def follow(self, stores: Mapping[int, BucketStore], pointers: Mapping[int, Pointer]) -> None:
+        """Make the tables of some buckets those of the versions at `pointers`.
+
+        Tables of other buckets may stay older, or missing.
+
+        Raises
+        ------
+        CorruptDataError, UnavailableError
+            As `BucketStore.load`.
+        """
+        for bucket, pointer in pointers.items():
+            held = self._handles.get(bucket)
+            if held is None:
+                self._handles[bucket] = stores[bucket].load(pointer, self.state)
+                continue
+            handle = stores[bucket].catch_up(pointer, self.state, held)
+            if handle is None:  # rows that were deleted since would stay, so read all again
+                self.state, self._handles = TableSet(self._specs), {}
+                self.follow(stores, pointers)
+                return
+            self._handles[bucket] = handle
+
+    def advance(self, stores: Mapping[int, BucketStore], pointers: Mapping[int, Pointer]) -> None:
+        """Take note that the tables have the changes of newer versions, which are published."""
+        for bucket, pointer in pointers.items():
+            self._handles[bucket] = stores[bucket].look(pointer)[0]
+        self.state.forget_deleted()
+
+
+_KEPT: dict[tuple[str, str], BucketCopies] = {}
+
+
+def take_copies(query: str, operator: str, tables: tuple[TableSpec, ...]) -> BucketCopies:
+    """Return the copies that this process has kept, or empty ones; they are no longer kept."""
+    return _KEPT.pop((query, operator), None) or BucketCopies(tables)
+
+
+def keep_copies(query: str, operator: str, copies: BucketCopies) -> None:
+    """Keep the copies of one operator for its next micro-batch."""
+    _KEPT.clear()
+    if copies.state.size_bytes <= MAX_KEPT_BYTES:
+        _KEPT[query, operator] = copies
