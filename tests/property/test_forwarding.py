@@ -323,7 +323,8 @@ class Spark:
                 if self.draw.random() < 0.7:
                     self.coordinate(number, batch, parts, self.draw.randint(0, len(moved)))
                 continue
-            forwarded = self.coordinate(number, batch, parts, len(moved))
+            for _ in range(self.draw.choice([1, 1, 2])):  # Spark may run the second stage again, alone
+                forwarded = self.coordinate(number, batch, parts, len(moved))
             found = {place: row for part in parts.values() for place, row in part["results"].items()}
             assert not found.keys() & forwarded.keys()
             for bucket, part in parts.items():
