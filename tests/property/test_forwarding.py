@@ -323,8 +323,9 @@ class Spark:
                 if self.draw.random() < 0.7:
                     self.coordinate(number, batch, parts, self.draw.randint(0, len(moved)))
                 continue
-            for _ in range(self.draw.choice([1, 1, 2])):  # Spark may run the second stage again, alone
-                forwarded = self.coordinate(number, batch, parts, len(moved))
+            forwarded = self.coordinate(number, batch, parts, len(moved))
+            if self.draw.random() < 0.3:  # Spark runs the second stage again, alone
+                assert self.coordinate(number, batch, parts, len(moved)) == forwarded
             found = {place: row for part in parts.values() for place, row in part["results"].items()}
             assert not found.keys() & forwarded.keys()
             for bucket, part in parts.items():

@@ -32,7 +32,7 @@ def test_results_and_tables_equal_the_serial_run(
 ) -> None:
     benchmark, scale, place = OLTP[name], SCALES[name], Place(tmp_path)
     events = benchmark.requests(scale, COUNT, 3)
-    rows = events.append_column("id", pa.array(range(COUNT)))
+    rows = events.append_column("place", pa.array(range(COUNT)))
     frame = place.input.frame(spark, spark_schema(rows.schema))
     for begin in range(0, COUNT, COUNT // 3):
         place.input.add(pa.table(rows.slice(begin, COUNT // 3)))
@@ -40,8 +40,8 @@ def test_results_and_tables_equal_the_serial_run(
         penstock.transactions(
             frame,
             benchmark.procedure,
-            time="id",
-            keep="id",
+            time="place",
+            keep="place",
             buckets=buckets,
             order=order,
             initial={table: pa.table(some) for table, some in benchmark.tables(scale).items()},
@@ -49,14 +49,14 @@ def test_results_and_tables_equal_the_serial_run(
         )
     )
     made = pa.concat_tables(place.batches().values())
-    by = ("batch", "forwarded", "id") if order == "any" else ("id",)
+    by = ("batch", "forwarded", "place") if order == "any" else ("place",)
     made = made.sort_by([(column, "ascending") for column in by])
     forwarded = sum(entry["forwarded"] for entry in penstock.metrics(ended))
     assert 0 < forwarded < COUNT
     with benchmark.database.open() as serial:
         for table, some in benchmark.tables(scale).items():
             serial.load(table, some)
-        expected = serial.run(benchmark.procedure.name, pa.table(events.take(made["id"].combine_chunks())))
+        expected = serial.run(benchmark.procedure.name, pa.table(events.take(made["place"].combine_chunks())))
         assert made.select(expected.schema.names).to_pylist() == expected.to_pylist()
         for table, spec in benchmark.database.tables.items():
             stored = penstock.read_state(spark, place.state, checkpoint=place.checkpoint, table=table)
