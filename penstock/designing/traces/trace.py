@@ -26,7 +26,7 @@ from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.arrow_rows import as_arrow, batches_of
 from penstock.procedures.partitions.event_keys import EventKeys
-from penstock.procedures.partitions.lookups import find_rows
+from penstock.procedures.partitions.partitioned_rows import find_rows
 from penstock.procedures.partitions.placement import hash_values, numbers_of
 from penstock.procedures.partitions.routes import Keys, Route, keys_of
 from penstock.procedures.schema import MAX_KEY_COLUMNS, Column, TableSpec

@@ -26,7 +26,7 @@ _RESOURCES_PER_KEY = 16
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 Lookup = Callable[[Found, Sequence[Any]], tuple[Numbers, pa.RecordBatch]]
-"""Returns the rows that an index finds; see `penstock.procedures.partitions.lookups.find_rows`."""
+"""Returns the rows that an index finds; see `penstock.procedures.partitions.partitioned_rows.find_rows`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,7 @@ from penstock.procedures.compiler.values import Found
 from penstock.procedures.engine import Run, TableSet
 from penstock.procedures.partitions.event_keys import EventKeys
 from penstock.procedures.partitions.forwarding import order_by_home, take_rows
-from penstock.procedures.partitions.lookups import find_rows
-from penstock.procedures.partitions.partitioned_rows import GatheredTables, PartitionedRows
+from penstock.procedures.partitions.partitioned_rows import GatheredTables, PartitionedRows, find_rows
 from penstock.procedures.partitions.placement import place_tables
 from penstock.procedures.partitions.predicted.run import PredictedRuns
 from penstock.procedures.partitions.routes import Route, find_route
