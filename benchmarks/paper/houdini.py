@@ -45,7 +45,7 @@ from penstock.procedures.programs.oltp import tatp
 from penstock.procedures.programs.oltp.tatp import TatpScale
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
 
-__all__ = ["SETTINGS", "Measured", "measure_all", "report", "trace_of"]
+__all__ = ["SETTINGS", "Measured", "Setting", "measure_all", "report", "requests_of", "trace_of"]
 
 RESULT = REPOSITORY / "benchmarks" / "results" / "houdini.txt"
 THRESHOLD = 0.5
@@ -113,8 +113,8 @@ class Measured:
     seconds: float
 
 
-def trace_of(name: str, count: int) -> list[ProcedureTrace]:
-    """Return the recorded transactions of a benchmark, of each kind by itself."""
+def requests_of(name: str, count: int) -> tuple[pa.RecordBatch, dict[str, pa.Table]]:
+    """Return the requests of a benchmark, and the first rows of its tables."""
     setting = SETTINGS[name]
     benchmark = BENCHMARKS[setting.benchmark or name]
     requests = benchmark.requests(setting.scale, count, 1)
@@ -124,6 +124,14 @@ def trace_of(name: str, count: int) -> list[ProcedureTrace]:
     if name == "tatp_name":
         requests = _name_subscribers(requests)
         tables["subscribers"] = _name_subscribers(tables["subscribers"])
+    return requests, tables
+
+
+def trace_of(name: str, count: int) -> list[ProcedureTrace]:
+    """Return the recorded transactions of a benchmark, of each kind by itself."""
+    setting = SETTINGS[name]
+    benchmark = BENCHMARKS[setting.benchmark or name]
+    requests, tables = requests_of(name, count)
     calls = [(benchmark.procedure.name, requests)]
     traces = record(benchmark.database, calls, tables, kind="kind")
     if name == "tatp_name":
