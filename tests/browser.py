@@ -89,9 +89,9 @@ class Page:
             assert time.monotonic() < deadline, f"{expression}: {self.ask('document.body.innerText')}"
             time.sleep(0.05)  # the page changes without an event
 
-    def draw(self, file: Path) -> None:
-        """Write a screenshot of the whole page as PNG."""
-        made = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    def draw(self, file: Path, *, whole: bool = True) -> None:
+        """Write a screenshot of the whole page, or of the part that the screen shows, as PNG."""
+        made = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(made["data"]))
 
 

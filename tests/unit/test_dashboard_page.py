@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -24,7 +23,6 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is missing"),
 ]
 SECOND = 1_000_000
-FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 MARKET = """
 source: {type: market, rows_per_second: 20_000, symbols: 3_000}
 queue: {key: symbol, time: time, arrival: time, policy: linecutting, budget: 600, buckets: 2}
@@ -153,8 +151,7 @@ def test_a_broken_contract_is_shown_until_it_is_kept_again(tmp_path: Path, page:
 
 
 @pytest.mark.spark
-def test_a_run_is_watched_while_it_runs_and_drawn_for_the_documents(tmp_path: Path, page: Page) -> None:
-    place = FIGURES if os.environ.get("PENSTOCK_FIGURES") else tmp_path
+def test_a_run_is_watched_while_it_runs(tmp_path: Path, page: Page) -> None:
     (tmp_path / "market.yaml").write_text(MARKET)
     with (tmp_path / "err").open("w") as log:
         process = subprocess.Popen(
@@ -177,7 +174,7 @@ def test_a_run_is_watched_while_it_runs_and_drawn_for_the_documents(tmp_path: Pa
             page.resize(width, height, phone=phone)
             page.wait(f"document.querySelector('.chart canvas').getBoundingClientRect().width < {width}")
             assert fits(page)
-            file = place / f"{name}.png"
+            file = tmp_path / f"{name}.png"
             page.draw(file)
             assert file.stat().st_size > 20_000
     finally:

@@ -118,7 +118,7 @@ class _MetricsFile:
             "query": self._name if done.query == RESULTS else f"{self._name}.{done.query}",
             "query_id": done.query_id,
             "batch_id": done.number,
-            "timestamp": datetime.fromtimestamp(now_us() / 1e6, UTC).isoformat(),
+            "timestamp": datetime.fromtimestamp(now_us() / 1e6 - done.duration_ms / 1e3, UTC).isoformat(),
             "operator": done.operator,
             "batch_ms": round(done.duration_ms, 3),
             "bad_records": 0,
