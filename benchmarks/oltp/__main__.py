@@ -165,7 +165,7 @@ def report(
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--benchmarks", nargs="+", default=["tpcc", "small_bank", "voter"], choices=OLTP)
+    parser.add_argument("--benchmarks", nargs="+", default=list(OLTP), choices=OLTP)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--rates", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--seconds", type=float, default=5)

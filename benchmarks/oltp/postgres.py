@@ -1,8 +1,9 @@
-"""SmallBank, TPC-C and Voter as stored procedures of PostgreSQL (PL/pgSQL, synchronous_commit=on)."""
+"""The packaged OLTP benchmarks as stored procedures of PostgreSQL (PL/pgSQL, synchronous_commit=on)."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from decimal import Decimal
 from typing import Any
 
 from benchmarks.oltp.peers import Peer, Rows, plain_rows, schema_texts
@@ -10,6 +11,7 @@ from benchmarks.transaction_peers import POSTGRES_ACCOUNT, start_postgres
 from penstock.procedures.programs.oltp import OltpBenchmark
 from penstock.procedures.programs.oltp.tpcc import DISTRICTS, RECENT_ORDERS
 from penstock.procedures.programs.oltp.voter import MOST_VOTES, PHONES_OF_AREA
+from penstock.procedures.programs.oltp.ycsb import FIELDS
 
 __all__ = ["POSTGRES", "Postgres"]
 
@@ -156,7 +158,85 @@ BEGIN
 END $$
 """
 
-POSTGRES = {"small_bank": (_SMALL_BANK, 4, 1), "tpcc": (_TPCC, 13, 3), "voter": (_VOTER, 2, 1)}
+_TATP = """
+CREATE FUNCTION transact(
+    kind bigint, s bigint, number_ text, sort bigint, start_ bigint, until_ bigint, value_ bigint,
+    numberx_ text, OUT location bigint, OUT text_ text, OUT data bigint
+) LANGUAGE plpgsql AS $$
+DECLARE active boolean; last_ bigint;
+BEGIN
+    IF kind = 0 THEN
+        SELECT vlr_location, sub_nbr, byte2_10 INTO location, text_, data FROM subscribers WHERE s_id = s;
+        IF NOT FOUND THEN RAISE EXCEPTION 'unknown key: subscribers'; END IF;
+        RETURN;
+    ELSIF kind = 2 THEN
+        SELECT data3, data1 INTO text_, data FROM access_info WHERE s_id = s AND ai_type = sort;
+        IF NOT FOUND THEN RAISE EXCEPTION 'unknown key: access_info'; END IF;
+        RETURN;
+    ELSIF kind = 1 THEN
+        SELECT is_active INTO active FROM facilities WHERE s_id = s AND sf_type = sort;
+        IF NOT FOUND THEN RAISE EXCEPTION 'unknown key: facilities'; END IF;
+        IF NOT active THEN RAISE EXCEPTION 'not active'; END IF;
+        SELECT max(start_time), count(*) INTO last_, data FROM forwarding
+        WHERE s_id = s AND sf_type = sort AND start_time <= start_ AND end_time > until_;
+        IF data = 0 THEN RAISE EXCEPTION 'not forwarded'; END IF;
+        SELECT numberx INTO text_ FROM forwarding
+        WHERE s_id = s AND sf_type = sort AND start_time = last_;
+        RETURN;
+    ELSIF kind = 3 THEN
+        UPDATE subscribers SET bit_1 = value_ % 2 WHERE s_id = s;
+        IF NOT FOUND THEN RAISE EXCEPTION 'unknown key: subscribers'; END IF;
+        UPDATE facilities SET data_a = value_ % 256 WHERE s_id = s AND sf_type = sort;
+        IF NOT FOUND THEN RAISE EXCEPTION 'unknown key: facilities'; END IF;
+        RETURN;
+    END IF;
+    SELECT s_id INTO s FROM subscribers WHERE sub_nbr = number_;
+    IF NOT FOUND THEN RAISE EXCEPTION 'unknown number'; END IF;
+    IF kind = 4 THEN
+        UPDATE subscribers SET vlr_location = value_ WHERE s_id = s;
+        location := value_;
+    ELSIF kind = 5 THEN
+        PERFORM 1 FROM facilities WHERE s_id = s AND sf_type = sort;
+        IF NOT FOUND THEN RAISE EXCEPTION 'no facility'; END IF;
+        INSERT INTO forwarding VALUES (s, sort, start_, until_, numberx_) ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN RAISE EXCEPTION 'duplicate key: forwarding'; END IF;
+    ELSE
+        DELETE FROM forwarding WHERE s_id = s AND sf_type = sort AND start_time = start_;
+        IF NOT FOUND THEN RAISE EXCEPTION 'unknown key: forwarding'; END IF;
+    END IF;
+END $$
+"""
+
+_YCSB = f"""
+CREATE FUNCTION transact(
+    kind bigint, key_ bigint, count_ bigint, value_ text, OUT field text, OUT records_ bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    IF kind = 2 THEN
+        INSERT INTO records VALUES (key_{", value_" * FIELDS});
+        field := value_;
+        records_ := 1;
+    ELSIF kind = 3 THEN
+        SELECT max(id), count(*) INTO key_, records_
+        FROM (SELECT id FROM records WHERE id >= key_ ORDER BY id LIMIT count_) AS scanned;
+        SELECT field9 INTO field FROM records WHERE id = key_;
+    ELSE
+        SELECT field0 INTO field FROM records WHERE id = key_;
+        IF NOT FOUND THEN RAISE EXCEPTION 'unknown key: records'; END IF;
+        records_ := 1;
+        IF kind <> 0 THEN UPDATE records SET field0 = value_ WHERE id = key_; END IF;
+        IF kind = 1 THEN field := NULL; END IF;
+    END IF;
+END $$
+"""
+
+POSTGRES = {
+    "small_bank": (_SMALL_BANK, 4, 1),
+    "tatp": (_TATP, 8, 3),
+    "tpcc": (_TPCC, 13, 3),
+    "voter": (_VOTER, 2, 1),
+    "ycsb": (_YCSB, 4, 2),
+}
 """The stored procedure by the benchmark's name, and its numbers of parameters and results."""
 
 
@@ -202,7 +282,9 @@ class Postgres(Peer):
                         with self._connection.transaction():
                             row = self._cursor.execute(self._call, event).fetchone()
                         assert row is not None
-                        results.append((*(None if one is None else int(one) for one in row), None))
+                        results.append(
+                            (*(int(one) if isinstance(one, Decimal) else one for one in row), None)
+                        )
                     except psycopg.errors.RaiseException as error:
                         results.append((*[None] * self._width, error.diag.message_primary))
         return results

@@ -1,4 +1,4 @@
-"""SmallBank, TPC-C and Voter as statements of SQLite in this process (WAL, synchronous=FULL)."""
+"""The packaged OLTP benchmarks as statements of SQLite in this process (WAL, synchronous=FULL)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from typing import Any
 
 from benchmarks.oltp.peers import Peer, Rows, plain_rows, schema_texts
 from penstock.procedures.programs.oltp import OltpBenchmark
+from penstock.procedures.programs.oltp.tatp import (
+    GET_ACCESS,
+    GET_DESTINATION,
+    GET_SUBSCRIBER,
+    INSERT_FORWARDING,
+    UPDATE_LOCATION,
+    UPDATE_SUBSCRIBER,
+)
 from penstock.procedures.programs.oltp.tpcc import DISTRICTS, RECENT_ORDERS
 from penstock.procedures.programs.oltp.voter import MOST_VOTES, PHONES_OF_AREA
+from penstock.procedures.programs.oltp.ycsb import FIELDS, INSERT, READ, SCAN, UPDATE
 
 __all__ = ["SQLITE", "Sqlite"]
 
@@ -196,10 +205,78 @@ def _voter(one: One, phone: int, contestant: int) -> tuple[Any, ...]:
     return total
 
 
+def _tatp(
+    one: One, kind: int, s: int, number: str, sort: int, start: int, until: int, value: int, numberx: str
+) -> tuple[Any, ...]:
+    def need(row: Any, reason: str) -> Any:
+        if row is None:
+            raise _Rejected(reason)
+        return row
+
+    is_facility = "SELECT is_active FROM facilities WHERE s_id = ? AND sf_type = ?"
+    if kind == GET_SUBSCRIBER:
+        row = one("SELECT vlr_location, sub_nbr, byte2_10 FROM subscribers WHERE s_id = ?", s)
+        return tuple(need(row, "unknown key: subscribers"))
+    if kind == GET_ACCESS:
+        row = one("SELECT NULL, data3, data1 FROM access_info WHERE s_id = ? AND ai_type = ?", s, sort)
+        return tuple(need(row, "unknown key: access_info"))
+    if kind == GET_DESTINATION:
+        if not need(one(is_facility, s, sort), "unknown key: facilities")[0]:
+            raise _Rejected("not active")
+        last, count = one(
+            "SELECT max(start_time), count(*) FROM forwarding "
+            "WHERE s_id = ? AND sf_type = ? AND start_time <= ? AND end_time > ?", s, sort, start, until,
+        )  # fmt: skip
+        need(last, "not forwarded")
+        (found,) = one(
+            "SELECT numberx FROM forwarding WHERE s_id = ? AND sf_type = ? AND start_time = ?", s, sort, last
+        )
+        return None, found, count
+    if kind == UPDATE_SUBSCRIBER:
+        changed = one("UPDATE subscribers SET bit_1 = ? WHERE s_id = ? RETURNING 1", value % 2, s)
+        need(changed, "unknown key: subscribers")
+        data = "UPDATE facilities SET data_a = ? WHERE s_id = ? AND sf_type = ? RETURNING 1"
+        need(one(data, value % 256, s, sort), "unknown key: facilities")
+        return None, None, None
+    (s,) = need(one("SELECT s_id FROM subscribers WHERE sub_nbr = ?", number), "unknown number")
+    if kind == UPDATE_LOCATION:
+        one("UPDATE subscribers SET vlr_location = ? WHERE s_id = ?", value, s)
+        return value, None, None
+    key = (s, sort, start)
+    if kind == INSERT_FORWARDING:
+        need(one(is_facility, s, sort), "no facility")
+        made = "INSERT INTO forwarding VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1"
+        need(one(made, *key, until, numberx), "duplicate key: forwarding")
+        return None, None, None
+    gone = "DELETE FROM forwarding WHERE s_id = ? AND sf_type = ? AND start_time = ? RETURNING 1"
+    need(one(gone, *key), "unknown key: forwarding")
+    return None, None, None
+
+
+def _ycsb(one: One, kind: int, key: int, count: int, value: str) -> tuple[Any, ...]:
+    if kind == INSERT:
+        one(f"INSERT INTO records VALUES (?{', ?' * FIELDS})", key, *[value] * FIELDS)
+        return value, 1
+    if kind == SCAN:
+        last, found, _ = one(  # a column beside max() is of the row with it
+            "SELECT field9, count(*), max(id) "
+            "FROM (SELECT id, field9 FROM records WHERE id >= ? ORDER BY id LIMIT ?)", key, count,
+        )  # fmt: skip
+        return last, found
+    before = one("SELECT field0 FROM records WHERE id = ?", key)
+    if before is None:
+        raise _Rejected("unknown key: records")
+    if kind != READ:
+        one("UPDATE records SET field0 = ? WHERE id = ?", value, key)
+    return (None if kind == UPDATE else before[0]), 1
+
+
 SQLITE: Mapping[str, tuple[Callable[..., tuple[Any, ...]], int]] = {
     "small_bank": (_small_bank, 1),
+    "tatp": (_tatp, 3),
     "tpcc": (_tpcc, 3),
     "voter": (_voter, 1),
+    "ycsb": (_ycsb, 2),
 }
 """The transactions by the benchmark's name, and how many values each returns."""
 

@@ -177,6 +177,33 @@ def move(e: Any, accounts: Any) -> Any:
     return left
 
 
+numbering = penstock.database("numbering")
+numbering.table("counters", "account bigint, count bigint NOT NULL", key="account", partition_by="account")
+numbering.table(
+    "entries",
+    "account bigint, number bigint, amount bigint NOT NULL",
+    key=("account", "number"),
+    partition_by="account",
+    indexes=[("account", "amount")],
+)
+
+
+@numbering.procedure(event="source bigint, target bigint, amount bigint", returns="least bigint")
+def enter(e: Any, counters: Any, entries: Any) -> Any:
+    """Enter an amount under a number that a row tells; remove the least one if it is negative."""
+    if e.source not in counters:
+        counters.insert(account=e.source, count=0)
+    counters[e.source].count += 1
+    entries.insert(account=e.target, number=1000 * counters[e.source].count + e.source, amount=e.amount)
+    least = entries.by("account", "amount")[e.target].first()
+    amount = least.amount
+    if amount < 0:
+        del entries[(e.target, least.number)]
+    if amount > 55:
+        abort("much")
+    return amount
+
+
 def _call_of_spending(draw: random.Random) -> tuple[str, dict[str, Any]]:
     account = {"account": draw.randrange(KEYS)}
     if draw.random() < 0.3:
@@ -217,6 +244,10 @@ if IS_LONG:
     )
     FLOWS["moving"] = Flow(
         move, moving, 3, None, _integers(source=range(KEYS), target=range(KEYS), amount=range(-10, 60)),
+        forwards=True,
+    )  # fmt: skip
+    FLOWS["numbering"] = Flow(
+        enter, numbering, 2, None, _integers(source=range(KEYS), target=range(KEYS), amount=range(-10, 60)),
         forwards=True,
     )  # fmt: skip
 if os.environ.get(ONLY):

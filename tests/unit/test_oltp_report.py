@@ -10,12 +10,15 @@ import pytest
 from benchmarks.oltp.__main__ import check_peers, report
 from penstock.procedures.programs.oltp import OLTP
 from penstock.procedures.programs.oltp.tpcc_data import TpccScale
+from penstock.procedures.programs.oltp.ycsb import YcsbScale
 from tests.procedures import interpreted
 
 _SCALES = {
     "tpcc": TpccScale(warehouses=2, districts=2, customers=12, items=40),
     "small_bank": None,
+    "tatp": None,
     "voter": None,
+    "ycsb": YcsbScale(records=40, workload="e"),
 }
 
 
