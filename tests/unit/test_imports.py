@@ -32,6 +32,7 @@ LEVELS = {
     "windows": 4,
     "monitoring": 4,
     "procedures": 4,
+    "speculating": 4,
     "upserts": 3,
     "operators": 3,
     "state_store": 3,

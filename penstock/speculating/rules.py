@@ -1,0 +1,115 @@
+"""Rules that say which statements conflict: by the table, or by the row (H-Store §6.5).
+
+Two statements conflict if another result may follow when they run in the other order. The rules may say so
+wrongly, but never miss a conflict. Each rule is symmetric. They are made once from the statements of all
+procedures; afterwards, looking for a conflict compares numbers.
+
+Departures from H-Store §6.5.2: two changes of one row conflict, whatever columns they write, since undoing
+one of them puts back the row; and an update conflicts with a range only if this reads a column that it
+writes, as by the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from penstock.speculating.statements import Statement
+
+__all__ = ["UNKNOWN_KEY", "ConflictRules", "Level", "Step", "conflict_by_row", "conflict_by_table"]
+
+Level = Literal["tables", "rows"]
+UNKNOWN_KEY = -1
+"""The key of a row that nothing says before the transaction runs."""
+
+_NEVER, _SAME_ROW, _ALWAYS = range(3)
+
+
+class Step(NamedTuple):
+    """A statement that a transaction executes, or will.
+
+    Attributes
+    ----------
+    statement : int
+        The number of the statement in `ConflictRules.statements`.
+    key : int
+        A number of the row: equal rows have equal ones. `UNKNOWN_KEY` if it is not known.
+    partition : int
+        The partition that it accesses; -1 for one that every partition answers.
+    """
+
+    statement: int
+    key: int
+    partition: int
+
+
+def conflict_by_table(one: Statement, other: Statement) -> bool:
+    """Return whether two statements conflict, by their tables and columns (§6.5.1)."""
+    if one.table != other.table or not (one.changes or other.changes):
+        return False
+    if one.changes and other.changes:
+        return True
+    change, read = (one, other) if one.changes else (other, one)
+    return bool(change.writes & read.reads)  # an insert or a delete writes all columns
+
+
+def conflict_by_row(one: Statement, other: Statement) -> int:
+    """Return whether two statements conflict never (0), on the same row (1), or always (2) (§6.5.2)."""
+    if not conflict_by_table(one, other):
+        return _NEVER
+    return _SAME_ROW if one.has_key and other.has_key else _ALWAYS
+
+
+class ConflictRules:
+    """The conflicts of statements.
+
+    Parameters
+    ----------
+    statements : iterable of Statement
+        The statements of all procedures.
+
+    Attributes
+    ----------
+    statements : tuple of Statement
+        The distinct statements.
+    """
+
+    def __init__(self, statements: Iterable[Statement]) -> None:
+        self.statements = tuple(dict.fromkeys(statements))
+        self._numbers = {one: number for number, one in enumerate(self.statements)}
+        self._by_table = [[conflict_by_table(a, b) for b in self.statements] for a in self.statements]
+        self._by_row = [[conflict_by_row(a, b) for b in self.statements] for a in self.statements]
+
+    def number(self, statement: Statement) -> int:
+        """Return the number of a statement."""
+        return self._numbers[statement]
+
+    def changes(self, step: Step) -> bool:
+        """Return whether a step changes rows."""
+        return self.statements[step.statement].changes
+
+    def summarize(self, steps: Sequence[Step], level: Level) -> Mapping[int, frozenset[int] | None]:
+        """Return the statements of steps, each with the rows that it accesses; None stands for any row."""
+        found: dict[int, set[int] | None] = {}
+        for statement, key, _ in steps:
+            keys = found.setdefault(statement, set())
+            if level == "tables" or key == UNKNOWN_KEY:
+                found[statement] = None
+            elif keys is not None:
+                keys.add(key)
+        return {number: None if keys is None else frozenset(keys) for number, keys in found.items()}
+
+    def conflict(
+        self, one: Mapping[int, frozenset[int] | None], other: Mapping[int, frozenset[int] | None]
+    ) -> bool:
+        """Return whether any two statements of two summaries of one level conflict."""
+        for first, rows in one.items():
+            by_table, by_row = self._by_table[first], self._by_row[first]
+            for second, other_rows in other.items():
+                if not by_table[second]:
+                    continue
+                if rows is None or other_rows is None or by_row[second] == _ALWAYS:
+                    return True
+                if not rows.isdisjoint(other_rows):
+                    return True
+        return False
