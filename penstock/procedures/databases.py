@@ -52,8 +52,6 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     --------
     >>> bank = penstock.database("bank")
     >>> accounts = bank.table("accounts", "id bigint, balance bigint NOT NULL", key="id")
-    >>> bank.tables
-    {'accounts': ...}
     """
     return Database(name, location)
 
@@ -328,10 +326,9 @@ class Database:
 
     def explain(self) -> str:
         """Describe the tables and the procedures; see `Procedure.explain`."""
-        tables = [explain_table(spec) for spec in self.tables.values()]
         programs = [one.explain() for one in self.procedures.values()]
         programs += [one.explain() for one in self.workflows.values()]
-        return "\n".join([f"database {self.name}", *tables, *programs])
+        return "\n".join([f"database {self.name}", *map(explain_table, self.tables.values()), *programs])
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `explain` as values that JSON can hold."""
@@ -351,6 +348,7 @@ class Database:
         design: PartitionDesign | str | os.PathLike[str] | None = None,
         evaluation: str | Evaluation = "serial",
         predictor: StoredPredictor | None = None,
+        speculate: bool | str = False,
     ) -> OpenDatabase:
         """Open tables in this process's memory, for transactions one after the other.
 
@@ -372,6 +370,8 @@ class Database:
             ``serial``, or on two threads ``chains``, ``levels``, ``split`` or ``adaptive`` for a ``run``.
         predictor : Predictor, optional
             A result of `penstock.predict`: transactions that would be forwarded run as it says.
+        speculate : bool or str
+            Whether partitions run others beside forwarded ones: ``rows`` (True), ``tables``, ``occ``.
 
         Raises
         ------
@@ -391,9 +391,8 @@ class Database:
         """
         from penstock.procedures.in_process.open_database import OpenDatabase
 
-        return OpenDatabase(
-            self, location, recovery, commit_interval, partitions, ranges, None, evaluation, design, predictor
-        )
+        options = (location, recovery, commit_interval, partitions, ranges, None, evaluation, design)
+        return OpenDatabase(self, *options, predictor, speculate)
 
     def follow(
         self,

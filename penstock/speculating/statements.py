@@ -108,13 +108,13 @@ def _holds(text: ProcedureText, test: ast.expr, attribute: str, value: Any) -> b
     return None
 
 
-def columns_used(text: ProcedureText, tables: Mapping[str, TableSpec]) -> dict[str, ColumnsUsed]:
-    """Return the columns of each table that a procedure, or one that it calls, reads and writes.
+def columns_used(texts: Iterable[ProcedureText], tables: Mapping[str, TableSpec]) -> dict[str, ColumnsUsed]:
+    """Return the columns of each table that procedures, or those that they call, read and write.
 
     Where the text does not tell whose column it is, it counts for all tables that have one of this name.
     """
     used = {name: ColumnsUsed() for name in tables}
-    for one in all_texts(text):
+    for one in {id(one): one for text in texts for one in all_texts(text)}.values():
         _Reader(one, tables, used).read()
     return used
 

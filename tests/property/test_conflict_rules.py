@@ -134,7 +134,7 @@ def test_summaries_of_steps_conflict_as_their_pairs_do(one: Any, other: Any) -> 
 
 def test_a_kind_of_a_procedure_uses_the_columns_of_its_branch() -> None:
     used = {
-        kind: columns_used(specialize(transact.text, "kind", kind), TPCC.tables)
+        kind: columns_used([specialize(transact.text, "kind", kind)], TPCC.tables)
         for kind in (NEW_ORDER, PAYMENT, STOCK_LEVEL)
     }
     assert used[PAYMENT]["districts"].written == {"ytd"}
@@ -144,7 +144,7 @@ def test_a_kind_of_a_procedure_uses_the_columns_of_its_branch() -> None:
     assert used[STOCK_LEVEL]["stock"].written == set()
     assert used[NEW_ORDER]["history"].written == used[NEW_ORDER]["history"].read == set()
     assert {"last", "first", "c_id"} <= used[PAYMENT]["customers"].read
-    assert "balance" in columns_used(transact.text, TPCC.tables)["customers"].written
+    assert "balance" in columns_used([transact.text], TPCC.tables)["customers"].written
 
 
 def test_a_row_in_a_variable_of_several_tables_counts_for_all_of_them() -> None:
@@ -164,11 +164,11 @@ def test_a_row_in_a_variable_of_several_tables_counts_for_all_of_them() -> None:
             other.x = a[e.k].y
         return row.x
 
-    everything = columns_used(use.text, shop.tables)
+    everything = columns_used([use.text], shop.tables)
     assert everything["a"].written == {"x"}
     assert everything["b"].written == {"x"}
     assert everything["b"].read == {"z"}
-    one = columns_used(specialize(use.text, "kind", 1), shop.tables)
+    one = columns_used([specialize(use.text, "kind", 1)], shop.tables)
     assert one["b"].written == one["b"].read == set()
-    two = columns_used(specialize(use.text, "kind", 2), shop.tables)
+    two = columns_used([specialize(use.text, "kind", 2)], shop.tables)
     assert (two["a"].written, two["a"].read, two["b"].written) == (set(), {"x", "y"}, {"x"})

@@ -201,10 +201,11 @@ def test_close_runs_what_is_queued(tmp_path: Path) -> None:
 def test_a_full_queue_refuses_or_waits() -> None:
     taken, go = threading.Event(), threading.Event()
 
-    def run(group: Any) -> None:
+    def run(groups: Any) -> None:
         taken.set()
         assert go.wait(60)
-        request_queue.answer(group, [{} for _ in group])
+        for group in groups:
+            request_queue.answer(group, [{} for _ in group])
 
     queue = RequestQueue(run, most_waiting=2)
     first = queue.put(Request("move", {}))

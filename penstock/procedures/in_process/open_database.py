@@ -34,6 +34,8 @@ from penstock.procedures.requests.messages import ANSWERS, REQUESTS
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS, answer_requests
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.workflows.batches import bounds_of
+from penstock.speculating.in_process import use_speculation
+from penstock.speculating.queued_groups import QueuedGroups, speculated_calls
 from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class OpenDatabase:
         See `Database.open`.
     follower : LogFollower, optional
         A replica's copy of the tables, which spares most of the restore.
-    evaluation, design
+    evaluation, design, predictor, speculate
         See `Database.open`.
 
     Attributes
@@ -80,6 +82,7 @@ class OpenDatabase:
         evaluation: str | Evaluation = "serial",
         design: PartitionDesign | str | os.PathLike[str] | None = None,
         predictor: StoredPredictor | None = None,
+        speculate: bool | str = False,
     ) -> None:
         self.evaluation = Evaluation(evaluation) if isinstance(evaluation, str) else evaluation
         interval_s = parse_duration_us(commit_interval) / 1e6
@@ -123,6 +126,8 @@ class OpenDatabase:
             )
         if predictor is not None:
             use_predictor(self._state, database.name, predictor)
+        if speculate is not False:
+            use_speculation(self._state, database, speculate)
         if location is None:
             return
         try:
@@ -189,7 +194,8 @@ class OpenDatabase:
             self._state.forget_deleted()
             return result
         with self._abandon_on_error():
-            self._log.append(call)
+            for one in (call, *speculated_calls(self._state)):
+                self._log.append(one)
             self._checkpoint_if_due()
         return result
 
@@ -319,7 +325,7 @@ class OpenDatabase:
         with self._lock:
             self._check_open()
             if self._queue is None:
-                self._queue = RequestQueue(self._run_group)
+                self._queue = RequestQueue(self._run_groups)
             queue = self._queue
         return queue.put(Request(procedure, attributes))
 
@@ -350,6 +356,13 @@ class OpenDatabase:
             ]
         return pa.Table.from_batches(answers, ANSWERS)
 
+    def _run_groups(self, groups: list[Sequence[Request]]) -> None:
+        """Run groups in order, and requests of later ones beside them if the database speculates."""
+        queued = QueuedGroups(groups, self._state, self._programs)
+        for group in queued:
+            self._run_group(group)
+            queued.answer_speculated(self._answer_when_durable)
+
     def _run_group(self, group: Sequence[Request]) -> None:
         """Run requests for one procedure with values of equal types; answer each once it is durable."""
         try:
@@ -359,14 +372,23 @@ class OpenDatabase:
                 with arrow_errors(group[0].procedure):
                     rows = pa.array([request.attributes for request in group])
                 results = self._run(group[0].procedure, pa.RecordBatch.from_struct_array(rows)).to_pylist()
-                log = self._log
-                end = log.end if log is not None else 0
         except BaseException as error:  # those who wait for the results must know
             if len(group) == 1 or not isinstance(error, InvalidUsageError):
                 return answer(group, error)
             for request in group:  # one of them does not fit
                 self._run_group([request])
             return None
+        return self._answer_when_durable(group, results)
+
+    def _answer_when_durable(self, group: Sequence[Request], results: Sequence[dict[str, Any]]) -> None:
+        """Answer requests that have run, once all that was logged is durable."""
+        with self._lock:
+            log, broken = self._log, self._broken
+            end = log.end if log is not None else 0
+        if broken:
+            return answer(
+                group, InvalidUsageError("a call could not be stored", hint="open the database again")
+            )
         if log is None:
             return answer(group, results)
         return log.when_durable(end, lambda error: answer(group, results if error is None else error))
@@ -391,7 +413,7 @@ class OpenDatabase:
 
     def _check_open(self) -> None:
         if self._broken:
-            raise InvalidUsageError("a call could not be stored", hint="open the database again")
+            raise _not_stored()
         if self._closed:
             raise InvalidUsageError("the database is closed", hint="open it again")
 
@@ -420,3 +442,7 @@ class OpenDatabase:
             copies = {spec.name: self._state[spec.name].freeze() for spec in specs}
         # Transactions run while the copies are converted.
         return Snapshot({name: pa.Table.from_batches([convert()]) for name, convert in copies.items()})
+
+
+def _not_stored() -> InvalidUsageError:
+    return InvalidUsageError("a call could not be stored", hint="open the database again")

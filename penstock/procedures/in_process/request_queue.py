@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import InvalidUsageError, UnavailableError
 
-__all__ = ["Request", "RequestQueue", "answer"]
+__all__ = ["Request", "RequestQueue", "answer", "group_requests"]
 
 MOST_WAITING = 1 << 16
 _LARGEST_GROUP = 1 << 14
@@ -50,13 +50,16 @@ class RequestQueue:
     Parameters
     ----------
     run : callable
-        Runs requests of one signature and completes their futures, now or later. It raises nothing.
+        Runs groups of requests, each of one signature, in order, and completes their futures, now or later.
+        It raises nothing.
     most_waiting : int
         The number of requests that may wait.
     """
 
-    def __init__(self, run: Callable[[Sequence[Request]], None], most_waiting: int = MOST_WAITING) -> None:
-        self._run_group = run
+    def __init__(
+        self, run: Callable[[list[Sequence[Request]]], None], most_waiting: int = MOST_WAITING
+    ) -> None:
+        self._run_groups = run
         self._most_waiting = most_waiting
         self._waiting: deque[Request] = deque()
         self._closed = False
@@ -95,8 +98,7 @@ class RequestQueue:
 
     def _run(self) -> None:
         while requests := self._take():
-            for group in _groups(requests):
-                self._run_group(group)
+            self._run_groups(list(group_requests(requests)))
 
     def _take(self) -> list[Request]:
         """Wait for requests; return those whose futures were not cancelled, or none after `close`."""
@@ -113,7 +115,7 @@ class RequestQueue:
         return taken
 
 
-def _groups(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
+def group_requests(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
     """Cut requests where the signature changes, or a group is full."""
     begin, signature = 0, requests[0].signature()
     for place, request in enumerate(requests):

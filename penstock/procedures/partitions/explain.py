@@ -39,6 +39,8 @@ def _lines(database: Database, state: State) -> Iterator[str]:
         yield f"  forwarded: {state.forwarded} of {state.transactions} transactions"
         if names := sorted(state.gathered.names):
             yield f"  gathered at the coordinator, until fewer need several partitions: {', '.join(names)}"
+        if state.speculation is not None:
+            yield f"  {state.speculation.describe()}"
         if (runs := state.predicted) is not None:
             yield (
                 f"  predicted: {runs.transactions} transactions, {runs.forwarded} forwarded, {runs.late} "

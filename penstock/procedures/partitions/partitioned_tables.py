@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,9 @@ from penstock.procedures.partitions.predicted.run import PredictedRuns
 from penstock.procedures.partitions.routes import Route, find_route
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import Numbers
+
+if TYPE_CHECKING:
+    from penstock.speculating.in_process import Speculation
 
 __all__ = ["PartitionedTables", "State", "open_tables"]
 
@@ -68,6 +71,8 @@ class PartitionedTables:
         The tables whose rows are at the coordinator.
     predicted : PredictedRuns or None
         Runs transactions that would be forwarded as a predictor says, if there is one.
+    speculation : Speculation or None
+        Runs other transactions beside those that are forwarded.
     is_new, offset, program, request_memory
         See `TableSet`.
     """
@@ -92,6 +97,7 @@ class PartitionedTables:
         self._routes: dict[str, Route] = {}
         self.gathered = GatheredTables(self._partitions, self._coordinator, self.placements)
         self.predicted: PredictedRuns | None = None
+        self.speculation: Speculation | None = None
         self.transactions = self.forwarded = 0
         self.is_new = True
         self.offset: int | None = None
@@ -171,7 +177,7 @@ class PartitionedTables:
         self.transactions += count
         if not count:
             return self._coordinator.run(program, events, bounds)
-        if self.predicted is not None:
+        if self.predicted is not None or self.speculation is not None:
             self.gathered.scatter()
         route = self.route(program)
         if isinstance(program, PlainProgram) or route.obstacle is not None:
@@ -181,10 +187,14 @@ class PartitionedTables:
             if self._gathers(program, 0, count, knows_rows=False):
                 return self._run_gathered(program, events, bounds)
             return self._run_forwarded(program, events, range(self.partitions), None, bounds)
-        homes = self.event_keys(program, events).homes(self.partitions)
+        all_keys = self.event_keys(program, events)
+        homes = all_keys.homes(self.partitions)
         several = int(np.count_nonzero(homes < 0))
         if several and (predicted := self._run_predicted(program, events)) is not None:
             return predicted
+        if several and self.speculation is not None:
+            if (beside := self.speculation.run(program, events, all_keys, homes)) is not None:
+                return beside
         if self._gathers(program, count - several, several, knows_rows=route.knows_rows):
             return self._run_gathered(program, events, bounds)
         order, back, begins = order_by_home(homes, self.partitions)
@@ -240,7 +250,8 @@ class PartitionedTables:
     ) -> bool:
         """Return whether transactions run over gathered tables; see `GatheredTables.choose`."""
         names = [spec.name for spec in program.tables if spec.name in self.placements]
-        return self.predicted is None and self.gathered.choose(names, single, several, knows_rows=knows_rows)
+        others = self.predicted or self.speculation
+        return others is None and self.gathered.choose(names, single, several, knows_rows=knows_rows)
 
     def _run_gathered(
         self, program: Program | PlainProgram, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None

@@ -1,0 +1,449 @@
+"""Runs transactions in partitions that wait for transactions over several (H-Store §6.3).
+
+While transactions over several partitions run at the coordinator, over copies of their rows, all partitions
+wait. Single-partition transactions that do not conflict with them run there meanwhile. Results and tables
+equal those of the serial run in the order of the log, which is the order of requests:
+
+1. A transaction that runs beside others conflicts with none of them, nor with an earlier one that runs after
+   it, so it could as well run at its own place.
+2. In each partition, transactions that run beside others keep their order.
+3. With ``occ``, conflicts are looked for afterwards. If there is one, all tables are as before by copies of
+   them, and the transactions run in their order.
+
+It has no part in whether transactions are rejected: one that does not conflict stays, whatever becomes of the
+transactions beside which it ran.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock import _clock
+from penstock.errors import InvalidUsageError
+from penstock.operators.update_stream.stream import concat
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.compiler.values import AccessMode, Found
+from penstock.procedures.engine import TableSet
+from penstock.procedures.rows import TableRows
+from penstock.procedures.texts import Numbers
+from penstock.speculating.footprints import Booleans, Footprint, Footprints
+from penstock.speculating.rules import Level
+from penstock.sql.expression import did_you_mean
+
+if TYPE_CHECKING:
+    from penstock.procedures.databases import Database
+    from penstock.procedures.partitions.event_keys import EventKeys
+    from penstock.procedures.partitions.partitioned_tables import PartitionedTables, State
+
+__all__ = ["MODES", "Mode", "Speculation", "Waiting", "use_speculation"]
+
+Mode = Literal["rows", "tables", "occ"]
+MODES = ("rows", "tables", "occ")
+_MOST_GROUPS = 16
+"""So many groups of waiting requests are looked at for one stall."""
+_FIRST_GUESS_S = 1e-6
+"""The time of a transaction of a program that has not run yet."""
+_WEIGHT = 0.2
+"""The weight of the last time in the mean."""
+
+Floats = npt.NDArray[np.float64]
+Task = tuple[Program, pa.RecordBatch, int]
+"""A program, events of one partition, and the group that they are of: -1 for those of the call itself."""
+Done = tuple[int, pa.RecordBatch, Program, float]
+"""The group of a task, its results, its program, and its seconds."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A group of queued requests for one procedure.
+
+    Attributes
+    ----------
+    procedure : str
+        The name of the procedure.
+    program : Program
+        Its program.
+    events : pyarrow.RecordBatch
+        The events.
+    taken : ndarray of int64
+        The places of those that have run.
+    results : pyarrow.RecordBatch or None
+        The results of these.
+    """
+
+    procedure: str
+    program: Program
+    events: pa.RecordBatch
+    taken: Numbers = field(default_factory=lambda: np.zeros(0, np.int64))
+    results: pa.RecordBatch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The transactions of a waiting group that run beside others.
+
+    Attributes
+    ----------
+    waiting : Waiting
+        The group.
+    taken : ndarray of bool
+        Whether each runs.
+    homes : ndarray
+        The partition of each.
+    footprint : Footprint
+        The rows of the group.
+    blockers : list of Footprint
+        The rows of the transactions that it overtakes, or that run meanwhile.
+    """
+
+    waiting: Waiting
+    taken: Booleans
+    homes: Numbers
+    footprint: Footprint
+    blockers: list[Footprint]
+
+    def conflicts(self, level: Level) -> Booleans:
+        """Return which of them conflict."""
+        return self.footprint.take(self.taken).find_conflicts(self.blockers, level)
+
+
+def use_speculation(state: State, database: Database, speculate: bool | str) -> Speculation:
+    """Let partitions of an open database run transactions while they wait.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such mode, or the database has one partition or a predictor.
+    """
+    mode = "rows" if speculate is True else speculate
+    if mode not in MODES:
+        hint = did_you_mean(str(mode), MODES, "modes")
+        raise InvalidUsageError("there is no such mode of speculation", speculate=repr(mode), hint=hint)
+    if isinstance(state, TableSet):
+        raise InvalidUsageError("speculation is for partitions", hint="open the database with partitions=2")
+    if state.predicted is not None:
+        raise InvalidUsageError(
+            "a database with a predictor does not speculate", hint="leave out predictor= or speculate="
+        )
+    level: Level = "tables" if mode == "tables" else "rows"
+    state.speculation = Speculation(state, database, level, optimistic=mode == "occ")
+    return state.speculation
+
+
+class Speculation:
+    """Runs transactions beside those that need several partitions, in an open database.
+
+    Parameters
+    ----------
+    tables : PartitionedTables
+        The tables.
+    database : Database
+        The procedures.
+    level : str
+        How conflicts are found: by ``tables`` or by ``rows``.
+    optimistic : bool
+        Whether they are found after the transactions have run.
+
+    Attributes
+    ----------
+    offered : callable
+        Returns waiting groups, in their order.
+    ran, unlogged : list of Waiting
+        Those of which some have run and are not answered yet, or not in the log.
+    stalls : int
+        The number of calls with transactions over several partitions.
+    transactions : int
+        The number of transactions that ran beside these, of which `from_queue` are of later requests.
+    conflicts : int
+        The number of transactions that conflicted with them.
+    rolled_back : int
+        The number of transactions that ran beside others and were undone.
+    """
+
+    def __init__(
+        self, tables: PartitionedTables, database: Database, level: Level, *, optimistic: bool
+    ) -> None:
+        self._tables, self._level, self._optimistic = tables, level, optimistic
+        self._footprints = Footprints(database, tables.placements)
+        self._times: dict[tuple[str, bool], float] = {}
+        self.offered: Callable[[], Iterable[Waiting]] = tuple
+        self.ran: list[Waiting] = []
+        self.unlogged: list[Waiting] = []
+        self.stalls = self.transactions = self.from_queue = self.conflicts = self.rolled_back = 0
+
+    def describe(self) -> str:
+        """Return what it did as a text."""
+        mode = "occ" if self._optimistic else self._level
+        return (
+            f"speculated ({mode}): {self.transactions} transactions in {self.stalls} stalls, "
+            f"{self.from_queue} of later requests; {self.conflicts} conflicts, {self.rolled_back} rolled back"
+        )
+
+    def run(
+        self, program: Program, events: pa.RecordBatch, keys: EventKeys, homes: Numbers
+    ) -> pa.RecordBatch | None:
+        """Run the transactions of a call; return None, and leave the tables as they are, if it cannot.
+
+        Parameters
+        ----------
+        program : Program
+            The program.
+        events : pyarrow.RecordBatch
+            The events.
+        keys : EventKeys
+            Their keys.
+        homes : ndarray
+            The partition of each, or a number below 0 if it needs several.
+        """
+        self.stalls += 1
+        several = homes < 0
+        own = self._footprints.make(program, keys)
+        stalled = own.take(several)
+        first = np.zeros(len(homes), np.bool_)
+        if not self._optimistic:
+            first = own.find_blocked(~several, [stalled], self._level)
+            self.conflicts += int(first.sum())
+        beside = ~several & ~first
+        partitions = self._tables.partitions
+        budgets = np.full(partitions, self._time_of(program, stalled=True) * int(several.sum()))
+        budgets -= self._time_of(program) * np.bincount(homes[beside], minlength=partitions)
+        tasks: dict[int, list[Task]] = {}
+        _split(tasks, program, events, np.flatnonzero(beside), homes, -1)
+        chosen = self._choose(stalled, budgets, tasks)
+        if not tasks:
+            return None
+        copies = self._copy([program, *(one.waiting.program for one in chosen)]) if self._optimistic else []
+        call = _Call(self._tables, program, events, homes, first)
+        try:
+            call.run_first()
+            call.start(tasks)
+            call.run_stalled()
+        except BaseException:  # also an interrupt: what ran beside these has run; raised again
+            self._end(chosen, call, copies, failed=True)
+            raise
+        if self._optimistic:
+            found = [own.take(beside).find_conflicts([stalled], self._level)]
+            found += [one.conflicts(self._level) for one in chosen]
+            self.conflicts += (conflicts := sum(int(one.sum()) for one in found))
+            if conflicts:
+                self._end(chosen, call, copies, failed=True)
+                return None
+        call.spread()
+        self._end(chosen, call, [], failed=False)
+        self._note_time(program, int(several.sum()), call.stalled_s, stalled=True)
+        for one, count, seconds in call.times:
+            self._note_time(one, count, seconds, stalled=False)
+        self.transactions += int(beside.sum())
+        return call.results()
+
+    def _choose(self, stalled: Footprint, budgets: Floats, tasks: dict[int, list[Task]]) -> list[_Chosen]:
+        """Choose transactions of waiting groups, and add their tasks."""
+        before, chosen = [stalled], list[_Chosen]()
+        for waiting in itertools.islice(self.offered(), _MOST_GROUPS):
+            program, events = waiting.program, waiting.events
+            route = self._tables.route(program)
+            # Transactions that run first may change what an index finds.
+            found = any(isinstance(origin, Found) for keys in route.keys for origin in keys.origins)
+            if route.obstacle is not None or found or not (budgets > 0).any():
+                break
+            keys = self._tables.event_keys(program, events)
+            homes = keys.homes(self._tables.partitions)
+            footprint = self._footprints.make(program, keys)
+            single = homes >= 0
+            blockers = [*before, footprint.take(~single)]
+            blocked = np.zeros(len(homes), np.bool_)
+            if not self._optimistic:
+                blocked = footprint.find_blocked(single, blockers, self._level)
+                self.conflicts += int(blocked.sum())
+            taken = _limit(single & ~blocked, homes, budgets, self._time_of(program))
+            before.append(footprint.take(~taken))
+            if taken.any():
+                _split(tasks, program, events, np.flatnonzero(taken), homes, len(chosen))
+                chosen.append(_Chosen(waiting, taken, homes, footprint, blockers))
+        return chosen
+
+    def _end(
+        self,
+        chosen: Sequence[_Chosen],
+        call: _Call,
+        copies: Sequence[tuple[TableSet, int, dict[str, TableRows]]],
+        *,
+        failed: bool,
+    ) -> None:
+        """Keep the results of waiting groups in the order of their requests, or undo all by copies."""
+        results = call.wait()
+        if copies and failed:
+            self.rolled_back += call.count
+            for part, transactions, tables in copies:
+                part.put_back(tables, transactions)
+            return
+        for number, one in enumerate(chosen):
+            if number not in results:  # it has not started
+                continue
+            places = np.flatnonzero(one.taken)
+            order = np.concatenate([places[one.homes[places] == home] for home, _ in results[number]])
+            rows = concat([batch for _, batch in results[number]])
+            one.waiting.taken, one.waiting.results = places, rows.take(pa.array(np.argsort(order)))
+            self.ran.append(one.waiting)
+            self.unlogged.append(one.waiting)
+            self._tables.transactions += len(places)
+            self.from_queue += len(places)
+            self.transactions += len(places)
+
+    def _copy(self, programs: Iterable[Program]) -> list[tuple[TableSet, int, dict[str, TableRows]]]:
+        """Copy all tables that may change, so that they can be put back."""
+        names = {
+            access.table
+            for program in programs
+            for access in program.accesses
+            if access.mode is not AccessMode.READ
+        }
+        copies = []
+        for part in self._tables._partitions:
+            tables = {}
+            for name in names:
+                shared = {id(one): one for one in (part[name].spec, part.texts)}
+                tables[name] = copy.deepcopy(part[name], shared)
+            copies.append((part, part.transactions, tables))
+        return copies
+
+    def _time_of(self, program: Program, *, stalled: bool = False) -> float:
+        return self._times.get((program.digest, stalled), _FIRST_GUESS_S)
+
+    def _note_time(self, program: Program, count: int, seconds: float, *, stalled: bool) -> None:
+        """Take the time of transactions into the mean of their program."""
+        key, each = (program.digest, stalled), max(seconds / count, 1e-9)
+        self._times[key] = (1 - _WEIGHT) * self._times.get(key, each) + _WEIGHT * each
+
+
+class _Call:
+    """The transactions of one call: those that run first, those that need several partitions, and others."""
+
+    def __init__(
+        self,
+        tables: PartitionedTables,
+        program: Program,
+        events: pa.RecordBatch,
+        homes: Numbers,
+        first: Booleans,
+    ) -> None:
+        self._tables, self._program, self._events = tables, program, events
+        self._homes, self._first = homes, first
+        self._batches: list[pa.RecordBatch] = []
+        self._orders: list[Numbers] = []
+        self._futures: dict[int, Future[list[Done]]] = {}
+        self._deltas: dict[str, Mapping[str, pa.RecordBatch]] = {}
+        self.count = 0
+        self.stalled_s = 0.0
+        self.times: list[tuple[Program, int, float]] = []
+
+    def run_first(self) -> None:
+        """Run the transactions that conflict with those over several partitions."""
+        tasks: dict[int, list[Task]] = {}
+        _split(tasks, self._program, self._events, np.flatnonzero(self._first), self._homes, -1)
+        done = self._tables._each({home: partial(self._run, home, its) for home, its in tasks.items()})
+        for home, results in done.items():
+            self._add(results[0][1], np.flatnonzero(self._first & (self._homes == home)))
+
+    def start(self, tasks: Mapping[int, list[Task]]) -> None:
+        """Fetch the rows of transactions over several partitions, and start those that run beside these."""
+        tables, program = self._tables, self._program
+        self._split_names = [spec.name for spec in program.tables if spec.name in tables.placements]
+        self._several = np.flatnonzero(self._homes < 0)
+        self._stalled_events = self._events.take(pa.array(self._several))
+        keys = tables.event_keys(program, self._stalled_events)
+        parts = tables._keys_by_partition(keys)
+        fetched = tables._each({
+            number: partial(tables._fetch, number, self._split_names, parts) for number in keys.needed()
+        })  # fmt: skip
+        for name in self._split_names:
+            rows = [one[name] for one in fetched.values() if one[name].num_rows]
+            if rows:
+                tables._coordinator[name].upsert(concat(rows), dirty=False)
+        self.count = sum(events.num_rows for its in tasks.values() for _, events, _ in its)
+        self._futures = {
+            home: tables._threads[home].submit(self._run, home, its) for home, its in tasks.items()
+        }
+
+    def _run(self, home: int, tasks: Sequence[Task]) -> list[Done]:
+        done: list[Done] = []
+        for program, events, group in tasks:
+            begin = _clock.monotonic_s()
+            results = self._tables._partitions[home].run(program, events)
+            done.append((group, results, program, _clock.monotonic_s() - begin))
+        return done
+
+    def run_stalled(self) -> None:
+        """Run the transactions over several partitions at the coordinator; keep their changes there."""
+        tables, coordinator = self._tables, self._tables._coordinator
+        tables.forwarded += len(self._several)
+        begin = _clock.monotonic_s()
+        try:
+            self._add(coordinator.run(self._program, self._stalled_events), self._several)
+            self._deltas = {name: coordinator[name].delta() for name in self._split_names}
+        finally:
+            for name in self._split_names:
+                coordinator.clear(name)
+            coordinator.forget_deleted()
+        self.stalled_s = _clock.monotonic_s() - begin
+
+    def wait(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
+        """Wait for what runs beside; return for each waiting group the results of its partitions."""
+        wait(self._futures.values())
+        found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+        for home, future in self._futures.items():
+            for group, results, program, seconds in future.result():
+                self.times.append((program, results.num_rows, seconds))
+                if group < 0:
+                    self._add(results, np.flatnonzero((self._homes == home) & ~self._first))
+                else:
+                    found.setdefault(group, []).append((home, results))
+        self._futures = {}
+        return found
+
+    def spread(self) -> None:
+        """Take what transactions over several partitions have changed to the partitions, once these wait."""
+        wait(self._futures.values())
+        self._tables._spread(self._deltas)
+
+    def _add(self, results: pa.RecordBatch, places: Numbers) -> None:
+        self._batches.append(results)
+        self._orders.append(places)
+
+    def results(self) -> pa.RecordBatch:
+        """Return the results in the order of the events."""
+        return concat(self._batches).take(pa.array(np.argsort(np.concatenate(self._orders))))
+
+
+def _limit(chosen: Booleans, homes: Numbers, budgets: Floats, each_s: float) -> Booleans:
+    """Return the first chosen transactions of each partition that end in its time; take them from it."""
+    kept = np.zeros(len(chosen), np.bool_)
+    for home in np.unique(homes[chosen]).tolist():
+        places = np.flatnonzero(chosen & (homes == home))[: max(int(budgets[home] / each_s), 0)]
+        kept[places] = True
+        budgets[home] -= each_s * len(places)
+    return kept
+
+
+def _split(
+    tasks: dict[int, list[Task]],
+    program: Program,
+    events: pa.RecordBatch,
+    places: Numbers,
+    homes: Numbers,
+    group: int,
+) -> None:
+    """Add a task for each partition in which some of the events are."""
+    for home in np.unique(homes[places]).tolist():
+        chosen = places[homes[places] == home]
+        tasks.setdefault(home, []).append((program, events.take(pa.array(chosen)), group))
