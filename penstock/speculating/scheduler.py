@@ -1,0 +1,261 @@
+"""Chooses what a partition runs while a distributed transaction stalls there (H-Store §6.3, §6.4).
+
+A distributed transaction holds all its partitions. Each of them waits at three kinds of stall points:
+
+- SP1: the base partition, for the results of queries at remote partitions;
+- SP2: a remote partition, for the next query;
+- SP3: all of them, for the messages of the two-phase commit.
+
+The scheduler compares the estimated paths of transactions, and afterwards checks the paths that they took. It
+knows no clock and no network: the process or the simulation that runs the transactions has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from penstock.speculating.rules import UNKNOWN_KEY, ConflictRules, Level, Step
+
+__all__ = ["Mode", "Scheduler", "Speculated", "Stall", "StallPoint", "Transaction", "steps_at"]
+
+Mode = Literal["none", "tables", "rows", "occ"]
+Summary = dict[int, frozenset[int] | None]
+
+
+class StallPoint(Enum):
+    """Why a partition waits."""
+
+    QUERY_RESPONSE = "SP1"
+    QUERY_REQUEST = "SP2"
+    COMMIT = "SP3"
+
+
+@dataclass(eq=False, slots=True)
+class Transaction:
+    """A transaction with its estimated path and the one that it takes.
+
+    Attributes
+    ----------
+    kind : str
+        Its procedure.
+    base : int
+        The partition where its control code runs.
+    path, estimate : tuple of Step
+        What it executes, and what it was estimated to execute.
+    partitions : frozenset of int
+        The partitions that it needs.
+    aborts : bool
+        Whether its control code rejects it at the end.
+    is_hot : bool
+        Whether it accesses the hot spot.
+    """
+
+    kind: str
+    base: int
+    path: tuple[Step, ...]
+    estimate: tuple[Step, ...]
+    partitions: frozenset[int]
+    aborts: bool = False
+    is_hot: bool = False
+    summaries: dict[tuple[bool, str], Summary] = field(default_factory=dict, repr=False)
+
+    @property
+    def deviates(self) -> bool:
+        """Whether it executes a step that was not estimated. A key that was not known may be any."""
+        return len(self.path) != len(self.estimate) or not all(
+            step == guess or (step == guess._replace(key=step.key) and guess.key == UNKNOWN_KEY)
+            for step, guess in zip(self.path, self.estimate, strict=True)
+        )
+
+
+def steps_at(steps: Iterable[Step], partition: int, base: int) -> list[Step]:
+    """Return the steps that a transaction executes at a partition; those of any are at its base."""
+    return [one for one in steps if (base if one.partition < 0 else one.partition) == partition]
+
+
+@dataclass(slots=True)
+class Speculated:
+    """A transaction that ran at a partition while another one held it.
+
+    Attributes
+    ----------
+    transaction : Transaction
+        The transaction.
+    point : StallPoint
+        The stall point.
+    is_before : bool
+        Whether the distributed transaction had executed nothing there yet, so that this one precedes it.
+    executed : int
+        How many steps it had executed everywhere.
+    """
+
+    transaction: Transaction
+    point: StallPoint
+    is_before: bool
+    executed: int
+
+
+@dataclass(slots=True)
+class Stall:
+    """A partition that waits for a distributed transaction.
+
+    Attributes
+    ----------
+    transaction : Transaction
+        The distributed transaction.
+    partition : int
+        The partition.
+    executed : int
+        How many steps it has executed so far, everywhere.
+    point : StallPoint
+        The stall point.
+    has_executed : bool
+        Whether queries have run here before it asked for them.
+    speculated : list of Speculated
+        What ran here meanwhile, in this order.
+    """
+
+    transaction: Transaction
+    partition: int
+    executed: int = 0
+    point: StallPoint = StallPoint.QUERY_REQUEST
+    has_executed: bool = False
+    speculated: list[Speculated] = field(default_factory=list)
+
+    def is_before(self) -> bool:
+        """Return whether the transaction has executed nothing at this partition yet."""
+        done = self.transaction.path[: self.executed]
+        return not self.has_executed and not steps_at(done, self.partition, self.transaction.base)
+
+
+class Scheduler:
+    """Chooses speculative transactions for stalls, and verifies them.
+
+    Parameters
+    ----------
+    rules : ConflictRules
+        The rules.
+    mode : str
+        How it finds conflicts before transactions run: by ``tables`` or ``rows``; ``occ`` finds them when the
+        distributed transaction prepares, and ``none`` runs nothing.
+
+    Attributes
+    ----------
+    examined, eligible : int
+        The number of queued transactions that were looked at, and of those that did not conflict.
+    """
+
+    def __init__(self, rules: ConflictRules, mode: Mode) -> None:
+        self.rules, self.mode = rules, mode
+        self._level: Level = "tables" if mode == "tables" else "rows"
+        self.examined = self.eligible = 0
+
+    def _summary(self, one: Transaction, *, estimated: bool) -> Summary:
+        key = estimated, self._level
+        found = one.summaries.get(key)
+        if found is None:
+            steps = one.estimate if estimated else one.path
+            found = one.summaries[key] = dict(self.rules.summarize(steps, self._level))
+        return found
+
+    def remaining(self, stall: Stall) -> Summary | None:
+        """Return what candidates must not conflict with; None if nothing conflicts.
+
+        That is what the stalled transaction is estimated to execute at the partition from now on, and its
+        changes there so far. At SP3 it executes no more. A transaction that has executed nothing there has
+        seen nothing: what runs now precedes it.
+        """
+        if self.mode == "occ" or stall.point is StallPoint.COMMIT or stall.is_before():
+            return None
+        return dict(self.rules.summarize(self._unsafe(stall, stall.executed, estimated=True), self._level))
+
+    def _unsafe(self, stall: Stall, executed: int, *, estimated: bool) -> list[Step]:
+        """Return what a transaction changed at a partition until a step, and all that it executes later."""
+        one = stall.transaction
+        done = steps_at(one.path[:executed], stall.partition, one.base)
+        later = (one.estimate if estimated else one.path)[executed:]
+        changed = [step for step in done if self.rules.changes(step)]
+        return [*changed, *steps_at(later, stall.partition, one.base)]
+
+    def choose(
+        self, stall: Stall, queue: Sequence[Transaction], run_us: Sequence[float], stall_us: float
+    ) -> int | None:
+        """Return the place in the queue of the first eligible transaction (§6.3.1).
+
+        Parameters
+        ----------
+        stall : Stall
+            The stall.
+        queue : sequence of Transaction
+            Single-partition transactions that wait for the partition.
+        run_us : sequence of float
+            How long each will run.
+        stall_us : float
+            How long the stall will last.
+        """
+        if self.mode == "none":
+            return None
+        remaining = self.remaining(stall)
+        for place, one in enumerate(queue):
+            if self.mode != "occ" and run_us[place] >= stall_us:
+                continue
+            self.examined += 1
+            if remaining is None or not self.rules.conflict(self._summary(one, estimated=True), remaining):
+                self.eligible += 1
+                return place
+        return None
+
+    def count_eligible(self, stall: Stall, queue: Sequence[Transaction]) -> int:
+        """Return how many queued transactions do not conflict (Fig. 6.9b)."""
+        remaining = self.remaining(stall)
+        if remaining is None:
+            return len(queue)
+        return sum(not self.rules.conflict(self._summary(one, estimated=True), remaining) for one in queue)
+
+    def note(self, stall: Stall, transaction: Transaction) -> Speculated:
+        """Note that a transaction has run at a stall."""
+        done = Speculated(transaction, stall.point, stall.is_before(), stall.executed)
+        stall.speculated.append(done)
+        return done
+
+    def must_restart(self, stall: Stall) -> bool:
+        """Return whether a distributed transaction that is about to commit must start again (§6.3.2, §6.6.3).
+
+        That is so if it, or one that ran meanwhile, left its estimated path so that they conflict; with
+        ``occ`` if what they accessed conflicts. What ran before it executed anything here, or when it had
+        executed everything, is not checked.
+        """
+        one = stall.transaction
+        optimistic = self.mode == "occ"
+        for done in stall.speculated:
+            if done.is_before or done.point is StallPoint.COMMIT:
+                continue
+            if optimistic:
+                unsafe = steps_at(one.path, stall.partition, one.base)
+            elif one.deviates or done.transaction.deviates:
+                unsafe = self._unsafe(stall, done.executed, estimated=False)
+            else:
+                continue
+            its = self.rules.summarize(done.transaction.path, "rows")
+            if self.rules.conflict(its, self.rules.summarize(unsafe, "rows")):
+                return True
+        return False
+
+    def find_undone(self, stall: Stall) -> list[Transaction]:
+        """Return what must be undone as a distributed transaction aborts or starts again.
+
+        What ran before it executed anything here stays, and so does what conflicts neither with it nor with
+        an earlier one that is undone.
+        """
+        one = stall.transaction
+        unsafe = [self.rules.summarize(steps_at(one.path, stall.partition, one.base), "rows")]
+        undone = []
+        for done in stall.speculated:
+            its = self.rules.summarize(done.transaction.path, "rows")
+            if not done.is_before and any(self.rules.conflict(its, other) for other in unsafe):
+                unsafe.append(its)
+                undone.append(done.transaction)
+        return undone

@@ -1,0 +1,510 @@
+"""Partitions of several nodes in virtual time, which run transactions as the scheduler says (H-Store §6.6).
+
+The scheduler, its rules and the tracking table are those of the library; clocks, networks and the times of
+queries are simulated. Clients submit transactions in a closed loop. Each partition has one thread. A
+distributed transaction enters the queues of all its partitions at once, so that no two wait for each other.
+
+With speculation, clients submit single-partition transactions in addition, which only run at stall points, so
+that there are always candidates; the other transactions are the same in all modes (§6.6.1).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from penstock.speculating.rules import ConflictRules, Step
+from penstock.speculating.scheduler import Mode, Scheduler, Stall, StallPoint, Transaction
+from penstock.speculating.tracking import TrackingTable, find_prefetchable
+
+__all__ = ["Cluster", "Costs", "Measurements"]
+
+_MOST_EXAMINED = 10
+_MOST_RESTARTS = 3
+"""Nothing runs beside a transaction that has started again so often, so that it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Times in microseconds.
+
+    Attributes
+    ----------
+    begin_us, query_us : float
+        The time of a transaction besides its queries, and of a query.
+    remote_us, local_us : float
+        The time of a message to another node, and to another partition of the node.
+    prepare_us : float
+        The time in which a partition prepares to commit.
+    examine_us : dict
+        The time in which the scheduler looks at a candidate, by its mode.
+    track_us, validate_us : float
+        With ``occ``, the time to note a query, and to compare one speculative transaction.
+    """
+
+    begin_us: float = 100.0
+    query_us: float = 20.0
+    remote_us: float = 210.0
+    local_us: float = 20.0
+    prepare_us: float = 20.0
+    examine_us: dict[str, float] = field(default_factory=lambda: {"tables": 2.0, "rows": 4.0, "occ": 1.0})
+    track_us: float = 2.0
+    validate_us: float = 10.0
+
+
+@dataclass(slots=True)
+class Measurements:
+    """What happened, in virtual microseconds.
+
+    Attributes
+    ----------
+    us : float
+        The time in which all transactions ran.
+    committed, speculated, restarted, rolled_back, prefetched : int
+        The number of transactions that ended, of speculative ones among them, of distributed ones that
+        started again, of speculative ones that were undone, and of queries that ran before they were asked
+        for.
+    single_us, distributed_us : list
+        The latency of each transaction that clients submitted.
+    run_us : list
+        The time from the locks of each distributed transaction until it ended.
+    stalls_us : dict
+        The time at each kind of stall point, at base and remote partitions.
+    held_us : dict
+        The time for which distributed transactions held base and remote partitions.
+    first_us : list
+        When each distributed transaction executed its first remote query, and had the result.
+    yields : list
+        For each choice the candidates, and those of them that did not conflict.
+    """
+
+    us: float = 0.0
+    committed: int = 0
+    speculated: int = 0
+    restarted: int = 0
+    rolled_back: int = 0
+    prefetched: int = 0
+    single_us: list[float] = field(default_factory=list)
+    distributed_us: list[float] = field(default_factory=list)
+    run_us: list[float] = field(default_factory=list)
+    stalls_us: dict[tuple[str, bool], float] = field(default_factory=dict)
+    held_us: dict[bool, float] = field(default_factory=dict)
+    first_us: list[tuple[float, float]] = field(default_factory=list)
+    yields: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def per_second(self) -> float:
+        """Transactions per second."""
+        return self.committed / self.us * 1e6
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A transaction that a client waits for."""
+
+    transaction: Transaction
+    client: int
+    submitted_us: float
+    stalls: dict[int, Stall] = field(default_factory=dict)
+    at: int = 0
+    granted: int = 0
+    started_us: float = 0.0
+    table: TrackingTable | None = None
+    waits_for: set[Step] = field(default_factory=set)
+    first_query_us: float = -1.0
+    restarts: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Partition:
+    number: int
+    queue: deque[_Job] = field(default_factory=deque)
+    extra: deque[Transaction] = field(default_factory=deque)
+    holder: _Job | None = None
+    is_running: bool = False
+    waiting: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
+    idle_since_us: float = 0.0
+
+
+class Cluster:
+    """Runs transactions in virtual time.
+
+    Parameters
+    ----------
+    rules : ConflictRules
+        The rules.
+    mode : str
+        See `Scheduler`.
+    partitions, partitions_per_node : int
+        The number of partitions, and of those that share a node.
+    costs : Costs
+        The times.
+    prefetches : bool
+        Whether queries of distributed transactions run before they are asked for.
+    count_candidates : bool
+        Whether all candidates of each choice are examined, to count those that do not conflict.
+    """
+
+    def __init__(
+        self,
+        rules: ConflictRules,
+        mode: Mode,
+        partitions: int,
+        partitions_per_node: int = 8,
+        costs: Costs | None = None,
+        *,
+        prefetches: bool = False,
+        count_candidates: bool = False,
+    ) -> None:
+        self.scheduler = Scheduler(rules, mode)
+        self.measured = Measurements()
+        self._rules, self._costs = rules, costs or Costs()
+        self._node = [number // partitions_per_node for number in range(partitions)]
+        self._partitions = [_Partition(number) for number in range(partitions)]
+        self._prefetches, self._counts = prefetches, count_candidates
+        self._now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._work: deque[Transaction] = deque()
+        self._extra: list[deque[Transaction]] = [deque() for _ in range(partitions)]
+
+    def run(self, work: Sequence[Transaction], extra: Sequence[Transaction], clients: int) -> Measurements:
+        """Run transactions; return what was measured.
+
+        Parameters
+        ----------
+        work : sequence of Transaction
+            The transactions that clients submit, each the next one when it has its answer.
+        extra : sequence of Transaction
+            Single-partition transactions, which are submitted again and again for stall points.
+        clients : int
+            The number of clients.
+        """
+        self._work = deque(work)
+        for one in extra:
+            if len(one.partitions) == 1:
+                self._extra[one.base].append(one)
+        for client in range(clients):
+            self._submit(client)
+        while self._events:
+            self._now, _, action = heapq.heappop(self._events)
+            action()
+        self.measured.us = self._now
+        return self.measured
+
+    def _after(self, delay_us: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self._now + delay_us, next(self._order), action))
+
+    def _message_us(self, one: int, other: int) -> float:
+        if one == other:
+            return 0.0
+        same = self._node[one] == self._node[other]
+        return self._costs.local_us if same else self._costs.remote_us
+
+    def _submit(self, client: int) -> None:
+        if self._work:
+            self._enter(_Job(self._work.popleft(), client, self._now))
+
+    def _enter(self, job: _Job) -> None:
+        one = job.transaction
+        if len(one.partitions) > 1:
+            delay = max(self._message_us(one.base, place) for place in one.partitions)
+        else:
+            delay = 0.0
+        self._after(delay, lambda: self._queue(job))
+
+    def _queue(self, job: _Job) -> None:
+        for place in sorted(job.transaction.partitions):
+            self._partitions[place].queue.append(job)
+        for place in sorted(job.transaction.partitions):
+            self._next(self._partitions[place])
+
+    def _answer(self, job: _Job) -> None:
+        self.measured.committed += 1
+        spent = self._now - job.submitted_us
+        several = len(job.transaction.partitions) > 1
+        (self.measured.distributed_us if several else self.measured.single_us).append(spent)
+        self._submit(job.client)
+
+    # A partition
+
+    def _next(self, partition: _Partition) -> None:
+        """Let an idle partition start the next job."""
+        if partition.is_running or partition.holder is not None or not partition.queue:
+            return
+        job = partition.queue.popleft()
+        if len(job.transaction.partitions) == 1:
+            self._occupy(partition, self._run_us(job.transaction), lambda: self._answer(job))
+        else:
+            self._grant(partition, job)
+
+    def _occupy(self, partition: _Partition, spent_us: float, action: Callable[[], None]) -> None:
+        """Use the thread of a partition, now or when it is free."""
+        if partition.is_running:
+            partition.waiting.append((spent_us, action))
+            return
+        self._note_stall(partition)
+        partition.is_running = True
+
+        def end() -> None:
+            partition.is_running = False
+            partition.idle_since_us = self._now
+            action()
+            if partition.waiting and not partition.is_running:
+                self._occupy(partition, *partition.waiting.pop(0))
+            elif not partition.is_running:
+                self._next(partition)
+                self._speculate(partition)
+
+        self._after(spent_us, end)
+
+    def _note_stall(self, partition: _Partition) -> None:
+        job = partition.holder
+        if job is None:
+            return
+        is_base = job.transaction.base == partition.number
+        key = job.stalls[partition.number].point.value, is_base
+        spent = self._now - partition.idle_since_us
+        self.measured.stalls_us[key] = self.measured.stalls_us.get(key, 0.0) + spent
+        partition.idle_since_us = self._now
+
+    def _run_us(self, one: Transaction, *, estimated: bool = False) -> float:
+        steps = len(one.estimate if estimated else one.path)
+        each = self._costs.query_us + (self._costs.track_us if self.scheduler.mode == "occ" else 0.0)
+        return self._costs.begin_us + each * steps
+
+    def _grant(self, partition: _Partition, job: _Job) -> None:
+        one = job.transaction
+        partition.holder = job
+        partition.idle_since_us = self._now
+        stall = job.stalls[partition.number] = Stall(one, partition.number)
+        if partition.number == one.base:
+            stall.point = StallPoint.QUERY_RESPONSE
+        if self._prefetches:
+            if job.table is None:
+                places = find_prefetchable(self._rules, one.estimate, one.base)
+                job.table = TrackingTable(self._rules, [one.estimate[place] for place in places])
+            for step in job.table.steps:
+                if step.partition == partition.number:
+                    stall.has_executed = True
+                    self._prefetch(partition, job, step)
+
+        def acknowledge() -> None:
+            job.granted += 1
+            if job.granted == len(one.partitions):
+                job.started_us = self._now
+                self._occupy(self._partitions[one.base], self._costs.begin_us, lambda: self._continue(job))
+
+        self._after(self._message_us(partition.number, one.base), acknowledge)
+        self._speculate(partition)
+
+    def _prefetch(self, partition: _Partition, job: _Job, step: Step) -> None:
+        table = job.table
+        self.measured.prefetched += 1
+
+        def executed() -> None:
+            self._after(self._message_us(partition.number, job.transaction.base), arrived)
+
+        def arrived() -> None:
+            if table is not None:
+                table.arrive(step)
+            if step in job.waits_for:
+                job.waits_for.discard(step)
+                if not job.waits_for:
+                    self._continue(job)
+
+        self._occupy(partition, self._costs.query_us, executed)
+
+    # A distributed transaction
+
+    def _continue(self, job: _Job) -> None:
+        """Execute the next queries at the base, or send those of a remote partition and wait."""
+        one, costs = job.transaction, self._costs
+        base = self._partitions[one.base]
+        begin = job.at
+        end = begin
+        while end < len(one.path) and one.path[end].partition in (-1, one.base):
+            end += 1
+        if end > begin:
+
+            def local() -> None:
+                self._execute(job, end)
+                self._continue(job)
+
+            self._occupy(base, costs.query_us * (end - begin), local)
+            return
+        if begin == len(one.path):
+            self._prepare(job)
+            return
+        while end < len(one.path) and one.path[end].partition not in (-1, one.base):
+            end += 1
+        batch = one.path[begin:end]
+        missing = [step for step in batch if not self._has_result(job, step)]
+        self._execute(job, end)
+        job.stalls[one.base].point = StallPoint.QUERY_RESPONSE
+        if not missing:
+            self._continue(job)
+            return
+        late = {step for step in missing if job.table is not None and step in job.table.steps}
+        remote = [step for step in missing if step not in late]
+        if not remote:
+            job.waits_for = late
+            self._speculate(base)
+            return
+        self._send(job, remote)
+
+    def _execute(self, job: _Job, end: int) -> None:
+        job.at = end
+        for stall in job.stalls.values():
+            stall.executed = end
+
+    def _has_result(self, job: _Job, step: Step) -> bool:
+        """Return whether a prefetched result has arrived. A change is sent to prepare, and gives none."""
+        if job.table is None:
+            return False
+        place = job.table.invoke(step)
+        if place is None:
+            return self._rules.changes(step)
+        return job.table.has_arrived(place)
+
+    def _send(self, job: _Job, steps: Sequence[Step]) -> None:
+        one = job.transaction
+        places = sorted({step.partition for step in steps})
+        open_places = set(places)
+        sent = self._now
+        for place in places:
+            count = sum(step.partition == place for step in steps)
+            self._after(
+                self._message_us(one.base, place),
+                lambda place=place, count=count: self._occupy(  # type: ignore[misc]
+                    self._partitions[place],
+                    self._costs.query_us * count,
+                    lambda: self._after(self._message_us(place, one.base), lambda: answered(place)),
+                ),
+            )
+
+        def answered(place: int) -> None:
+            open_places.discard(place)
+            if open_places:
+                return
+            if job.first_query_us < 0:
+                job.first_query_us = sent - job.started_us
+                self.measured.first_us.append((job.first_query_us, self._now - job.started_us))
+            base = self._partitions[one.base]
+            self._occupy(base, 0.0, lambda: self._continue(job))
+
+        self._speculate(self._partitions[one.base])
+
+    def _prepare(self, job: _Job) -> None:
+        one = job.transaction
+        open_places = set(one.partitions)
+        for stall in job.stalls.values():
+            if stall.partition == one.base:
+                stall.point = StallPoint.COMMIT
+
+        def reach(place: int) -> None:
+            partition, stall = self._partitions[place], job.stalls[place]
+            spent = self._costs.prepare_us
+            if self.scheduler.mode == "occ":
+                spent += self._costs.validate_us * len(stall.speculated)
+
+            def prepared() -> None:
+                stall.point = StallPoint.COMMIT
+                self._after(self._message_us(place, one.base), lambda: acknowledged(place))
+
+            self._occupy(partition, spent, prepared)
+
+        def acknowledged(place: int) -> None:
+            open_places.discard(place)
+            if not open_places:
+                self._finish(job)
+
+        for place in sorted(one.partitions):
+            self._after(self._message_us(one.base, place), lambda place=place: reach(place))  # type: ignore[misc]
+
+    def _finish(self, job: _Job) -> None:
+        one = job.transaction
+        restarts = not one.aborts and (
+            any(map(self.scheduler.must_restart, job.stalls.values()))
+            or (job.table is not None and job.table.out_of_order)
+        )
+        for stall in job.stalls.values():
+            undone = self.scheduler.find_undone(stall) if restarts or one.aborts else []
+            kept = len(stall.speculated) - len(undone)
+            self.measured.committed += kept
+            self.measured.speculated += kept
+            self.measured.rolled_back += len(undone)
+        if restarts:
+            self.measured.restarted += 1
+            again = _Job(one, job.client, job.submitted_us, restarts=job.restarts + 1)
+            self._enter(again)
+        else:
+            self.measured.run_us.append(self._now - job.started_us)
+            self._answer(job)
+        for place in sorted(one.partitions):
+            self._after(
+                self._message_us(one.base, place),
+                lambda place=place: self._release(job, self._partitions[place]),  # type: ignore[misc]
+            )
+
+    def _release(self, job: _Job, partition: _Partition) -> None:
+        is_base = partition.number == job.transaction.base
+
+        def free() -> None:
+            self._note_stall(partition)
+            partition.holder = None
+
+        self.measured.held_us[is_base] = self.measured.held_us.get(is_base, 0.0) + self._now - job.started_us
+        self._occupy(partition, 0.0, free)
+
+    # Speculation
+
+    def _speculate(self, partition: _Partition) -> None:
+        """Let a partition that waits run a transaction that the scheduler chooses."""
+        job = partition.holder
+        if job is None or partition.is_running or partition.waiting or self.scheduler.mode == "none":
+            return
+        if job.restarts >= _MOST_RESTARTS:
+            return
+        stall = job.stalls[partition.number]
+        mine = self._extra[partition.number]
+        queue = list(itertools.islice(mine, _MOST_EXAMINED))
+        if not queue:
+            return
+        if self._counts and not stall.is_before() and stall.point is not StallPoint.COMMIT:
+            self.measured.yields.append((len(queue), self.scheduler.count_eligible(stall, queue)))
+        before = self.scheduler.examined
+        place = self.scheduler.choose(
+            stall, queue, [self._run_us(one, estimated=True) for one in queue], self._stall_us(job, stall)
+        )
+        if place is None:
+            return
+        chosen = queue[place]
+        del mine[place]
+        examined = (self.scheduler.examined - before) * self._costs.examine_us[self.scheduler.mode]
+
+        self.scheduler.note(stall, chosen)
+        self._occupy(partition, examined + self._run_us(chosen), lambda: mine.append(chosen))
+
+    def _stall_us(self, job: _Job, stall: Stall) -> float:
+        """Return how long a stall will last, by the estimated path of its transaction."""
+        one, costs = job.transaction, self._costs
+        far = max(self._message_us(one.base, place) for place in one.partitions)
+        if stall.point is StallPoint.COMMIT or stall.partition == one.base:
+            return 2 * far
+        spent = self._message_us(one.base, stall.partition)
+        if stall.executed == 0:
+            spent += far + costs.begin_us
+        previous = one.base
+        for step in one.estimate[stall.executed :]:
+            place = one.base if step.partition < 0 else step.partition
+            if place == stall.partition:
+                break
+            spent += costs.query_us
+            if place not in (one.base, previous):
+                spent += 2 * self._message_us(one.base, place)
+            previous = place
+        return spent

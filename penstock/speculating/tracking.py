@@ -1,0 +1,91 @@
+"""Queries of a distributed transaction that run before it asks for them (H-Store §6.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from penstock.speculating.rules import UNKNOWN_KEY, ConflictRules, Step
+
+__all__ = ["TrackingTable", "find_prefetchable"]
+
+
+def find_prefetchable(rules: ConflictRules, estimate: Sequence[Step], base: int) -> list[int]:
+    """Return the places of queries in an estimated path that can run before the transaction (§6.4.1).
+
+    A query can if it only reads, at a remote partition, a row whose key the event says, and conflicts with no
+    earlier query that cannot run before the transaction.
+
+    Departure from H-Store: queries that write are not prefetched, since a procedure computes what it writes;
+    no transaction waits for them.
+    """
+    found, late = [], list[Step]()
+    for place, step in enumerate(estimate):
+        remote = step.partition >= 0 and step.partition != base
+        can = remote and step.key != UNKNOWN_KEY and not rules.changes(step)
+        if can and not rules.conflict(rules.summarize([step], "rows"), rules.summarize(late, "rows")):
+            found.append(place)
+        else:
+            late.append(step)
+    return found
+
+
+@dataclass
+class TrackingTable:
+    """Matches the queries that a transaction invokes with those that ran before (§6.4.2).
+
+    Parameters
+    ----------
+    rules : ConflictRules
+        The rules.
+    steps : iterable of Step
+        The queries that run before the transaction, in the order of its estimated path.
+    """
+
+    rules: ConflictRules
+    steps: Iterable[Step]
+    _waiting: dict[Step, list[int]] = field(default_factory=dict)
+    _arrived: set[int] = field(default_factory=set)
+    _linked: set[int] = field(default_factory=set)
+    _changes: list[Step] = field(default_factory=list)
+    out_of_order: bool = False
+
+    def __post_init__(self) -> None:
+        """Note all entries."""
+        self.steps = list(self.steps)
+        for place, step in enumerate(self.steps):
+            self._waiting.setdefault(step, []).append(place)
+
+    def arrive(self, step: Step) -> None:
+        """Note that the result of a query has arrived; of several equal ones, that of the next."""
+        places = [place for place, one in enumerate(self.steps) if one == step and place not in self._arrived]
+        if places:
+            self._arrived.add(places[0])
+
+    def invoke(self, step: Step) -> int | None:
+        """Return the entry of a query that the transaction invokes, and link it; None if it has none.
+
+        A query matches an entry by its statement, parameters and partition, and equal ones by their order. If
+        the transaction has changed before what the query read, its result is out of order: then the
+        transaction must start again.
+        """
+        if self.rules.changes(step):
+            self._changes.append(step)
+        places = self._waiting.get(step)
+        if not places:
+            return None
+        if self.rules.conflict(
+            self.rules.summarize([step], "rows"), self.rules.summarize(self._changes, "rows")
+        ):
+            self.out_of_order = True
+        place = places.pop(0)
+        self._linked.add(place)
+        return place
+
+    def has_arrived(self, place: int) -> bool:
+        """Return whether the result of an entry has arrived."""
+        return place in self._arrived
+
+    def find_unnecessary(self) -> list[Step]:
+        """Return the queries that ran and were never invoked; they only read, so they are dropped."""
+        return [step for place, step in enumerate(self.steps) if place not in self._linked]
