@@ -126,6 +126,26 @@ def test_a_candidate_that_runs_too_long_is_not_chosen() -> None:
     assert Scheduler(RULES, "none").choose(stall, queue, [1.0, 1.0], 5.0) is None
 
 
+def test_nothing_reads_the_changes_of_a_transaction_that_may_abort() -> None:
+    read, write = 0, 1
+    one = Transaction("d", 0, (Step(write, 1, 0), Step(read, 2, 0)), (Step(write, 1, 0), Step(read, 2, 0)),
+                      frozenset({0}), aborts=True)  # fmt: skip
+    reader = Transaction("reader", 0, (Step(read, 1, 0),), (Step(read, 1, 0),), frozenset({0}))
+    other = Transaction("other", 0, (Step(write, 0, 0),), (Step(write, 0, 0),), frozenset({0}))
+    scheduler, stall = Scheduler(RULES, "rows"), Stall(one, 0)
+    assert scheduler.choose(stall, [reader, other], [1.0, 1.0], 5.0) == 0
+    scheduler.note(stall, reader)
+    stall.executed = 1
+    assert scheduler.choose(stall, [reader, other], [1.0, 1.0], 5.0) == 1
+    scheduler.note(stall, other)
+    stall.executed, stall.point = 2, StallPoint.COMMIT
+    assert scheduler.choose(stall, [reader, other], [1.0, 1.0], 5.0) == 0
+    late = Transaction("late", 0, reader.path, reader.path, frozenset({0}))
+    scheduler.note(stall, late)
+    # What preceded the transaction stays, and so does what does not conflict with it.
+    assert scheduler.find_undone(stall) == [late]
+
+
 def test_only_reads_with_known_keys_and_no_earlier_change_are_prefetched() -> None:
     read, write, scan, other = range(4)
     steps = [

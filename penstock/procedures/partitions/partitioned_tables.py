@@ -192,9 +192,9 @@ class PartitionedTables:
         several = int(np.count_nonzero(homes < 0))
         if several and (predicted := self._run_predicted(program, events)) is not None:
             return predicted
-        if several and self.speculation is not None:
-            if (beside := self.speculation.run(program, events, all_keys, homes)) is not None:
-                return beside
+        speculation = self.speculation if several else None
+        if speculation and (beside := speculation.run(program, events, all_keys, homes)) is not None:
+            return beside
         if self._gathers(program, count - several, several, knows_rows=route.knows_rows):
             return self._run_gathered(program, events, bounds)
         order, back, begins = order_by_home(homes, self.partitions)
