@@ -1,0 +1,81 @@
+"""The times that a simulation of partitions takes, and those that it measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Costs", "Measurements"]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Times in microseconds.
+
+    Attributes
+    ----------
+    begin_us, query_us : float
+        The time of a transaction besides its queries, and of a query.
+    remote_us, local_us : float
+        The time of a message to another node, and to another partition of the node.
+    prepare_us : float
+        The time in which a partition prepares to commit.
+    examine_us : dict
+        The time in which the scheduler looks at a candidate, by its mode.
+    track_us, validate_us : float
+        With ``occ``, the time to note a query, and to compare one speculative transaction.
+    """
+
+    begin_us: float = 100.0
+    query_us: float = 20.0
+    remote_us: float = 210.0
+    local_us: float = 20.0
+    prepare_us: float = 20.0
+    examine_us: dict[str, float] = field(default_factory=lambda: {"tables": 2.0, "rows": 4.0, "occ": 1.0})
+    track_us: float = 2.0
+    validate_us: float = 10.0
+
+
+@dataclass(slots=True)
+class Measurements:
+    """What happened, in virtual microseconds.
+
+    Attributes
+    ----------
+    us : float
+        The time in which all transactions ran.
+    committed, speculated, restarted, rolled_back, prefetched : int
+        The number of transactions that ended, of speculative ones among them, of distributed ones that
+        started again, of speculative ones that were undone, and of queries that ran before they were asked
+        for.
+    single_us, distributed_us : list
+        The latency of each transaction that clients submitted.
+    run_us : list
+        The time from the locks of each distributed transaction until it ended.
+    stalls_us : dict
+        The time at each kind of stall point, at base and remote partitions.
+    held_us : dict
+        The time for which distributed transactions held base and remote partitions.
+    first_us : list
+        When each distributed transaction executed its first remote query, and had the result.
+    yields : list
+        For each choice the candidates, and those of them that did not conflict.
+    """
+
+    us: float = 0.0
+    committed: int = 0
+    speculated: int = 0
+    restarted: int = 0
+    rolled_back: int = 0
+    prefetched: int = 0
+    single_us: list[float] = field(default_factory=list)
+    distributed_us: list[float] = field(default_factory=list)
+    run_us: list[float] = field(default_factory=list)
+    stalls_us: dict[tuple[str, bool], float] = field(default_factory=dict)
+    held_us: dict[bool, float] = field(default_factory=dict)
+    first_us: list[tuple[float, float]] = field(default_factory=list)
+    yields: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def per_second(self) -> float:
+        """Transactions per second."""
+        return self.committed / self.us * 1e6
