@@ -1,0 +1,71 @@
+"""The judge of the soak of freshness contracts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.crash.contract_job import LIMIT_S
+from tests.crash.contract_soak import CLEAR, Oracle, Tick, find_breaches
+
+STEP_S = 0.25
+
+
+def ticks_of(late: str, runs: str | None = None) -> list[Tick]:
+    """Return a tick for each letter: ``x`` is late, ``r`` runs."""
+    runs = runs or "r" * len(late)
+    return [
+        Tick(number * STEP_S, 2 * CLEAR * (one == "x"), alive == "r")
+        for number, (one, alive) in enumerate(zip(late, runs, strict=True))
+    ]
+
+
+def test_a_breach_that_is_reported_in_time_is_excused() -> None:
+    (breach,) = find_breaches(ticks_of("." * 8 + "x" * 40), [(1.0, True), (5.0, False)])
+    assert (breach.begin_s, breach.alive_s, breach.reported) == (2.0, 3.0, True)
+    assert breach.is_excused()
+
+
+def test_a_breach_that_nobody_reports_is_found() -> None:
+    (breach,) = find_breaches(ticks_of("x" * 40), [(1.0, True)])
+    assert not breach.reported
+    assert not breach.is_excused()
+
+
+def test_a_report_comes_too_late() -> None:
+    first, second = find_breaches(ticks_of("x" * 40 + "." * 60 + "x" * 40), [(7.0, False)])
+    assert first.reported
+    assert not first.is_excused()
+    assert second.begin_s == 25.0
+    assert not second.reported, "the report of another breach does not count"
+
+
+def test_a_dead_process_reports_nothing_and_is_excused_until_it_runs() -> None:
+    dead = "x" * 60
+    (breach,) = find_breaches(ticks_of(dead, "d" * 48 + "r" * 12), [])
+    assert breach.is_excused()
+    (breach,) = find_breaches(ticks_of(dead, "d" * 30 + "r" * 30), [])
+    assert not breach.is_excused()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_staleness_equals_its_definition(seed: int) -> None:
+    draws = random.Random(seed)
+    oracle, sent, delivered = Oracle(), [], dict.fromkeys("abcd", -1)
+    now = 0.0
+    for time in range(200):
+        now += draws.random()
+        key = draws.choice("abcd")
+        oracle.send(key, time, now)
+        sent.append((key, time, now))
+        if draws.random() < 0.4:
+            some, newest, _ = draws.choice(sent)
+            oracle.deliver(some, newest)
+            delivered[some] = max(delivered[some], newest)
+        ages = {
+            key: [now - at for other, one, at in sent if other == key and one > delivered[key]]
+            for key, *_ in sent
+        }
+        late = sum(max(some, default=0.0) > LIMIT_S for some in ages.values())
+        assert oracle.share_late(now) == late / len(ages)
