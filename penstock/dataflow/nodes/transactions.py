@@ -65,7 +65,7 @@ class Transactions(Node):
         if attributes & set(unknown):
             raise self.wrong(
                 "only Spark knows the type of an attribute",
-                'declare it: @database.procedure(event="name type, ...")',
+                'declare it: @database.procedure(event="name type, ..."), or CAST it in SQL',
                 attribute=next(name for name in unknown if name in attributes),
             )
         try:
