@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.designing.queues import design_queue
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
+    from penstock.operators.aggregates.own import Aggregate
     from penstock.predicting.models.predictor import Predictor
     from penstock.predicting.predict import predict
     from penstock.procedures import abort, database, event, execute
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.spark_ext.state_reader.read_state import read_state
 
 __all__ = [
+    "Aggregate",
     "DatabaseClient",
     "MetricsListener",
     "PStreamReader",
@@ -80,6 +82,7 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
+        "Aggregate": "penstock.operators.aggregates.own",
         "DatabaseClient": "penstock.procedures.served.client",
         "MetricsListener": "penstock.spark_ext.metrics_listener",
         "PStreamReader": "penstock.checkpointing.p_stream",

@@ -27,7 +27,7 @@ from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from penstock._clock import new_id
 from penstock._durable import replace
 
-__all__ = ["kernel", "load_generated", "load_run", "program_kernel"]
+__all__ = ["UNCOMPILABLE", "kernel", "load_generated", "load_run", "program_kernel", "users_kernel"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NOT_NEEDED = frozenset({
@@ -106,6 +106,19 @@ def kernel(function: F) -> F:
     """Compile `function` without object mode, free of the GIL, cached on disk."""
     with _cache_home(_cache if _ARCHIVED else None):
         compiled: F = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    return compiled
+
+
+UNCOMPILABLE: tuple[type[Exception], ...] = (numba.core.errors.NumbaError, TypeError)
+"""The errors of a function that numba cannot compile."""
+
+
+def users_kernel(function: F) -> F:
+    """Compile a function of a user, or one that calls such functions, as `kernel` does, but without a cache.
+
+    Numba would not see a change in a module that the function calls.
+    """
+    compiled: F = numba.njit(nogil=True, error_model="numpy")(function)
     return compiled
 
 

@@ -11,6 +11,7 @@ from penstock.operators.aggregates.decomposition import aggregates_of
 from penstock.operators.scan.spec import PANE, Partial, Scan
 from penstock.sql.evaluate import type_of
 from penstock.sql.expression import Expression, column, edit
+from penstock.sql.syntax.functions import OWN_FUNCTION
 from penstock.sql.tree import Tree
 
 __all__ = [
@@ -26,7 +27,7 @@ __all__ = [
 UNKNOWN: Final = pa.null()
 """The type of columns whose type is only known when the graph runs."""
 
-_DOUBLE: Final = frozenset({"avg", "mean", "median", "percentile", "stddev", "stddev_samp"})
+_DOUBLE: Final = frozenset({"avg", "mean", "median", "percentile", "stddev", "stddev_samp", OWN_FUNCTION})
 _DECLARED: Final = {
     "BOOLEAN": pa.bool_(),
     "TINYINT": pa.int8(),
@@ -86,7 +87,7 @@ def partial_type(partial: Partial, schema: pa.Schema) -> pa.DataType:
         return UNKNOWN
     if partial.kind == "distinct":
         return pa.list_(kind)
-    if partial.kind in ("sketch", "kll"):
+    if partial.kind in ("sketch", "kll", "own"):
         return pa.binary()
     return _sum_type(kind) if partial.kind == "sum" else kind
 

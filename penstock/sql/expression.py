@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 from penstock.errors import InvalidUsageError
-from penstock.sql.syntax.functions import AGGREGATES, GENERATORS, ROW_FUNCTIONS
+from penstock.sql.syntax.functions import AGGREGATES, GENERATORS, OWN_FUNCTION, ROW_FUNCTIONS
 from penstock.sql.syntax.parser import Parser
 from penstock.sql.syntax.tokens import strip_comments
 from penstock.sql.tree import Tree
@@ -231,7 +231,12 @@ def is_aggregate(node: Tree) -> bool:
     """Return whether a node calls an aggregate function."""
     if node.kind != "call":
         return False
-    return node.value in AGGREGATES or node.filter is not None or "DISTINCT" in node.modifiers
+    return (
+        node.value in AGGREGATES
+        or node.value == OWN_FUNCTION
+        or node.filter is not None
+        or "DISTINCT" in node.modifiers
+    )
 
 
 def _columns(tree: Tree, bound: frozenset[str] = frozenset()) -> Iterator[Tree]:

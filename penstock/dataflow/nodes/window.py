@@ -295,7 +295,7 @@ class Aggregate(Node):
                     type=kind,
                 )
             return
-        kind = partial_type(replace(partial, kind="min", log2_size=0), schema)
+        kind = partial_type(replace(partial, kind="min", log2_size=0, function=""), schema)
         if partial.kind == "distinct":
             if pa.types.is_nested(kind):
                 raise self.wrong(
@@ -305,12 +305,11 @@ class Aggregate(Node):
                     type=kind,
                 )
             return
-        if kind != UNKNOWN and not (
-            _is_number(kind) or (partial.kind != "kll" and pa.types.is_temporal(kind))
-        ):
+        times_too = partial.kind not in _NOUNS
+        if kind != UNKNOWN and not (_is_number(kind) or (times_too and pa.types.is_temporal(kind))):
             raise self.wrong(
-                f"windows have no {'quantile' if partial.kind == 'kll' else partial.kind} of this type",
-                "min, max and sum take integers, floats, dates and times; median and percentile take "
+                f"windows have no {_NOUNS.get(partial.kind, partial.kind)} of this type",
+                "min, max and sum take integers, floats, dates and times; median, percentile and own take "
                 "integers and floats; first and last take any type",
                 expression=partial.expression,
                 type=kind,
@@ -436,6 +435,9 @@ def _window(node: Node, accepts: Callable[[Window], bool]) -> Window | None:
         else:
             stack += at.inputs
     return None
+
+
+_NOUNS: Final = {"kll": "quantile", "own": "own aggregate"}
 
 
 def _has_map(kind: pa.DataType) -> bool:

@@ -23,6 +23,7 @@ from penstock.operators.aggregates.quantiles import compute_quantiles
 from penstock.operators.aggregates.wide import WIDE, as_floats, fits, to_words
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.sql.expression import Expression, column, edit
+from penstock.sql.syntax.functions import OWN_FUNCTION
 from penstock.sql.tree import Tree
 
 __all__ = ["Assembly"]
@@ -42,6 +43,8 @@ class Assembly:
         Maps the name of a deviation to the names of its count and its sum of squared deviations.
     quantiles : mapping of str to (str, float, bool)
         Maps the name of a quantile to the name of its sketch, the fraction, and whether to interpolate.
+    own : mapping of str to (str, str)
+        Maps the name of an own aggregate's result to the name of its states and the aggregate.
     wraps : bool
         Whether a sum of integers beyond 64 bits wraps around, as in Spark without ANSI mode. By default such
         a sum is an error.
@@ -51,6 +54,7 @@ class Assembly:
     means: Mapping[str, tuple[str, str]]
     deviations: Mapping[str, tuple[str, str]]
     quantiles: Mapping[str, tuple[str, float, bool]] = field(default_factory=dict)
+    own: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     wraps: bool = False
 
     @classmethod
@@ -61,12 +65,12 @@ class Assembly:
         for name, text in decomposition.assembly.items():
             expression = Expression.parse(text)
             texts[name] = edit(expression.text, divisions.find_replacements(expression.text, expression.tree))
-        return cls(texts, divisions.means, divisions.deviations, divisions.quantiles, wraps)
+        return cls(texts, divisions.means, divisions.deviations, divisions.quantiles, divisions.own, wraps)
 
     @property
     def derived_names(self) -> tuple[str, ...]:
-        """The names of means, deviations and quantiles."""
-        return (*self.means, *self.deviations, *self.quantiles)
+        """The names of means, deviations, quantiles and own aggregates."""
+        return (*self.means, *self.deviations, *self.quantiles, *self.own)
 
     @property
     def read(self) -> frozenset[str]:
@@ -77,7 +81,7 @@ class Assembly:
         }
 
     def finish(self, values: pa.RecordBatch, kept: Iterable[str]) -> pa.RecordBatch:
-        """Return the partials as Spark represents them, then means, deviations and quantiles.
+        """Return the partials as Spark represents them, then means, deviations, quantiles and own aggregates.
 
         Raises
         ------
@@ -110,13 +114,20 @@ class Assembly:
         return pa.array(lows, mask=mask)
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """Return the names of the partials of a mean, deviation or quantile; empty for any other name."""
+        """Return the names of the partials of a derived column; empty for any other name."""
         if name in self.quantiles:
             return self.quantiles[name][:1]
+        if name in self.own:
+            return self.own[name][:1]
         return self.means.get(name) or self.deviations.get(name) or ()
 
     def compute(self, name: str, parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
-        """Compute a mean, deviation or quantile from its parts, row by row."""
+        """Compute a derived column from its parts, row by row."""
+        if name in self.own:
+            # Plans need no compiler.
+            from penstock.operators.aggregates.own_states import finish_own
+
+            return finish_own(parts[0], self.own[name][1])
         if name in self.quantiles:
             _, fraction, interpolates = self.quantiles[name]
             return compute_quantiles(parts[0], fraction, interpolates=interpolates)
@@ -124,7 +135,7 @@ class Assembly:
 
 
 class _Divisions:
-    """Replace divisions and quantiles by columns with their values."""
+    """Replace divisions, quantiles and own aggregates by columns with their values."""
 
     def __init__(self, decomposition: Decomposition) -> None:
         self._places = {
@@ -138,9 +149,10 @@ class _Divisions:
         self.means: dict[str, tuple[str, str]] = {}
         self.deviations: dict[str, tuple[str, str]] = {}
         self.quantiles: dict[str, tuple[str, float, bool]] = {}
+        self.own: dict[str, tuple[str, str]] = {}
 
     def find_replacements(self, text: str, node: Tree) -> list[tuple[Tree, str]]:
-        """Map divisions and quantiles to the columns that hold their values."""
+        """Map divisions, quantiles and own aggregates to the columns that hold their values."""
         if node.kind == "case" and (parts := self._known.get(text[node.start : node.stop])) is not None:
             return [(node, self._name_column("deviation", self.deviations, parts))]
         if node.kind == "binary" and node.value == "/":
@@ -153,6 +165,11 @@ class _Divisions:
             sketch, fraction = node.parts
             quantile = (str(sketch.value), float(fraction.value), node.value == "percentile")
             return [(node, self._name_column("quantile", self.quantiles, quantile))]
+        if node.kind == "call" and node.value == OWN_FUNCTION:
+            reference, states = node.parts
+            return [
+                (node, self._name_column("own", self.own, (str(states.value), str(reference.value)[1:-1])))
+            ]
         return [edit for part in node.children for edit in self.find_replacements(text, part)]
 
     @staticmethod

@@ -12,10 +12,12 @@ from typing import Final
 
 from penstock._extras import need_extra
 from penstock.errors import InvalidUsageError
+from penstock.operators.aggregates.own import find_aggregate
 from penstock.operators.aggregates.quantiles import DEFAULT_ACCURACY, log2_size_for
 from penstock.operators.aggregates.sketches import log2_size_of
 from penstock.operators.scan.spec import PANE, Partial, PartialKind
 from penstock.sql.expression import Expression, column, edit, is_aggregate
+from penstock.sql.syntax.functions import OWN_FUNCTION
 from penstock.sql.tree import Tree
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "deviation",
     "pane_ms",
     "quantile",
+    "replace_own",
     "sketch_argument",
 ]
 
@@ -37,7 +40,7 @@ class Decomposition:
     with a term for the distance between the means. ``min`` and ``max`` keep the least or greatest value.
     ``first`` and ``last`` take the value with the least or greatest time, which is another partial (see
     `times`). ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that
-    count. ``kll`` estimates quantiles.
+    count. ``kll`` estimates quantiles. ``own`` has states of a user's aggregate, which merges them.
 
     Parameters
     ----------
@@ -190,17 +193,18 @@ class _Partials:
     def names(self) -> set[str]:
         return {partial.name for partial in self.made}
 
-    def _column(self, kind: PartialKind, expression: str, log2_size: int = 0) -> str:
+    def _column(self, kind: PartialKind, expression: str, log2_size: int = 0, function: str = "") -> str:
         """Return the column name of a partial; add the partial if it is new."""
+        same = (kind, expression, log2_size, function)
         for partial in self.made:
-            if (partial.kind, partial.expression, partial.log2_size) == (kind, expression, log2_size):
+            if (partial.kind, partial.expression, partial.log2_size, partial.function) == same:
                 return column(partial.name).text
         words = re.sub(r"\W+", "_", expression).strip("_").lower()[:40]
         plain = kind if expression == "*" else f"{kind}_{words or 'value'}"
         name, names, number = plain, self.names | self._taken, 2
         while name in names:
             name, number = f"{plain}_{number}", number + 1
-        self.made.append(Partial(kind, expression, name, log2_size))
+        self.made.append(Partial(kind, expression, name, log2_size, function))
         return column(name).text
 
     def split(self, whole: Expression, call: Tree) -> str | None:
@@ -211,6 +215,8 @@ class _Partials:
             return self._sketch(call, texts, condition)
         if call.value in _QUANTILES and not call.modifiers:
             return self._quantile(call, texts, condition)
+        if call.value == OWN_FUNCTION and not call.modifiers:
+            return self._own(call, texts, condition)
         distinct = call.modifiers == ("DISTINCT",) and call.value == "count"
         if len(texts) != 1 or not (distinct or call.modifiers in ((), ("ALL",))):
             return None
@@ -283,6 +289,34 @@ class _Partials:
         need_extra("sketch", call.value)
         size = log2_size_for(int(accuracy[0]) if accuracy else DEFAULT_ACCURACY)
         return quantile(self._column("kll", text, size), str(fraction), interpolates=interpolates)
+
+    def _own(self, call: Tree, texts: list[str], condition: str | None) -> str:
+        """Return the expression of an own aggregate."""
+        if len(call.parts) != 2 or call.parts[0].kind != "string":
+            raise InvalidUsageError(
+                "an own aggregate is not called with its name and one value",
+                expression=f"{OWN_FUNCTION}({', '.join(texts)})",
+                hint=f"write {OWN_FUNCTION}('module:Class', x)",
+            )
+        reference = str(call.parts[0].value)[1:-1]
+        find_aggregate(reference)
+        text = texts[1] if condition is None else f"CASE WHEN {condition} THEN {texts[1]} END"
+        return own(reference, self._column("own", text, function=reference))
+
+
+def replace_own(text: str) -> str:
+    """Return the text of an aggregate with averages for own aggregates, whose types are the same.
+
+    Spark, which knows only the averages, can then say the type of the whole.
+    """
+    whole = Expression.parse(text)
+    calls = [call for call in aggregates_of(whole.tree) if call.value == OWN_FUNCTION]
+    return edit(whole.text, [(call, f"AVG({whole.slice(call.parts[-1]).text})") for call in calls])
+
+
+def own(reference: str, name: str) -> str:
+    """Return the text of an own aggregate of a column of states, which only `Assembly` can compute."""
+    return f"{OWN_FUNCTION.upper()}('{reference}', {name})"
 
 
 def quantile(name: str, fraction: str, *, interpolates: bool) -> str:

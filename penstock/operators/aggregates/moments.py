@@ -77,6 +77,8 @@ def to_settings(partial: Partial) -> list[Any]:
     kind, name = partial.kind, partial.name
     if kind == _KIND:
         return [_EARLIER, partial.expression, _earlier(name)]
+    if partial.function:
+        return [kind, partial.expression, name, 0, partial.function]
     return [kind, partial.expression, name, *([partial.log2_size] if partial.log2_size else [])]
 
 

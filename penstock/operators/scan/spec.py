@@ -67,10 +67,11 @@ PartialKind: TypeAlias = Literal[
     "union",
     "sketch",
     "kll",
+    "own",
 ]
 TimeUnit: TypeAlias = Literal["s", "ms", "us", "ns"]
 
-GROWING: Final = frozenset({"distinct", "sketch", "kll"})
+GROWING: Final = frozenset({"distinct", "sketch", "kll", "own"})
 """Kinds of partials whose size grows with their values."""
 
 _KINDS: Final = get_args(PartialKind)
@@ -120,13 +121,16 @@ class Partial:
         - ``union``: union of such lists;
         - ``sketch``: a sketch (`penstock.operators.aggregates.sketches`) of 64-bit hashes that are not null,
           binary;
-        - ``kll``: a sketch (`penstock.operators.aggregates.quantiles`) of numbers that are not null, binary.
+        - ``kll``: a sketch (`penstock.operators.aggregates.quantiles`) of numbers that are not null, binary;
+        - ``own``: a state of a user's aggregate (`penstock.operators.aggregates.own`), binary.
     expression : str
         Spark SQL over the output of `Scan.select`. A ``count`` of ``*`` counts all rows.
     name : str
         The output column.
     log2_size : int
         Size of a ``sketch`` or ``kll`` as a power of two, else 0.
+    function : str
+        The aggregate of an ``own``, as ``module:Class``, else empty.
 
     Raises
     ------
@@ -138,6 +142,7 @@ class Partial:
     expression: str
     name: str
     log2_size: int = 0
+    function: str = ""
 
     def __post_init__(self) -> None:
         _require(self.kind in _KINDS, "unknown partial", kind=self.kind, known=", ".join(_KINDS))
@@ -146,6 +151,7 @@ class Partial:
         _require(
             (self.log2_size > 0) == (self.kind in ("sketch", "kll")), "a sketch has a size", kind=self.kind
         )
+        _require(bool(self.function) == (self.kind == "own"), "only own has a function", kind=self.kind)
 
     @property
     def combining(self) -> Partial:
@@ -380,7 +386,7 @@ class Scan:
 
 def _drop_defaults(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return fields as a mapping, without those rare fields that have their default."""
-    rare = (("log2_size", 0), ("delay_ms", 0), ("by_last", False))
+    rare = (("log2_size", 0), ("function", ""), ("delay_ms", 0), ("by_last", False))
     return {name: value for name, value in fields if (name, value) not in rare}
 
 

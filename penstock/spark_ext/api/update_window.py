@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 
 from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
-from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms
+from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, replace_own
 from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.deletes import DELETED_COLUMN
 from penstock.operators.update_stream.lives import SILENT_COLUMN, check_windows
@@ -431,7 +431,7 @@ def _output(
         fields = [*(df.schema[name] for name in keys), *aggregate_fields(aggs, df.schema)]
     else:
         result = df.groupBy(*(sf.col(quote(name)) for name in keys)).agg(
-            *(sf.expr(text).alias(name) for name, text in aggs.items())
+            *(sf.expr(replace_own(text)).alias(name) for name, text in aggs.items())
         )
         fields = result.schema.fields
     return StructType([*fields[: len(keys)], StructField(WINDOW, window), *fields[len(keys) :]])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
@@ -345,9 +345,7 @@ def _session_layout(
 
 
 def _rename(partial: Partial, names: Mapping[str, str]) -> Partial:
-    return Partial(
-        partial.kind, names.get(partial.expression, partial.expression), partial.name, partial.log2_size
-    )
+    return replace(partial, expression=names.get(partial.expression, partial.expression))
 
 
 def _places(settings: Mapping[str, Any], layout: WindowLayout) -> _Places:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["AGGREGATES", "GENERATORS", "ROW_FUNCTIONS"]
+__all__ = ["AGGREGATES", "GENERATORS", "OWN_FUNCTION", "ROW_FUNCTIONS"]
 
 ROW_FUNCTIONS: Final = frozenset(
     """
@@ -84,6 +84,9 @@ AGGREGATES: Final = frozenset(
     """.split()  # noqa: SIM905
 )
 """Aggregate functions."""
+
+OWN_FUNCTION: Final = "own"
+"""Penstock's function that calls an aggregate of a user: ``own('module:Class', x)``."""
 
 GENERATORS: Final = frozenset(
     """

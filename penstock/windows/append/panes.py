@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.checkpointing import PUnit
 from penstock.checkpointing.p_stream.threads import usable_cores
 from penstock.operators.aggregates.moments import upgrade_entries
+from penstock.operators.aggregates.own_states import check_own_images
 from penstock.operators.aggregates.quantiles import check_quantile_images
 from penstock.operators.aggregates.sketches import check_images
 from penstock.operators.aggregates.wide import schema_like
@@ -337,6 +338,8 @@ class Panes(ABC):
                 check_images(entries.column(partial.name))
             if partial.kind == "kll":
                 check_quantile_images(entries.column(partial.name), partial.log2_size)
+            if partial.kind == "own":
+                check_own_images(entries.column(partial.name), partial.function)
         return self._partials_of(entries), next_window
 
     def _unit(self, kind: str, partials: PanePartials, before: int, next_window: int | None) -> PUnit:

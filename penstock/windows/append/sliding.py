@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from penstock.operators.aggregates import moment_kernels
 from penstock.operators.aggregates.moments import deviation_sources, divide_sums
+from penstock.operators.aggregates.own_states import unite_own
 from penstock.operators.aggregates.quantiles import unite_images
 from penstock.operators.aggregates.sketches import estimates
 from penstock.operators.aggregates.wide import WIDE, from_words, to_words
@@ -81,7 +82,9 @@ def slide(
                 columns.append(pa.array(estimates(column, low, high, partial.log2_size)))
             case "kll" if closing:
                 columns.append(unite_images(column, low, high, partial.log2_size))
-            case "distinct" | "sketch" | "kll":
+            case "own" if closing:
+                columns.append(unite_own(column, low, high, partial.function))
+            case "distinct" | "sketch" | "kll" | "own":
                 united = replace(partial, kind="union") if partial.kind == "distinct" else partial
                 accumulator = new_accumulator(united, column.type)
                 accumulator.add(

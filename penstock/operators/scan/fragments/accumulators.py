@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.operators.aggregates import moment_kernels
 from penstock.operators.aggregates.moments import divide_sums
+from penstock.operators.aggregates.own_states import OwnStates
 from penstock.operators.aggregates.quantiles import QuantileSketches
 from penstock.operators.aggregates.sketches import hashes_in, hashes_of, images_of, least_hashes
 from penstock.operators.aggregates.wide import WIDE, from_words, to_words
@@ -74,8 +75,9 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
     if partial.kind == "sketch":
         return _Sketch(kind, partial.log2_size)
     number = pa.types.is_signed_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind)
-    if partial.kind == "kll" and (number or pa.types.is_binary(kind)):
-        return _Quantiles(kind, partial.log2_size)
+    if partial.kind in ("kll", "own") and (number or pa.types.is_binary(kind)):
+        own = partial.kind == "own"
+        return OwnStates(kind, partial.function) if own else _Quantiles(kind, partial.log2_size)
     if partial.kind in ("min", "max") and (number or integer_type(kind) is not None):
         return _Extreme(kind, greatest=partial.kind == "max")
     if partial.kind in ("sum", "add") and pa.types.is_signed_integer(kind):
@@ -90,7 +92,7 @@ def new_accumulator(partial: Partial, kind: pa.DataType) -> Accumulator:
         return _AddedDeviations()
     raise InvalidUsageError(
         "windows cannot aggregate a column of this type",
-        hint="min and max take integers, floats, dates and times; sum, median and percentile take integers "
+        hint="min and max take integers, floats, dates and times; sum, quantiles and own take integers "
         "and floats; count(DISTINCT x) takes types that are not nested; first and last take any type",
         kind=partial.kind,
         type=str(kind),
@@ -342,9 +344,8 @@ class Row:
 
     def result(self, count: int) -> Column:
         """Return the partials; see `Accumulator.result`."""
-        if count <= 1:
-            return pa.array([], self._kind)
-        return pa.concat_arrays(self._kept).take(pa.array(self._rows[1:count]))
+        there = pa.array(self._rows[1:count])
+        return pa.concat_arrays(self._kept).take(there) if count > 1 else pa.array([], self._kind)
 
 
 class _Distinct:

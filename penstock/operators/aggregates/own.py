@@ -1,0 +1,143 @@
+"""Users' own aggregates: their definition, and how SQL text names them.
+
+SQL names an aggregate by its module, so that every worker can import it, as in
+``own('shop:GeometricMean', price)``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any, ClassVar, Final
+
+from penstock.errors import InvalidUsageError
+from penstock.sql.syntax.functions import OWN_FUNCTION
+
+__all__ = ["Aggregate", "find_aggregate"]
+
+_PARAMETERS: Final = {
+    "init": ("state",),
+    "add": ("state", "value"),
+    "merge": ("state", "other"),
+    "finish": ("state",),
+}
+_MAX_WORDS: Final = 1 << 16
+
+
+class Aggregate:
+    """An aggregate of your own, for windows: subclass it in a module, with `words` and four static methods.
+
+    A state is an array of `words` float64 numbers. Penstock keeps one for each pane and group, stores it with
+    the windows' state, and compiles the methods with Numba, so they can use what Numba can. None of them may
+    depend on anything but its arguments.
+
+    Rows without a value (null) are skipped. Values are float64, so whole numbers are exact up to 2**53. The
+    result is a double; `finish` may return None for null.
+
+    `merge` is called in an order that depends on micro-batches. It must be commutative and associative, and a
+    state that `init` made must change nothing. Results are the same for any order if the arithmetic is exact;
+    otherwise they may differ in the last bits, like ``sum`` and ``avg`` of floats.
+
+    Attributes
+    ----------
+    words : int
+        Number of float64 numbers in a state; fixed for the life of a checkpoint.
+
+    Raises
+    ------
+    InvalidUsageError
+        When a subclass is defined, if `words` or a method is missing or wrong.
+
+    Examples
+    --------
+    >>> import penstock
+    >>> class Range(penstock.Aggregate):
+    ...     words = 2
+    ...
+    ...     @staticmethod
+    ...     def init(state):
+    ...         state[0] = float("inf")
+    ...         state[1] = float("-inf")
+    ...
+    ...     @staticmethod
+    ...     def add(state, value):
+    ...         state[0] = min(state[0], value)
+    ...         state[1] = max(state[1], value)
+    ...
+    ...     @staticmethod
+    ...     def merge(state, other):
+    ...         state[0] = min(state[0], other[0])
+    ...         state[1] = max(state[1], other[1])
+    ...
+    ...     @staticmethod
+    ...     def finish(state):
+    ...         return state[1] - state[0]
+    """
+
+    words: ClassVar[int]
+
+    def __init_subclass__(cls) -> None:
+        """Check a definition."""
+        super().__init_subclass__()
+        words = getattr(cls, "words", None)
+        if not isinstance(words, int) or isinstance(words, bool) or not 1 <= words <= _MAX_WORDS:
+            raise _wrong(cls, "has no size", f"write words = 2, a number from 1 to {_MAX_WORDS}")
+        for name, parameters in _PARAMETERS.items():
+            function = inspect.getattr_static(cls, name, None)
+            call = f"@staticmethod def {name}({', '.join(parameters)})"
+            if function is None:
+                raise _wrong(cls, f"has no {name}", f"write {call}")
+            if not isinstance(function, staticmethod):
+                raise _wrong(cls, f"has a {name} that is not a static method", f"write {call}")
+            if len(inspect.signature(function.__func__).parameters) != len(parameters):
+                raise _wrong(cls, f"has a {name} with other arguments", f"write {call}")
+
+    @classmethod
+    def of(cls, expression: str) -> str:
+        """Return the SQL text of this aggregate of an expression, for the aggregates of windows.
+
+        Raises
+        ------
+        InvalidUsageError
+            If workers could not import the class.
+        """
+        return f"{OWN_FUNCTION}('{_reference(cls)}', {expression})"
+
+
+def _wrong(cls: type, fact: str, hint: str) -> InvalidUsageError:
+    return InvalidUsageError(f"the aggregate {fact}", aggregate=cls.__qualname__, hint=hint)
+
+
+def _reference(cls: type[Aggregate]) -> str:
+    if cls.__module__ == "__main__" or "<" in cls.__qualname__:
+        raise _wrong(cls, "cannot be imported by workers", "move it to the top level of a module")
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def find_aggregate(reference: str) -> type[Aggregate]:
+    """Import the aggregate that a text names as ``module:Class``.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such aggregate in this process, which may be a cluster worker.
+    """
+    module, separator, path = reference.partition(":")
+    hint = "write own('module:Class', x); the module must be installed or on PYTHONPATH, also for workers"
+    if not module or not separator or not path:
+        raise InvalidUsageError(
+            "an own aggregate is not named by module and class", name=reference, hint=hint
+        )
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidUsageError(
+            "an own aggregate cannot be imported", name=reference, error=str(error), hint=hint
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Aggregate) and found is not Aggregate):
+        raise InvalidUsageError(
+            "this is not an own aggregate", name=reference, hint="subclass penstock.Aggregate"
+        )
+    return found

@@ -1,0 +1,247 @@
+"""States of own aggregates: rows of float64 numbers, stored as binary values in little-endian order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock._kernels import UNCOMPILABLE, users_kernel
+from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
+from penstock.operators.aggregates.own import Aggregate, find_aggregate
+from penstock.operators.update_stream.stream import Integers
+
+__all__ = ["OwnStates", "check_own_images", "finish_own", "unite_own"]
+
+_States = npt.NDArray[np.float64]
+_WORD = np.dtype("<f8")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """The compiled functions of an aggregate.
+
+    Numba compiles them at their first call in each process. They are not cached on disk: numba would not see
+    a change in a module that another one calls.
+    """
+
+    words: int
+    init: Callable[[_States, int], None]
+    add: Callable[[npt.NDArray[np.int32], _States, _States], None]
+    merge: Callable[[npt.NDArray[np.int32], _States, _States], None]
+    unite: Callable[[_States, Integers, Integers, _States, _States], None]
+    finish: Callable[[_States, _States, npt.NDArray[np.bool_]], None]
+
+
+def _compiled(reference: str) -> _Kernels:
+    return _compile(find_aggregate(reference))
+
+
+@functools.lru_cache(maxsize=256)
+def _compile(aggregate: type[Aggregate]) -> _Kernels:
+    methods: Any = aggregate
+    init, add, merge, finish = map(users_kernel, (methods.init, methods.add, methods.merge, methods.finish))
+
+    @users_kernel
+    def init_states(states, begin):  # type: ignore[no-untyped-def]  # compiled
+        for at in range(begin, len(states)):
+            init(states[at])
+
+    @users_kernel
+    def add_values(slots, values, states):  # type: ignore[no-untyped-def]  # compiled
+        for at in range(len(slots)):
+            if slots[at] > 0:
+                add(states[slots[at]], values[at])
+
+    @users_kernel
+    def merge_states(slots, others, states):  # type: ignore[no-untyped-def]  # compiled
+        for at in range(len(slots)):
+            if slots[at] > 0:
+                merge(states[slots[at]], others[at])
+
+    @users_kernel
+    def unite_ranges(states, low, high, suffix, out):  # type: ignore[no-untyped-def]  # compiled
+        # Two stacks: `suffix` up to `middle`, `back` from there to `end`.
+        middle = end = 0
+        back = np.empty(states.shape[1])
+        for at in range(len(low)):
+            begin, until = low[at], high[at]
+            if begin >= middle:
+                suffix[until - 1] = states[until - 1]
+                for place in range(until - 2, begin - 1, -1):
+                    suffix[place] = states[place]
+                    merge(suffix[place], suffix[place + 1])
+                middle = end = until
+            for place in range(end, until):
+                if place == middle:
+                    back[:] = states[place]
+                else:
+                    merge(back, states[place])
+            end = max(end, until)
+            out[at] = suffix[begin]
+            if end > middle:
+                merge(out[at], back)
+
+    @users_kernel
+    def finish_states(states, results, valid):  # type: ignore[no-untyped-def]  # compiled
+        for at in range(len(states)):
+            result = finish(states[at])
+            if result is None:
+                valid[at] = False
+            else:
+                valid[at] = True
+                results[at] = result
+
+    kernels = _Kernels(aggregate.words, init_states, add_values, merge_states, unite_ranges, finish_states)
+    _check(aggregate, kernels)
+    return kernels
+
+
+def _check(aggregate: type[Aggregate], kernels: _Kernels) -> None:
+    """Compile all functions, so that an error names the aggregate."""
+    states, slots = np.zeros((2, kernels.words)), np.zeros(1, np.int32)
+    try:
+        kernels.init(states, 0)
+        kernels.add(slots, np.zeros(1), states)
+        kernels.merge(slots, states[:1].copy(), states)
+        none = np.zeros(0, np.int64)
+        kernels.unite(states, none, none, states.copy(), states[:0].copy())
+        kernels.finish(states[:0], np.zeros(0), np.zeros(0, np.bool_))
+    except UNCOMPILABLE as error:
+        raise InvalidUsageError(
+            "an own aggregate cannot be compiled",
+            aggregate=f"{aggregate.__module__}:{aggregate.__qualname__}",
+            hint="use numbers, arrays and math only; the cause is Numba's message",
+        ) from error
+
+
+class OwnStates:
+    """States of an aggregate by slot: an accumulator of values, or of stored states.
+
+    Parameters
+    ----------
+    kind : pyarrow.DataType
+        The type of the values; binary for stored states.
+    reference : str
+        The aggregate, as ``module:Class``.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it cannot be imported or compiled.
+    """
+
+    def __init__(self, kind: pa.DataType, reference: str) -> None:
+        self._of_states = pa.types.is_binary(kind)
+        self._kernels = _compiled(reference)
+        self._states = np.empty((0, self._kernels.words))
+
+    def _reserve(self, count: int) -> None:
+        before = len(self._states)
+        if count > before:
+            grown = np.zeros((max(count, 2 * before), self._kernels.words))
+            grown[:before] = self._states
+            self._kernels.init(grown, before)
+            self._states = grown
+
+    def add(
+        self, slots: npt.NDArray[Any], times: npt.NDArray[Any], values: pa.Array[Any] | None, count: int
+    ) -> None:
+        """Add values, or merge states; see `penstock.operators.scan.fragments.accumulators.Accumulator`."""
+        if values is None:
+            raise InternalError("an own aggregate has no values")
+        self._reserve(count)
+        slots = slots.astype(np.int32, copy=False)
+        if values.null_count:
+            slots = np.where(values.is_valid().to_numpy(zero_copy_only=False), slots, np.int32(0))
+        if self._of_states:
+            self._kernels.merge(slots, _states_in(values, self._kernels.words), self._states)
+        else:
+            numbers = values.fill_null(0) if values.null_count else values
+            self._kernels.add(slots, numbers.to_numpy().astype(np.float64), self._states)
+
+    def add_runs(self, runs: Any, values: pa.Array[Any] | None, count: int) -> bool:
+        """Return False, so that `add` adds the rows."""
+        return False
+
+    def result(self, count: int) -> pa.Array[Any]:
+        """Return the states of the slots from 1 to before `count`."""
+        self._reserve(count)
+        return _images_of(self._states[1:count])
+
+
+def _images_of(states: _States) -> pa.Array[Any]:
+    count, words = states.shape
+    offsets = np.arange(count + 1, dtype=np.int32) * (8 * words)
+    content = np.ascontiguousarray(states, _WORD)
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(content.tobytes())]
+    )
+
+
+def _states_in(images: pa.Array[Any], words: int) -> _States:
+    if not len(images):
+        return np.empty((0, words))
+    begin = int(np.frombuffer(images.buffers()[1], np.int32)[images.offset])
+    content = np.frombuffer(images.buffers()[2], np.uint8)[begin : begin + 8 * words * len(images)]
+    return np.frombuffer(content.tobytes(), _WORD).reshape(len(images), words).astype(np.float64)
+
+
+def check_own_images(images: pa.Array[Any], reference: str) -> None:
+    """Check the stored states of an aggregate.
+
+    Raises
+    ------
+    CorruptDataError
+        If a state is null or has another number of words.
+    """
+    size = 8 * find_aggregate(reference).words
+    if images.null_count:
+        raise CorruptDataError("a stored state of an own aggregate is null", aggregate=reference)
+    offsets = np.frombuffer(images.buffers()[1], np.int32)[images.offset :][: len(images) + 1]
+    sizes = np.diff(offsets)
+    if (sizes != size).any():
+        raise CorruptDataError(
+            "a stored state of an own aggregate has another size",
+            aggregate=reference,
+            words=float(sizes[sizes != size][0] / 8),
+            now=size // 8,
+            hint="words is fixed for the life of a checkpoint; set it back, or start with a new checkpoint",
+        )
+
+
+def unite_own(images: pa.Array[Any], low: Integers, high: Integers, reference: str) -> pa.Array[Any]:
+    """Return the merged states of ranges; see `penstock.operators.aggregates.sketches.unite_ranges`.
+
+    Parameters
+    ----------
+    images : pyarrow.BinaryArray of n
+    low, high : int64 arrays of m
+    """
+    kernels = _compiled(reference)
+    states = _states_in(images, kernels.words)
+    united = np.empty((len(low), kernels.words))
+    kernels.unite(states, low, high, np.empty_like(states), united)
+    return _images_of(united)
+
+
+def finish_own(images: pa.Array[Any], reference: str) -> pa.Array[Any]:
+    """Compute the result of each state.
+
+    Parameters
+    ----------
+    images : pyarrow.BinaryArray of n
+
+    Returns
+    -------
+    pyarrow.DoubleArray of n
+    """
+    kernels = _compiled(reference)
+    results, valid = np.zeros(len(images)), np.empty(len(images), np.bool_)
+    kernels.finish(_states_in(images, kernels.words), results, valid)
+    return pa.array(results, mask=None if valid.all() else ~valid)

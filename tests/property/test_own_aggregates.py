@@ -1,0 +1,170 @@
+"""Own aggregates of windows are those of plain Python over the windows' values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.operators.aggregates.assembly import Assembly
+from penstock.operators.aggregates.decomposition import decompose
+from penstock.operators.aggregates.own_states import check_own_images, finish_own
+from penstock.operators.scan.fragments.accumulators import new_accumulator
+from penstock.operators.scan.spec import Fragments, Partial, Scan
+from penstock.windows.append.sliding import slide
+from tests.aggregates import LogSum, Spread
+
+PARTIAL = Partial("own", "x", "s", function="tests.aggregates:Spread")
+VALUES = st.lists(st.one_of(st.none(), st.integers(-9, 9), st.integers(-(2**40), 2**40)), max_size=20)
+
+
+def accumulate(kind: Any, parts: list[tuple[Any, Any]], count: int) -> Any:
+    accumulator = new_accumulator(PARTIAL, kind)
+    for slots, values in parts:
+        accumulator.add(np.asarray(slots, np.int32), np.zeros(len(slots)), values, count)
+    return accumulator.result(count)
+
+
+def spread(values: list[int | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return (max(known) - min(known)) * 1000 + len(known) if known else None
+
+
+@settings(max_examples=30)
+@given(sets=st.lists(VALUES, min_size=1, max_size=12), data=st.data())
+def test_windows_of_panes_equal_plain_python(sets: list[list[Any]], data: st.DataObject) -> None:
+    rows = [(slot, value) for slot, values in enumerate(sets, 1) for value in values]
+    rows = [*data.draw(st.permutations(rows)), (0, 5)]
+    at = data.draw(st.integers(0, len(rows)))
+    parts = [
+        ([slot for slot, _ in some], pa.array([value for _, value in some], pa.int64()))
+        for some in (rows[:at], rows[at:])
+    ]
+    states = accumulate(pa.int64(), parts, len(sets) + 1)
+    check_own_images(states, PARTIAL.function)
+    steps = data.draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=12))
+    ranges, low, high = [], 0, 0
+    for step, more in steps:
+        low, high = low + step, max(high, low + step) + more
+        ranges.append((low, min(high, len(sets)))) if low < len(sets) else None
+    lows, highs = (np.array([one[end] for one in ranges], np.int64) for end in (0, 1))
+    entries = pa.RecordBatch.from_arrays([states], ["s"])
+    windows = slide([PARTIAL], {}, lows, entries, lows, highs, closing=True)
+    expected = [spread([value for some in sets[begin:end] for value in some]) for begin, end in ranges]
+    assert finish_own(windows.column(0), PARTIAL.function).to_pylist() == expected
+
+
+@settings(max_examples=30)
+@given(sets=st.lists(VALUES, min_size=1, max_size=8), cut=st.integers(0, 8))
+def test_states_that_are_cut_into_parts_merge_again(sets: list[list[Any]], cut: int) -> None:
+    """States of the same panes from several micro-batches, sliced as a reader of state slices them."""
+    slots = [slot for slot, values in enumerate(sets, 1) for _ in values]
+    values = pa.array([value for some in sets for value in some], pa.int64())
+    whole = accumulate(pa.int64(), [(slots, values)], len(sets) + 1)
+    twice = [(np.arange(1, len(sets) + 1)[at], whole.slice(at.start or 0, at.stop)) for at in (slice(cut),)]
+    twice += [(np.arange(1, len(sets) + 1)[cut:], whole.slice(cut))]
+    merged = accumulate(pa.binary(), twice, len(sets) + 1)
+    assert merged.to_pylist() == whole.to_pylist()
+
+
+def test_an_aggregate_is_text_that_names_its_class() -> None:
+    text = f"2 * {LogSum.of('x')} + max(x)"
+    assert text == "2 * own('tests.aggregates:LogSum', x) + max(x)"
+    split = decompose({"a": text, "b": LogSum.of("x"), "c": Spread.of("x")}, "t")
+    assert [(one.kind, one.function) for one in split.partials] == [
+        ("own", "tests.aggregates:LogSum"),
+        ("max", ""),
+        ("own", "tests.aggregates:Spread"),
+    ]
+    assembly = Assembly.from_decomposition(split)
+    assert assembly.own == {
+        "__penstock_own_0": ("own_x", "tests.aggregates:LogSum"),
+        "__penstock_own_1": ("own_x_2", "tests.aggregates:Spread"),
+    }
+    scan = Scan(("t", "x"), fragments=Fragments(1000, "t", "us", (), split.partials))
+    assert Scan.from_json(scan.to_json()) == scan
+
+
+def test_a_condition_filters_the_values() -> None:
+    split = decompose({"a": f"{Spread.of('x')} FILTER (WHERE y > 0)"}, "t")
+    assert split.partials[0].expression == "CASE WHEN y > 0 THEN x END"
+
+
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ("own('tests.aggregates:Spread')", "not called with its name and one value"),
+        ("own(x, y)", "not called with its name and one value"),
+        ("own('tests.aggregates:Spread', x, y)", "not called with its name and one value"),
+        ("own('tests.aggregates', x)", "not named by module and class"),
+        ("own('tests.aggregates:Spraed', x)", "cannot be imported"),
+        ("own('tests.no_module:Spread', x)", "cannot be imported"),
+        ("own('tests.aggregates:math', x)", "not an own aggregate"),
+        ("own('penstock:Aggregate', x)", "not an own aggregate"),
+        ("own('tests.aggregates:Spread', sum(x))", "contains another aggregate"),
+        ("own(DISTINCT 'tests.aggregates:Spread', x)", "do not support this aggregate"),
+    ],
+)
+def test_a_wrong_call_is_an_error(text: str, fact: str) -> None:
+    with pytest.raises(InvalidUsageError, match=fact):
+        decompose({"a": text}, "t")
+
+
+METHODS = {name: getattr(LogSum, name) for name in ("init", "add", "merge", "finish")}
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        ({"words": 0}, "no size"),
+        ({"words": 2.0}, "no size"),
+        ({"words": None}, "no size"),
+        ({"merge": None}, "has no merge"),
+        ({"add": staticmethod(lambda state: None)}, "add with other arguments"),
+        ({"finish": METHODS["finish"]}, "finish that is not a static method"),
+    ],
+)
+def test_a_wrong_definition_is_an_error_at_once(change: dict[str, Any], fact: str) -> None:
+    right = {"words": 2} | {name: staticmethod(method) for name, method in METHODS.items()}
+    assert type("Right", (penstock.Aggregate,), right).__name__ == "Right"
+    with pytest.raises(InvalidUsageError, match=fact) as raised:
+        type("Wrong", (penstock.Aggregate,), right | change)
+    assert raised.value.context["aggregate"] == "Wrong"
+    with pytest.raises(InvalidUsageError, match="has no add"):
+        type("Short", (penstock.Aggregate,), {name: one for name, one in right.items() if name != "add"})
+
+
+def test_an_aggregate_that_workers_cannot_import_is_refused() -> None:
+    class Local(LogSum):
+        pass
+
+    with pytest.raises(InvalidUsageError, match="cannot be imported by workers"):
+        Local.of("x")
+
+
+class Uncompilable(LogSum):
+    """Asks for something that Numba does not know."""
+
+    @staticmethod
+    def add(state: Any, value: Any) -> None:
+        state[0] = open(value)  # noqa: PTH123, SIM115  # the point of the test
+
+
+def test_a_method_that_numba_refuses_is_an_error_with_its_reason() -> None:
+    partial = Partial("own", "x", "s", function=f"{__name__}:Uncompilable")
+    with pytest.raises(InvalidUsageError, match="cannot be compiled") as raised:
+        new_accumulator(partial, pa.int64())
+    assert "open" in str(raised.value.__cause__)
+
+
+def test_states_of_another_size_are_refused() -> None:
+    with pytest.raises(CorruptDataError, match="another size"):
+        check_own_images(pa.array([b"\0" * 16], pa.binary()), PARTIAL.function)
+    with pytest.raises(CorruptDataError, match="null"):
+        check_own_images(pa.array([None], pa.binary()), PARTIAL.function)
