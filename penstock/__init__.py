@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.jobs.pipelines.run import run
     from penstock.jobs.session import session
     from penstock.operators.aggregates.own import Aggregate
+    from penstock.operators.own.abc import Operator
     from penstock.predicting.models.predictor import Predictor
     from penstock.predicting.predict import predict
     from penstock.procedures import abort, database, event, execute
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.spark_ext.graph.runner import start
     from penstock.spark_ext.kafka.decode import decode_kafka
     from penstock.spark_ext.metrics_listener import MetricsListener
+    from penstock.spark_ext.own.apply import apply
     from penstock.spark_ext.state_copy.fork import fork_state
     from penstock.spark_ext.state_copy.migrate import migrate_state
     from penstock.spark_ext.state_copy.rescale import rescale_state
@@ -44,12 +46,14 @@ __all__ = [
     "Aggregate",
     "DatabaseClient",
     "MetricsListener",
+    "Operator",
     "PStreamReader",
     "PStreamWriter",
     "Predictor",
     "SchemaRegistry",
     "__version__",
     "abort",
+    "apply",
     "count_transactions",
     "database",
     "decode_kafka",
@@ -85,11 +89,13 @@ __getattr__ = lazily(
         "Aggregate": "penstock.operators.aggregates.own",
         "DatabaseClient": "penstock.procedures.served.client",
         "MetricsListener": "penstock.spark_ext.metrics_listener",
+        "Operator": "penstock.operators.own.abc",
         "PStreamReader": "penstock.checkpointing.p_stream",
         "PStreamWriter": "penstock.checkpointing.p_stream",
         "Predictor": "penstock.predicting.models.predictor",
         "SchemaRegistry": "penstock.records.registry",
         "abort": "penstock.procedures",
+        "apply": "penstock.spark_ext.own.apply",
         "count_transactions": "penstock.spark_ext.forwarding.counts",
         "database": "penstock.procedures",
         "decode_kafka": "penstock.spark_ext.kafka.decode",

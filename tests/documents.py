@@ -50,7 +50,7 @@ _SECTIONS: Final = {
     "queue": {"key": "symbol", "time": "time"},
     "sink": {"type": "noop"},
 }
-_STEPS: Final = ("queue", "union", "join", "window", "database")
+_STEPS: Final = ("queue", "union", "join", "window", "database", "operator")
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def _side_problems(pipeline: PipelineSections) -> Iterator[Problem]:
 def _step_problems(pipeline: PipelineSections) -> Iterator[Problem]:
     """Yield the steps that exclude each other: a Spark query can have only one stateful step."""
     union = pipeline.union
-    steps = ("union", "join", "database", "queue", "window")
+    steps = ("union", "join", "database", "operator", "queue", "window")
     present = [name for name in steps if getattr(pipeline, name) is not None]
     if len(present) > 1 and present != ["queue", "window"]:
         yield (
@@ -113,8 +113,8 @@ def _step_problems(pipeline: PipelineSections) -> Iterator[Problem]:
             if present[:2] == ["union", "queue"]
             else "write one pipeline for each, with files or a topic between",
         )
-    if pipeline.results is not None and not {"union", "join", "database", "queue"} & set(present):
-        yield ("results",), "needs a queue, a union, a join or a database, and there is none", None
+    if pipeline.results is not None and not set(present) - {"window"}:
+        yield ("results",), "needs a queue, a union, a join, a database or an operator", None
     if union is not None and union.semantics not in (None, "update"):
         yield ("union", "semantics"), "does not apply to a union, which has update semantics", "leave it out"
     if union is not None and "source" in union.inputs:

@@ -23,6 +23,7 @@ from penstock.conf.sections import (
     MarketSource,
     MemorySink,
     NoopSink,
+    OperatorSection,
     OtherWindow,
     ParquetSink,
     PStreamSink,
@@ -75,6 +76,7 @@ _PARTS: Final[dict[FieldPath, type[Section]]] = {
     ("by_window",): ByWindowSection,
     ("union",): UnionSection,
     ("union", "inputs", "*"): Input,
+    ("operator",): OperatorSection,
     ("database",): DatabaseSection,
     ("database", "initial", "*"): TableSection,
     ("join",): JoinSection,
@@ -121,6 +123,8 @@ def _explain_missing(path: FieldPath) -> str | None:
         return "write the other stream: its source, and if need be its filter and projection"
     if path == ("union", "inputs"):
         return "write a name and a source for each other input"
+    if path == ("operator", "class"):
+        return "write module:Class, such as my_package.sessions:Sessions"
     if path == ("database", "file"):
         return "name the Python file that makes the database"
     if path == ("database", "procedure"):

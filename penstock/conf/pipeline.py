@@ -34,6 +34,7 @@ from penstock.conf.sections import (
     MarketSource,
     MemorySink,
     NoopSink,
+    OperatorSection,
     ParquetSink,
     PipelineSections,
     PStreamSink,
@@ -67,6 +68,7 @@ __all__ = [
     "MarketSource",
     "MemorySink",
     "NoopSink",
+    "OperatorSection",
     "PStreamSink",
     "PStreamSource",
     "ParquetSink",
@@ -91,9 +93,9 @@ __all__ = [
 ]
 
 FREE_SECTIONS: Final[frozenset[FieldPath]] = frozenset(
-    {("source", "options"), ("sink", "options"), ("query", "spark")}
+    {("source", "options"), ("sink", "options"), ("query", "spark"), ("operator", "arguments")}
 )
-"""Sections whose fields are the names of Spark's own options and settings."""
+"""Sections whose fields are names of Spark's own options and settings, or arguments of a class."""
 
 
 class Pipeline(PipelineSections):

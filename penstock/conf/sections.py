@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -303,6 +303,19 @@ class DatabaseSection(Section):
     initial: dict[Text, TableSection] = {}
 
 
+class OperatorSection(Section):
+    """An own operator, a class in a module, and arguments of `penstock.apply`.
+
+    `arguments` are those of the class.
+    """
+
+    name: Function = Field(alias="class")
+    key: Names
+    time: Text | None = None
+    buckets: int | None = Field(default=None, ge=1)
+    arguments: dict[Text, Any] = {}
+
+
 class ResultsSection(Section):
     """Filter and projection after a queue, a union, a join or transactions.
 
@@ -393,7 +406,7 @@ class Query(Section):
 
 def _one_step(queue: Queue | None, info: ValidationInfo) -> Queue | None:
     """Refuse a pipeline without a stateful step. A step that has errors of its own counts."""
-    others = ("window", "aggregates", "union", "join", "database")
+    others = ("window", "aggregates", "union", "join", "database", "operator")
     if queue is None and all(info.data.get(name, ...) is None for name in others):
         raise PydanticCustomError("missing", "is required")
     return queue
@@ -417,6 +430,7 @@ class PipelineSections(Section):
     union: UnionSection | None = None
     join: JoinSection | None = None
     database: DatabaseSection | None = None
+    operator: OperatorSection | None = None
     queue: Annotated[Queue | None, AfterValidator(_one_step)] = Field(default=None, validate_default=True)
     results: ResultsSection | None = None
     sink: Sink = Field(discriminator="type")

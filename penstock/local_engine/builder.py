@@ -16,6 +16,7 @@ from pyspark.sql.types import ByteType, StructField, StructType
 from penstock.checkpointing.p_stream import PStream
 from penstock.dataflow.checkpoint import Reading
 from penstock.dataflow.nodes import (
+    Apply,
     Assemble,
     Join,
     Materialize,
@@ -44,6 +45,7 @@ from penstock.spark_ext.api.update_queue import plan_queue
 from penstock.spark_ext.border.types import as_arrow_of_spark, convert, spark_schema
 from penstock.spark_ext.graph.steps import split_steps, step_text
 from penstock.spark_ext.graph.windows import plan_assembled
+from penstock.spark_ext.own.apply import plan_operator
 from penstock.spark_ext.sources.p_stream_source import PStreamDataSource
 from penstock.spark_ext.sources.pushed import Columns, Pushed
 from penstock.spark_ext.worker.stateful import Stateful
@@ -149,6 +151,8 @@ class Builder:
                 return _select(made, dict(node.columns), spark_schema(node.schema))
             case UpdateQueue():
                 return self._queue(made, node.update_key, node.time, node.options, node.name)
+            case Apply():
+                return self._apply(made, node)
             case StreamTableJoin():
                 return self._lookup(made, node)
             case Sink():
@@ -245,6 +249,14 @@ class Builder:
         parcels = _pack(planned.packer, made.rows)
         operator = LocalOperator(place, planned.operator, parcels, planned.rows, waits=planned.waits)
         return _Made(planned.output, self._hold(operator).run)
+
+    def _apply(self, made: _Made, node: Apply) -> _Made:
+        place = self._place(node.name, node.options)
+        planned = plan_operator(made.schema, node.operator, node.by, node.time, place)
+        parcels = _pack(planned.packer, made.rows)
+        waits = node.operator.may_wait
+        held = LocalOperator(place, planned.operator, parcels, planned.rows, waits=waits)
+        return _Made(planned.output, self._hold(held).run)
 
     def _union(self, node: UpdateUnion) -> _Made:
         sides = [self._build(above) for above in node.inputs]

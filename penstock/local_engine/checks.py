@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from penstock.dataflow.nodes import (
     Aggregate,
+    Apply,
     Assemble,
     Join,
     Materialize,
@@ -36,10 +37,10 @@ __all__ = ["check_local", "find_refusals"]
 
 _HINT = "use engine: spark"
 _OPERATORS = (
-    Assemble, Join, Materialize, PushedScan, Select, Sink, Source, StreamTableJoin, Union, UpdateQueue,
+    Apply, Assemble, Join, Materialize, PushedScan, Select, Sink, Source, StreamTableJoin, Union, UpdateQueue,
     UpdateUnion, Where,
 )  # fmt: skip
-_STATEFUL = (Assemble, Join, UpdateQueue, UpdateUnion)
+_STATEFUL = (Apply, Assemble, Join, UpdateQueue, UpdateUnion)
 
 
 def check_local(root: Node) -> None:

@@ -430,8 +430,8 @@ def test_a_start_time_is_an_instant(load: Loader, text: str, us: int) -> None:
             "bogus: 1",
             "p.yaml:11: bogus: unknown field. "
             "Hint: the fields here are engine, source, filter, projection, lookup, window, group_by, "
-            "aggregates, having, window_join, by_window, persist, union, join, database, queue, results, "
-            "sink, query.",
+            "aggregates, having, window_join, by_window, persist, union, join, database, operator, queue, "
+            "results, sink, query.",
         ),
         (
             11,

@@ -13,6 +13,8 @@ from penstock.dataflow.builder.streams import Streams
 from penstock.dataflow.builder.windows import Windows
 from penstock.dataflow.draw import draw_html
 from penstock.dataflow.nodes import (
+    Apply,
+    ApplyArguments,
     Select,
     Sink,
     Source,
@@ -26,9 +28,11 @@ from penstock.dataflow.plan import Persist, PhysicalPlan, plan
 from penstock.dataflow.statistics import Statistics, measure
 from penstock.ddl import parse_schema, quote
 from penstock.errors import InvalidUsageError
+from penstock.operators.own.abc import Operator
 from penstock.operators.update_stream.operator_options import (
     QueueArguments,
     QueueOptions,
+    StateOptions,
     TransactionArguments,
     TransactionOptions,
     make_options,
@@ -218,6 +222,29 @@ class Graph(Windows, Streams):
         return self._add_queue(
             UpdateQueue(node_name, (self.root,), columns, self._column(time, node_name), queue_options)
         )
+
+    def apply(
+        self,
+        operator: Operator,
+        key: str | Sequence[str],
+        *,
+        time: str | None = None,
+        name: str | None = None,
+        **options: Unpack[ApplyArguments],
+    ) -> Self:
+        """Run an operator of your own; takes the arguments of `penstock.apply`.
+
+        Raises
+        ------
+        InvalidUsageError
+            If key or time is missing, an option is invalid, or the operator has no output.
+        """
+        node_name = self._open("apply", name)
+        state_options = make_options(StateOptions, options, ApplyArguments.__annotations__, node=node_name)
+        names = (key,) if isinstance(key, str) else tuple(key)
+        by = tuple(self._column(column_name, node_name) for column_name in names)
+        order = None if time is None else self._column(time, node_name)
+        return self._append(Apply(node_name, (self.root,), operator, by, order, state_options))
 
     def transactions(
         self,

@@ -5,6 +5,7 @@ that rewrites it. A column whose type only Spark knows has the type `UNKNOWN`.
 """
 
 from penstock.dataflow.nodes.base import Node, rebuild, topological
+from penstock.dataflow.nodes.own import Apply, ApplyArguments
 from penstock.dataflow.nodes.stateful import Join, UpdateQueue, UpdateUnion, update_time
 from penstock.dataflow.nodes.stateless import (
     Materialize,
@@ -35,6 +36,8 @@ from penstock.dataflow.nodes.window_union import WindowUnion, has_all_windows
 __all__ = [
     "WINDOW",
     "Aggregate",
+    "Apply",
+    "ApplyArguments",
     "Assemble",
     "Extreme",
     "Join",

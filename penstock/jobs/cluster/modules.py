@@ -13,6 +13,7 @@ from typing import Final
 
 from penstock.conf.pipeline import ForeachBatchSink, Pipeline
 from penstock.errors import InvalidUsageError
+from penstock.operators.aggregates.decomposition import own_references
 
 __all__ = ["Modules", "find_modules", "pipeline_modules"]
 
@@ -50,6 +51,12 @@ def pipeline_modules(pipeline: Pipeline) -> Modules:
     functions = [step.apply] if step is not None and step.apply is not None else []
     if isinstance(pipeline.sink, ForeachBatchSink):
         functions.append(pipeline.sink.function)
+    if pipeline.operator is not None:
+        functions.append(pipeline.operator.name)
+    sections = (pipeline, pipeline.by_window, pipeline.window_join)
+    functions += own_references(
+        text for section in sections if section is not None for text in (section.aggregates or {}).values()
+    )
     names = [name.partition(":")[0] for name in functions]
     return find_modules(names, None if pipeline.database is None else Path(pipeline.database.file))
 

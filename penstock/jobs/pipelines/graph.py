@@ -17,6 +17,7 @@ from penstock.conf.pipeline import (
     FilesSource,
     Input,
     JoinSection,
+    OperatorSection,
     Pipeline,
     PStreamSink,
     PStreamSource,
@@ -33,6 +34,7 @@ from penstock.dataflow import Graph, PhysicalPlan, graph
 from penstock.errors import InternalError, InvalidUsageError
 from penstock.jobs.pipelines.databases import check_rows, procedure_of
 from penstock.jobs.pipelines.schemas import read_sample, schema_of
+from penstock.operators.own.abc import load_operator
 from penstock.operators.update_stream.operator_options import (
     Apply,
     JoinArguments,
@@ -179,6 +181,8 @@ class _Builder:
             flow = self._join(flow, pipeline.join)
         if pipeline.database is not None:
             flow = self._transactions(flow, pipeline.database)
+        if pipeline.operator is not None:
+            flow = self._operator(flow, pipeline.operator)
         if pipeline.results is not None:
             if pipeline.results.filter is not None:
                 with self._field("results", "filter", goes_on=True):
@@ -246,6 +250,14 @@ class _Builder:
                 other, on=join.key, time=join.time, within=join.within, condition=join.condition,
                 unit=join.unit, updates=True, name="join",
                 **_collect_fields(join, JoinArguments.__annotations__) | self._late(join), **self._location,
+            )  # fmt: skip
+
+    def _operator(self, flow: Graph, section: OperatorSection) -> Graph:
+        with self._field("operator"):
+            operator = load_operator(section.name, section.arguments)
+            return flow.apply(
+                operator, section.key, time=section.time, name="operator", buckets=section.buckets,
+                **self._location,
             )  # fmt: skip
 
     def _transactions(self, flow: Graph, database: DatabaseSection) -> Graph:

@@ -25,6 +25,7 @@ __all__ = [
     "aggregates_of",
     "decompose",
     "deviation",
+    "own_references",
     "pane_ms",
     "quantile",
     "replace_own",
@@ -312,6 +313,12 @@ def replace_own(text: str) -> str:
     whole = Expression.parse(text)
     calls = [call for call in aggregates_of(whole.tree) if call.value == OWN_FUNCTION]
     return edit(whole.text, [(call, f"AVG({whole.slice(call.parts[-1]).text})") for call in calls])
+
+
+def own_references(texts: Iterable[str]) -> list[str]:
+    """Return the own aggregates in aggregates, each as ``module:Class``."""
+    calls = [call for text in texts for call in aggregates_of(Expression.parse(text).tree)]
+    return [str(call.parts[0].value)[1:-1] for call in calls if call.value == OWN_FUNCTION]
 
 
 def own(reference: str, name: str) -> str:

@@ -39,13 +39,14 @@ class _Kernels:
 
 
 def _compiled(reference: str) -> _Kernels:
-    return _compile(find_aggregate(reference))
+    aggregate: Any = find_aggregate(reference)  # mypy takes no class with such a type as hashable
+    return _compile(aggregate)
 
 
 @functools.lru_cache(maxsize=256)
-def _compile(aggregate: type[Aggregate]) -> _Kernels:
-    methods: Any = aggregate
-    init, add, merge, finish = map(users_kernel, (methods.init, methods.add, methods.merge, methods.finish))
+def _compile(aggregate: Any) -> _Kernels:
+    methods = (aggregate.init, aggregate.add, aggregate.merge, aggregate.finish)
+    init, add, merge, finish = map(users_kernel, methods)
 
     @users_kernel
     def init_states(states, begin):  # type: ignore[no-untyped-def]  # compiled

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from penstock.dataflow.nodes import (
     Aggregate,
+    Apply,
     Assemble,
     Join,
     Materialize,
@@ -136,6 +137,7 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
         _refuse_stateful(node)
     supported = (
         Aggregate
+        | Apply
         | Assemble
         | UpdateQueue
         | PushedScan
@@ -158,6 +160,8 @@ def _describe_exclusive(node: Node) -> str | None:
     """Describe an operator that may have only one reader; None for others."""
     if isinstance(node, Transactions):
         return "an operator of transactions"
+    if isinstance(node, Apply):
+        return "an own operator"
     if isinstance(node, UpdateQueue | UpdateUnion):
         return f"an {node.label}"
     if isinstance(node, Join):
@@ -211,7 +215,7 @@ def find_stateful(end: Node) -> list[Node]:
         node = stack.pop()
         windows = isinstance(node, Aggregate) and isinstance(node.inputs[0], Window)
         if windows or isinstance(
-            node, Assemble | Transactions | UpdateQueue | UpdateUnion | Join | WindowJoin
+            node, Apply | Assemble | Transactions | UpdateQueue | UpdateUnion | Join | WindowJoin
         ):
             operators.append(node)
         if isinstance(node, WindowJoin):

@@ -17,6 +17,7 @@ from penstock.checkpointing.p_stream import PStream
 from penstock.dataflow.checkpoint import Reading
 from penstock.dataflow.nodes import (
     Aggregate,
+    Apply,
     Assemble,
     Join,
     Materialize,
@@ -61,6 +62,7 @@ from penstock.spark_ext.graph.windows import (
     plan_count_windows,
     window_accumulator,
 )
+from penstock.spark_ext.own.apply import run_operator
 from penstock.spark_ext.sources.p_stream_rows import OperatorRows
 from penstock.spark_ext.sources.parquet_reader import parquet_files, read_parquet
 from penstock.spark_ext.sources.pushed import Columns, Pushed
@@ -203,7 +205,7 @@ class Frames:
             If no file system is known for its state location.
         """
         for node in find_stateful(end):
-            with_options = UpdateQueue | UpdateUnion | Join | Transactions
+            with_options = Apply | UpdateQueue | UpdateUnion | Join | Transactions
             options = node.options if isinstance(node, with_options) else StateOptions()
             place = Stateful.plan(self._spark, node.state_name, self._locate(options))
             return StatePlace(place.state_location, place.name)
@@ -246,6 +248,9 @@ class Frames:
                 return apply_step(node, rows)
             case UpdateQueue():
                 return self._queue(node, rows)
+            case Apply():
+                options = self._locate(node.options)
+                return run_operator(rows, node.operator, node.by, node.time, options, node.state_name)
             case Window() | Sink():
                 return rows
         raise InvalidUsageError(f"{node.label}: this operator cannot run yet", node=node.name)

@@ -20,6 +20,7 @@ from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.spark_ext.border.spark_versions import as_arrow_schema
 from penstock.spark_ext.state_reader.committed import committed_pointers, query_of, specification_of
 from penstock.spark_ext.state_reader.join_view import join_view
+from penstock.spark_ext.state_reader.own_view import own_view
 from penstock.spark_ext.state_reader.queue_view import queue_view
 from penstock.spark_ext.state_reader.state_view import StateView, Stored
 from penstock.spark_ext.state_reader.table_view import TableView, table_view
@@ -37,6 +38,7 @@ _TRIES = 5
 
 _VIEWS: tuple[tuple[set[str], Callable[[Stored, str | None], StateView]], ...] = (
     ({"program", "tables"}, table_view),
+    ({"operator", "output"}, own_view),
     ({"sides"}, sides_view),
     ({"mode", "window", "aggregates"}, window_view),
     ({"key", "time", "within", "left", "right"}, join_view),
@@ -90,7 +92,8 @@ def read_state(
         The table of the operator; needed if it has several. Queues of append or adaptive semantics have
         ``keys`` and ``appended``. Windows have ``panes``, in lazy or eager mode also ``keys`` and
         ``settled``, and windows of rows also ``rows`` and ``counts``. Joins have ``keys`` and ``held``, joins
-        of windows ``left`` and ``right``, transactions the tables of their database.
+        of windows ``left`` and ``right``, transactions the tables of their database, own operators those
+        of their `snapshot`.
 
     Returns
     -------

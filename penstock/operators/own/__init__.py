@@ -1,0 +1,1 @@
+"""Users' own operators: their definition, and their state."""

@@ -1,0 +1,173 @@
+"""The base class of users' own operators."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from penstock.ddl import parse_schema
+from penstock.errors import InvalidUsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+    from penstock._clock import Clock
+
+__all__ = ["Operator", "load_operator", "name_of_operator", "output_schema"]
+
+
+class Operator(ABC):
+    """An operator of your own, with state: subclass it and give an object to `penstock.apply`.
+
+    Penstock makes a copy of the object for each bucket; all rows of a key are in one bucket. In a worker it
+    calls `restore` with the bucket's newest committed tables, if there are any, then `run` once a micro-batch
+    with the rows that arrived, and `snapshot` after it. The tables are stored with the micro-batch: a
+    micro-batch that runs again starts from the same tables, and results count once. Without rows a bucket
+    does not run, unless `waiting` was above 0.
+
+    `run` must give the same results for the same tables, rows and times. All that it remembers must be in the
+    tables, because the next micro-batch may run in another process.
+
+    Attributes
+    ----------
+    output : str
+        The columns of the results, as DDL: ``"user STRING, visits BIGINT"``. Fixed for the life of a
+        checkpoint, as are the class's name and the columns of the input.
+    uses_clock : bool
+        Whether `run` may ask for the time. The times are recorded before results are seen, so that a
+        micro-batch that runs again hears the same. It costs a small file for each bucket and micro-batch.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> class Visits(Operator):
+    ...     output = "user STRING, visits BIGINT"
+    ...
+    ...     def __init__(self):
+    ...         self.counts = {}
+    ...
+    ...     def restore(self, tables):
+    ...         self.counts = dict(zip(*tables["counts"].to_pydict().values()))
+    ...
+    ...     def run(self, batch, clock):
+    ...         users = batch["user"].to_pylist()
+    ...         for user in users:
+    ...             self.counts[user] = self.counts.get(user, 0) + 1
+    ...         return pa.table({"user": users, "visits": [self.counts[user] for user in users]})
+    ...
+    ...     def snapshot(self):
+    ...         return {"counts": pa.table({"user": list(self.counts), "visits": list(self.counts.values())})}
+    >>> visits = Visits()
+    >>> visits.run(pa.table({"user": ["a", "a"]}), None)["visits"].to_pylist()
+    [1, 2]
+    """
+
+    output: str
+    uses_clock: ClassVar[bool] = False
+
+    @abstractmethod
+    def restore(self, tables: Mapping[str, pa.Table]) -> None:
+        """Take over the tables of an earlier `snapshot`. They are immutable, and may be kept."""
+
+    @abstractmethod
+    def run(self, batch: pa.Table, clock: Clock) -> pa.Table:
+        """Take in the rows of a micro-batch and return results.
+
+        Parameters
+        ----------
+        batch : pyarrow.Table
+            The rows of the bucket in order of arrival, or by `time` if it was given. It has no rows if the
+            bucket runs because keys wait.
+        clock : callable
+            Returns the time in microseconds since 1970. It raises an error unless `uses_clock`.
+
+        Returns
+        -------
+        pyarrow.Table
+            The results, with the columns of `output`.
+        """
+
+    @abstractmethod
+    def snapshot(self) -> Mapping[str, pa.Table]:
+        """Return the state as tables by name.
+
+        Called after each `run`. A table that is the same object as in the last snapshot, or equals it, is not
+        written again; another one is written whole.
+        """
+
+    def waiting(self) -> int:
+        """Return the number of keys that wait for the next micro-batch even if no row arrives.
+
+        For timeouts, for example. Override it only if keys wait: Spark then triggers without input, too.
+        """
+        return 0
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether `waiting` is overridden."""
+        return type(self).waiting is not Operator.waiting
+
+
+def name_of_operator(operator: Operator) -> str:
+    """Return the name of an operator's class, which its checkpoint stores."""
+    kind = type(operator)
+    return kind.__qualname__ if kind.__module__ == "__main__" else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def load_operator(reference: str, arguments: Mapping[str, Any]) -> Operator:
+    """Make an operator that a text names as ``module:Class``.
+
+    Parameters
+    ----------
+    reference : str
+        The class.
+    arguments : mapping
+        The keyword arguments of the class.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such operator, or it refuses the arguments.
+    """
+    module, _, path = reference.partition(":")
+    hint = "the module must be installed or on PYTHONPATH"
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidUsageError(
+            f"the operator cannot be imported: {error}", name=reference, hint=hint
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Operator)):
+        raise InvalidUsageError("this is no operator", name=reference, hint="subclass penstock.Operator")
+    try:
+        made = found(**arguments)
+    except TypeError as error:
+        raise InvalidUsageError(f"the operator cannot be made: {error}", name=reference) from error
+    return made
+
+
+def output_schema(operator: Operator) -> pa.Schema:
+    """Return the columns of an operator's results.
+
+    Raises
+    ------
+    InvalidUsageError
+        If this is no operator, or its `output` is no DDL.
+    """
+    if not isinstance(operator, Operator):
+        raise InvalidUsageError(
+            "this is no operator", got=type(operator).__name__, hint="pass an object of a penstock.Operator"
+        )
+    output = getattr(operator, "output", None)
+    if not isinstance(output, str):
+        raise InvalidUsageError(
+            "the operator has no output",
+            operator=name_of_operator(operator),
+            hint='write its columns as DDL: output = "user STRING, visits BIGINT"',
+        )
+    return parse_schema(output)

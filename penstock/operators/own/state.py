@@ -1,0 +1,199 @@
+"""The state of an own operator's bucket: named tables, written when they change."""
+
+from __future__ import annotations
+
+import base64
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.checkpointing import PUnit
+from penstock.errors import CorruptDataError, InvalidUsageError, PenstockError
+from penstock.operators.own.abc import Operator, name_of_operator
+
+__all__ = ["OperatorState", "call", "stored_schemas"]
+
+_TABLES = "tables"
+_WAITING = "waiting"
+
+
+def call(operator: Operator, method: str, *arguments: Any) -> Any:
+    """Call a method of a user's operator.
+
+    Raises
+    ------
+    InvalidUsageError
+        If it raises an error.
+    """
+    try:
+        return getattr(operator, method)(*arguments)
+    except PenstockError:
+        raise
+    except Exception as error:  # users' code raises anything
+        raise InvalidUsageError(
+            f"{method} of an operator raised an error",
+            operator=name_of_operator(operator),
+            error=type(error).__name__,
+            hint="the cause is shown above; the micro-batch is tried again from the same state",
+        ) from error
+
+
+class OperatorState:
+    """An operator with the tables of its newest version. A working copy.
+
+    A unit names all tables in its metadata and has those as blocks that changed; a table that a unit does not
+    name is gone. A snapshot has all of them::
+
+        meta    tables: schemas of all tables by name, as Arrow IPC in base64; rows: their rows;
+            waiting: keys that wait
+        blocks  the tables that changed, by name
+
+    Parameters
+    ----------
+    template : Operator
+        The operator as its user made it; the state has a copy.
+    start : str
+        The start of the query that it was made for.
+    """
+
+    def __init__(self, template: Operator, start: str = "") -> None:
+        self.operator = copy.deepcopy(template)
+        self._start = start
+        self._template = template
+        self._tables: dict[str, pa.Table] = {}
+        self._blocks: dict[str, pa.RecordBatch] = {}
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of all tables, as of the newest version."""
+        return sum(table.num_rows for table in self._tables.values())
+
+    @property
+    def tables(self) -> Mapping[str, pa.Table]:
+        """The tables of the newest version."""
+        return self._tables
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the tables in bytes."""
+        return sum(table.nbytes for table in self._tables.values())
+
+    def delta(self) -> PUnit:
+        """Return the tables that changed since the last call.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the operator does not return tables.
+        """
+        tables = call(self.operator, "snapshot")
+        if not isinstance(tables, Mapping):
+            raise self._wrong("does not return tables by name", returned=type(tables).__name__)
+        changed = {}
+        for name, table in tables.items():
+            if not (isinstance(name, str) and name.isidentifier()):
+                raise self._wrong("returns a table whose name is not a word", name=repr(name))
+            if not isinstance(table, pa.Table):
+                raise self._wrong("returns something that is no pyarrow table", table=name)
+            before = self._tables.get(name)
+            if before is not table and (before is None or not _equal(before, table)):
+                changed[name] = self._block(name, table)
+        self._tables = dict(tables)
+        self._blocks = {name: block for name, block in self._blocks.items() if name in tables} | changed
+        return PUnit("delta", self._meta(), changed)
+
+    def _meta(self) -> dict[str, Any]:
+        waiting = int(call(self.operator, "waiting"))
+        schemas = {
+            name: base64.b64encode(block.schema.serialize()).decode() for name, block in self._blocks.items()
+        }
+        return {_TABLES: schemas, "rows": self.rows, _WAITING: waiting}
+
+    def _block(self, name: str, table: pa.Table) -> pa.RecordBatch:
+        if len(set(table.column_names)) != table.num_columns or not table.num_columns:
+            raise self._wrong("returns a table without columns, or with two of one name", table=name)
+        arrays = [
+            column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [_none(column)])
+            for column in table.columns
+        ]
+        return pa.RecordBatch.from_arrays(arrays, table.column_names)
+
+    def snapshot(self) -> Iterator[PUnit]:
+        """Return all tables as of the newest version."""
+        return iter([PUnit("snapshot", self._meta(), dict(self._blocks))])
+
+    def restore(self, units: Iterable[PUnit]) -> None:
+        """Apply stored units in order, and let the operator take over the tables.
+
+        Raises
+        ------
+        CorruptDataError
+            If a unit lacks a table that it names.
+        InvalidUsageError
+            If the operator raises an error.
+        """
+        blocks = dict(self._blocks)
+        for unit in units:
+            blocks |= unit.blocks
+            names = unit.meta.get(_TABLES)
+            if not isinstance(names, dict) or not set(names) <= blocks.keys():
+                raise CorruptDataError("a stored state of an operator lacks a table", kind=unit.kind)
+            blocks = {name: blocks[name] for name in names}
+        self._blocks = blocks
+        self._tables = {name: pa.Table.from_batches([block]) for name, block in blocks.items()}
+        # The object may have run before.
+        self._make()
+
+    def renew(self, template: Operator, start: str) -> None:
+        """Make the operator anew if the state is from another start of the query.
+
+        A worker may outlive a restart at which code or arguments changed.
+        """
+        if start != self._start:
+            self._template, self._start = template, start
+            self._make()
+
+    def _make(self) -> None:
+        self.operator = copy.deepcopy(self._template)
+        if self._tables:
+            call(self.operator, "restore", dict(self._tables))
+
+    def close(self) -> None:
+        """Release the operator."""
+        self._tables, self._blocks = {}, {}
+
+    def _wrong(self, fact: str, **context: Any) -> InvalidUsageError:
+        operator = name_of_operator(self.operator)
+        return InvalidUsageError(
+            f"snapshot of an operator {fact}",
+            operator=operator,
+            **context,
+            hint='return pyarrow tables by name, such as {"counts": pa.table(...)}',
+        )
+
+
+def stored_schemas(unit: PUnit) -> dict[str, pa.Schema]:
+    """Return the schemas of all tables that a unit names.
+
+    Raises
+    ------
+    CorruptDataError
+        If the unit does not describe tables.
+    """
+    try:
+        return {
+            str(name): pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+            for name, text in unit.meta[_TABLES].items()
+        }
+    except (KeyError, AttributeError, TypeError, ValueError, pa.ArrowInvalid) as error:
+        raise CorruptDataError("a stored state of an operator describes no tables", kind=unit.kind) from error
+
+
+def _none(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+    return pa.array([], column.type)
+
+
+def _equal(one: pa.Table, other: pa.Table) -> bool:
+    return one.schema.equals(other.schema) and one.equals(other)

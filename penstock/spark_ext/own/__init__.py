@@ -1,0 +1,1 @@
+"""Users' own operators on Spark."""

@@ -1,0 +1,130 @@
+"""An own operator as the operator of a bucket's task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from penstock._clock import Clock, monotonic_s, new_id
+from penstock.errors import InvalidUsageError
+from penstock.operators.own.abc import Operator, name_of_operator
+from penstock.operators.own.state import OperatorState, call
+from penstock.operators.scheduling.metrics import BatchMetrics
+from penstock.operators.update_stream.cast import cast_to_schema
+from penstock.spark_ext.border.transaction_packing import sort_rows
+from penstock.spark_ext.worker.bucket_task import Parcel, TaskShare
+
+__all__ = ["OwnOperator"]
+
+
+@dataclass(frozen=True)
+class OwnOperator:
+    """An own operator as an `Operator` of a bucket's task. Made on the driver, sent to the workers.
+
+    Parameters
+    ----------
+    operator : Operator
+        The operator as its user made it.
+    schema, output : pyarrow.Schema
+        The columns of its input and of its results.
+    key : tuple of str
+        The columns whose rows are in one bucket.
+    time : str, optional
+        The column that orders the rows of a micro-batch.
+    columns : tuple of str
+        Names and Spark types of the input's columns, for the check at a restart.
+    start : str
+        The id of this start of the query.
+    """
+
+    operator: Operator
+    schema: pa.Schema
+    output: pa.Schema
+    key: tuple[str, ...]
+    time: str | None
+    columns: tuple[str, ...]
+    start: str = field(default_factory=new_id)
+
+    def specification(self) -> dict[str, Any]:
+        """Return the fixed settings; see `penstock.spark_ext.worker.bucket_task.Operator`."""
+        return {
+            "operator": name_of_operator(self.operator),
+            "key": list(self.key),
+            "time": self.time,
+            "schema": list(self.columns),
+            "output": [f"{field.name} {field.type}" for field in self.output],
+            # Keys that wait need timeouts, with which Spark's own state has another schema.
+            "waits": self.operator.may_wait,
+        }
+
+    @property
+    def follows_clock(self) -> bool:
+        """Whether the operator may ask for the time."""
+        return self.operator.uses_clock
+
+    def new_state(self) -> OperatorState:
+        """Return an operator without tables."""
+        return OperatorState(self.operator, self.start)
+
+    def run(
+        self, state: OperatorState, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
+    ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Run the operator over the rows of a micro-batch.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the operator raises an error, or returns no table of its output.
+        """
+        held = [parcel.batch for parcel in parcels if parcel.batch is not None]
+        rows = self.schema.empty_table()
+        if held:
+            rows = pa.Table.from_batches([cast_to_schema(sort_rows(held, len(self.schema)), self.schema)])
+        state.renew(self.operator, self.start)
+        metrics = BatchMetrics(rows_in=rows.num_rows)
+        begin = monotonic_s()
+        result = call(state.operator, "run", rows, clock if self.operator.uses_clock else self._refuse_clock)
+        batches = self._check(result)
+        metrics.duration_ms["run"] = 1000 * (monotonic_s() - begin)
+        metrics.rows_out = metrics.emitted = sum(batch.num_rows for batch in batches)
+        metrics.waiting_keys = int(call(state.operator, "waiting"))
+        return batches, metrics
+
+    def _refuse_clock(self) -> int:
+        raise InvalidUsageError(
+            "an operator asked for the time without uses_clock",
+            operator=name_of_operator(self.operator),
+            hint="write uses_clock = True in its class",
+        )
+
+    def _check(self, result: Any) -> list[pa.RecordBatch]:
+        """Return the results in the types of the output."""
+        context: dict[str, Any] = {"operator": name_of_operator(self.operator)}
+        if not isinstance(result, pa.Table):
+            returned = type(result).__name__
+            raise InvalidUsageError(
+                "run of an operator returned no pyarrow table", returned=returned, **context
+            )
+        missing = [name for name in self.output.names if name not in result.column_names]
+        more = [name for name in result.column_names if name not in self.output.names]
+        if missing or more:
+            raise InvalidUsageError(
+                "run of an operator returned other columns than its output",
+                missing=missing,
+                more=more,
+                **context,
+            )
+        try:
+            table = result.select(self.output.names).cast(self.output)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+            raise InvalidUsageError(
+                "run of an operator returned columns of other types than its output",
+                returned={field.name: str(field.type) for field in result.schema},
+                expected={field.name: str(field.type) for field in self.output},
+                **context,
+            ) from error
+        batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
+        return batches

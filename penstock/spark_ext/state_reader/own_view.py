@@ -1,0 +1,74 @@
+"""The tables of own operators as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from penstock._clock import Clock
+from penstock.checkpointing import PUnit
+from penstock.operators.own.abc import Operator
+from penstock.operators.own.state import OperatorState, stored_schemas
+from penstock.spark_ext.border.types import spark_schema
+from penstock.spark_ext.state_reader.state_view import Stored, displayed_schema, one_of_tables
+
+__all__ = ["OwnView", "own_view"]
+
+
+class _Tables(Operator):
+    """Holds the tables of an operator whose class is not needed to read them."""
+
+    output = ""
+
+    def restore(self, tables: Mapping[str, pa.Table]) -> None:
+        """Leave the tables to the state."""
+
+    def run(self, batch: pa.Table, clock: Clock) -> pa.Table:
+        """Return the rows; never called."""
+        return batch
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """Return nothing; never called."""
+        return {}
+
+
+@dataclass(frozen=True)
+class OwnView:
+    """A table of an own operator, as a `StateView`.
+
+    Parameters
+    ----------
+    table : str
+        The table.
+    schema : StructType
+        See `StateView`.
+    """
+
+    table: str
+    schema: StructType
+
+    def new_state(self) -> OperatorState:
+        """Return an empty state; see `StateView`."""
+        return OperatorState(_Tables())
+
+    def rows(self, state: OperatorState, unit: PUnit) -> list[pa.Array[Any]] | None:
+        """Return the rows of the table; see `StateView`."""
+        block = unit.blocks.get(self.table)
+        return None if block is None or not block.num_rows else block.columns
+
+
+def own_view(stored: Stored, table: str | None) -> OwnView:
+    """Return the view of a table.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such table, or several and none is named.
+    """
+    schemas = stored_schemas(stored.unit)
+    chosen = one_of_tables(list(schemas), table, of="an operator")
+    return OwnView(chosen, displayed_schema(list(spark_schema(schemas[chosen]))))
