@@ -390,6 +390,27 @@ def test_a_replica_predicts_before_and_after_it_takes_over(tmp_path: Path) -> No
             db.close()
 
 
+@pytest.mark.parametrize(("nodes", "late"), [(2, 1), (NODES, 0)])
+def test_a_call_has_no_more_waves_if_these_would_move_more_rows_than_it_has_events(
+    nodes: int, late: int
+) -> None:
+    class Fixed(Guesses):
+        def predict(self, program: Program, events: pa.RecordBatch) -> Prediction:
+            masks = np.array([3, mask, 3], np.uint64)  # the third one would need another wave
+            return Prediction(masks, np.zeros(3, np.uint64), np.ones(3, np.bool_))
+
+    with CHAIN.open(partitions=2, predictor=Fixed(0, "")) as db:
+        db.load("nodes", {"id": range(nodes), "next": range(nodes), "n": [7] * nodes})
+        state = db._state
+        assert isinstance(state, PartitionedTables)
+        placement = state.placements["nodes"]
+        mask = 1 << int(placement.partitions_of(placement.columns, [pa.array([1])])[0])
+        assert db.run("look", {"id": [0, 1, 0]})["n"].to_pylist() == [7, 7, 7]
+        assert state.predicted is not None
+        assert state.predicted.late == late
+        assert state.predicted.transactions == 3
+
+
 def test_a_late_transaction_beside_a_write_that_was_not_predicted_runs_again() -> None:
     class Fixed(Guesses):
         def predict(self, program: Program, events: pa.RecordBatch) -> Prediction:

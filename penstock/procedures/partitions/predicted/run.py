@@ -11,6 +11,7 @@ Their results and tables equal those of the serial run in the order of events:
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["PredictedRuns", "use_predictor"]
 
 MOST_WAVES = 8
-"""After so many waves of a call, transactions that would be late are forwarded: a wave moves rows."""
+"""If a call has more waves, or they move more rows than it has events, it has one, and none is late."""
 _HIGHEST = np.iinfo(np.int64).max
 
 Kernel = Callable[..., int]
@@ -187,26 +188,38 @@ class _Call:
         count = self._events.num_rows
         batches: list[pa.RecordBatch] = []
         orders: list[Numbers] = []
-        begin, waves = 0, 0
         homes, late = np.zeros(count, np.int64), np.zeros(count, np.bool_)
-        while begin < count:
-            rest = slice(begin, None)
-            taken = plan(
-                self._masks[rest],
-                self._writes[rest],
-                self._every,
-                waves < MOST_WAVES,
-                homes[rest],
-                late[rest],
-            )
-            places = np.arange(begin, begin + taken)
+        ends = self._plan(homes, late, self._most_waves()) or self._plan(homes, late, None)
+        for begin, end in itertools.pairwise([0, *ends]):
+            places = np.arange(begin, end)
             self._wave(places, homes[places], late[places], batches, orders)
-            begin += taken
-            waves += 1
         back = np.empty(count, np.int64)
         back[np.concatenate(orders)] = np.arange(count)
         self._tables.forwarded += self.forwarded
         return concat(batches).take(pa.array(back))
+
+    def _most_waves(self) -> int:
+        """Return how many waves may have late transactions."""
+        route = self._tables.route(self._program)
+        if route.obstacle is None and route.knows_rows:
+            return MOST_WAVES
+        tables = [spec.name for spec in self._program.tables if spec.name in self._tables.placements]
+        rows = sum(len(self._tables[name]) for name in tables)
+        return min(1 + self._events.num_rows // max(rows, 1), MOST_WAVES)
+
+    def _plan(self, homes: Numbers, late: npt.NDArray[np.bool_], most: int | None) -> list[int]:
+        """Set where transactions run; return the ends of waves, or none if they would be more than `most`.
+
+        If `most` is None, no transaction is late, and there is one wave.
+        """
+        ends = [0]
+        while ends[-1] < len(homes):
+            if most is not None and len(ends) > most:
+                return []
+            rest = slice(ends[-1], None)
+            parts = self._masks[rest], self._writes[rest], homes[rest], late[rest]
+            ends.append(ends[-1] + plan(*parts[:2], self._every, most is not None, *parts[2:]))
+        return ends[1:]
 
     def _copy(self, part: TableSet, names: Sequence[str]) -> None:
         copies = {}
