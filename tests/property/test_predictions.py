@@ -251,6 +251,7 @@ def _guards_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
         return KERNELS[key]
 
     monkeypatch.setattr(run, "load_guarded", load)
+    monkeypatch.setattr(run, "MOST_FORWARDED", 1.0)
 
 
 @pytest.mark.parametrize(("partitions", "ranged"), [(2, False), (3, True)])
@@ -388,6 +389,28 @@ def test_a_replica_predicts_before_and_after_it_takes_over(tmp_path: Path) -> No
         assert predictor.right == 2
         with contextlib.suppress(FencedError):
             db.close()
+
+
+def test_predictions_that_forward_most_transactions_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MOST_FORWARDED", 0.5)
+    monkeypatch.setattr(run, "USELESS_PAUSE", 2)
+    draw, guesses = np.random.default_rng(1), Guesses(0, "nearly all")
+    with CHAIN.open() as serial, CHAIN.open(partitions=2, predictor=guesses) as db:
+        for one in (serial, db):
+            fill(one, 2)
+        state = db._state
+        assert isinstance(state, PartitionedTables)
+        assert state.predicted is not None
+        program = CHAIN.procedures["walk"].program()
+        pauses = []
+        for number in range(12):
+            guesses._style = "one" if number == 6 else "nearly all"
+            events = walks(draw, 8)
+            assert db.run("walk", events) == serial.run("walk", events)
+            pauses.append(state.predicted.pauses(program))
+        assert pauses == [True, True, False] * 2 + [False] + [True, True, False] + [True, True]
+        assert guesses.right + guesses.wrong == 1
+        assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
 
 
 @pytest.mark.parametrize(("nodes", "late"), [(2, 1), (NODES, 0)])

@@ -177,12 +177,11 @@ class PartitionedTables:
         self.transactions += count
         if not count:
             return self._coordinator.run(program, events, bounds)
-        if self.predicted is not None or self.speculation is not None:
+        if self.speculation is not None:
             self.gathered.scatter()
         route = self.route(program)
         if isinstance(program, PlainProgram) or route.obstacle is not None:
-            predicted = self._run_predicted(program, events) if bounds is None else None
-            if predicted is not None:
+            if bounds is None and (predicted := self._run_predicted(program, events)) is not None:
                 return predicted
             if self._gathers(program, 0, count, knows_rows=False):
                 return self._run_gathered(program, events, bounds)
@@ -202,8 +201,7 @@ class PartitionedTables:
         tasks = {home: (ends[home + 1], ends[home + 2]) for home in range(self.partitions)}
         busy = {home: bounds for home, bounds in tasks.items() if bounds[0] < bounds[1]}
         if len(busy) == 1 and not ends[1]:
-            (home,) = busy
-            return self._partitions[home].run(program, events)
+            return self._partitions[next(iter(busy))].run(program, events)
         ordered = take_rows(events, order)
         forwarded = ordered.slice(0, ends[1])
         results = self._each({
@@ -219,8 +217,8 @@ class PartitionedTables:
     def _run_predicted(
         self, program: Program | PlainProgram, events: pa.RecordBatch
     ) -> pa.RecordBatch | None:
-        """Run transactions by predictions; None if there are none, or one was wrong."""
-        if self.predicted is None or isinstance(program, PlainProgram) or not events.num_rows:
+        """Run transactions by predictions; None if there are none, one was wrong, or they do not help."""
+        if isinstance(program, PlainProgram) or self.predicted is None:
             return None
         return self.predicted.run(program, events)
 
@@ -250,8 +248,10 @@ class PartitionedTables:
     ) -> bool:
         """Return whether transactions run over gathered tables; see `GatheredTables.choose`."""
         names = [spec.name for spec in program.tables if spec.name in self.placements]
-        others = self.predicted or self.speculation
-        return others is None and self.gathered.choose(names, single, several, knows_rows=knows_rows)
+        if self.speculation or (self.predicted is not None and not self.predicted.pauses(program)):
+            self.gathered.scatter()
+            return False
+        return self.gathered.choose(names, single, several, knows_rows=knows_rows)
 
     def _run_gathered(
         self, program: Program | PlainProgram, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import concat
-from penstock.procedures.compiler.program import Program
+from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.compiler.values import AccessMode
 from penstock.procedures.engine import TableSet
 from penstock.procedures.partitions.predicted.guard_kernels import GUARD_HEAD, plan
@@ -43,6 +43,10 @@ __all__ = ["PredictedRuns", "use_predictor"]
 
 MOST_WAVES = 8
 """If a call has more waves, or they move more rows than it has events, it has one, and none is late."""
+MOST_FORWARDED = 0.5
+"""If predictions would forward more than this share of a call, one thread is as fast without them."""
+USELESS_PAUSE = 31
+"""After a call for which predictions do not help, so many do without."""
 _HIGHEST = np.iinfo(np.int64).max
 
 Kernel = Callable[..., int]
@@ -100,14 +104,25 @@ class PredictedRuns:
     def __init__(self, tables: PartitionedTables, predictor: TransactionPredictor) -> None:
         self._tables, self._predictor = tables, predictor
         self._kernels: dict[str, tuple[Kernel, Kernel | None] | None] = {}
+        self._paused: dict[str, int] = {}
         self.transactions = self.forwarded = self.late = self.without_undo = self.wrong = 0
 
     def run(self, program: Program, events: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Run a transaction for each event; return None, and leave the tables as they are, if it cannot."""
+        """Run a transaction for each event; return None, and leave the tables as they are, if it cannot.
+
+        It also returns None if too many would be forwarded; then the next calls of the program do without.
+        """
+        if self.pauses(program):
+            self._paused[program.digest] -= 1
+            return None
         kernels = self._kernels_of(program)
         if kernels is None or (prediction := self._predictor.predict(program, events)) is None:
             return None
         call = _Call(self._tables, program, events, prediction, kernels)
+        if call.planned > MOST_FORWARDED * events.num_rows:
+            self._paused[program.digest] = USELESS_PAUSE
+            return None
+        self._tables.gathered.scatter()
         try:
             results = call.run()
         except _DeviationError as error:
@@ -124,6 +139,10 @@ class PredictedRuns:
         self.late += call.late
         self.without_undo += call.without_undo
         return results
+
+    def pauses(self, program: Program | PlainProgram) -> bool:
+        """Return whether the next calls of a program do without predictions, since these did not help."""
+        return self._paused.get(program.digest, 0) > 0
 
     def _kernels_of(self, program: Program) -> tuple[Kernel, Kernel | None] | None:
         if program.digest not in self._kernels:
@@ -165,6 +184,13 @@ class _Call:
         })  # fmt: skip
         self._copies: list[tuple[TableSet, int, dict[str, TableRows]]] = []
         self._guard = self._make_guard()
+        self._homes, self._late = np.zeros(events.num_rows, np.int64), np.zeros(events.num_rows, np.bool_)
+        self._ends = self._plan(self._most_waves()) or self._plan(None)
+
+    @property
+    def planned(self) -> int:
+        """The number of transactions that will be forwarded."""
+        return int(np.count_nonzero(self._homes < 0))
 
     def _make_guard(self) -> Numbers:
         """Return the guard of the program's tables; see `GUARD_HEAD`."""
@@ -188,11 +214,9 @@ class _Call:
         count = self._events.num_rows
         batches: list[pa.RecordBatch] = []
         orders: list[Numbers] = []
-        homes, late = np.zeros(count, np.int64), np.zeros(count, np.bool_)
-        ends = self._plan(homes, late, self._most_waves()) or self._plan(homes, late, None)
-        for begin, end in itertools.pairwise([0, *ends]):
+        for begin, end in itertools.pairwise([0, *self._ends]):
             places = np.arange(begin, end)
-            self._wave(places, homes[places], late[places], batches, orders)
+            self._wave(places, self._homes[places], self._late[places], batches, orders)
         back = np.empty(count, np.int64)
         back[np.concatenate(orders)] = np.arange(count)
         self._tables.forwarded += self.forwarded
@@ -207,18 +231,18 @@ class _Call:
         rows = sum(len(self._tables[name]) for name in tables)
         return min(1 + self._events.num_rows // max(rows, 1), MOST_WAVES)
 
-    def _plan(self, homes: Numbers, late: npt.NDArray[np.bool_], most: int | None) -> list[int]:
+    def _plan(self, most: int | None) -> list[int]:
         """Set where transactions run; return the ends of waves, or none if they would be more than `most`.
 
         If `most` is None, no transaction is late, and there is one wave.
         """
         ends = [0]
-        while ends[-1] < len(homes):
+        while ends[-1] < len(self._homes):
             if most is not None and len(ends) > most:
                 return []
             rest = slice(ends[-1], None)
-            parts = self._masks[rest], self._writes[rest], homes[rest], late[rest]
-            ends.append(ends[-1] + plan(*parts[:2], self._every, most is not None, *parts[2:]))
+            parts = self._masks[rest], self._writes[rest], self._every, most is not None
+            ends.append(ends[-1] + plan(*parts, self._homes[rest], self._late[rest]))
         return ends[1:]
 
     def _copy(self, part: TableSet, names: Sequence[str]) -> None:
