@@ -295,7 +295,7 @@ def report(figure: str, options: Options) -> Iterator[str]:
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("figures", nargs="*", choices=[*FIGURES, []], default=list(FIGURES))
+    parser.add_argument("figures", nargs="*", choices=[*FIGURES, []], default=[])
     parser.add_argument("--transactions", type=int, default=2_000)
     parser.add_argument("--partitions", type=int, nargs="+", default=[4, 8, 16, 32, 64])
     parser.add_argument("--seconds", type=float, default=20.0)
@@ -306,7 +306,7 @@ def main() -> None:
     options = Options(
         chosen.transactions, chosen.partitions, chosen.seconds, chosen.seeds, tuple(chosen.workloads)
     )
-    for figure in chosen.figures:
+    for figure in chosen.figures or FIGURES:
         print_and_save(report(figure, options), chosen.out / f"h_store_fig{figure.replace('.', '_')}.txt")
 
 
