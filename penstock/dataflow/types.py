@@ -61,13 +61,17 @@ def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
 
 
 def declared_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
-    """Return the type of an expression, read from a cast if only Spark can evaluate it."""
+    """Return the type of an expression, also of casts that only Spark can evaluate: ``string(x)``."""
     kind = expression_type(expression, schema)
     tree = expression.tree.unnest()
-    if kind != UNKNOWN or tree.kind != "cast":
+    if kind != UNKNOWN:
         return kind
-    name = tree.value[1]
-    return _DECLARED.get(_SPELLINGS.get(name, name), UNKNOWN)
+    if tree.kind == "call":
+        return _DECLARED.get(tree.value.upper(), UNKNOWN)
+    if tree.kind == "cast":
+        name = tree.value[1]
+        return _DECLARED.get(_SPELLINGS.get(name, name), UNKNOWN)
+    return UNKNOWN
 
 
 def _sum_type(kind: pa.DataType) -> pa.DataType:

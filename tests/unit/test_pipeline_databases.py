@@ -240,3 +240,10 @@ def test_a_graph_checks_transactions_when_it_is_built() -> None:
         rows.select("source").transactions(procedure())
     with pytest.raises(InvalidUsageError, match=r"only Spark knows the type of an attribute: .*amount"):
         rows.select("source", "x AS amount").transactions(procedure())
+    for text in ("bigint(x)", "BIGINT(x)", "cast(x AS bigint)"):
+        assert (
+            rows.select("source", f"{text} AS amount").transactions(procedure()).schema.names[-1]
+            == "rejected"
+        )
+    with pytest.raises(InvalidUsageError, match="not for text"):
+        rows.select("source", "string(x) AS amount").transactions(procedure())
