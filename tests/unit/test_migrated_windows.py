@@ -43,6 +43,7 @@ from penstock.sql.evaluate import project
 from penstock.sql.expression import Expression
 from penstock.windows.update.windows import UpdateWindows, WindowArrivals
 from tests.long_tests import long_but
+from tests.sketches import needs_sketches
 from tests.unit.test_rescale_states import Buckets, restored
 
 pytestmark = pytest.mark.usefixtures("unsynced")
@@ -222,6 +223,7 @@ def test_other_columns_of_windows_are_refused(columns: dict[str, Any], message: 
         widen_windows(old.specification, from_arrow_schema(schema))
 
 
+@needs_sketches
 def test_sketches_of_a_wider_column_are_refused() -> None:
     split = decompose({"few": "approx_count_distinct(v)", "most": "max(v)"}, "t", KEYS).add_count(KEYS)
     names = value_names(split.partials).values()

@@ -9,6 +9,7 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.decomposition import decompose, pane_ms
 from penstock.operators.scan.spec import Partial
+from tests.sketches import needs_sketches
 
 
 @pytest.mark.parametrize(
@@ -76,6 +77,7 @@ def test_counts_of_distinct_values_are_of_sets() -> None:
     assert found.assembly["a"] == "distinct_x"
 
 
+@needs_sketches
 def test_approximate_counts_are_sketches_of_hashes() -> None:
     texts = {
         "a": "approx_count_distinct(x)",

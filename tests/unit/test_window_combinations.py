@@ -14,6 +14,7 @@ from penstock.conf.pipeline import load_pipeline
 from penstock.dataflow import Graph, graph
 from penstock.errors import InvalidUsageError
 from penstock.jobs.pipelines.graph import graph_of
+from tests.sketches import needs_sketches
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "windows.md"
 SCHEMA = "k string, t bigint, v double"
@@ -74,7 +75,10 @@ def test_the_table_has_all_rows() -> None:
     assert len(cells()) == len(KINDS) * len(OPTIONS)
 
 
-@pytest.mark.parametrize("cell", cells(), ids=str)
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=needs_sketches if "(" in cell[0] else (), id=str(cell)) for cell in cells()],
+)
 @pytest.mark.parametrize("mode", MODES)
 def test_graphs_and_pipelines_take_what_the_table_says(
     tmp_path: Path, cell: tuple[str, int, tuple[str, ...]], mode: str
