@@ -1,8 +1,8 @@
 """Test pipelines in milliseconds, and test your own file systems, codecs, schedulers and tables.
 
-`pipeline` runs a pipeline with rows and a clock of the test, without a JVM; see
-``docs/how-to/test-pipelines.md``.
-The fixture `penstock_pipeline` is in the pytest plugin `penstock.testing.plugin`.
+`pipeline`, `graph` and `database` run a pipeline, a graph or procedures with rows and a clock of the test,
+without a JVM; see ``docs/how-to/test-pipelines.md``. The pytest plugin `penstock.testing.plugin` has fixtures
+for them.
 
 The classes are conformance tests. Each holds the tests of one interface. Inherit from it in a test file, and
 define the fixture that it names::
@@ -23,7 +23,9 @@ from penstock._lazy import lazily
 
 if TYPE_CHECKING:
     from penstock.testing.codecs import CodecTests
+    from penstock.testing.databases import DatabaseTest, database
     from penstock.testing.files import FilesTests
+    from penstock.testing.graphs import GraphTest, graph
     from penstock.testing.pipelines import PipelineTest, pipeline
     from penstock.testing.schedulers import SchedulerTests
     from penstock.testing.state import StateTests
@@ -31,11 +33,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CodecTests",
+    "DatabaseTest",
     "FilesTests",
+    "GraphTest",
     "PipelineTest",
     "SchedulerTests",
     "StateTests",
     "TableTests",
+    "database",
+    "graph",
     "pipeline",
 ]
 
@@ -43,11 +49,15 @@ __getattr__ = lazily(
     __name__,
     {
         "CodecTests": "penstock.testing.codecs",
+        "DatabaseTest": "penstock.testing.databases",
         "FilesTests": "penstock.testing.files",
+        "GraphTest": "penstock.testing.graphs",
         "PipelineTest": "penstock.testing.pipelines",
         "SchedulerTests": "penstock.testing.schedulers",
         "StateTests": "penstock.testing.state",
         "TableTests": "penstock.testing.tables",
+        "database": "penstock.testing.databases",
+        "graph": "penstock.testing.graphs",
         "pipeline": "penstock.testing.pipelines",
     },
 )

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock import _failpoints
 from penstock._clock import SimulatedClock
-from penstock.errors import InvalidUsageError
+from penstock.errors import InternalError, InvalidUsageError
 from penstock.units import parse_duration_us
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.local_engine.query import LocalBatch
     from penstock.local_engine.start import LocalGraph
 
-__all__ = ["CrashPoint", "PipelineTest", "pipeline"]
+__all__ = ["START", "CrashPoint", "LocalTest", "PipelineTest", "parse_start", "pipeline", "to_table"]
 
 CrashPoint: TypeAlias = Literal["plan", "write", "commit"]
 """Where a process dies: behind the plan of a micro-batch, behind the write of its results, or its commit."""
@@ -32,8 +32,8 @@ START: Final = "2026-01-01T00:00:00Z"
 """The time at which a test begins, by default."""
 
 
-class PipelineTest:
-    """A pipeline under test.
+class LocalTest:
+    """What a test of a pipeline and of a graph have in common: rows and a clock in, results out.
 
     Its sources are replaced by `send`, its sink by `rows`, and its checkpoint by a temporary one. All else
     runs as in production: the same operators, state, commits and restarts.
@@ -43,36 +43,23 @@ class PipelineTest:
 
     Parameters
     ----------
-    pipeline : Pipeline
-        The pipeline.
-    document : Document
-        The positions of its fields, for errors.
+    inputs : mapping of str to PushInput
+        The sources by their names.
     directory : pathlib.Path
         The directory for checkpoint and state.
-    schemas : mapping of str to str
-        The columns of sources by their names, as DDL, for sources that do not declare them.
+    interval : str, optional
+        The interval of triggers in `advance`.
     start : datetime
         The time at which the test begins.
     """
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        document: Document,
-        directory: Path,
-        schemas: Mapping[str, str],
-        start: datetime,
+        self, inputs: Mapping[str, PushInput], directory: Path, interval: str | None, start: datetime
     ) -> None:
-        from penstock.jobs.local.pipeline import source_schemas
-        from penstock.local_engine.inputs import PushInput
-
-        self._pipeline = pipeline
-        self._document = document
+        self._inputs = dict(inputs)
         self._directory = directory
+        self._interval = interval
         self.clock = SimulatedClock(round(start.timestamp() * 1e6))
-        self._inputs: dict[str, PushInput] = {
-            name: PushInput(schema) for name, schema in source_schemas(pipeline, schemas).items()
-        }
         self._results: dict[int, pa.Table] = {}
         self._taken = -1
         self._is_pending = False
@@ -81,15 +68,10 @@ class PipelineTest:
         self._running: LocalGraph = self._open()
 
     def _open(self) -> LocalGraph:
-        from penstock.jobs.local.pipeline import Places, open_pipeline
+        raise InternalError("a test opens nothing")
 
-        places = Places(
-            dict(self._inputs),
-            lambda schema, checkpoint: _Results(self._results, schema),
-            str(self._directory / "checkpoint"),
-            self.clock,
-        )
-        return open_pipeline(self._pipeline, self._document, places)
+    def _open_results(self, schema: Any, checkpoint: str) -> _Results:
+        return _Results(self._results, schema)
 
     @property
     def now(self) -> datetime:
@@ -153,8 +135,7 @@ class PipelineTest:
         if self._is_pending:
             self.trigger()
         left = parse_duration_us(duration)
-        trigger = self._pipeline.query.trigger
-        step = left if trigger in (None, "available_now") else parse_duration_us(str(trigger))
+        step = left if self._interval is None else parse_duration_us(self._interval)
         while left > 0:
             passed = min(step, left)
             self.clock.advance(passed)
@@ -221,6 +202,49 @@ class PipelineTest:
                 self.restart()
                 return
         raise InvalidUsageError("no micro-batch ran that could crash", hint="send rows before")
+
+
+class PipelineTest(LocalTest):
+    """A pipeline under test.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        The pipeline.
+    document : Document
+        The positions of its fields, for errors.
+    directory : pathlib.Path
+        The directory for checkpoint and state.
+    schemas : mapping of str to str
+        The columns of sources by their names, as DDL, for sources that do not declare them.
+    start : datetime
+        The time at which the test begins.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        document: Document,
+        directory: Path,
+        schemas: Mapping[str, str],
+        start: datetime,
+    ) -> None:
+        from penstock.jobs.local.pipeline import source_schemas
+        from penstock.local_engine.inputs import PushInput
+
+        self._pipeline = pipeline
+        self._document = document
+        inputs = {name: PushInput(schema) for name, schema in source_schemas(pipeline, schemas).items()}
+        trigger = pipeline.query.trigger
+        super().__init__(inputs, directory, None if trigger == "available_now" else trigger, start)
+
+    def _open(self) -> LocalGraph:
+        from penstock.jobs.local.pipeline import Places, open_pipeline
+
+        places = Places(
+            dict(self._inputs), self._open_results, str(self._directory / "checkpoint"), self.clock
+        )
+        return open_pipeline(self._pipeline, self._document, places)
 
 
 class _Results:
@@ -292,15 +316,22 @@ def pipeline(
     from penstock.conf.pipeline import load_document
 
     loaded, document = load_document(str(reference), overrides)
-    begin = datetime.fromisoformat(start) if isinstance(start, str) else start
-    begin = begin if begin.tzinfo else begin.replace(tzinfo=UTC)
+    begin = parse_start(start)
     query = loaded.query.model_copy(update={"checkpoint": None, "state_location": None})
     loaded = loaded.model_copy(update={"query": query, "engine": "local"})
     with tempfile.TemporaryDirectory(prefix="penstock-test-") as directory:
         yield PipelineTest(loaded, document, Path(directory), schemas or {}, begin)
 
 
-def to_table(rows: Sequence[Mapping[str, Any]] | pa.Table, schema: pa.Schema) -> pa.Table:
+def parse_start(start: str | datetime) -> datetime:
+    """Return the time at which a test begins, in UTC if it has no zone."""
+    begin = datetime.fromisoformat(start) if isinstance(start, str) else start
+    return begin if begin.tzinfo else begin.replace(tzinfo=UTC)
+
+
+def to_table(
+    rows: Sequence[Mapping[str, Any]] | pa.Table, schema: pa.Schema, owner: str = "source"
+) -> pa.Table:
     """Return rows as a table with a schema; columns that a row leaves out are null.
 
     Raises
@@ -317,7 +348,7 @@ def to_table(rows: Sequence[Mapping[str, Any]] | pa.Table, schema: pa.Schema) ->
     for name in names:
         if name not in schema.names:
             hint = did_you_mean(name, schema.names, f"the columns are {', '.join(schema.names)}")
-            raise InvalidUsageError(f"the source has no column {name!r}", hint=hint)
+            raise InvalidUsageError(f"the {owner} has no column {name!r}", hint=hint)
     if isinstance(rows, pa.Table):
         columns = [
             rows.column(field.name) if field.name in names else pa.nulls(rows.num_rows, field.type)

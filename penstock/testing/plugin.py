@@ -1,4 +1,7 @@
-"""A pytest plugin for tests of pipelines: name it in ``pytest_plugins`` of a ``conftest.py``."""
+"""A pytest plugin for tests of pipelines, graphs and procedures; pytest finds it by itself.
+
+It imports Penstock's own modules only when a test asks for a fixture.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,27 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
+    from penstock.testing.databases import DatabaseTest
+    from penstock.testing.graphs import GraphTest
     from penstock.testing.pipelines import PipelineTest
 
-__all__ = ["OpenPipeline", "penstock_pipeline"]
+__all__ = [
+    "OpenDatabaseTest",
+    "OpenGraph",
+    "OpenPipeline",
+    "penstock_database",
+    "penstock_graph",
+    "penstock_pipeline",
+]
 
 OpenPipeline: TypeAlias = "Callable[..., PipelineTest]"
 """Opens a pipeline; takes the arguments of `penstock.testing.pipeline`."""
+
+OpenGraph: TypeAlias = "Callable[..., GraphTest]"
+"""Opens a graph; takes the arguments of `penstock.testing.graph`."""
+
+OpenDatabaseTest: TypeAlias = "Callable[..., DatabaseTest]"
+"""Opens a database; takes the arguments of `penstock.testing.database`."""
 
 
 @pytest.fixture
@@ -31,3 +49,29 @@ def penstock_pipeline() -> Iterator[OpenPipeline]:
             return opened.enter_context(pipeline(*arguments, **options))
 
         yield open_pipeline
+
+
+@pytest.fixture
+def penstock_graph() -> Iterator[OpenGraph]:
+    """Return a function that opens graphs for a test; it takes the arguments of `penstock.testing.graph`."""
+    from penstock.testing.graphs import graph
+
+    with ExitStack() as opened:
+
+        def open_graph(*arguments: Any, **options: Any) -> GraphTest:
+            return opened.enter_context(graph(*arguments, **options))
+
+        yield open_graph
+
+
+@pytest.fixture
+def penstock_database() -> Iterator[OpenDatabaseTest]:
+    """Return a function that opens databases; it takes the arguments of `penstock.testing.database`."""
+    from penstock.testing.databases import database
+
+    with ExitStack() as opened:
+
+        def open_database(*arguments: Any) -> DatabaseTest:
+            return opened.enter_context(database(*arguments))
+
+        yield open_database

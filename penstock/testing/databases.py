@@ -1,0 +1,144 @@
+"""Run procedures of a database in a test: calls and rows in, results, rejections and tables out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock import _failpoints
+from penstock.errors import InvalidUsageError
+
+if TYPE_CHECKING:
+    from penstock.procedures.databases import Database
+    from penstock.procedures.in_process.open_database import OpenDatabase
+
+__all__ = ["DatabaseTest", "database"]
+
+
+class DatabaseTest:
+    """A database under test: its tables in this process, with a log in a temporary directory.
+
+    Procedures have no clock. Their time is a column of their rows, so a test passes it with them.
+
+    Parameters
+    ----------
+    opened : Database
+        The database.
+    directory : pathlib.Path
+        The directory of its log.
+
+    Attributes
+    ----------
+    results : list of dict
+        The results of all transactions so far, each with ``procedure`` and ``rejected``.
+    """
+
+    def __init__(self, opened: Database, directory: Path) -> None:
+        self._database = opened
+        self._directory = directory
+        self.results: list[dict[str, Any]] = []
+        self._db: OpenDatabase = opened.open(directory)
+
+    @property
+    def rejections(self) -> list[dict[str, Any]]:
+        """The results of rejected transactions, whose ``rejected`` is the reason."""
+        return [one for one in self.results if one["rejected"] is not None]
+
+    def load(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows into a table.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a key exists already, or a column does not fit.
+        """
+        self._db.load(table, pa.Table.from_pylist([dict(row) for row in rows]))
+
+    def call(self, procedure: str, /, **attributes: Any) -> dict[str, Any]:
+        """Run one transaction; return its results and ``rejected``.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such procedure, or an attribute does not fit.
+        """
+        return self.run(procedure, [attributes])[0]
+
+    def run(self, procedure: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Run a transaction, or a round of a workflow, for each row in order; return their results.
+
+        Raises
+        ------
+        InvalidUsageError
+            If there is no such procedure, or a column does not fit.
+        """
+        results = self._db.run(procedure, pa.Table.from_pylist([dict(row) for row in rows])).to_pylist()
+        self.results += [{"procedure": procedure, **one} for one in results]
+        return results
+
+    def table(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows of a table."""
+        rows: list[dict[str, Any]] = self._db.table(name).to_pylist()
+        return rows
+
+    def restart(self) -> None:
+        """Close the database and open it again from its log."""
+        self._db.close()
+        self._db = self._database.open(self._directory)
+
+    def crash(self, procedure: str, /, **attributes: Any) -> None:
+        """Run a transaction whose process dies once it is durable, before the caller hears of it.
+
+        Then another process recovers the database from its log; the transaction has happened.
+
+        Raises
+        ------
+        InvalidUsageError
+            If the call is wrong, so that nothing runs.
+        """
+        with _failpoints.armed({"log.after_sync": "error"}):
+            try:
+                self._db.call(procedure, **attributes)
+            except _failpoints.InjectedError:
+                died = True
+            else:
+                died = False
+        if died:
+            self._db = self._database.open(self._directory)
+            return
+        raise InvalidUsageError("the call wrote nothing at which it could crash", procedure=procedure)
+
+    def close(self) -> None:
+        """Close the database."""
+        self._db.close()
+
+
+@contextmanager
+def database(opened: Database) -> Iterator[DatabaseTest]:
+    """Open a database for a test, in a temporary directory.
+
+    Parameters
+    ----------
+    opened : Database
+        The database, with its tables and procedures.
+
+    Yields
+    ------
+    DatabaseTest
+
+    Raises
+    ------
+    InvalidUsageError
+        If a procedure does not compile.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-test-") as directory:
+        test = DatabaseTest(opened, Path(directory) / "database")
+        try:
+            yield test
+        finally:
+            test.close()

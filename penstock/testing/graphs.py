@@ -1,0 +1,156 @@
+"""Run a graph that is built in Python with rows and a clock of a test."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.errors import InvalidUsageError
+from penstock.testing.pipelines import START, LocalTest, parse_start, to_table
+
+if TYPE_CHECKING:
+    from penstock.dataflow import Graph, Persist
+    from penstock.dataflow.nodes import Node
+    from penstock.local_engine.start import LocalGraph
+
+__all__ = ["GraphTest", "graph"]
+
+
+class GraphTest(LocalTest):
+    """A graph under test: `send` stands for its sources, and `rows` for its sink.
+
+    Parameters
+    ----------
+    flow : Graph
+        The graph; its sink does not count.
+    directory : pathlib.Path
+        The directory for checkpoint and state.
+    tables : mapping of str to pyarrow.Table or sequence of mapping
+        The static tables of its lookups.
+    persist : str or mapping of str to str
+        As for `Graph.plan`.
+    trigger : str, optional
+        The interval of triggers in `advance`; by default it triggers once, at the end.
+    start : datetime
+        The time at which the test begins.
+    """
+
+    def __init__(
+        self,
+        flow: Graph,
+        directory: Path,
+        tables: Mapping[str, pa.Table | Sequence[Mapping[str, Any]]],
+        persist: Persist,
+        trigger: str | None,
+        start: datetime,
+    ) -> None:
+        from penstock.dataflow.nodes import Sink, Source, StreamTableJoin, topological
+        from penstock.local_engine.inputs import PushInput
+        from penstock.spark_ext.border.types import spark_schema
+
+        if not isinstance(flow.root, Sink):
+            flow = flow.sink("noop")
+        self._graph = _with_readable_sources(flow)
+        self._persist = persist
+        nodes = list(topological(flow.root))
+        self._tables = {
+            node.table: to_table(tables[node.table], node.columns, node.table)
+            for node in nodes
+            if isinstance(node, StreamTableJoin) and node.table in tables
+        }
+        inputs = {
+            node.name: PushInput(spark_schema(node.schema)) for node in nodes if isinstance(node, Source)
+        }
+        super().__init__(inputs, directory, trigger, start)
+
+    def _open(self) -> LocalGraph:
+        from penstock.local_engine.start import start_local
+
+        return start_local(
+            self._graph,
+            self._directory / "checkpoint",
+            sources={name: _given(source) for name, source in self._inputs.items()},
+            paths={},
+            tables=self._tables,
+            sink=self._open_results,
+            persist=self._persist,
+            clock=self.clock,
+        )
+
+    def send(self, rows: Sequence[Mapping[str, Any]] | pa.Table, to: str = "") -> None:
+        """Let rows arrive at a source; `to` may be left out if there is only one. See `PipelineTest.send`."""
+        if not to and len(self._inputs) > 1:
+            raise InvalidUsageError("there are several sources", hint=f"to= one of {', '.join(self._inputs)}")
+        super().send(rows, to or next(iter(self._inputs)))
+
+
+def _given(source: Any) -> Any:
+    return lambda log: source
+
+
+def _with_readable_sources(flow: Graph) -> Graph:
+    """Return the graph with sources whose rows the engine itself can reduce to fragments of windows."""
+    from penstock.dataflow.nodes import Source, Window, rebuild, topological
+
+    has_windows = any(isinstance(node, Window) for node in topological(flow.root))
+
+    def change(node: Node) -> Node:
+        if not isinstance(node, Source):
+            return node
+        return replace(node, kind="parquet" if has_windows else "files", options=())
+
+    return replace(flow, root=rebuild(flow.root, change))
+
+
+@contextmanager
+def graph(
+    flow: Graph,
+    *,
+    tables: Mapping[str, pa.Table | Sequence[Mapping[str, Any]]] | None = None,
+    persist: Persist = "never",
+    trigger: str | None = None,
+    start: str | datetime = START,
+) -> Iterator[GraphTest]:
+    """Open a graph for a test, in a temporary directory: queues, windows, joins and own operators.
+
+    Parameters
+    ----------
+    flow : Graph
+        The graph, from `penstock.graph`. Its sources may be of any kind, and a sink is not needed.
+    tables : mapping of str to pyarrow.Table or sequence of mapping, optional
+        The static tables of its lookups.
+    persist : str or mapping of str to str
+        As for `Graph.plan`: which operators have a p-stream behind them.
+    trigger : str, optional
+        The interval of triggers in `GraphTest.advance`.
+    start : str or datetime
+        The time at which the test begins.
+
+    Yields
+    ------
+    GraphTest
+
+    Raises
+    ------
+    InvalidUsageError
+        If the local engine cannot run the graph.
+
+    Examples
+    --------
+    >>> import penstock
+    >>> import penstock.testing
+    >>> newest = penstock.graph("g").source("quotes", "k STRING, t BIGINT, v DOUBLE").update_queue("k", "t")
+    >>> with penstock.testing.graph(newest) as test:
+    ...     test.send([{"k": "a", "t": 2, "v": 2.0}, {"k": "a", "t": 1, "v": 1.0}])
+    ...     [row["v"] for row in test.rows()]
+    [2.0]
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-test-") as directory:
+        yield GraphTest(flow, Path(directory), tables or {}, persist, trigger, parse_start(start))
