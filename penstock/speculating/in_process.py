@@ -1,8 +1,8 @@
 """Runs transactions in partitions that wait for transactions over several (H-Store §6.3).
 
 While transactions over several partitions run at the coordinator, over copies of their rows, all partitions
-wait. Single-partition transactions that do not conflict with them run there meanwhile. Results and tables
-equal those of the serial run in the order of the log, which is the order of requests:
+wait. Later requests that need one partition and do not conflict with them run there meanwhile. Results and
+tables equal those of the serial run in the order of the log, which is the order of requests:
 
 1. A transaction that runs beside others conflicts with none of them, nor with an earlier one that runs after
    it, so it could as well run at its own place.
@@ -58,7 +58,7 @@ _WEIGHT = 0.2
 
 Floats = npt.NDArray[np.float64]
 Task = tuple[Program, pa.RecordBatch, int]
-"""A program, events of one partition, and the group that they are of: -1 for those of the call itself."""
+"""A program, events of one partition, and the waiting group that they are of."""
 Done = tuple[int, pa.RecordBatch, Program, float]
 """The group of a task, its results, its program, and its seconds."""
 
@@ -161,9 +161,9 @@ class Speculation:
     ran, unlogged : list of Waiting
         Those of which some have run and are not answered yet, or not in the log.
     stalls : int
-        The number of calls with transactions over several partitions.
+        The number of calls with transactions over several partitions while requests waited.
     transactions : int
-        The number of transactions that ran beside these, of which `from_queue` are of later requests.
+        The number of later requests that ran beside these.
     conflicts : int
         The number of transactions that conflicted with them.
     rolled_back : int
@@ -179,14 +179,14 @@ class Speculation:
         self.offered: Callable[[], Iterable[Waiting]] = tuple
         self.ran: list[Waiting] = []
         self.unlogged: list[Waiting] = []
-        self.stalls = self.transactions = self.from_queue = self.conflicts = self.rolled_back = 0
+        self.stalls = self.transactions = self.conflicts = self.rolled_back = 0
 
     def describe(self) -> str:
         """Return what it did as a text."""
         mode = "occ" if self._optimistic else self._level
         return (
-            f"speculated ({mode}): {self.transactions} transactions in {self.stalls} stalls, "
-            f"{self.from_queue} of later requests; {self.conflicts} conflicts, {self.rolled_back} rolled back"
+            f"speculated ({mode}): {self.transactions} later requests in {self.stalls} stalls; "
+            f"{self.conflicts} conflicts, {self.rolled_back} rolled back"
         )
 
     def run(
@@ -205,25 +205,19 @@ class Speculation:
         homes : ndarray
             The partition of each, or a number below 0 if it needs several.
         """
+        offered = list(itertools.islice(self.offered(), _MOST_GROUPS))
+        if not offered:  # then the transactions of the call run as without speculation
+            return None
         self.stalls += 1
         several = homes < 0
-        own = self._footprints.make(program, keys)
-        stalled = own.take(several)
-        first = np.zeros(len(homes), np.bool_)
-        if not self._optimistic:
-            first = own.find_blocked(~several, [stalled], self._level)
-            self.conflicts += int(first.sum())
-        beside = ~several & ~first
-        partitions = self._tables.partitions
-        budgets = np.full(partitions, self._time_of(program, stalled=True) * int(several.sum()))
-        budgets -= self._time_of(program) * np.bincount(homes[beside], minlength=partitions)
+        stalled = self._footprints.make(program, keys).take(several)
+        budgets = np.full(self._tables.partitions, self._time_of(program, stalled=True) * int(several.sum()))
         tasks: dict[int, list[Task]] = {}
-        _split(tasks, program, events, np.flatnonzero(beside), homes, -1)
-        chosen = self._choose(stalled, budgets, tasks)
+        chosen = self._choose(offered, stalled, budgets, tasks)
         if not tasks:
             return None
         copies = self._copy([program, *(one.waiting.program for one in chosen)]) if self._optimistic else []
-        call = _Call(self._tables, program, events, homes, first)
+        call = _Call(self._tables, program, events, homes)
         try:
             call.run_first()
             call.start(tasks)
@@ -232,9 +226,8 @@ class Speculation:
             self._end(chosen, call, copies, failed=True)
             raise
         if self._optimistic:
-            found = [own.take(beside).find_conflicts([stalled], self._level)]
-            found += [one.conflicts(self._level) for one in chosen]
-            self.conflicts += (conflicts := sum(int(one.sum()) for one in found))
+            conflicts = sum(int(one.conflicts(self._level).sum()) for one in chosen)
+            self.conflicts += conflicts
             if conflicts:
                 self._end(chosen, call, copies, failed=True)
                 return None
@@ -243,13 +236,14 @@ class Speculation:
         self._note_time(program, int(several.sum()), call.stalled_s, stalled=True)
         for one, count, seconds in call.times:
             self._note_time(one, count, seconds, stalled=False)
-        self.transactions += int(beside.sum())
         return call.results()
 
-    def _choose(self, stalled: Footprint, budgets: Floats, tasks: dict[int, list[Task]]) -> list[_Chosen]:
+    def _choose(
+        self, offered: Sequence[Waiting], stalled: Footprint, budgets: Floats, tasks: dict[int, list[Task]]
+    ) -> list[_Chosen]:
         """Choose transactions of waiting groups, and add their tasks."""
         before, chosen = [stalled], list[_Chosen]()
-        for waiting in itertools.islice(self.offered(), _MOST_GROUPS):
+        for waiting in offered:
             program, events = waiting.program, waiting.events
             route = self._tables.route(program)
             # Transactions that run first may change what an index finds.
@@ -297,7 +291,6 @@ class Speculation:
             self.ran.append(one.waiting)
             self.unlogged.append(one.waiting)
             self._tables.transactions += len(places)
-            self.from_queue += len(places)
             self.transactions += len(places)
 
     def _copy(self, programs: Iterable[Program]) -> list[tuple[TableSet, int, dict[str, TableRows]]]:
@@ -327,7 +320,7 @@ class Speculation:
 
 
 class _Call:
-    """The transactions of one call: those that run first, those that need several partitions, and others."""
+    """The transactions of one call: those that run first, and those over several partitions beside others."""
 
     def __init__(
         self,
@@ -335,10 +328,8 @@ class _Call:
         program: Program,
         events: pa.RecordBatch,
         homes: Numbers,
-        first: Booleans,
     ) -> None:
-        self._tables, self._program, self._events = tables, program, events
-        self._homes, self._first = homes, first
+        self._tables, self._program, self._events, self._homes = tables, program, events, homes
         self._batches: list[pa.RecordBatch] = []
         self._orders: list[Numbers] = []
         self._futures: dict[int, Future[list[Done]]] = {}
@@ -348,12 +339,12 @@ class _Call:
         self.times: list[tuple[Program, int, float]] = []
 
     def run_first(self) -> None:
-        """Run the transactions that conflict with those over several partitions."""
+        """Run the transactions of the call that need one partition; see `forward`."""
         tasks: dict[int, list[Task]] = {}
-        _split(tasks, self._program, self._events, np.flatnonzero(self._first), self._homes, -1)
+        _split(tasks, self._program, self._events, np.flatnonzero(self._homes >= 0), self._homes, 0)
         done = self._tables._each({home: partial(self._run, home, its) for home, its in tasks.items()})
         for home, results in done.items():
-            self._add(results[0][1], np.flatnonzero(self._first & (self._homes == home)))
+            self._add(results[0][1], np.flatnonzero(self._homes == home))
 
     def start(self, tasks: Mapping[int, list[Task]]) -> None:
         """Fetch the rows of transactions over several partitions, and start those that run beside these."""
@@ -404,10 +395,7 @@ class _Call:
         for home, future in self._futures.items():
             for group, results, program, seconds in future.result():
                 self.times.append((program, results.num_rows, seconds))
-                if group < 0:
-                    self._add(results, np.flatnonzero((self._homes == home) & ~self._first))
-                else:
-                    found.setdefault(group, []).append((home, results))
+                found.setdefault(group, []).append((home, results))
         self._futures = {}
         return found
 

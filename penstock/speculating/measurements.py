@@ -52,7 +52,8 @@ class Measurements:
     run_us : list
         The time from the locks of each distributed transaction until it ended.
     stalls_us : dict
-        The time at each kind of stall point, at base and remote partitions.
+        The time at each kind of stall point, and of base partitions until all locks are granted (``locks``),
+        at base and remote partitions.
     held_us : dict
         The time for which distributed transactions held base and remote partitions.
     first_us : list

@@ -43,6 +43,7 @@ class _Job:
     waits_for: set[Step] = field(default_factory=set)
     first_query_us: float = -1.0
     restarts: int = 0
+    granted_us: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -193,7 +194,8 @@ class Cluster:
         if job is None:
             return
         is_base = job.transaction.base == partition.number
-        key = job.stalls[partition.number].point.value, is_base
+        waits_for_locks = is_base and job.granted < len(job.transaction.partitions)
+        key = "locks" if waits_for_locks else job.stalls[partition.number].point.value, is_base
         spent = self._now - partition.idle_since_us
         self.measured.stalls_us[key] = self.measured.stalls_us.get(key, 0.0) + spent
         partition.idle_since_us = self._now
@@ -206,7 +208,7 @@ class Cluster:
     def _grant(self, partition: _Partition, job: _Job) -> None:
         one = job.transaction
         partition.holder = job
-        partition.idle_since_us = self._now
+        partition.idle_since_us = job.granted_us[partition.number] = self._now
         stall = job.stalls[partition.number] = Stall(one, partition.number)
         if partition.number == one.base:
             stall.point = StallPoint.QUERY_RESPONSE
@@ -220,6 +222,8 @@ class Cluster:
                     self._prefetch(partition, job, step)
 
         def acknowledge() -> None:
+            if self._partitions[one.base].holder is job:
+                self._note_stall(self._partitions[one.base])
             job.granted += 1
             if job.granted == len(one.partitions):
                 job.started_us = self._now
@@ -384,7 +388,8 @@ class Cluster:
             self._note_stall(partition)
             partition.holder = None
 
-        self.measured.held_us[is_base] = self.measured.held_us.get(is_base, 0.0) + self._now - job.started_us
+        held = self._now - job.granted_us[partition.number]
+        self.measured.held_us[is_base] = self.measured.held_us.get(is_base, 0.0) + held
         self._occupy(partition, 0.0, free)
 
     # Speculation

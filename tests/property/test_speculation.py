@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from penstock.errors import InvalidUsageError
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.in_process.request_queue import Request, group_requests
 from penstock.speculating.in_process import Speculation
+from tests.long_tests import LONG
 from tests.property.test_partitions import BANK, EVENTS, Call, run, tables
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 """No shrinking, which takes minutes with databases."""
-EXAMPLES = 100 if os.environ.get("PENSTOCK_LONG") else 4
+EXAMPLES = 100 if LONG else 3
 NAMES = ("deposit", "transfer", "close_account", "open_account", "give", "pay_all", "store", "move", "order",
          "reward", "set_rate")  # fmt: skip
 FIRST: list[Call] = [
@@ -46,16 +46,6 @@ def speculation(db: OpenDatabase) -> Speculation:
     return found
 
 
-@pytest.mark.parametrize("mode", ["rows", "tables", "occ"])
-@settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
-@given(made=calls(), partitions=st.integers(2, 4))
-def test_any_mix_equals_the_serial_order(mode: str, made: list[Call], partitions: int) -> None:
-    with BANK.open() as serial, BANK.open(partitions=partitions, speculate=mode) as db:
-        assert run(db, made) == run(serial, made)
-        assert tables(db) == tables(serial)
-        assert db._state.transactions == serial._state.transactions
-
-
 def submit(db: OpenDatabase, made: list[Call]) -> list[list[dict[str, Any]]]:
     """Run calls as requests that all wait in the queue when the first one runs."""
     requests = [[Request(name, event) for event in events] for name, events in made]
@@ -63,7 +53,7 @@ def submit(db: OpenDatabase, made: list[Call]) -> list[list[dict[str, Any]]]:
     return [[one.future.result(60) for one in each] for each in requests]
 
 
-@pytest.mark.parametrize("mode", ["rows", "occ"])
+@pytest.mark.parametrize("mode", ["rows", pytest.param("tables", marks=pytest.mark.long), "occ"])
 @settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
 @given(made=calls(), partitions=st.integers(2, 4))
 def test_queued_requests_equal_the_serial_order(mode: str, made: list[Call], partitions: int) -> None:
@@ -92,20 +82,20 @@ def test_later_requests_run_beside_a_transaction_over_several_partitions() -> No
         assert submit(db, LATER) == run(serial, LATER)
         # A deposit to 0 waits for the transfers, and one to 6 until that account is closed. The last one
         # waits for the reward, which may be for anybody.
-        assert speculation(db).from_queue == 5
+        assert speculation(db).transactions == 5
         assert speculation(db).conflicts - before >= 2
-        assert "5 of later requests" in db.explain()
+        assert "5 later requests" in db.explain()
     with BANK.open() as serial, BANK.open(**TWO, speculate="tables") as db:
         assert run(db, FIRST) == run(serial, FIRST)
         assert submit(db, LATER) == run(serial, LATER)
-        assert speculation(db).from_queue == 1
+        assert speculation(db).transactions == 1
 
 
 def test_the_log_has_requests_in_the_order_in_which_they_ran(tmp_path: Path) -> None:
     with BANK.open() as serial, BANK.open(tmp_path / "bank", **TWO, speculate=True) as db:
         assert run(db, FIRST) == run(serial, FIRST)
         assert submit(db, LATER) == run(serial, LATER)
-        assert speculation(db).from_queue == 5
+        assert speculation(db).transactions == 5
         shutil.copytree(tmp_path / "bank", tmp_path / "killed")
         with BANK.open(tmp_path / "killed") as replayed:
             assert tables(replayed) == tables(db) == tables(serial)
@@ -122,7 +112,7 @@ def test_optimistic_transactions_that_conflict_are_rolled_back_and_run_again() -
         before = speculation(db).rolled_back
         assert submit(db, made) == run(serial, made)
         assert tables(db) == tables(serial)
-        assert (speculation(db).rolled_back - before, speculation(db).from_queue) == (2, 0)
+        assert (speculation(db).rolled_back - before, speculation(db).transactions) == (2, 0)
 
 
 def test_unusable_options_are_refused() -> None:
