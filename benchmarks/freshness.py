@@ -42,7 +42,9 @@ HEAVY = 10.0
 ROUNDS_OF_KEYS = 5
 """A run is at least so long that a server could serve each key this often."""
 ROUNDS = 7
-PARTS = ["few", "many", "market", "kernels"]
+PARTS = ["few", "many", "market", "bounds", "kernels"]
+OLDEST = {3: None, 4: 22, 5: 13}
+"""For each number of keys with a known optimum, the staleness at which a key stops growing staler."""
 
 Row = dict[str, Any]
 
@@ -145,6 +147,23 @@ def compare_market(updates: int) -> None:
         table(f"market day{', weighted' if weighted else ''}", cases)
 
 
+def compare_bounds(updates: int) -> None:
+    """Print how far the lower bound is below the optimum where both are known, with much skew."""
+    print(f"\nZipf {SKEWS[-1]:g}\n{'keys':>6}{'load':>6}{'bound':>9}{'optimum':>9}{'optimum over bound':>20}"
+          f"{'freshest over optimum':>23}")  # fmt: skip
+    for load in LOADS[:2]:
+        for keys, oldest in OLDEST.items():
+            rates = zipf_weights(keys, SKEWS[-1])
+            bound, optimum = lower_bound(rates, load), find_optimum(rates, load, oldest=oldest)
+            trace = draw_arrivals(rates, 1.0, updates, seed=1)
+            scheduler = new_scheduler(Policy.FRESHEST, weighted=False)
+            found = simulate_keys(scheduler, trace, load * UNIT_US, np.ones(keys)) / optimum
+            print(
+                f"{keys:>6}{load:>6}{bound:9.3f}{optimum:9.3f}{optimum / bound:20.3f}{found:23.3f}",
+                flush=True,
+            )
+
+
 def measure_choices() -> None:
     """Print what a choice costs."""
     print(f"\n{'waiting keys':>14}{'chosen':>10}{'ns a key':>10}")
@@ -173,6 +192,8 @@ def main() -> None:
             plot(arguments.plot, found)
     if "market" in arguments.only:
         compare_market(arguments.updates)
+    if "bounds" in arguments.only:
+        compare_bounds(10 * arguments.updates)
     if "kernels" in arguments.only:
         measure_choices()
 
