@@ -254,6 +254,47 @@ def test_a_wrong_end_of_a_partition_is_a_wrong_prediction() -> None:
     assert (late.base, late.partitions, late.undo, late.finish) == (True, True, True, False)
 
 
+def test_predictions_of_a_call_are_those_of_its_events_by_themselves() -> None:
+    made = penstock.database("kinds")
+    made.table("rows", "id bigint, n bigint NOT NULL", key="id", partition_by="id")
+
+    @made.procedure(event="kind bigint, id bigint, others array<bigint>")
+    def change(e: Any, rows: Any) -> Any:
+        if e.kind == 1:
+            for other in e.others:
+                rows[other].n += 1
+        else:
+            rows[e.id].n += 1
+
+    draw = np.random.default_rng(4)
+    kinds, ids = draw.integers(0, 2, 300), draw.integers(0, 20, 300)
+    others = [draw.integers(0, 20, draw.integers(0, 3)).tolist() for _ in range(300)]
+    events = {"kind": kinds, "id": ids, "others": others}
+    result = penstock.predict(
+        made,
+        {"change": events},
+        tables={"rows": {"id": range(20), "n": [0] * 20}},
+        kind="kind",
+        clustered=False,
+    )
+    program = made.procedures["change"].program()
+    assert isinstance(program, Program)
+    placements = place_tables(made.tables, PARTITIONS, {})
+    batch = pa.record_batch({"kind": kinds, "id": ids, "others": pa.array(others, pa.list_(pa.int64()))})
+    running = result.predictor.bind("kinds", PARTITIONS, placements)
+    for part in (batch.slice(0, 100), batch.slice(100)):
+        found = running.predict(program, part)
+        assert found is not None
+        for models in result.predictor.procedures:
+            parameters = models.parameters(program.event, placements, PARTITIONS)
+            values, walker = parameters.read(part), models.walker(parameters, 0.5)
+            assert models.kind is not None
+            for event in np.flatnonzero(part.column("kind").to_numpy() == models.kind[1]).tolist():
+                one = walker.estimate(values, event, 0)
+                assert found.partitions[event] == one.partitions
+                assert (found.written[event], found.undo[event]) == (one.written, one.needs_undo)
+
+
 def test_a_predictor_is_stored_as_a_file(tmp_path: Path) -> None:
     result = penstock.predict(shop(), requests(), tables=rows())
     (tmp_path / "predictor.json").write_text(result.to_json())

@@ -17,11 +17,22 @@ from penstock.procedures.partitions.placement import Placement
 from penstock.procedures.schema import Column, Kind
 from penstock.procedures.texts import Numbers
 
-__all__ = ["ANY_COUNTER", "EventParameters", "Parameters", "QueryName", "Source", "read_digits"]
+__all__ = [
+    "ANY_COUNTER",
+    "AttributeKey",
+    "AttributePartitions",
+    "EventParameters",
+    "Parameters",
+    "QueryName",
+    "Source",
+    "read_digits",
+]
 
 ANY_COUNTER = -1
 AttributeKey = tuple[str, bool, object]
 """An attribute, `Source.is_digits`, and `Placement.method`."""
+AttributePartitions = tuple[Numbers | None, Numbers]
+"""Where the list of each event starts, if the attribute is a list, and the numbers of partitions."""
 
 
 class QueryName(NamedTuple):
@@ -138,11 +149,14 @@ class Parameters:
         name, is_digits, table = attribute
         return name, is_digits, self._placements[table].method
 
-    def read(self, events: pa.RecordBatch) -> EventParameters:
-        """Return the partitions of the attributes of events."""
-        values: dict[AttributeKey, tuple[Numbers | None, Numbers]] = {}
-        for attribute in self.attributes():
-            name, is_digits, table = attribute
+    def read(
+        self, events: pa.RecordBatch, known: dict[AttributeKey, AttributePartitions] | None = None
+    ) -> EventParameters:
+        """Return the partitions of the attributes of events; `known` keeps them for other queries."""
+        values = {} if known is None else known
+        keys = {self._key(attribute): attribute for attribute in self.attributes()}
+        for key in keys.keys() - values.keys():
+            name, is_digits, table = keys[key]
             placement, column = self._placements[table], self._columns[name]
             array: Any = events.column(name)
             starts = None
@@ -154,8 +168,8 @@ class Parameters:
             partitions = placement.partitions_of([column], [array])
             if array.null_count:
                 partitions = np.where(array.is_valid().to_numpy(zero_copy_only=False), partitions, UNKNOWN)
-            values[self._key(attribute)] = starts, partitions
-        return EventParameters(list(values.values()), events.num_rows)
+            values[key] = starts, partitions
+        return EventParameters([values[key] for key in keys], events.num_rows)
 
     def sources(self, names: int) -> tuple[npt.NDArray[np.uint64], Numbers]:
         """Return `Graph.fixed` and `Graph.source`; the attributes are in the order of `EventParameters`."""

@@ -10,7 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.predicting.models.maintenance import LEAST_ACCURACY
-from penstock.predicting.models.parameters import EventParameters, Parameters
+from penstock.predicting.models.parameters import (
+    AttributeKey,
+    AttributePartitions,
+    EventParameters,
+    Parameters,
+)
 from penstock.predicting.models.runtime_kernels import count_votes, find_numbers
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.partitions.placement import Placement
@@ -51,7 +56,7 @@ class _Kind:
         self.partitions, self.written, self._candidates = (np.zeros(0, np.uint64) for _ in range(3))
         self.undo, self._votes = np.zeros(0, np.bool_), np.zeros(0, np.int64)
 
-    def numbers(self, codes: Masks, values: EventParameters, models: Numbers) -> Numbers:
+    def numbers(self, codes: Masks, values: EventParameters, events: Numbers, models: Numbers) -> Numbers:
         """Return the number of each event's prediction; predict those that are new."""
         if self._known > _MOST_KNOWN:
             self._forget()
@@ -61,7 +66,7 @@ class _Kind:
         if new:
             places = first[:new]
             at = slice(self._known, self._known + new)
-            walked = self._walker.walk(values, places, models[places])
+            walked = self._walker.walk(values, events[places], models[places])
             self.partitions[at], self.written[at], self.undo[at] = walked
             self._known += new
         return numbers
@@ -144,15 +149,14 @@ class RunningPredictor:
         partitions, written = np.full(count, every, np.uint64), np.full(count, every, np.uint64)
         undo = np.ones(count, np.bool_)
         used = []
+        known: dict[AttributeKey, AttributePartitions] = {}
         for kind in kinds:
             places = np.arange(count)
-            part = events
             if kind.models.kind is not None:
                 attribute, value = kind.models.kind
                 places = np.flatnonzero(events.column(attribute).to_numpy(zero_copy_only=False) == value)
-                part = events.take(pa.array(places))
             if len(places):
-                numbers = self._numbers(kind, program, part)
+                numbers = self._numbers(kind, program, events, places, known)
                 used.append((kind, places, numbers))
                 partitions[places] = kind.partitions[numbers]
                 written[places], undo[places] = kind.written[numbers], kind.undo[numbers]
@@ -172,19 +176,29 @@ class RunningPredictor:
             ]
         return self._kinds[program.digest]
 
-    def _numbers(self, kind: _Kind, program: Program, events: pa.RecordBatch) -> Numbers:
-        """Return the number of each event's prediction."""
+    def _numbers(
+        self,
+        kind: _Kind,
+        program: Program,
+        events: pa.RecordBatch,
+        places: Numbers,
+        known: dict[AttributeKey, AttributePartitions],
+    ) -> Numbers:
+        """Return the number of the prediction of each event that is at one of the places."""
         models = kind.models
-        model = models.choose(events, program.event, self._predictor.partitions)
-        parameters = kind.parameters.read(events)
+        model = np.zeros(len(places), np.int64)
+        if models.features:
+            part = events if len(places) == events.num_rows else events.take(pa.array(places))
+            model = models.choose(part, program.event, self._predictor.partitions)
+        parameters = kind.parameters.read(events, known)
         codes = (model.astype(np.uint64) + np.uint64(1)) * _MIX
         for starts, values in parameters.values:
             if starts is None:
-                codes = (codes ^ (values.astype(np.uint64) + np.uint64(2))) * _MIX
+                codes = (codes ^ (values[places].astype(np.uint64) + np.uint64(2))) * _MIX
             else:
-                codes = (codes ^ _hash_lists(starts, values)) * _MIX
+                codes = (codes ^ _hash_lists(starts, values)[places]) * _MIX
             codes ^= codes >> np.uint64(29)
-        return kind.numbers(codes, parameters, model)
+        return kind.numbers(codes, parameters, places, model)
 
     def observe(self, touched: Numbers) -> None:
         """Count which of the last predictions were right, and adapt if too few of them are."""
