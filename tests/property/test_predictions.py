@@ -112,6 +112,7 @@ EVENTS = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(st.tuples(QUERIES, st.booleans()), min_size=1, max_size=12), min_size=1, max_size=2),
     st.lists(st.sampled_from(["value", "list", "first", "fixed", "none"]), min_size=3, max_size=3),
