@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -15,10 +15,13 @@ from penstock.local_engine.query_log import Offset
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.spark_ext.border.buckets import bucket_labels
-from penstock.spark_ext.border.parcels import from_parcel
+from penstock.spark_ext.border.parcels import from_parcel, to_parcels
 from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
-from penstock.spark_ext.worker.stateful import Stateful
+from penstock.spark_ext.worker.stateful import Stateful, take_exports
 from penstock.state_store.bucket_store import Pointer
+
+if TYPE_CHECKING:
+    from penstock.spark_ext.forwarding.coordinator import Coordinator
 
 __all__ = ["LocalOperator", "MicroBatch", "Rows"]
 
@@ -74,6 +77,10 @@ class LocalOperator:
         The columns of the results.
     waits : bool
         Whether keys may be left for later micro-batches.
+    origin : mapping, optional
+        Facts of this start; see `BucketTask`.
+    coordinator : Coordinator, optional
+        Runs what buckets export. A bucket that exports something gets two versions, so twice as many stay.
 
     Attributes
     ----------
@@ -84,11 +91,22 @@ class LocalOperator:
     """
 
     def __init__(
-        self, place: Stateful, operator: Operator[Any], parcels: Rows, output: pa.Schema, *, waits: bool
+        self,
+        place: Stateful,
+        operator: Operator[Any],
+        parcels: Rows,
+        output: pa.Schema,
+        *,
+        waits: bool,
+        origin: Mapping[str, Any] | None = None,
+        coordinator: Coordinator | None = None,
     ) -> None:
+        versions = place.retain_versions * (1 if coordinator is None else 2)
         self.task = BucketTask(
-            place.name, place.state_location, operator, place.buckets, place.parallel, place.retain_versions
+            *(place.name, place.state_location, operator, place.buckets, place.parallel, versions),
+            origin=origin or {},
         )
+        self._coordinator = coordinator
         self.name = place.name
         self.waits = waits
         self.pointers: dict[int, Pointer] = {}
@@ -110,6 +128,7 @@ class LocalOperator:
         for rows in self._parcels(batch):
             for label, parcel in _parcels_of(rows):
                 arrived[label].append(parcel)
+        exported: list[pa.RecordBatch] = []
         woken = set(self.pointers) if batch.wakes else self.waiting
         for bucket, label in enumerate(bucket_labels(self.buckets)):
             if label not in arrived and label not in woken:
@@ -126,14 +145,24 @@ class LocalOperator:
             )
             if pointer is None:
                 raise InternalError("a commit gave no pointer")
+            if self._coordinator is not None:
+                pointer, exports, results = take_exports(batch.query, batch.number, bucket, pointer, results)
+                exported += exports
             self.pointers[label] = pointer
             (self.waiting.add if metrics.waiting_keys else self.waiting.discard)(label)
+            batch.metrics.append(metrics)
+            for result in results:
+                yield cast_to_schema(result, self._output)
+        if self._coordinator is not None and exported:
+            from penstock.spark_ext.forwarding.exports import Exports  # kernels that few queries need
+
+            results, metrics = self._coordinator.run(Exports.read(to_parcels(exported)))
             batch.metrics.append(metrics)
             for result in results:
                 yield cast_to_schema(result, self._output)
 
 
 def _parcels_of(rows: pa.RecordBatch) -> Iterable[tuple[int, Parcel]]:
-    """Yield the parcels in a batch of a map side, with their labels."""
-    for label, dropped, payload in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-        yield label, Parcel(int(dropped or 0), from_parcel(payload) if payload else None)
+    """Yield the parcels in a batch of a map side, with their labels; a fourth column is the side."""
+    for label, dropped, payload, *side in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        yield label, Parcel(int(dropped or 0), from_parcel(payload) if payload else None, *side)

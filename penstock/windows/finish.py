@@ -7,7 +7,7 @@ are computed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,12 +21,37 @@ from penstock.sql.evaluate import evaluate, type_of
 from penstock.sql.expression import Expression
 from penstock.windows.layout import START, ClosedWindows
 
-__all__ = ["Finish", "Step", "WindowRows"]
+__all__ = ["Finish", "Span", "Step", "WindowRows"]
 
 _Column: TypeAlias = "pa.ChunkedArray[Any]"
 
 Step: TypeAlias = str | Mapping[str, str]
 """A selection's predicate, or a projection's expressions by their names; Spark SQL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The bounds of windows that begin with their first row: sessions, and windows of rows.
+
+    Parameters
+    ----------
+    first, last : str
+        The partials with the times of the first and last row.
+    steps : int
+        The steps of the time in a second.
+    gap_ms : int
+        The distance from the last row to the end of the window.
+    """
+
+    first: str
+    last: str
+    steps: int
+    gap_ms: int = 0
+
+    def micros(self, times: Integers) -> Integers:
+        """Return times in microseconds, rounded down."""
+        micros = 1_000_000
+        return times * (micros // self.steps) if self.steps <= micros else times // (self.steps // micros)
 
 
 @dataclass(frozen=True)
@@ -47,6 +72,10 @@ class Finish:
         The aggregates.
     steps : tuple of Step
         The selections and projections behind the windows, in order.
+    span : Span, optional
+        The columns with the bounds of windows, if these do not follow from `START`.
+    marks : mapping of str to str
+        Columns of `output` that are true in rows whose aggregates are null; Spark SQL over `windows`.
     """
 
     windows: pa.Schema
@@ -56,6 +85,8 @@ class Finish:
     size_ms: int
     assembly: Assembly
     steps: tuple[Step, ...] = ()
+    span: Span | None = None
+    marks: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def partials(self) -> frozenset[str]:
@@ -67,6 +98,7 @@ class Finish:
             else:
                 needed = {column for name in needed for column in Expression.parse(step[name]).columns}
         texts = [text for name, text in self.assembly.aggregates.items() if name in needed]
+        texts += self.marks.values()
         read = {column for text in texts for column in Expression.parse(text).columns}
         return frozenset(part for name in read for part in (name, *self.assembly.parts(name)))
 
@@ -85,6 +117,8 @@ class Finish:
         types = {field.name: field.type for field in self.windows}
         partials = pa.schema(types | dict.fromkeys(self.assembly.derived_names, pa.float64()))
         for name, text in self.assembly.aggregates.items():
+            if name not in self.output.names:
+                continue  # a weight
             if type_of(Expression.parse(text), partials) != self.output.field(name).type:
                 return None
         schemas = [self.output]
@@ -110,6 +144,23 @@ class Finish:
         columns = self.rows(closed).table(self._made_names).combine_chunks()
         (batch,) = columns.to_batches() or [_no_rows(columns.schema)]
         return batch
+
+    def finish_emitted(self, windows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the results of windows that an operator has emitted, in the schema `windows`.
+
+        Raises
+        ------
+        InvalidUsageError
+            As for a call.
+        """
+        start = windows.schema.get_field_index(START)
+        closed = ClosedWindows(
+            windows.columns[:start],
+            pa.array(np.arange(windows.num_rows)),
+            windows.column(start),
+            windows.select(list(range(start + 1, windows.num_columns))),
+        )
+        return self(closed)
 
     def collect(self, parts: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """Return results unchanged; see `WindowEmitter.collect`."""
@@ -214,20 +265,27 @@ class WindowRows:
             return evaluate(expression, self._table(read))
         if name == self._finish.window:
             return self._windows()
-        text = self._assembly.aggregates.get(name)
+        marks = self._finish.marks
+        text = self._assembly.aggregates.get(name) or marks.get(name)
         if text is None:
             return self._partial(name)
         expression = Expression.parse(text)
-        return evaluate(
+        value = evaluate(
             expression,
             self._table({column: pa.chunked_array([self._partial(column)]) for column in expression.columns}),
         )
+        if not marks or name in marks:
+            return value
+        for mark in marks:
+            value = pc.if_else(self._column(0, mark), None, value)
+        return value
 
     def _partial(self, name: str) -> pa.Array[Any]:
         if name in self._groups:
             column = self._groups[name].take(self._take(self._of))
-        elif parts := self._assembly.parts(name):
-            return self._assembly.compute(name, [self._take(self._values.column(part)) for part in parts])
+        elif name not in self._values.schema.names:  # emitted windows have means and deviations already
+            parts = [self._take(self._values.column(part)) for part in self._assembly.parts(name)]
+            return self._assembly.compute(name, parts)
         else:
             column = self._assembly.as_spark(name, self._take(self._values.column(name)))
         kind = self._finish.windows.field(name).type
@@ -237,7 +295,12 @@ class WindowRows:
         kind = self._finish.output.field(self._finish.window).type
         if not pa.types.is_struct(kind):
             raise InternalError("a window is a struct of its start and end")
-        start = self.starts * (1000 * self._finish.pane_ms)
-        end = start + 1000 * self._finish.size_ms
+        span = self._finish.span
+        if span is None:
+            start = self.starts * (1000 * self._finish.pane_ms)
+            end = start + 1000 * self._finish.size_ms
+        else:
+            start, end = (span.micros(self._partial(name).to_numpy()) for name in (span.first, span.last))
+            end = end + 1000 * span.gap_ms
         both = [pa.array(times).view(kind.field(0).type) for times in (start, end)]
         return pa.StructArray.from_arrays(both, fields=list(kind))

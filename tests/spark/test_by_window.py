@@ -122,8 +122,8 @@ def plan_of(frame: DataFrame) -> str:
 CASES: dict[str, tuple[Any, str, str]] = {
     "folded": (folded, FOLDED, "_Merge"),
     "over all": (over_all, OVER_ALL, "_Merge"),
-    "by Spark": (by_spark, BY_SPARK, "_Fold"),
-    "of sets": (of_sets, OF_SETS, "_Fold"),
+    "by Spark": (by_spark, BY_SPARK, "WindowFold"),
+    "of sets": (of_sets, OF_SETS, "WindowFold"),
     "dearest": (dearest, DEAREST, "_Match"),
     "fewest": (fewest, FEWEST, "_Match"),
 }

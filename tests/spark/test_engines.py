@@ -15,15 +15,34 @@ from penstock.conf.pipeline import Pipeline
 from penstock.jobs.pipelines.run import run_to_end
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
+AGGREGATES: dict[str, Any] = {
+    "group_by": ["k"],
+    "aggregates": {"n": "count(*)", "mean": "avg(v)", "newest": "last(v)"},
+    "persist": "never",
+}
+WINDOWS: dict[str, Any] = {
+    "window": {"time": "t", "unit": "s", "size": "60 s", "slide": "20 s", "watermark_delay": "5 s"},
+    "group_by": ["k"],
+    "aggregates": {"n": "count(*)", "mean": "avg(v)"},
+    "persist": "never",
+}
 STEPS: dict[str, dict[str, Any]] = {
     "queue": {"queue": {"key": "k", "time": "t", "policy": "fifo", "buckets": 2}},
     "budget": {"queue": {"key": "k", "time": "t", "policy": "fifo", "budget": 4, "buckets": 2}},
-    "windows": {
-        "window": {"time": "t", "unit": "s", "size": "60 s", "slide": "20 s", "watermark_delay": "5 s"},
-        "group_by": ["k"],
-        "aggregates": {"n": "count(*)", "mean": "avg(v)"},
-        "persist": "never",
+    "windows": WINDOWS,
+    **{
+        name: {"window": {"time": "t", "unit": "s", "watermark_delay": "5 s"} | window} | AGGREGATES
+        for name, window in {
+            "lazy windows": {"size": "60 s", "slide": "20 s", "mode": "lazy"},
+            "eager windows": {"size": "20 s", "mode": "eager"},
+            "windows of rows": {"size": "10 rows", "slide": "5 rows"},
+            "sessions": {"session": "8 s"},
+            "windows with deletes": {"size": "20 s", "delete_when": "v < 30"},
+        }.items()
     },
+    "windows joined": WINDOWS
+    | {"window_join": {"by_window": {"aggregates": {"most": "max(n)"}}, "condition": "n = most"}},
+    "windows by window": WINDOWS | {"by_window": {"aggregates": {"groups": "count(*)", "all": "sum(n)"}}},
 }
 
 

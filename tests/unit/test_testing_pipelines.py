@@ -158,7 +158,7 @@ def test_what_the_local_engine_cannot_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "w.yaml").write_text(WINDOWS)
     with (
         pytest.raises(PipelineError, match="engine: spark"),
-        penstock.testing.pipeline(tmp_path / "w.yaml", ["window.mode=lazy"]),
+        penstock.testing.pipeline(tmp_path / "w.yaml", ["filter=upper(reverse(k)) = 'A'"]),
     ):
         pass
 

@@ -274,6 +274,9 @@ def take_apart(pipeline: Pipeline, document: Document | None = None, places: Pla
     tables = {}
     if pipeline.lookup is not None:
         tables[TABLE] = _table(pipeline.lookup.table, pipeline)
+    if pipeline.database is not None:
+        for name, section in pipeline.database.initial.items():
+            tables[name] = _table(section, pipeline)
     return Parts(graph, sources, paths, tables)
 
 

@@ -19,6 +19,7 @@ from penstock.operators.update_stream.operator_options import (
 )
 from penstock.procedures.analysis.columns import ResultRows, batch_column, program_for, transaction_schema
 from penstock.procedures.analysis.routing import routing_attribute
+from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import event_schema
 from penstock.procedures.partitions.bucket_forwarding import Forwarding
 from penstock.procedures.procedure import Procedure
@@ -36,7 +37,13 @@ from penstock.spark_ext.worker.stateful import Stateful, arrow_schema, check_str
 from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
 
-__all__ = ["plan_transactions", "transactions", "write_transactions"]
+__all__ = [
+    "choose_buckets",
+    "plan_procedure",
+    "plan_transactions",
+    "transactions",
+    "write_transactions",
+]
 
 
 def transactions(
@@ -277,15 +284,81 @@ def plan_transactions(
     large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false") == "true"
     columns = arrow_schema(df.schema, large=large)
     program = program_for(procedure, columns)
+    options, route = choose_buckets(program, options)
+    options = replace(options, state_location=options.state_location or procedure.location)
+    place = Stateful.plan(df.sparkSession, name, options, declared=declared)
+    kind = None if route is None else columns.field(route).type
+    rows = None
+    if initial:
+        rows = InitialRows.read(df.sparkSession, initial, procedure.tables.values(), place.buckets, kind)
+    planned = plan_procedure(df.schema, columns, procedure, program, time, keep, options, place, route, rows)
+    rows_schema = arrow_schema(planned.schema, large=large)
+    parcels, reader, way = _parcels_of(df, planned.packer, declared=declared)
+    operator = replace(planned.operator, reader=reader)
+    if options.requests is not None:
+        asked = PlannedRequests.plan(
+            df.sparkSession, options.requests, procedure.catalog, place.buckets, kind, name
+        )
+        parcels = parcels.union(asked.parcels)
+        operator = replace(operator, requests=asked.programs, answers=asked.answers)
+    return PlannedTransactions(
+        place, parcels, operator, planned.schema, rows_schema, way, planned.coordinator
+    )
+
+
+@dataclass(frozen=True)
+class PlannedProcedure:
+    """Transactions without their input; needs no Spark session.
+
+    Parameters
+    ----------
+    operator : TransactionOperator
+        The operator to run for each bucket.
+    packer : TransactionPacker
+        Packs the events.
+    schema : StructType
+        The columns of results.
+    coordinator : Coordinator, optional
+        Runs the transactions that need several buckets.
+    """
+
+    operator: TransactionOperator
+    packer: TransactionPacker
+    schema: StructType
+    coordinator: Coordinator | None
+
+
+def choose_buckets(
+    program: Program | PlainProgram, options: TransactionOptions
+) -> tuple[TransactionOptions, str | None]:
+    """Return options with one bucket if several need a route, and the attribute that chooses the bucket."""
+    route = routing_attribute(program) if options.batch is None else None
+    return replace(
+        options, buckets=1 if options.buckets is None and route is None else options.buckets
+    ), route
+
+
+def plan_procedure(
+    given: StructType,
+    columns: pa.Schema,
+    procedure: Procedure | Workflow,
+    program: Program | PlainProgram,
+    time: str | None,
+    keep: tuple[str, ...],
+    options: TransactionOptions,
+    place: Stateful,
+    route: str | None,
+    initial: InitialRows | None,
+) -> PlannedProcedure:
+    """Plan the transactions of a program over rows with given columns, as Spark and as Arrow has them.
+
+    Raises
+    ------
+    InvalidUsageError
+        As `transactions`.
+    """
     schema = transaction_schema(program, columns, keep, time, options.order)
     batch = batch_column(program, columns, options.batch)
-    route = routing_attribute(program) if options.batch is None else None
-    options = replace(
-        options,
-        buckets=1 if options.buckets is None and route is None else options.buckets,
-        state_location=options.state_location or procedure.location,
-    )
-    place = Stateful.plan(df.sparkSession, name, options, declared=declared)
     forwarding = None
     if place.buckets > 1:
         if options.batch is not None:
@@ -294,10 +367,6 @@ def plan_transactions(
             )
         if route is None:
             forwarding = Forwarding.plan(program, place.buckets, options.order)
-    rows = None
-    kind = None if route is None else columns.field(route).type
-    if initial:
-        rows = InitialRows.read(df.sparkSession, initial, procedure.tables.values(), place.buckets, kind)
     needed = tuple(dict.fromkeys([*event_schema(program.event).names, *batch, *keep]))
     operator = TransactionOperator(
         program=program,
@@ -306,31 +375,22 @@ def plan_transactions(
         keep=keep,
         time=time,
         identity=options.compatible_with or program.digest,
-        initial=rows,
+        initial=initial,
         batch=options.batch,
         order=options.order,
         forwarding=forwarding,
     )
     own = spark_schema(pa.schema([field for field in schema if field.name not in keep]))
-    output = StructType(
-        [df.schema[field.name] if field.name in keep else own[field.name] for field in schema]
-    )
-    wakes = rows is not None
+    output = StructType([given[field.name] if field.name in keep else own[field.name] for field in schema])
+    wakes = initial is not None
     packer = TransactionPacker(columns, needed, time, route, place.buckets, wakes, forwarding)
-    rows_schema = arrow_schema(output, large=large)
-    parcels, reader, way = _parcels_of(df, packer, declared=declared)
-    operator = replace(operator, reader=reader)
-    if options.requests is not None:
-        asked = PlannedRequests.plan(
-            df.sparkSession, options.requests, procedure.catalog, place.buckets, kind, name
-        )
-        parcels = parcels.union(asked.parcels)
-        operator = replace(operator, requests=asked.programs, answers=asked.answers)
     coordinator = None
     if forwarding is not None:
         made = ResultRows(keep, options.order)
-        coordinator = Coordinator(name, place.state_location, forwarding, operator.tables, len(needed), made)
-    return PlannedTransactions(place, parcels, operator, output, rows_schema, way, coordinator)
+        coordinator = Coordinator(
+            place.name, place.state_location, forwarding, operator.tables, len(needed), made
+        )
+    return PlannedProcedure(operator, packer, output, coordinator)
 
 
 def _parcels_of(

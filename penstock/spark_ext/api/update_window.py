@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,27 +11,17 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
-from pyspark.sql.types import (
-    DateType,
-    IntegralType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import DateType, IntegralType, StructType, TimestampNTZType
 
 from penstock.ddl import quote
 from penstock.errors import InvalidUsageError
-from penstock.operators.aggregates.decomposition import Decomposition, decompose, pane_ms, replace_own
-from penstock.operators.scan.spec import WEIGHT, Fragments, Partial, TimeUnit
-from penstock.operators.update_stream.deletes import DELETED_COLUMN
-from penstock.operators.update_stream.lives import SILENT_COLUMN, check_windows
+from penstock.operators.aggregates.decomposition import Decomposition, decompose, replace_own
+from penstock.operators.scan.spec import WEIGHT, Partial, TimeUnit
 from penstock.operators.update_stream.operator_options import WindowOptions
-from penstock.operators.update_stream.options import check_column, parse_ms, session_gap
+from penstock.operators.update_stream.options import check_column, session_gap
 from penstock.spark_ext.api.failure import refusal_of
 from penstock.spark_ext.border.collations import refuse_collations
 from penstock.spark_ext.border.parcels import PARCELS
-from penstock.spark_ext.border.window_packing import RowPacker, WholeRows, row_fragmenter
 from penstock.spark_ext.declared import (
     TIME,
     Schema,
@@ -41,40 +30,17 @@ from penstock.spark_ext.declared import (
     whole_name,
     window_columns,
 )
-from penstock.spark_ext.sources.task_rows import dropped_columns
-from penstock.spark_ext.worker.count_windows import (
-    CountWindowPlan,
-    RowOrderPacker,
-    arriving_rows,
-    row_fragments,
-)
-from penstock.spark_ext.worker.stateful import (
-    Stateful,
-    arrow_schema,
-    check_streaming,
-    columns_of,
-    key_columns,
-)
-from penstock.spark_ext.worker.time_windows import (
-    DeletingWindowPlan,
-    SessionWindowPlan,
-    TimeWindowPlan,
-    add_mark,
-    delete_flags,
-    deleting_fragments,
-    session_fragments,
-)
+from penstock.spark_ext.window_plans import WindowColumns, pack_windows, time_unit, window_output
+from penstock.spark_ext.worker.stateful import Stateful, check_streaming, columns_of, key_columns
+from penstock.spark_ext.worker.time_windows import delete_flags
 from penstock.spark_ext.worker.window_plan import (
-    WINDOW,
     PlannedWindows,
-    WindowPlan,
     aggregate_text,
     value_columns,
     value_names,
     wraps_around,
 )
 from penstock.state_store.bucket_store import RETAIN_VERSIONS
-from penstock.units import window_rows
 
 __all__ = ["TIME", "plan_windows", "update_window"]
 
@@ -269,121 +235,35 @@ def plan_windows(
         )
     gap_ms = session_gap(session, size, slide, options)
     keys = key_columns(key)
-    at, unit = _time(df, time, unit)
+    check_column("time", time, df.columns)
+    kind = df.schema[time].dataType
+    unit = time_unit(kind, time, unit)
     split = decompose(aggs, time, keys).add_count(keys)
     deletes = {} if options.delete_when is None else delete_flags(df, options.delete_when, declared=declared)
     rows, needed, partials = _rows(
-        df, keys, time, at, split, deletes, whole=options.late_to is not None, declared=declared
+        df, keys, time, split, deletes, whole=options.late_to is not None, declared=declared
     )
-    schema = arrow_schema(needed, large=False)
-    common: dict[str, Any] = {
-        "decomposition": split,
-        "output": _output(df, keys, time, aggs, declared=declared),
-        "delay_ms": _delay_ms(df, time, options.delay_ms),
-        "local": isinstance(df.schema[time].dataType, TimestampNTZType),
-        "wraps": wraps_around(df.sparkSession),
-        "dropped": (None if options.late_to is None else dropped_columns(df.schema, needed[TIME].dataType)),
-    }
-    packer: RowPacker | RowOrderPacker
-    plan: WindowPlan
-    in_rows = window_rows(size, slide)
-    check_windows(options, "session windows" if gap_ms else "windows of rows" if in_rows else None)
-    if options.on_silent is not None:
-        common["output"] = add_mark(common["output"], SILENT_COLUMN, "on_silent")
-    if in_rows is not None:
-        arriving, fragments = arriving_rows(schema, TIME, keys), row_fragments(unit, keys, partials)
-        with _users_expressions(split):
-            made = row_fragmenter(arriving, fragments).schema
-        plan = CountWindowPlan(
-            fragments=fragments, schema=made, size_rows=in_rows[0], slide_rows=in_rows[1],
-            arriving=arriving, **common,
-        )  # fmt: skip
-        packer = RowOrderPacker(schema, TIME, plan.packer(buckets), options.nulls)
-    elif gap_ms is not None:
-        fragments = session_fragments(gap_ms, TIME, unit, keys, partials)
-        with _users_expressions(split):
-            made = row_fragmenter(schema, fragments).schema
-        plan = SessionWindowPlan(fragments=fragments, schema=made, gap_ms=gap_ms, **common)
-        packer = RowPacker(schema, fragments, plan.packer(buckets), options.nulls)
-    else:
-        assert size is not None  # noqa: S101  # session_gap has checked it
-        size_ms = parse_ms("size", size)
-        slide_ms = size_ms if slide is None else parse_ms("slide", slide)
-        if deletes:
-            arriving = arriving_rows(schema, TIME, keys)
-            fragments = deleting_fragments(pane_ms(size_ms, slide_ms), unit, keys, partials)
-            with _users_expressions(split):
-                made = row_fragmenter(arriving, fragments).schema
-            common["output"] = add_mark(common["output"], DELETED_COLUMN, "delete_when")
-            plan = DeletingWindowPlan(
-                fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, arriving=arriving,
-                **common,
-            )  # fmt: skip
-            packer = RowOrderPacker(schema, TIME, plan.packer(buckets), options.nulls)
-            return _planned(plan, packer, df, rows, needed, keys, options, buckets)
-        panes = Fragments(pane_ms(size_ms, slide_ms), TIME, unit, keys, partials)
-        fragments = panes.add_watermark(common["delay_ms"], TIME)
-        with _users_expressions(split):
-            made = row_fragmenter(schema, fragments).schema
-        plan = TimeWindowPlan(fragments=fragments, schema=made, size_ms=size_ms, slide_ms=slide_ms, **common)
-        packer = RowPacker(schema, fragments, plan.packer(buckets), options.nulls)
-    return _planned(plan, packer, df, rows, needed, keys, options, buckets)
-
-
-def _planned(
-    plan: WindowPlan,
-    packer: RowPacker | RowOrderPacker,
-    df: DataFrame,
-    rows: DataFrame,
-    needed: StructType,
-    keys: tuple[str, ...],
-    options: WindowOptions,
-    buckets: int,
-) -> PlannedWindows:
-    if options.late_to is not None:
-        whole = arrow_schema(df.schema, large=False)
-        packer = replace(packer, whole=WholeRows(whole, plan.steps, buckets, keys))
+    plan, packer = pack_windows(
+        WindowColumns(df.schema, needed, _output(df, keys, time, aggs, declared=declared), split, partials),
+        keys, size, slide, options,
+        gap_ms=gap_ms, unit=unit, local=isinstance(kind, TimestampNTZType),
+        delay_ms=_delay_ms(df, time, options.delay_ms), wraps=wraps_around(df.sparkSession), buckets=buckets,
+    )  # fmt: skip
     return PlannedWindows(plan, rows.mapInArrow(packer, PARCELS), columns_of(needed))
 
 
-@contextlib.contextmanager
-def _users_expressions(split: Decomposition) -> Iterator[None]:
-    """Name the user's expression in an error, instead of the internal column that holds its value."""
-    try:
-        yield
-    except InvalidUsageError as error:
-        written = {column: text for text, column in value_names(split.partials).items()}
-        named = {name: written.get(value, value) for name, value in error.context.items()}
-        raise InvalidUsageError(error.fact, hint=error.hint, **named) from None
-
-
-def _time(df: DataFrame, time: str, unit: TimeUnit | None) -> tuple[Column, TimeUnit]:
-    """Return the time as a column for windows, and its unit."""
-    check_column("time", time, df.columns)
+def _time(df: DataFrame, time: str) -> Column:
+    """Return the time as a column for windows."""
     kind, column = df.schema[time].dataType, sf.col(quote(time))
-    if isinstance(kind, TimestampType | TimestampNTZType | DateType):
-        if unit is not None:
-            raise InvalidUsageError("only an integer time has a unit", column=time, type=kind.simpleString())
-        return (column.cast("timestamp") if isinstance(kind, DateType) else column), "us"
-    if not isinstance(kind, IntegralType):
-        raise InvalidUsageError(
-            "a column of this type cannot be the time",
-            column=time,
-            type=kind.simpleString(),
-            hint="use a timestamp, a date or an integer with a unit; cast others first",
-        )
-    if unit is None:
-        raise InvalidUsageError(
-            "an integer time needs a unit", column=time, hint="unit='s', 'ms', 'us' or 'ns'"
-        )
-    return column.cast("long"), unit
+    if isinstance(kind, DateType):
+        return column.cast("timestamp")
+    return column.cast("long") if isinstance(kind, IntegralType) else column
 
 
 def _rows(
     df: DataFrame,
     keys: tuple[str, ...],
     time: str,
-    at: Column,
     split: Decomposition,
     more: Mapping[str, Column],
     *,
@@ -399,7 +279,7 @@ def _rows(
     values, partials = value_columns(split)
     try:
         named = [column.alias(name) for name, column in more.items()]
-        needed = [at.alias(TIME), *(sf.col(quote(name)) for name in keys), *values, *named]
+        needed = [_time(df, time).alias(TIME), *(sf.col(quote(name)) for name in keys), *values, *named]
         rows = df.select(*needed, *(_inputs(df) if whole else []))
         if declared:
             texts = value_names(split.partials)
@@ -421,20 +301,14 @@ def _output(
     df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, str], *, declared: bool
 ) -> StructType:
     """Return the output columns, as Spark's own windows have them."""
-    clashes = sorted({WINDOW, *keys} & aggs.keys())
-    if clashes or WINDOW in keys:
-        raise InvalidUsageError("two columns have the same name", columns=clashes or [WINDOW])
-    local = isinstance(df.schema[time].dataType, TimestampNTZType)
-    of_window = TimestampNTZType() if local else TimestampType()
-    window = StructType([StructField("start", of_window), StructField("end", of_window)])
     if declared:
-        fields = [*(df.schema[name] for name in keys), *aggregate_fields(aggs, df.schema)]
+        results = aggregate_fields(aggs, df.schema)
     else:
         result = df.groupBy(*(sf.col(quote(name)) for name in keys)).agg(
             *(sf.expr(replace_own(text)).alias(name) for name, text in aggs.items())
         )
-        fields = result.schema.fields
-    return StructType([*fields[: len(keys)], StructField(WINDOW, window), *fields[len(keys) :]])
+        results = result.schema.fields[len(keys) :]
+    return window_output(df.schema, keys, time, {one.name: one.dataType for one in results})
 
 
 def _delay_ms(df: DataFrame, time: str, delay: int | None) -> int:

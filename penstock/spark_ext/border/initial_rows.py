@@ -68,6 +68,14 @@ class InitialRows:
         InvalidUsageError
             If a table or a column is unknown, rows do not fit it, or two rows have the same key.
         """
+        parcels = InitialRows.split(given, tables, buckets, route).parcels.value
+        return InitialRows(share(spark, parcels, "the first rows of the tables"))
+
+    @staticmethod
+    def split(
+        given: Given, tables: Iterable[TableSpec], buckets: int, route: pa.DataType | None
+    ) -> InitialRows:
+        """Read rows, check them, and split them by bucket, for this process; see `read`."""
         specs = {spec.name: spec for spec in tables}
         parcels: list[dict[str, list[bytes]]] = [{} for _ in range(buckets)]
         for name, rows in given.items():
@@ -93,7 +101,7 @@ class InitialRows:
                 continue
             for bucket, part in _partition(table, spec.name, spec.partition_by, buckets, route):
                 parcels[bucket][name] = list(to_parcels(part.to_batches()))
-        return InitialRows(share(spark, parcels, "the first rows of the tables"))
+        return InitialRows(Shared(parcels))
 
     def read_bucket(self, bucket: int) -> Iterable[tuple[str, pa.RecordBatch]]:
         """Return the rows of a bucket, by table. Called in a worker."""

@@ -81,14 +81,15 @@ class Coordinator:
             output = passed.schema
             yield passed.filter(pa.array(~is_ours))
         if held and output is not None:
-            results, metrics = self._run(Exports.read(held))
+            results, metrics = self.run(Exports.read(held))
             lines: list[tuple[bytes | None, str | None]] = [(parcel, None) for parcel in to_parcels(results)]
             lines.append((None, json.dumps(metrics.to_json())))
             for line in lines:
                 arrays = [pa.array([one], column.type) for one, column in zip(line, output, strict=True)]
                 yield pa.RecordBatch.from_arrays(arrays, schema=output)
 
-    def _run(self, exports: Exports) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+    def run(self, exports: Exports) -> tuple[list[pa.RecordBatch], BatchMetrics]:
+        """Run the forwarded transactions of a micro-batch; return results, or their descriptors."""
         begin = monotonic_s()
         schemas = {spec.name: spec.schema for spec in self.tables}
         rows = {

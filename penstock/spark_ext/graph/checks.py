@@ -199,7 +199,7 @@ def _refuse_two_states(end: Node) -> None:
     if len(operators) > 1:
         below, above = operators[0], operators[1]
         raise InvalidUsageError(
-            "a Spark query can hold only one window, update queue, union or join of update streams",
+            "a query can hold only one window, update queue, union or join of update streams",
             hint=f"persist the output of the first: persist={{{above.name!r}: 'always'}}. If a source "
             "needs no queue, declare it an update stream instead, with source(key=..., time=...)",
             first=above.name,

@@ -43,6 +43,7 @@ from penstock.spark_ext.worker.window_operator import ParcelInputs
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
     PlannedWindows,
+    WindowPlan,
     cast_to_field,
     has_own_workers,
     spark_windows,
@@ -51,11 +52,26 @@ from penstock.spark_ext.worker.window_plan import (
 from penstock.windows.layout import WindowLayout
 from penstock.windows.shared_watermark import SeveralPanes
 
-__all__ = ["Side", "SidesOperator", "join_windows"]
+__all__ = [
+    "END",
+    "ROW_SIDE",
+    "STRUCTS",
+    "Side",
+    "SidesOperator",
+    "join_windows",
+    "match_sides",
+    "sides_operator",
+]
 
-_ROW_SIDE = f"{RESERVED_PREFIX}side"
-_STRUCTS = (f"{_ROW_SIDE}_0", f"{_ROW_SIDE}_1")
-_END = f"{RESERVED_PREFIX}end"
+ROW_SIDE = f"{RESERVED_PREFIX}side"
+"""The column with the side of a row."""
+
+STRUCTS = (f"{ROW_SIDE}_0", f"{ROW_SIDE}_1")
+"""The columns with the rows of each side."""
+
+END = f"{RESERVED_PREFIX}end"
+"""The column with the end of a window, in microseconds."""
+
 _ROW = f"{RESERVED_PREFIX}row"
 
 
@@ -147,6 +163,26 @@ class SidesOperator:
         return pa.RecordBatch.from_arrays(columns, schema=self.output)
 
 
+def sides_operator(
+    sides: Sequence[tuple[WindowPlan, tuple[str, ...]]],
+) -> tuple[SidesOperator, StructType]:
+    """Return the operator that makes the windows of both sides, and its columns.
+
+    Parameters
+    ----------
+    sides : sequence of (WindowPlan, tuple of str)
+        The plan of each side, and the names and types of its fragments' inputs.
+    """
+    layouts = tuple(plan.layout for plan, _ in sides)
+    structs = [
+        StructField(name, spark_windows(layout)) for name, layout in zip(STRUCTS, layouts, strict=True)
+    ]
+    schema = StructType([StructField(ROW_SIDE, IntegerType()), *structs])
+    delays = tuple(plan.delay_panes for plan, _ in sides)
+    settings = {"sides": [plan.settings(columns) for plan, columns in sides]}
+    return SidesOperator(layouts, delays, as_arrow_of_spark(schema), settings), schema
+
+
 def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> DataFrame:
     """Return the windows of two sides that end together.
 
@@ -161,8 +197,8 @@ def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> Da
     """
     left_windows, right_windows = (side.windows for side in sides)
     rows = _share(left_windows.results(place)) if left_windows is right_windows else _make(sides, place)
-    ends = [sf.unix_micros(sf.col(f"{name}.{WINDOW}.end")) for name in _STRUCTS]
-    side_rows = rows.select(_ROW_SIDE, sf.coalesce(*ends).alias(_END), *_STRUCTS).repartition(sf.col(_END))
+    ends = [sf.unix_micros(sf.col(f"{name}.{WINDOW}.end")) for name in STRUCTS]
+    side_rows = rows.select(ROW_SIDE, sf.coalesce(*ends).alias(END), *STRUCTS).repartition(sf.col(END))
     for number, side in enumerate(sides):
         for step in side.steps:
             if isinstance(step, Where):
@@ -172,10 +208,10 @@ def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> Da
                 side_rows = _replace_side(side_rows, number, columns)
             else:
                 side_rows = _aggregate(side_rows, number, step)
-    left, right = (_fields(side_rows, name) for name in _STRUCTS)
+    left, right = (_fields(side_rows, name) for name in STRUCTS)
     kept_fields = [[field for field in left if field.name != WINDOW]]
     kept_fields.append([field for field in right if field.name not in (WINDOW, *node.on)])
-    output = StructType([StructField(_END, LongType()), *kept_fields[0], *kept_fields[1]])
+    output = StructType([StructField(END, LongType()), *kept_fields[0], *kept_fields[1]])
     match = _Match(
         as_arrow_of_spark(side_rows.schema),
         tuple(tuple(field.name for field in fields) for fields in kept_fields),
@@ -184,8 +220,8 @@ def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> Da
     )
     matches = side_rows.mapInArrow(match, output)
     window = sf.struct(
-        sf.timestamp_micros(sf.col(_END) - 1000 * node.slide_ms).alias("start"),
-        sf.timestamp_micros(_END).alias("end"),
+        sf.timestamp_micros(sf.col(END) - 1000 * node.slide_ms).alias("start"),
+        sf.timestamp_micros(END).alias("end"),
     )
     result = matches.select(
         *(
@@ -200,30 +236,20 @@ def _share(windows: DataFrame) -> DataFrame:
     """Return windows shared by both sides, in the struct of each."""
     columns = sf.struct(*(sf.col(quote(name)) for name in windows.columns))
     twice = windows.select(
-        sf.explode(sf.array(*(sf.lit(number) for number in range(len(_STRUCTS))))).alias(_ROW_SIDE),
-        columns.alias(_STRUCTS[0]),
+        sf.explode(sf.array(*(sf.lit(number) for number in range(len(STRUCTS))))).alias(ROW_SIDE),
+        columns.alias(STRUCTS[0]),
     )
     structs = (
-        sf.when(sf.col(_ROW_SIDE) == number, sf.col(_STRUCTS[0])).alias(name)
-        for number, name in enumerate(_STRUCTS)
+        sf.when(sf.col(ROW_SIDE) == number, sf.col(STRUCTS[0])).alias(name)
+        for number, name in enumerate(STRUCTS)
     )
-    return twice.select(_ROW_SIDE, *structs)
+    return twice.select(ROW_SIDE, *structs)
 
 
 def _make(sides: Sequence[Side], place: Stateful) -> DataFrame:
     """Return the windows of both sides, each in its struct."""
-    layouts = tuple(side.windows.plan.layout for side in sides)
-    structs = [
-        StructField(name, spark_windows(layout)) for name, layout in zip(_STRUCTS, layouts, strict=True)
-    ]
-    schema = StructType([StructField(_ROW_SIDE, IntegerType()), *structs])
-    output = as_arrow_of_spark(schema)
-    operator = SidesOperator(
-        layouts,
-        tuple(side.windows.plan.delay_panes for side in sides),
-        output,
-        {"sides": [side.windows.plan.settings(side.windows.columns) for side in sides]},
-    )
+    operator, schema = sides_operator([(side.windows.plan, side.windows.columns) for side in sides])
+    layouts, output = operator.layouts, operator.output
     parcels = reduce(
         DataFrame.union,
         [side.windows.parcels.withColumn(SIDE, sf.lit(number)) for number, side in enumerate(sides)],
@@ -237,19 +263,19 @@ def _make(sides: Sequence[Side], place: Stateful) -> DataFrame:
 
 def _open(rows: DataFrame, side: int) -> DataFrame:
     """Return rows with the columns of a side next to the other columns."""
-    return rows.select("*", f"{_STRUCTS[side]}.*")
+    return rows.select("*", f"{STRUCTS[side]}.*")
 
 
 def _replace_side(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
     """Return rows with other columns for one side."""
-    struct = sf.when(sf.col(_ROW_SIDE) == side, sf.struct(*columns)).alias(_STRUCTS[side])
-    names = [struct if name == _STRUCTS[side] else sf.col(name) for name in rows.columns]
+    struct = sf.when(sf.col(ROW_SIDE) == side, sf.struct(*columns)).alias(STRUCTS[side])
+    names = [struct if name == STRUCTS[side] else sf.col(name) for name in rows.columns]
     return _open(rows, side).select(*names)
 
 
 def _filter_side(rows: DataFrame, side: int, step: Where) -> DataFrame:
     """Filter the rows of one side by a condition."""
-    condition = (sf.col(_ROW_SIDE) != side) | sf.expr(step.predicate.text)
+    condition = (sf.col(ROW_SIDE) != side) | sf.expr(step.predicate.text)
     return _open(rows, side).where(condition).select(*rows.columns)
 
 
@@ -257,11 +283,11 @@ def _aggregate(rows: DataFrame, side: int, step: Aggregate) -> DataFrame:
     """Aggregate the rows of one side by window; a window's rows are in one partition."""
     by_window = ByWindow.build(step, wraps=wraps_around(rows.sparkSession))
     rows = _replace_side(rows, side, by_window.values)
-    values = as_arrow_of_spark(StructType(_fields(rows, _STRUCTS[side])))
+    values = as_arrow_of_spark(StructType(_fields(rows, STRUCTS[side])))
     folded_type = by_window.folded_type(values)
     output = StructType(
         [
-            StructField(field.name, folded_type) if field.name == _STRUCTS[side] else field
+            StructField(field.name, folded_type) if field.name == STRUCTS[side] else field
             for field in rows.schema
         ]
     )
@@ -286,12 +312,12 @@ class _Fold:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return one row for each window and group of the side, and the rows of the other."""
-        place = self.output.get_field_index(_STRUCTS[self.side])
+        place = self.output.get_field_index(STRUCTS[self.side])
         fragments = self.by_window.fragments
         fragmenter = row_fragmenter(self.values, fragments)
         for batch in batches:
             rows = cast_to_schema(batch, self.rows)
-            is_own = pc.equal(rows[_ROW_SIDE], self.side)
+            is_own = pc.equal(rows[ROW_SIDE], self.side)
             columns = pa.StructArray.flatten(rows.filter(is_own).column(place))
             values = pa.RecordBatch.from_arrays(columns, schema=self.values)
             add_rows(fragmenter, fragments, values)
@@ -305,8 +331,8 @@ class _Fold:
         struct = pa.StructArray.from_arrays(cast_to_schema(folded, fields).columns, fields=list(fields))
         start, size = (folded[name].cast(pa.int64()) for name in (PANE, fragments.group_by[0]))
         values_by_name = {
-            _ROW_SIDE: pa.array(np.full(folded.num_rows, self.side, np.int32)),
-            _END: pc.add(start, size),
+            ROW_SIDE: pa.array(np.full(folded.num_rows, self.side, np.int32)),
+            END: pc.add(start, size),
         }
         output_columns = [
             struct if at == place else values_by_name.get(field.name, pa.nulls(folded.num_rows, field.type))
@@ -327,29 +353,42 @@ class _Match:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the matches."""
         rows = pa.Table.from_batches([cast_to_schema(batch, self.rows) for batch in batches], self.rows)
-        sides = [self._side(rows, number) for number in range(len(_STRUCTS))]
-        if not all(side.num_rows for side in sides):
-            return
-        keys = [_END, *self.on]
-        numbered = [
-            side.select(keys).append_column(f"{_ROW}_{number}", pa.array(np.arange(side.num_rows)))
-            for number, side in enumerate(sides)
-        ]
-        pairs = numbered[0].join(numbered[1], keys, join_type="inner", use_threads=False)
-        left, right = (
-            side.take(pairs[f"{_ROW}_{number}"].combine_chunks()) for number, side in enumerate(sides)
-        )
-        columns = [
-            left[_END],
-            *(left[name] for name in self.fields[0]),
-            *(right[name] for name in self.fields[1]),
-        ]
-        matches = pa.Table.from_arrays(columns, names=self.output.names)
-        for batch in matches.combine_chunks().to_batches():
-            yield cast_to_schema(batch, self.output)
+        sides = [self._side(rows, number) for number in range(len(STRUCTS))]
+        yield from match_sides(sides, self.fields, self.on, self.output)
 
     def _side(self, table: pa.Table, number: int) -> pa.Table:
-        rows = table.filter(pc.equal(table[_ROW_SIDE], number))
-        columns = rows.select([_STRUCTS[number]]).flatten()
-        names = [name.removeprefix(f"{_STRUCTS[number]}.") for name in columns.column_names]
-        return columns.rename_columns(names).append_column(_END, rows[_END])
+        rows = table.filter(pc.equal(table[ROW_SIDE], number))
+        columns = rows.select([STRUCTS[number]]).flatten()
+        names = [name.removeprefix(f"{STRUCTS[number]}.") for name in columns.column_names]
+        return columns.rename_columns(names).append_column(END, rows[END])
+
+
+def match_sides(
+    sides: Sequence[pa.Table], fields: Sequence[Sequence[str]], on: Sequence[str], output: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """Join windows that end together.
+
+    Parameters
+    ----------
+    sides : sequence of pyarrow.Table
+        All windows of each side that closed in a micro-batch, with `END`.
+    fields : sequence of sequences of str
+        The columns of each side in the output, which begins with `END`.
+    on : sequence of str
+        The columns of the join besides `END`.
+    output : pyarrow.Schema
+        The columns of the output.
+    """
+    if not all(side.num_rows for side in sides):
+        return
+    keys = [END, *on]
+    numbered = [
+        side.select(keys).append_column(f"{_ROW}_{number}", pa.array(np.arange(side.num_rows)))
+        for number, side in enumerate(sides)
+    ]
+    pairs = numbered[0].join(numbered[1], keys, join_type="inner", use_threads=False)
+    left, right = (side.take(pairs[f"{_ROW}_{number}"].combine_chunks()) for number, side in enumerate(sides))
+    columns = [left[END], *(left[name] for name in fields[0]), *(right[name] for name in fields[1])]
+    matches = pa.Table.from_arrays(columns, names=output.names)
+    for batch in matches.combine_chunks().to_batches():
+        yield cast_to_schema(batch, output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -16,7 +17,7 @@ from penstock.ddl import quote
 from penstock.errors import InternalError
 from penstock.operators.aggregates.assembly import Assembly
 from penstock.operators.aggregates.wide import WIDE
-from penstock.operators.scan.spec import PANE, Fragments, Partial
+from penstock.operators.scan.spec import PANE, Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.api.update_window import plan_windows
@@ -24,6 +25,7 @@ from penstock.spark_ext.border.parcels import PARCELS
 from penstock.spark_ext.border.types import as_arrow_of_spark, same_types, spark_schema
 from penstock.spark_ext.border.window_packing import EntryPacker, add_rows, row_fragmenter
 from penstock.spark_ext.sources.pushed import look_up_fragments
+from penstock.spark_ext.window_plans import RowWindows, plan_row_windows
 from penstock.spark_ext.worker.time_windows import TimeWindowPlan
 from penstock.spark_ext.worker.window_plan import (
     WINDOW,
@@ -39,19 +41,27 @@ from penstock.windows.finish import Step
 from penstock.windows.window_aggregates import FOLDED, WindowAccumulator
 
 __all__ = [
+    "SIZE_COLUMN",
     "START_COLUMN",
     "ByWindow",
+    "FragmentPacker",
+    "WindowFold",
     "aggregate_windows",
     "finish_aggregate",
+    "fragment_packer",
     "pack_rows",
     "plan_assembled",
     "plan_assembly",
     "plan_count_windows",
+    "plan_local_windows",
     "window_accumulator",
 ]
 
 START_COLUMN = f"{RESERVED_PREFIX}start"
 """The column of a window's start, in microseconds, while it is aggregated."""
+
+SIZE_COLUMN = f"{RESERVED_PREFIX}size"
+"""The column of its length."""
 
 
 def plan_assembly(node: Assemble, parcels: DataFrame) -> PlannedWindows:
@@ -108,9 +118,14 @@ def pack_rows(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
     buckets : int
         The number of buckets for the groups.
     """
+    packer = fragment_packer(node, buckets)
+    return rows.select(*map(quote, packer.schema.names)).mapInArrow(packer, PARCELS)
+
+
+def fragment_packer(node: Assemble, buckets: int) -> FragmentPacker:
+    """Return the packer of fragments that are looked up behind their reader."""
     fragments, schema = _fragments(node)
-    packer = _FragmentPacker(schema, EntryPacker.build(fragments, schema, buckets))
-    return rows.select(*map(quote, schema.names)).mapInArrow(packer, PARCELS)
+    return FragmentPacker(schema, EntryPacker.build(fragments, schema, buckets))
 
 
 def _fragments(node: Assemble) -> tuple[Fragments, pa.Schema]:
@@ -147,8 +162,8 @@ def _widen(schema: pa.Schema, partials: Sequence[Partial]) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class _FragmentPacker:
-    """Makes parcels of fragments from the JVM, for ``mapInArrow``."""
+class FragmentPacker:
+    """Makes parcels of fragments, for ``mapInArrow``."""
 
     schema: pa.Schema
     packer: EntryPacker
@@ -160,30 +175,51 @@ class _FragmentPacker:
 
 def plan_count_windows(node: Aggregate, rows: DataFrame, buckets: int) -> PlannedWindows:
     """Return the plan of windows of rows, if no reader makes fragments."""
+    window, arguments = _arguments(node)
+    planned = plan_windows(rows, *arguments, session=_gap(window), unit=_unit(window), buckets=buckets)
+    return replace(planned, plan=_in_graph(planned.plan, node, window))
+
+
+def plan_local_windows(node: Aggregate, columns: StructType, buckets: int) -> RowWindows:
+    """Return windows of rows with given columns, as `plan_count_windows`; needs no Spark session.
+
+    Raises
+    ------
+    InvalidUsageError
+        If only Spark knows the type of an expression.
+    """
+    window, arguments = _arguments(node)
+    planned = plan_row_windows(columns, *arguments, session=_gap(window), unit=_unit(window), buckets=buckets)
+    return replace(planned, plan=_in_graph(planned.plan, node, window))
+
+
+def _arguments(node: Aggregate) -> tuple[Window, tuple[Any, ...]]:
+    """Return the window of an aggregate, and its arguments for `plan_windows`."""
     window = node.inputs[0]
     if not isinstance(window, Window):
         raise InternalError("rows are put into windows")
     size, slide = (None, None) if isinstance(window, SessionWindow) else window.lengths
-    planned_windows = plan_windows(
-        rows,
-        node.group_by,
-        window.time,
-        size,
-        slide,
-        {name: expression.text for name, expression in node.aggregates},
-        replace(window.options, watermark_delay=f"{window.delay_ms} ms", nulls="drop"),
-        session=window.gap if isinstance(window, SessionWindow) else None,
-        unit=None if pa.types.is_timestamp(window.schema.field(window.time).type) else window.time_unit,
-        buckets=buckets,
-    )
-    plan = planned_windows.plan.replace_options(window.options)
+    texts = {name: expression.text for name, expression in node.aggregates}
+    options = replace(window.options, watermark_delay=f"{window.delay_ms} ms", nulls="drop")
+    return window, (node.group_by, window.time, size, slide, texts, options)
+
+
+def _gap(window: Window) -> str | None:
+    return window.gap if isinstance(window, SessionWindow) else None
+
+
+def _unit(window: Window) -> TimeUnit | None:
+    return None if pa.types.is_timestamp(window.schema.field(window.time).type) else window.time_unit
+
+
+def _in_graph(plan: WindowPlan, node: Aggregate, window: Window) -> WindowPlan:
+    plan = plan.replace_options(window.options)
     # A time without zone is in UTC, as in a reader's fragments.
     output = [
         theirs if isinstance(ours.dataType, NullType) else ours
         for ours, theirs in zip(spark_schema(node.schema), plan.output, strict=True)
     ]
-    plan = replace(plan, output=StructType(output), local=False, extreme=node.extreme)
-    return replace(planned_windows, plan=plan)
+    return replace(plan, output=StructType(output), local=False, extreme=node.extreme)
 
 
 def aggregate_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
@@ -196,7 +232,7 @@ def aggregate_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     rows = windows.select(*by_window.values)
     schema = as_arrow_of_spark(rows.schema)
     value_schema = by_window.folded_type(schema)
-    fold = _Fold(schema, by_window, as_arrow_of_spark(value_schema))
+    fold = WindowFold(schema, by_window, as_arrow_of_spark(value_schema))
     values = rows.repartition(sf.col(START_COLUMN)).mapInArrow(fold, value_schema)
     return values.select(*by_window.compute_columns(node))
 
@@ -272,7 +308,7 @@ class ByWindow:
         groups = tuple(name for name in node.group_by if name != WINDOW)
         names, partials = value_names(split.partials), partials_of_values(split.partials)
         projection = {name: quote(name) for name in groups} | {name: text for text, name in names.items()}
-        fragments = Fragments(1, START_COLUMN, "us", (_SIZE, *groups), partials)
+        fragments = Fragments(1, START_COLUMN, "us", (SIZE_COLUMN, *groups), partials)
         return cls(projection, fragments, Assembly.from_decomposition(split, wraps=wraps))
 
     @property
@@ -285,7 +321,7 @@ class ByWindow:
         """The columns to fold: `START_COLUMN`, the window's length, and `read`."""
         start = sf.unix_micros(sf.col(f"{WINDOW}.start"))
         size = sf.unix_micros(sf.col(f"{WINDOW}.end")) - start
-        return [start.alias(START_COLUMN), size.alias(_SIZE), *self.read]
+        return [start.alias(START_COLUMN), size.alias(SIZE_COLUMN), *self.read]
 
     def folded_type(self, schema: pa.Schema) -> StructType:
         """Return the columns of the folded values of a schema."""
@@ -305,18 +341,15 @@ class ByWindow:
 
     def compute_columns(self, node: Aggregate) -> list[Column]:
         """Return groups, window and aggregates, computed by Spark from folded values."""
-        end = sf.col(PANE) + sf.col(_SIZE)
+        end = sf.col(PANE) + sf.col(SIZE_COLUMN)
         window = sf.struct(sf.timestamp_micros(PANE).alias("start"), sf.timestamp_micros(end).alias("end"))
         columns = {name: sf.col(quote(name)) for name in self.fragments.group_by} | {WINDOW: window}
         columns |= {name: sf.expr(text) for name, text in self.assembly.aggregates.items()}
         return [cast_to_field(columns[field.name], field) for field in spark_schema(node.schema)]
 
 
-_SIZE = f"{RESERVED_PREFIX}size"
-
-
 @dataclass(frozen=True)
-class _Fold:
+class WindowFold:
     """Folds all rows of a partition, for ``mapInArrow``."""
 
     rows: pa.Schema

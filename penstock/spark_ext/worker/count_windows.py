@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -19,7 +19,7 @@ from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.spark_ext.border.window_packing import EntryPacker, WholeRows, null_time_error
 from penstock.spark_ext.worker.window_plan import WindowPlan
-from penstock.windows.finish import Finish, Step
+from penstock.windows.finish import Span
 from penstock.windows.layout import ENTRY_PANE, RowLayout
 from penstock.windows.spec import WindowSpec
 
@@ -104,9 +104,9 @@ class CountWindowPlan(WindowPlan):
         """Size, slide and delay, as stored with the settings."""
         return [f"{self.size_rows} rows", f"{self.slide_rows} rows", self.delay_ms]
 
-    def finish(self, steps: Sequence[Step]) -> Finish | None:
-        """Return None: only Spark makes results of these windows."""
-        return None
+    @property
+    def _span(self) -> Span:
+        return Span(FIRST_TIME, LAST_TIME, to_steps(1000, self.fragments.time_unit))
 
     def _bounds(self) -> tuple[Column, Column]:
         first, last = (to_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))

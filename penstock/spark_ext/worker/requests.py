@@ -39,7 +39,14 @@ from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import SegmentRows
 from penstock.spark_ext.sources.task_rows import TaskRows
 
-__all__ = ["REQUEST_SIDE", "AnswerWriter", "PlannedRequests", "RequestPacker", "sort_requests"]
+__all__ = [
+    "REQUEST_SIDE",
+    "AnswerWriter",
+    "OpenRequests",
+    "PlannedRequests",
+    "RequestPacker",
+    "sort_requests",
+]
 
 REQUEST_SIDE = "requests"
 """The side of a parcel that has requests."""
@@ -102,14 +109,41 @@ class PlannedRequests:
             If its files are damaged, or the file system refuses.
         """
         register(spark)
+        opened = OpenRequests.open(location, catalog, buckets, route)
+        read = spark.readStream.format("pstream").option("reader", name).load(opened.location)
+        return PlannedRequests(
+            read.mapInArrow(opened.packer, PARCELS), opened.packer.programs, opened.answers
+        )
+
+
+@dataclass(frozen=True)
+class OpenRequests:
+    """Requests without their reader.
+
+    Parameters
+    ----------
+    location : str
+        The p-stream of the requests.
+    packer : RequestPacker
+        Packs them.
+    answers : AnswerWriter
+        Publishes their answers.
+    """
+
+    location: str
+    packer: RequestPacker
+    answers: AnswerWriter
+
+    @staticmethod
+    def open(
+        location: str | os.PathLike[str], catalog: Catalog, buckets: int, route: pa.DataType | None
+    ) -> OpenRequests:
+        """Open the p-streams of requests and answers; see `PlannedRequests.plan`."""
         requests, answers = request_streams(absolute_location(location))
-        programs = RequestPrograms.collect(catalog, buckets, route)
-        read = spark.readStream.format("pstream").option("reader", name).load(requests.files.location)
-        packer = RequestPacker(programs, buckets, route)
+        packer = RequestPacker(RequestPrograms.collect(catalog, buckets, route), buckets, route)
         rows = SegmentRows(WriteOptions.parse({"path": answers.files.location}), answers)
-        parcels = read.mapInArrow(packer, PARCELS)
         writer = AnswerWriter(TaskRows(answers.files.location, rows), buckets)
-        return PlannedRequests(parcels, programs, writer)
+        return OpenRequests(requests.files.location, packer, writer)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ __all__ = [
     "columns_of",
     "key_columns",
     "result_frames",
+    "take_exports",
     "with_mark",
     "with_safe_names",
     "with_silent",
@@ -250,7 +251,7 @@ class _BucketFunction:
             )
             exports: list[pa.RecordBatch] = []
             if self.exports and pointer is not None:
-                pointer, exports, batches = _take_exports(query_id, int(batch_id), bucket, pointer, batches)
+                pointer, exports, batches = take_exports(query_id, int(batch_id), bucket, pointer, batches)
             if self.into is not None:
                 begin = monotonic_s()
                 descriptors = self.into.write(batches, query_id, int(batch_id), bucket)
@@ -282,7 +283,7 @@ def pass_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-def _take_exports(
+def take_exports(
     query: str, batch: int, bucket: int, pointer: Pointer, batches: list[pa.RecordBatch]
 ) -> tuple[Pointer, list[pa.RecordBatch], list[pa.RecordBatch]]:
     """Return the bucket's pointer, what goes to the coordinator, and the other results of an operator.

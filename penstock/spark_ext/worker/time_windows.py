@@ -19,11 +19,10 @@ from penstock.errors import InvalidUsageError
 from penstock.operators.scan.spec import Fragments, Partial, TimeUnit
 from penstock.operators.update_stream.deletes import DELETED_COLUMN, parse_delete_when
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
-from penstock.spark_ext.border.types import as_arrow_of_spark
 from penstock.spark_ext.border.window_packing import EntryPacker
 from penstock.spark_ext.worker.count_windows import FIRST_TIME, LAST_TIME, to_micros, to_steps
-from penstock.spark_ext.worker.window_plan import WINDOW, WindowPlan, spark_windows
-from penstock.windows.finish import Finish, Step
+from penstock.spark_ext.worker.window_plan import WindowPlan
+from penstock.windows.finish import Finish, Span, Step
 from penstock.windows.layout import ENTRY_PANE, START, DeletingLayout, SessionLayout, WindowLayout
 from penstock.windows.spec import WindowSpec
 
@@ -86,17 +85,7 @@ class TimeWindowPlan(WindowPlan):
 
     def finish(self, steps: Sequence[Step]) -> Finish | None:
         """Return the function that makes results of windows without Spark; see `WindowPlan.finish`."""
-        if self.local or self.options.by_key:
-            return None
-        return Finish(
-            as_arrow_of_spark(spark_windows(self.layout)),
-            as_arrow_of_spark(self.output),
-            WINDOW,
-            self.fragments.pane_ms,
-            self.size_ms,
-            self.assembly,
-            tuple(steps),
-        )
+        return None if self.local or self.options.by_key else self.finish_emitted(steps)
 
     @property
     def delay_panes(self) -> int:
@@ -183,9 +172,10 @@ class SessionWindowPlan(WindowPlan):
         """The mark of sessions, gap, delay, gap in steps and pane length, as stored with the settings."""
         return [SESSION, self.gap_ms, self.delay_ms, self.layout.gap, self.fragments.pane_ms]
 
-    def finish(self, steps: Sequence[Step]) -> Finish | None:
-        """Return None: only Spark makes results of these windows."""
-        return None
+    @property
+    def _span(self) -> Span:
+        steps = to_steps(1000, self.fragments.time_unit)
+        return Span(FIRST_TIME, LAST_TIME, steps, self.gap_ms)
 
     def _bounds(self) -> tuple[Column, Column]:
         first, last = (to_micros(name, self.fragments.time_unit) for name in (FIRST_TIME, LAST_TIME))
@@ -283,5 +273,6 @@ class DeletingWindowPlan(TimeWindowPlan):
         """Return the settings that are fixed for the life of a checkpoint, as JSON values."""
         return super().settings(columns) | {"deletes": self.fragments.pane_steps}
 
-    def _marks(self) -> dict[str, Column]:
-        return {DELETED_COLUMN: sf.col(quote(MARK.name)) == DeletingLayout.DELETE_LAST}
+    @property
+    def _mark_texts(self) -> dict[str, str]:
+        return {DELETED_COLUMN: f"{quote(MARK.name)} = {DeletingLayout.DELETE_LAST}"}

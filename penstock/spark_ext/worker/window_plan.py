@@ -37,7 +37,7 @@ from penstock.spark_ext.sources.task_rows import LateStream
 from penstock.spark_ext.worker.stateful import Stateful
 from penstock.spark_ext.worker.window_operator import SILENT, WindowOperator
 from penstock.sql.expression import Expression
-from penstock.windows.finish import Finish, Step
+from penstock.windows.finish import Finish, Span, Step
 from penstock.windows.layout import START, WindowLayout
 from penstock.windows.window_aggregates import Extremes, WindowAccumulator
 
@@ -154,9 +154,7 @@ class WindowPlan(ABC):
         columns : iterable of str
             Names and types of the fragments' inputs, which are fixed for the life of a checkpoint.
         """
-        schema = spark_windows(self.layout)
-        if self.options.on_silent is not None:
-            schema = StructType([*schema.fields, StructField(SILENT, BooleanType())])
+        schema = self.emitted
         waits = self.options.limits != Budget()
         operator = self.operator(columns, place)
         own = has_own_workers(self.layout)
@@ -188,15 +186,42 @@ class WindowPlan(ABC):
         schema = spark_schema(fold.made)
         return place.run(parcels, operator, schema, fold.made, waits=False, own_workers=own)
 
-    @abstractmethod
     def finish(self, steps: Sequence[Step]) -> Finish | None:
-        """Return the function that makes results of windows without Spark; None if only Spark can.
+        """Return the function with which the operator makes results of windows; None if only Spark can.
 
         Parameters
         ----------
         steps : sequence of Step
             The steps after the aggregates.
         """
+        return None
+
+    def finish_emitted(self, steps: Sequence[Step] = ()) -> Finish:
+        """Return the function that makes results of emitted windows without Spark; see `finish`."""
+        return Finish(
+            as_arrow_of_spark(self.emitted),
+            as_arrow_of_spark(self.output),
+            WINDOW,
+            self.fragments.pane_ms,
+            self.window[0] if self._span is None else 0,
+            self.assembly,
+            tuple(steps),
+            self._span,
+            self._mark_texts,
+        )
+
+    @property
+    def _span(self) -> Span | None:
+        """The columns with the bounds of windows, if these do not follow from `START`."""
+        return None
+
+    @property
+    def emitted(self) -> StructType:
+        """The columns of the windows that the operator emits."""
+        schema = spark_windows(self.layout)
+        if self.options.on_silent is None:
+            return schema
+        return StructType([*schema.fields, StructField(SILENT, BooleanType())])
 
     def operator(self, columns: Iterable[str], place: Stateful | None = None) -> WindowOperator:
         """Return the operator of the buckets; see `results`."""
@@ -264,16 +289,17 @@ class WindowPlan(ABC):
         columns: dict[str, Column] = {name: sf.col(quote(name)) for name in self.fragments.group_by}
         start, end = self._bounds()
         columns[WINDOW] = sf.struct(self._instant(start).alias("start"), self._instant(end).alias("end"))
-        marks = self._marks()
+        marks = {name: sf.expr(text) for name, text in self._mark_texts.items()}
         hidden = functools.reduce(Column.__or__, marks.values()) if marks else None
         for name, text in self.assembly.aggregates.items():
             columns[name] = sf.expr(text) if hidden is None else sf.when(~hidden, sf.expr(text))
         columns |= marks
         return [cast_to_field(columns[field.name], field) for field in self.output]
 
-    def _marks(self) -> dict[str, Column]:
-        """Return the marks of rows that have no aggregates."""
-        return {} if self.options.on_silent is None else {SILENT_COLUMN: sf.col(quote(SILENT))}
+    @property
+    def _mark_texts(self) -> dict[str, str]:
+        """The marks of rows that have no aggregates; Spark SQL."""
+        return {} if self.options.on_silent is None else {SILENT_COLUMN: quote(SILENT)}
 
     @abstractmethod
     def _bounds(self) -> tuple[Column, Column]:
