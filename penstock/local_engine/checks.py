@@ -75,8 +75,6 @@ def _refusal(node: Node) -> str | None:
         return _unknown([node.predicate], node.inputs[0].schema)
     if isinstance(node, Select):
         return _unknown([expression for _, expression in node.columns], node.inputs[0].schema)
-    if isinstance(node, UpdateQueue | UpdateUnion | Join) and node.options.late_to is not None:
-        return "keeps no late rows (late_to)"
     if isinstance(node, WindowJoin) and node.condition is not None:
         return _unknown([node.condition], node.schema)
     if isinstance(node, Aggregate):

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock import _failpoints
+from penstock.checkpointing.p_stream import PStreamReader
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.pipelines.run import run_to_end
 from tests.unit.test_local_engine import append, out, pipeline, query, sorted_rows, updates
@@ -117,6 +118,21 @@ def test_a_row_that_deletes_its_key_takes_its_older_rows_out_of_windows(tmp_path
     found = [tuple(row[name] for name in (*NAMES, "deleted")) for row in results(tmp_path)]
     assert sorted(found, key=repr) == sorted(expected, key=repr)
     assert any(row[-1] for row in expected) or not any(row["deleted"] for row in results(tmp_path))
+
+
+def test_rows_behind_the_watermark_go_into_a_p_stream(tmp_path: Path) -> None:
+    append(tmp_path / "in", ROWS.slice(0, 200))
+    late = {"time": "t", "unit": "s", "size": "60 s", "late_to": str(tmp_path / "late")}
+    tumbling = windows(tmp_path, window=late)
+    run_to_end(tumbling)
+    older = updates(120, keys=3, seed=9, first=100)
+    append(tmp_path / "in", older)
+    run_to_end(tumbling)
+    # Windows of 60 s have closed up to 180.
+    expected = [(row["k"], row["t"], row["v"], 180) for row in older.to_pylist() if row["t"] < 180]
+    found = PStreamReader(tmp_path / "late").read().to_pylist()
+    assert {row["reason"] for row in found} == {"late"}
+    assert sorted_rows(found, "k", "t", "v", "watermark") == sorted(expected)
 
 
 def test_a_silent_key_gets_a_row_that_says_so(tmp_path: Path) -> None:
