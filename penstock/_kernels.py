@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import importlib.util
 import os
 import sys
@@ -52,6 +53,27 @@ _NOT_NEEDED = frozenset({
 })  # fmt: skip
 """Passes of numba for features that a program's kernel never uses: closures, array expressions, functions to
 inline by type, branches on absent arguments, ``with``, ``raise``. Some versions of numba lack some."""
+
+
+def _load_array_functions() -> None:
+    """Load numba's array functions without scipy's linear algebra.
+
+    They only check that it is there, and kernels do not use it. To load it takes a seventh of the time to the
+    first row of a process. A function that does use it loads it when it is compiled.
+    """
+    from numba.np import linalg
+
+    check: Callable[[], None] | None = getattr(linalg, "ensure_blas", None)
+    if check is None or importlib.util.find_spec("scipy") is None:
+        return
+    linalg.ensure_blas = lambda: None
+    try:
+        importlib.import_module("numba.np.arraymath")
+    finally:
+        linalg.ensure_blas = check
+
+
+_load_array_functions()
 
 
 def _private(directory: Path) -> bool:

@@ -65,6 +65,10 @@ SetOption = Annotated[
 ]
 
 
+OWN_PROCESS = "own process"
+"""The object of the context of a command that has the process to itself."""
+
+
 def _print_version(value: bool) -> None:
     if value:
         typer.echo(f"penstock {__version__}")
@@ -83,6 +87,7 @@ def _options(
 
 @app.command()
 def run(
+    context: typer.Context,
     pipeline: PipelineArgument,
     overrides: SetOption = None,
     engine: Annotated[
@@ -149,10 +154,12 @@ def run(
             overrides.append(f"query.prometheus={prometheus}")
         if opentelemetry:
             overrides.append("query.opentelemetry=true")
-        loaded, document = check_pipeline(pipeline, overrides, inputs=True, settings=settings)
+        own_process = context.obj == OWN_PROCESS
+        loaded, document = check_pipeline(
+            pipeline, overrides, inputs=True, settings=settings, own_process=own_process
+        )
         from penstock.jobs.dashboard.dashboard import pipeline_dashboard
         from penstock.jobs.pipelines.batches import batch_printer, summary_line
-        from penstock.jobs.pipelines.run import run_to_end
 
         printer = batch_printer() if progress else nullcontext(lambda batch: None)
         with (
@@ -161,7 +168,15 @@ def run(
             printer as on_batch,
         ):
             level = "ERROR" if debug else "FATAL"
-            totals = run_to_end(configured, on_batch, document=document, log_level=level, dashboard=shown)
+            if configured.engine == "local":
+                # Loads no part of Spark's engine.
+                from penstock.jobs.local.run import run_local
+
+                totals = run_local(configured, on_batch, document=document)
+            else:
+                from penstock.jobs.pipelines.run import run_to_end
+
+                totals = run_to_end(configured, on_batch, document=document, log_level=level, dashboard=shown)
     if totals.signal is not None:
         typer.echo(f"stopped by {Signals(totals.signal).name}", err=True)
     typer.echo(summary_line(totals), err=True)
@@ -411,7 +426,7 @@ for _command in (*app.registered_commands, *inspect.registered_commands, *state.
 def main() -> None:
     """Run the command line; the entry point of the ``penstock`` script."""
     try:
-        app()
+        app(obj=OWN_PROCESS)
     except KeyboardInterrupt:
         sys.exit(SIGNALLED + 2)
 

@@ -15,12 +15,17 @@ __all__ = ["check_pipeline"]
 
 
 def check_pipeline(
-    pipeline: str, overrides: list[str], *, inputs: bool = False, settings: Mapping[str, str] | None = None
+    pipeline: str,
+    overrides: list[str],
+    *,
+    inputs: bool = False,
+    settings: Mapping[str, str] | None = None,
+    own_process: bool = False,
 ) -> tuple[Pipeline, Document]:
     """Read a pipeline, and check its places, columns and expressions.
 
     With `inputs`, also check that the files exist that it reads. `settings` of Spark, and those of the
-    pipeline, say how to reach S3.
+    pipeline, say how to reach S3. `own_process` tells that the process does nothing but run the pipeline.
 
     Raises
     ------
@@ -29,6 +34,7 @@ def check_pipeline(
     """
     from penstock.conf.document import PipelineError
     from penstock.conf.pipeline import load_document
+    from penstock.jobs.local.first_row import skip_pandas
 
     loaded, document = load_document(pipeline, overrides)
     from penstock.checkpointing.files.s3a import keep_s3a
@@ -41,6 +47,8 @@ def check_pipeline(
     problems: list[str] = []
     checks: list[Callable[[Pipeline, Document], object]] = [graph_of, check_places]
     if loaded.engine == "local":
+        if own_process and not _has_users_code(loaded):
+            skip_pandas()
         checks[0] = _check_local(settings or {})
     for check_part in checks:
         try:
@@ -50,6 +58,12 @@ def check_pipeline(
     if problems:
         raise PipelineError(problems)
     return loaded, document
+
+
+def _has_users_code(pipeline: Pipeline) -> bool:
+    """Return whether a pipeline runs Python that its user wrote."""
+    steps = (pipeline.queue, pipeline.union)
+    return pipeline.database is not None or any(step is not None and step.apply is not None for step in steps)
 
 
 def _check_local(settings: Mapping[str, str]) -> Callable[[Pipeline, Document], object]:

@@ -139,6 +139,33 @@ print(*sys.modules)
     assert not {"numba", "pandas", "pyarrow.compute"} & set(loaded.stdout.split())
 
 
+def test_the_local_engine_loads_no_other_engine(tmp_path: Path) -> None:
+    # Time to the first row: pandas, scipy's linear algebra and the planner of Spark queries are not needed.
+    rows = tmp_path / "rows.json"
+    rows.write_text('{"k": "a", "t": 1}\n')
+    (tmp_path / "p.yaml").write_text(
+        f"engine: local\nsource: {{type: files, format: json, path: '{rows}', schema: 'k STRING, t LONG'}}\n"
+        "queue: {key: k, time: t}\nsink: {type: console}\nquery: {trigger: available_now}\n"
+    )
+    program = """
+import sys
+from penstock.cli import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print(*sys.modules)
+import pyarrow as pa
+assert pa.table({"a": [1]}).to_pandas()["a"].tolist() == [1], "it loads later"
+assert pa.array(sys.modules["pandas"].Series([float("nan")])).null_count == 1
+"""
+    command = [sys.executable, "-c", program, "run", str(tmp_path / "p.yaml"), "--no-progress"]
+    loaded = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert "penstock.local_engine.query" in loaded
+    others = {"pandas", "scipy.linalg", "penstock.spark_ext.graph.runner", "penstock.windows.update.windows"}
+    assert not others & set(loaded)
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_one_way(path: Path) -> None:
     own = _package_of(path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 from pyspark.sql.types import ByteType, StructField, StructType
@@ -33,6 +33,7 @@ from penstock.dataflow.nodes import (
     UpdateQueue,
     UpdateUnion,
     Where,
+    Window,
     WindowJoin,
 )
 from penstock.ddl import parse_schema
@@ -45,16 +46,6 @@ from penstock.local_engine.builder.stateless import (
     mark_made,
     pack_made,
     select_columns,
-)
-from penstock.local_engine.builder.transactions import run_transactions
-from penstock.local_engine.builder.window_join import WindowSide, join_windows
-from penstock.local_engine.builder.windows import (
-    LocalWindows,
-    aggregate_by_window,
-    makes_windows,
-    pack_fragments,
-    pack_rows,
-    run_windows,
 )
 from penstock.local_engine.inputs import DataSourceInput, Input
 from penstock.local_engine.operators import LocalOperator, MicroBatch, Rows
@@ -70,6 +61,9 @@ from penstock.spark_ext.own.apply import plan_operator
 from penstock.spark_ext.sources.p_stream_source import PStreamDataSource
 from penstock.spark_ext.sources.pushed import Columns, Pushed
 from penstock.spark_ext.worker.stateful import Stateful
+
+if TYPE_CHECKING:
+    from penstock.local_engine.builder.windows import LocalWindows
 
 __all__ = ["Builder", "OpenInput"]
 
@@ -139,7 +133,7 @@ class Builder:
 
     def _make(self, node: Node) -> Made:
         at, steps = split_steps(node)
-        if makes_windows(at):
+        if isinstance(at, Assemble) or (isinstance(at, Aggregate) and isinstance(at.inputs[0], Window)):
             return self._run_windows(at, steps)
         match node:
             case Source(kind="p-stream") | Materialize():
@@ -163,6 +157,8 @@ class Builder:
             case Select():
                 return select_columns(made, dict(node.columns), spark_schema(node.schema))
             case Aggregate():
+                from penstock.local_engine.builder.windows import aggregate_by_window
+
                 return aggregate_by_window(node, made)
             case Transactions():
                 return self._transactions(node, made)
@@ -318,6 +314,8 @@ class Builder:
         return Made(planned.output, self._hold(operator).run)
 
     def _transactions(self, node: Transactions, made: Made) -> Made:
+        from penstock.local_engine.builder.transactions import run_transactions  # few graphs have some
+
         operator, results = run_transactions(
             node, made, self.tables, partial(self._place, node), self._read_requests
         )
@@ -331,12 +329,16 @@ class Builder:
 
     def _run_windows(self, node: Node, steps: list[Where | Select]) -> Made:
         """Return windows and the steps after them."""
+        from penstock.local_engine.builder.windows import run_windows  # few graphs have some
+
         place = self._place(node, StateOptions())
         operator, made = run_windows(self._plan_windows(node, place.buckets), place, steps)
         self._hold(operator)
         return made
 
     def _plan_windows(self, node: Node, buckets: int) -> LocalWindows:
+        from penstock.local_engine.builder.windows import pack_fragments, pack_rows
+
         above = node.inputs[0]
         if isinstance(node, Aggregate):
             return pack_rows(node, self._build(above.inputs[0]), buckets)
@@ -347,6 +349,8 @@ class Builder:
         return pack_fragments(node, self._build(above), None, buckets)
 
     def _join_windows(self, node: WindowJoin) -> Made:
+        from penstock.local_engine.builder.window_join import WindowSide, join_windows
+
         place = self._place(node, StateOptions())
         plans: dict[int, LocalWindows] = {}
         sides: list[WindowSide] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.dataflow.nodes import Aggregate, Assemble, Select, Where, Window
+from penstock.dataflow.nodes import Aggregate, Assemble, Select, Where
 from penstock.errors import InvalidUsageError
 from penstock.local_engine.builder.stateless import Made
 from penstock.local_engine.operators import LocalOperator, MicroBatch, Rows
@@ -34,7 +34,6 @@ from penstock.windows.finish import Finish
 __all__ = [
     "LocalWindows",
     "aggregate_by_window",
-    "makes_windows",
     "pack_fragments",
     "pack_rows",
     "run_windows",
@@ -61,11 +60,6 @@ class LocalWindows:
     plan: WindowPlan
     columns: tuple[str, ...]
     parcels: Rows
-
-
-def makes_windows(node: object) -> bool:
-    """Return whether a node puts rows into windows, rather than aggregates windows."""
-    return isinstance(node, Assemble) or (isinstance(node, Aggregate) and isinstance(node.inputs[0], Window))
 
 
 def pack_rows(node: Aggregate, made: Made, buckets: int) -> LocalWindows:

@@ -1,0 +1,41 @@
+"""Keep modules out of a process whose first row should come soon."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+__all__ = ["skip_pandas"]
+
+
+def skip_pandas() -> None:
+    """Let pyarrow make arrays of Python values without loading pandas, which takes a third of a second.
+
+    Only for a process that runs no user's code: an array of a pandas object is made as of any sequence then,
+    until something is converted to or from pandas. That still loads it.
+    """
+    if "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    hides = _Hide()
+    sys.meta_path.insert(0, hides)
+    try:
+        pa.scalar(0)  # looks for pandas, and remembers that there is none
+    finally:
+        sys.meta_path.remove(hides)
+
+
+class _Hide(MetaPathFinder):
+    """Finds no pandas."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Raise an error for pandas; leave other modules to other finders."""
+        if fullname == "pandas":
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        return None
