@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +17,7 @@ from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.parcels import from_parcel, to_parcels
-from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel
+from penstock.spark_ext.worker.bucket_task import BucketTask, Operator, Parcel, ServedBucket
 from penstock.spark_ext.worker.stateful import Stateful, take_exports
 from penstock.state_store.bucket_store import Pointer
 
@@ -81,6 +82,9 @@ class LocalOperator:
         Facts of this start; see `BucketTask`.
     coordinator : Coordinator, optional
         Runs what buckets export. A bucket that exports something gets two versions, so twice as many stay.
+    publishes_first : bool
+        Whether new versions are durable before the sink gets results, for an operator that looks for other
+        attempts at a micro-batch.
 
     Attributes
     ----------
@@ -100,6 +104,7 @@ class LocalOperator:
         waits: bool,
         origin: Mapping[str, Any] | None = None,
         coordinator: Coordinator | None = None,
+        publishes_first: bool = False,
     ) -> None:
         versions = place.retain_versions * (1 if coordinator is None else 2)
         self.task = BucketTask(
@@ -107,6 +112,9 @@ class LocalOperator:
             origin=origin or {},
         )
         self._coordinator = coordinator
+        self._publishes_first = publishes_first or coordinator is not None
+        self._publisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-publish")
+        self._open: list[tuple[int, ServedBucket[Any], Future[None]]] = []
         self.name = place.name
         self.waits = waits
         self.pointers: dict[int, Pointer] = {}
@@ -122,7 +130,8 @@ class LocalOperator:
     def run(self, batch: MicroBatch) -> Iterator[pa.RecordBatch]:
         """Run the buckets that have rows or waiting keys; return their results.
 
-        The new pointers count from here on: after an error the query ends, and reads the committed ones.
+        Call `finish` once the sink has the results, or `abandon` after an error. If the results of a
+        micro-batch that runs again cannot differ, new versions become durable while the sink writes.
         """
         arrived: dict[int, list[Parcel]] = defaultdict(list)
         for rows in self._parcels(batch):
@@ -133,7 +142,7 @@ class LocalOperator:
         for bucket, label in enumerate(bucket_labels(self.buckets)):
             if label not in arrived and label not in woken:
                 continue
-            pointer, results, metrics = self.task.run(
+            served = self.task.serve(
                 batch.query,
                 batch.number,
                 bucket,
@@ -143,14 +152,17 @@ class LocalOperator:
                 batch.query_name,
                 batch.run,
             )
-            if pointer is None:
-                raise InternalError("a commit gave no pointer")
+            self._open.append((label, served, self._publisher.submit(served.publish)))
+            batch.metrics.append(served.metrics)
+            results = served.batches
+            if self._publishes_first:
+                self.finish()
             if self._coordinator is not None:
-                pointer, exports, results = take_exports(batch.query, batch.number, bucket, pointer, results)
+                pointer, exports, results = take_exports(
+                    batch.query, batch.number, bucket, self.pointers[label], results
+                )
+                self.pointers[label] = pointer
                 exported += exports
-            self.pointers[label] = pointer
-            (self.waiting.add if metrics.waiting_keys else self.waiting.discard)(label)
-            batch.metrics.append(metrics)
             for result in results:
                 yield cast_to_schema(result, self._output)
         if self._coordinator is not None and exported:
@@ -160,6 +172,25 @@ class LocalOperator:
             batch.metrics.append(metrics)
             for result in results:
                 yield cast_to_schema(result, self._output)
+
+    def finish(self) -> None:
+        """Wait until the new versions are durable; take over their pointers, and note where keys wait."""
+        while self._open:
+            label, served, published = self._open[0]
+            published.result()
+            pointer = served.finish()
+            if pointer is None:
+                raise InternalError("a commit gave no pointer")
+            self.pointers[label] = pointer
+            (self.waiting.add if served.metrics.waiting_keys else self.waiting.discard)(label)
+            del self._open[0]
+
+    def abandon(self) -> None:
+        """Drop the states of a micro-batch that failed, once no thread uses them."""
+        for _, served, published in self._open:
+            if published.exception() is None:
+                served.close()
+        self._open.clear()
 
 
 def _parcels_of(rows: pa.RecordBatch) -> Iterable[tuple[int, Parcel]]:

@@ -155,9 +155,16 @@ class LocalQuery:
         batch = MicroBatch(
             number, self.log.id, self.name, self._run, starts, ends, self._clock, wakes=self._wakes
         )
-        self.output.write(self._rows(batch), self.log.id, number)
-        failpoint("local.after_write")
         operator = self.operator
+        try:
+            self.output.write(self._rows(batch), self.log.id, number)
+            failpoint("local.after_write")
+            if operator is not None:
+                operator.finish()
+        except BaseException:
+            if operator is not None:
+                operator.abandon()
+            raise
         if operator is None:
             self.log.commit(number, None, None)
         else:

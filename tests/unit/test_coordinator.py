@@ -24,7 +24,7 @@ from penstock.spark_ext.border.parcels import COORDINATOR, from_parcel, to_parce
 from penstock.spark_ext.border.transaction_packing import TransactionPacker
 from penstock.spark_ext.forwarding.coordinator import Coordinator
 from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
-from penstock.spark_ext.worker.stateful import _take_exports
+from penstock.spark_ext.worker.stateful import take_exports
 from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 from penstock.state_store.bucket_store import BucketStore, Pointer
 from tests.procedures import results_of
@@ -92,7 +92,7 @@ class Query:
                 "query", batch, bucket, self.pointers.get(bucket), own, lambda: 0
             )
             assert pointer is not None
-            pointers[bucket], exports, results = _take_exports("query", batch, bucket, pointer, made)
+            pointers[bucket], exports, results = take_exports("query", batch, bucket, pointer, made)
             assert (pointers[bucket] == pointer) == (not exports)
             lines += [(payload, None, label) for payload in to_parcels(results)]
             lines.append((None, json.dumps(metrics.to_json()), label))

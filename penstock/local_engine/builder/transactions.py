@@ -80,6 +80,6 @@ def run_transactions(
 
     held = LocalOperator(
         place, operator, parcels, as_arrow_of_spark(planned.schema), waits=False,
-        origin=operator.origin, coordinator=planned.coordinator,
+        origin=operator.origin, coordinator=planned.coordinator, publishes_first=True,
     )  # fmt: skip
     return held, Made(planned.schema, held.run)

@@ -28,7 +28,7 @@ from penstock.checkpointing import PUnit, encode
 from penstock.checkpointing.files import Files, open_files
 from penstock.checkpointing.releases import Releases
 from penstock.checkpointing.trace import trace
-from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError, PenstockError
+from penstock.errors import ConflictError, CorruptDataError, InternalError, InvalidUsageError, PenstockError
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.state_store.bucket_store import RETAIN_VERSIONS, BucketStore, Handle, Pointer
 from penstock.state_store.cache import CachedState, LoadedState, StateCache
@@ -230,6 +230,22 @@ class BucketTask(Generic[S]):
         UnavailableError
             If the state cannot be read or written.
         """
+        served = self.serve(query_id, batch_id, bucket, pointer, parcels, clock, query_name, run_id)
+        served.publish()
+        return served.finish(), served.batches, served.metrics
+
+    def serve(
+        self,
+        query_id: str,
+        batch_id: int,
+        bucket: int,
+        pointer: Pointer | None,
+        parcels: Iterable[Parcel],
+        clock: Clock,
+        query_name: str | None = None,
+        run_id: str | None = None,
+    ) -> ServedBucket[S]:
+        """Run one bucket of one micro-batch, as `run`, but leave the new version to the caller."""
         begin = monotonic_s()
         files = open_files(self.state_location).child(query_id).child(self.name)
         self._check_specification(files, pointer, query_name)
@@ -266,28 +282,12 @@ class BucketTask(Generic[S]):
                 batches, metrics = self._run_recorded(store, held, parcels, task_share, clock)
             else:
                 batches, metrics = self.operator.run(held.state, parcels, task_share, clock)
-            served = monotonic_s()
-            handle = store.commit(held.state, held.handle)
-            trace("checkpointed", **place, chain=[link.pointer.file_name for link in handle.links])
-            failpoint("operator.after_commit")
-            metrics.state_bytes = held.state.size_bytes
         except BaseException:
             # A failed attempt may have changed it.
             held.state.close()
             raise
-        _CACHE.put(store, held.state, handle)
-        if run_id is not None:
-            _SERVED[store.files.location] = run_id
         metrics.duration_ms["load"] = 1000 * (loaded - begin)
-        metrics.duration_ms["commit"] = 1000 * (monotonic_s() - served)
-        metrics.state_bytes_written = handle.bytes_since(held.handle)
-        metrics.hits, metrics.catch_ups, metrics.loads = held.hits, held.catch_ups, held.loads
-        _LOGGER.info(
-            "state written [query=%s operator=%s batch=%d bucket=%d version=%d bytes=%d]",
-            query_id, self.name, batch_id, bucket,
-            handle.links[-1].pointer.version, metrics.state_bytes_written,
-        )  # fmt: skip
-        return handle.pointer, batches, metrics
+        return ServedBucket(self.name, query_id, batch_id, bucket, run_id, store, held, batches, metrics)
 
     def _sweeps(self, bucket: int, batch_id: int) -> bool:
         """Return whether to sync and sweep now, because of clock records or Spark's log.
@@ -380,6 +380,62 @@ class BucketTask(Generic[S]):
                     hint=hint,
                 )
         return more
+
+
+@dataclass
+class ServedBucket(Generic[S]):
+    """A bucket that a micro-batch has served, whose new version is not stored yet.
+
+    Call `publish`, on any thread, and then `finish`, which completes the metrics; or `close` after an error.
+    """
+
+    name: str
+    query_id: str
+    batch_id: int
+    bucket: int
+    run_id: str | None
+    store: BucketStore
+    held: LoadedState[S]
+    batches: list[pa.RecordBatch]
+    metrics: BatchMetrics
+    _handle: Handle | None = None
+
+    def publish(self) -> None:
+        """Make the new version durable; raise an `UnavailableError` if it cannot be written."""
+        begin = monotonic_s()
+        store, held = self.store, self.held
+        try:
+            handle = store.commit(held.state, held.handle)
+            chain = [link.pointer.file_name for link in handle.links]
+            trace("checkpointed", location=store.files.location, batch=self.batch_id, chain=chain)
+            failpoint("operator.after_commit")
+            self.metrics.state_bytes = held.state.size_bytes
+        except BaseException:
+            self.close()
+            raise
+        self.metrics.duration_ms["commit"] = 1000 * (monotonic_s() - begin)
+        self._handle = handle
+
+    def finish(self) -> Pointer | None:
+        """Keep the state for the next micro-batch; return the pointer of the new version."""
+        handle, held, metrics = self._handle, self.held, self.metrics
+        if handle is None:
+            raise InternalError("a version is not published")
+        _CACHE.put(self.store, held.state, handle)
+        if self.run_id is not None:
+            _SERVED[self.store.files.location] = self.run_id
+        metrics.state_bytes_written = handle.bytes_since(held.handle)
+        metrics.hits, metrics.catch_ups, metrics.loads = held.hits, held.catch_ups, held.loads
+        _LOGGER.info(
+            "state written [query=%s operator=%s batch=%d bucket=%d version=%d bytes=%d]",
+            self.query_id, self.name, self.batch_id, self.bucket,
+            handle.links[-1].pointer.version, metrics.state_bytes_written,
+        )  # fmt: skip
+        return handle.pointer
+
+    def close(self) -> None:
+        """Drop the state, which a failed attempt may have changed."""
+        self.held.state.close()
 
 
 def missing_state_error(path: str) -> CorruptDataError:
