@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.clientserver import JavaClient, JavaParameters, PythonParameters
+from py4j.java_gateway import GatewayProperty
 from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner, Result
 
@@ -295,6 +298,22 @@ def test_an_error_is_one_message_and_an_exit_code(
     fake_run(monkeypatch, body)
     result = penstock("run", "market")
     assert (result.exit_code, result.stderr) == (code, message)
+
+
+def test_a_jvm_that_was_killed_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(on_batch: Callable[[Batch], None]) -> Totals:
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            java = JavaParameters(port=unused.getsockname()[1])
+            client = JavaClient(java, PythonParameters(), GatewayProperty(False, None))
+            client.send_command("no server listens there")
+        raise AssertionError("there was an answer")
+
+    fake_run(monkeypatch, body)
+    result = penstock("run", "market")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert "the JVM of Spark's driver does not answer: it has ended, or was killed" in line
 
 
 def test_with_debug_the_traceback_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -105,6 +106,8 @@ def errors(*, debug: bool) -> Iterator[None]:
         typer.secho(f"{error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(WRONG if isinstance(error, InvalidUsageError) else FAILED) from None
     except OSError as error:
+        if not debug and _is_of_py4j(error):
+            _show_failure(error)
         if debug or error.filename is None:
             raise
         typer.secho(f"{error.filename}: {error.strerror}.", err=True, fg=typer.colors.RED)
@@ -112,10 +115,21 @@ def errors(*, debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug or not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
-        from penstock.spark_ext.api.failure import failure_of
+        _show_failure(error)
 
-        typer.secho(f"{failure_of(error, 'the query failed')}", err=True, fg=typer.colors.RED)
-        raise typer.Exit(FAILED) from None
+
+def _is_of_py4j(error: OSError) -> bool:
+    """Return whether Py4J raised an error, because it cannot reach the JVM."""
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return any(str(frame.f_globals.get("__name__")).startswith("py4j.") for frame in frames)
+
+
+def _show_failure(error: Exception) -> NoReturn:
+    """Print an error of Spark as one message, and exit."""
+    from penstock.spark_ext.api.failure import failure_of
+
+    typer.secho(f"{failure_of(error, 'the query failed')}", err=True, fg=typer.colors.RED)
+    raise typer.Exit(FAILED) from None
 
 
 def read_tables(options: list[str], what: str, owner: str) -> Iterator[tuple[str, pa.Table]]:
