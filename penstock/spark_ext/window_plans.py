@@ -12,6 +12,7 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     IntegralType,
+    LongType,
     StructField,
     StructType,
     TimestampNTZType,
@@ -284,7 +285,9 @@ def plan_row_windows(
     texts = value_names(split.partials)
     flags = () if options.delete_when is None else (DELETES,)
     whole = options.late_to is not None
-    needed = window_columns(columns, keys, time, texts, flags, whole=False)
+    needed = window_columns(columns, keys, time, texts, (), whole=False)
+    # As Spark has it: the marks of deletes are never null.
+    needed = StructType([*needed, *(StructField(name, LongType(), nullable=False) for name in flags)])
     select = {TIME: column(time)} | {name: column(name) for name in keys}
     select |= {name: Expression.parse(text) for text, name in texts.items()}
     if options.delete_when is not None:
