@@ -152,6 +152,8 @@ class Replay:
             recorded.starts, recorded.ends, _stand_still(max(ends_us)), clocks=clocks,
         )  # fmt: skip
         results = pa.Table.from_batches(list(query.rows(batch)), query.schema)
+        if query.operator is not None:
+            query.operator.finish()
         pointers = {} if query.operator is None else dict(query.operator.pointers)
         return ReplayedBatch(recorded, results, BatchMetrics.merge(batch.metrics), pointers, has_clock)
 
