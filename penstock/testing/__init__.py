@@ -26,16 +26,19 @@ if TYPE_CHECKING:
     from penstock.testing.databases import DatabaseTest, database
     from penstock.testing.files import FilesTests
     from penstock.testing.graphs import GraphTest, graph
+    from penstock.testing.own import AggregateTests, OperatorTests
     from penstock.testing.pipelines import PipelineTest, pipeline
     from penstock.testing.schedulers import SchedulerTests
     from penstock.testing.state import StateTests
     from penstock.testing.tables import TableTests
 
 __all__ = [
+    "AggregateTests",
     "CodecTests",
     "DatabaseTest",
     "FilesTests",
     "GraphTest",
+    "OperatorTests",
     "PipelineTest",
     "SchedulerTests",
     "StateTests",
@@ -48,10 +51,12 @@ __all__ = [
 __getattr__ = lazily(
     __name__,
     {
+        "AggregateTests": "penstock.testing.own",
         "CodecTests": "penstock.testing.codecs",
         "DatabaseTest": "penstock.testing.databases",
         "FilesTests": "penstock.testing.files",
         "GraphTest": "penstock.testing.graphs",
+        "OperatorTests": "penstock.testing.own",
         "PipelineTest": "penstock.testing.pipelines",
         "SchedulerTests": "penstock.testing.schedulers",
         "StateTests": "penstock.testing.state",

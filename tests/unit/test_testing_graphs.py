@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,6 +11,9 @@ import pytest
 import penstock
 from penstock import abort
 from penstock.errors import InvalidUsageError
+from penstock.testing import AggregateTests, OperatorTests, plugin
+from tests.aggregates import Spread
+from tests.documents import ROOT
 from tests.operators import Totals
 
 if TYPE_CHECKING:
@@ -92,3 +96,58 @@ def test_procedures_give_results_rejections_and_tables(penstock_database: OpenDa
     test.crash("transfer", source=2, target=1, amount=5)
     assert sorted((one["id"], one["balance"]) for one in test.table("accounts")) == [(1, 8), (2, 2)]
     assert test.rejections == [{"procedure": "transfer", "rejected": "short"}]
+
+
+def test_pytest_finds_the_plugin_by_itself() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {plugin.__name__: plugin.__name__}
+    assert {"penstock_pipeline", "penstock_graph", "penstock_database"} <= vars(plugin).keys()
+
+
+class TestTotals(OperatorTests):
+    """An operator that keeps its contract."""
+
+    @pytest.fixture
+    def operator(self) -> penstock.Operator:
+        return Totals()
+
+    @pytest.fixture
+    def batches(self) -> list[pa.Table]:
+        return [pa.table({"k": ["a", "b"], "v": [1.0, float(at)]}) for at in range(3)]
+
+
+class TestSpread(AggregateTests):
+    """An aggregate that keeps its contract."""
+
+    @pytest.fixture
+    def aggregate(self) -> type[penstock.Aggregate]:
+        return Spread
+
+
+class Forgetful(Totals):
+    """Keeps a number that is in no table."""
+
+    calls = 0
+
+    def run(self, batch: pa.Table, clock: Any) -> pa.Table:
+        self.calls += 1
+        rows = super().run(batch, clock)
+        return rows.set_column(1, "n", pa.array([self.calls] * rows.num_rows, pa.int64()))
+
+
+class Overwriting(Spread):
+    """Merges by replacing."""
+
+    @staticmethod
+    def merge(state: Any, other: Any) -> None:
+        state[:] = other
+
+
+def test_what_breaks_its_contract_is_found() -> None:
+    batches = [pa.table({"k": ["a"], "v": [1.0]})] * 2
+    with pytest.raises(AssertionError):
+        OperatorTests().test_a_restart_before_each_micro_batch_changes_nothing(Forgetful(), batches)
+    with pytest.raises(AssertionError):
+        AggregateTests().test_any_split_gives_the_same_result(Overwriting)
+    with pytest.raises(AssertionError):
+        AggregateTests().test_an_empty_state_changes_nothing(Overwriting)

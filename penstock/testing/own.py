@@ -1,0 +1,140 @@
+"""Tests of users' own operators and aggregates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from penstock.checkpointing import PUnit, decode, encode
+from penstock.operators.aggregates.own import Aggregate
+from penstock.operators.own.abc import Operator, output_schema
+from penstock.operators.own.state import OperatorState
+
+__all__ = ["AggregateTests", "OperatorTests"]
+
+_HOUR_US = 3_600_000_000
+
+
+class OperatorTests:
+    """The contract of an own operator: all that it remembers is in its tables."""
+
+    @pytest.fixture
+    def operator(self) -> Operator:
+        """Return the operator, as it is given to `penstock.apply`."""
+        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+
+    @pytest.fixture
+    def batches(self) -> Sequence[pa.Table]:
+        """Return the rows of some micro-batches, at least two."""
+        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+
+    def test_a_restart_before_each_micro_batch_changes_nothing(
+        self, operator: Operator, batches: Sequence[pa.Table]
+    ) -> None:
+        """Compare an object that runs on with one that is restored from stored tables each time."""
+        ongoing, units, hour = OperatorState(operator), list[PUnit](), count()
+        for batch in batches:
+            clock = partial(int, _HOUR_US * next(hour))
+            restarted = OperatorState(operator)
+            restarted.restore(units)
+            results = [one.operator.run(batch, clock) for one in (ongoing, restarted)]
+            assert results[0].cast(output_schema(operator)) == results[1].cast(output_schema(operator))
+            units.append(decode(bytes(encode(ongoing.delta())), "memory"))
+            restarted.delta()
+            assert dict(restarted.tables) == dict(ongoing.tables)
+
+    def test_a_micro_batch_that_runs_again_has_the_same_results(
+        self, operator: Operator, batches: Sequence[pa.Table]
+    ) -> None:
+        """Run the last micro-batch twice from the same tables."""
+        state = OperatorState(operator)
+        for batch in batches[:-1]:
+            state.operator.run(batch, lambda: 0)
+        unit = state.delta()
+        results = []
+        for _ in range(2):
+            again = OperatorState(operator)
+            again.restore([unit])
+            results.append(again.operator.run(batches[-1], lambda: _HOUR_US))
+        assert results[0] == results[1]
+
+    def test_a_micro_batch_without_rows_has_the_columns_of_the_output(
+        self, operator: Operator, batches: Sequence[pa.Table]
+    ) -> None:
+        """Run an operator over no rows."""
+        state = OperatorState(operator)
+        result = state.operator.run(batches[0].slice(0, 0), lambda: 0)
+        assert result.cast(output_schema(operator)).num_rows == result.num_rows
+
+
+class AggregateTests:
+    """The contract of an own aggregate: how values are split into states does not matter."""
+
+    values: Sequence[float] = (3.0, 1.0, 2.0, 2.0, 8.0, 5.5)
+    """Values to aggregate, at least three."""
+
+    @pytest.fixture
+    def aggregate(self) -> type[Aggregate]:
+        """Return the aggregate."""
+        raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
+
+    def test_any_split_gives_the_same_result(self, aggregate: type[Aggregate]) -> None:
+        """Merge states of two and three parts, in both orders, with what one state of all values gives."""
+        values = list(self.values)
+        expected = _finish(aggregate, _state(aggregate, values))
+        for first in range(len(values) + 1):
+            for second in range(first, len(values) + 1):
+                parts = [values[:first], values[first:second], values[second:]]
+                for order in (parts, parts[::-1]):
+                    states = [_state(aggregate, part) for part in order]
+                    right = states[1].copy()
+                    _call(aggregate, "merge", right, states[2].copy())
+                    _call(aggregate, "merge", states[0], right)
+                    assert _same(_finish(aggregate, states[0]), expected)
+
+    def test_an_empty_state_changes_nothing(self, aggregate: type[Aggregate]) -> None:
+        """Merge a state that `init` made, from both sides."""
+        whole = _state(aggregate, self.values)
+        merged, empty = whole.copy(), _state(aggregate, ())
+        _call(aggregate, "merge", merged, empty.copy())
+        assert _same(_finish(aggregate, merged), _finish(aggregate, whole))
+        _call(aggregate, "merge", empty, whole.copy())
+        assert _same(_finish(aggregate, empty), _finish(aggregate, whole))
+
+    def test_merging_leaves_the_other_state_as_it_is(self, aggregate: type[Aggregate]) -> None:
+        """Merge, and look at the second argument."""
+        one, other = _state(aggregate, self.values[:2]), _state(aggregate, self.values[2:])
+        before = other.copy()
+        _call(aggregate, "merge", one, other)
+        np.testing.assert_array_equal(other, before)
+
+
+def _call(aggregate: type[Aggregate], method: str, *arguments: object) -> object:
+    """Call a method as plain Python; that it compiles is known when windows use it."""
+    return getattr(aggregate, method)(*arguments)
+
+
+def _state(aggregate: type[Aggregate], values: Sequence[float]) -> npt.NDArray[np.float64]:
+    state = np.zeros(aggregate.words)
+    _call(aggregate, "init", state)
+    for value in values:
+        _call(aggregate, "add", state, value)
+    return state
+
+
+def _finish(aggregate: type[Aggregate], state: object) -> float | None:
+    result = _call(aggregate, "finish", state)
+    return None if result is None else float(result)  # type: ignore[arg-type]  # users' code returns a number
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
