@@ -53,13 +53,15 @@ def test_spark_with_redis_accepts_the_votes_that_ours_accepts(tmp_path: Path) ->
 def test_the_benchmark_of_forwarding_runs(tmp_path: Path) -> None:
     arguments = ["--share", "0", "1", "--buckets", "2", "--order", "any", "--customers", "100"]
     arguments += ["--batches", "5", "--batch-rows", "200", "--out", str(tmp_path / "out.txt")]
+    arguments += ["--tpcc-rows", "200"]
     command = [sys.executable, "-m", "benchmarks.transactions_over_buckets", *arguments]
     result = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     rows = [line.split() for line in (tmp_path / "out.txt").read_text().splitlines() if " any " in line]
-    none, half = (float(row[3].rstrip("%")) for row in rows)
+    none, half, tpcc = (float(row[3].rstrip("%")) for row in rows)
     assert none == 0
     assert 30 < half < 70
+    assert 2 < tpcc < 20
 
 
 @pytest.mark.long
