@@ -186,16 +186,19 @@ class PartitionedTables:
             if self._gathers(program, 0, count, knows_rows=False):
                 return self._run_gathered(program, events, bounds)
             return self._run_forwarded(program, events, range(self.partitions), None, bounds)
-        all_keys = self.event_keys(program, events)
-        homes = all_keys.homes(self.partitions)
+        keys = self.event_keys(program, events)
+        is_gathered = any(one.table in self.gathered.names for one in route.keys)
+        homes = keys.alone() if is_gathered else keys.homes(self.partitions)
         several = int(np.count_nonzero(homes < 0))
         if several and (predicted := self._run_predicted(program, events)) is not None:
             return predicted
         speculation = self.speculation if several else None
-        if speculation and (beside := speculation.run(program, events, all_keys, homes)) is not None:
+        if speculation and (beside := speculation.run(program, events, keys, homes)) is not None:
             return beside
         if self._gathers(program, count - several, several, knows_rows=route.knows_rows):
             return self._run_gathered(program, events, bounds)
+        if is_gathered:  # but no more
+            homes = keys.homes(self.partitions)
         order, back, begins = order_by_home(homes, self.partitions)
         ends = begins.tolist()
         tasks = {home: (ends[home + 1], ends[home + 2]) for home in range(self.partitions)}
