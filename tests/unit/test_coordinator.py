@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,11 +18,14 @@ from penstock.checkpointing.files import open_files
 from penstock.errors import CorruptDataError
 from penstock.procedures.analysis.columns import ResultRows
 from penstock.procedures.compiler.program import Program
+from penstock.procedures.databases import Database
 from penstock.procedures.engine import TableSet
 from penstock.procedures.partitions.bucket_forwarding import Forwarding
+from penstock.procedures.programs.oltp import OLTP, OltpBenchmark
+from penstock.procedures.programs.oltp.tpcc_data import TpccScale
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.border.connection import Shared
-from penstock.spark_ext.border.initial_rows import InitialRows
+from penstock.spark_ext.border.initial_rows import InitialRows, _partition
 from penstock.spark_ext.border.parcels import COORDINATOR, from_parcel, to_parcels
 from penstock.spark_ext.border.transaction_packing import TransactionPacker
 from penstock.spark_ext.forwarding.coordinator import Coordinator
@@ -27,8 +33,9 @@ from penstock.spark_ext.worker.bucket_task import BucketTask, Parcel
 from penstock.spark_ext.worker.stateful import take_exports
 from penstock.spark_ext.worker.transaction_operator import TransactionOperator
 from penstock.state_store.bucket_store import BucketStore, Pointer
-from tests.procedures import results_of
-from tests.property.test_forwarding import BANK, PROGRAM, PROGRAMS, RATES, batch_of, tables
+from tests.long_tests import long_but
+from tests.procedures import contents, interpreted, results_of
+from tests.property.test_forwarding import BANK, PROGRAM, PROGRAMS, RATES, batch_of
 
 BUCKETS = 3
 ROWS = [
@@ -56,30 +63,42 @@ ORDERS = [
 class Query:
     """Micro-batches of a query that keeps its events in memory."""
 
-    def __init__(self, directory: Path, order: str, program: Program, events: list[dict[str, Any]]) -> None:
-        forwarding = Forwarding(program, BUCKETS, order)
-        self.program, self.events = program, events
+    def __init__(
+        self,
+        directory: Path,
+        order: str,
+        program: Program,
+        events: pa.RecordBatch,
+        database: Database = BANK,
+        initial: Mapping[str, pa.Table | pa.RecordBatch] = MappingProxyType({"rates": RATES}),
+    ) -> None:
+        forwarding = Forwarding.plan(program, BUCKETS, order)
+        self.events, self.database = events, database
         names = tuple(forwarding.event.names)
-        schema = pa.schema([*forwarding.event, ("id", pa.int64())])
-        needed, tables = (*names, "id"), tuple(BANK.tables.values())
+        schema = pa.schema([*forwarding.event, ("place", pa.int64())])
+        needed, tables = (*names, "place"), tuple(database.tables.values())
         self.packer = TransactionPacker(schema, needed, None, None, BUCKETS, forwarding=forwarding)
-        rates = [{"rates": list(to_parcels([RATES]))} for _ in range(BUCKETS)]
+        first: list[dict[str, list[bytes]]] = [{} for _ in range(BUCKETS)]
+        for name, rows in initial.items():
+            table, column = pa.table(rows), database.tables[name].partition_by
+            every = ((bucket, table) for bucket in range(BUCKETS))
+            split = every if column is None else _partition(table, name, column, BUCKETS, None)
+            for bucket, part in split:
+                first[bucket][name] = list(to_parcels(part.to_batches()))
         operator = TransactionOperator(
-            program, tables, needed, ("id",), None, program.digest, order=order, forwarding=forwarding,
-            initial=InitialRows(Shared(rates)),
+            program, tables, needed, ("place",), None, program.digest, order=order, forwarding=forwarding,
+            initial=InitialRows(Shared(first)),
         )  # fmt: skip
         self.task = BucketTask(
             "bank", str(directory), operator, BUCKETS, 2, retain_versions=4, origin=operator.origin
         )
-        rows = ResultRows(("id",), order)
-        self.coordinator = Coordinator("bank", str(directory), forwarding, tables, len(needed), rows)
+        results = ResultRows(("place",), order)
+        self.coordinator = Coordinator("bank", str(directory), forwarding, tables, len(needed), results)
         self.pointers: dict[int, Pointer] = {}
 
     def stage_one(self, batch: int, begin: int, end: int) -> tuple[pa.RecordBatch, dict[int, Pointer]]:
         """Run the buckets; return their output, and their new pointers."""
-        events = batch_of(self.events[begin:end], self.program).append_column(
-            "id", pa.array(range(begin, end))
-        )
+        events = self.events.slice(begin, end - begin).append_column("place", pa.array(range(begin, end)))
         parcels = defaultdict(list)
         for row in self.packer([events]):
             parcels[row.column("bucket")[0].as_py()].append(row.column("payload")[0].as_py())
@@ -114,48 +133,87 @@ class Query:
                     results += from_parcel(payload).to_pylist()
         return results, forwarded
 
-    def tables(self) -> list[TableSet]:
+    def states(self) -> list[TableSet]:
         """Return the tables of all buckets."""
         found = []
         for bucket, pointer in self.pointers.items():
-            found.append(TableSet(BANK.tables.values()))
+            found.append(TableSet(self.database.tables.values()))
             place = open_files(self.task.state_location).child("query").child("bank")
             BucketStore(place.child(f"{bucket:05d}")).load(pointer, found[-1])
         return found
 
 
-@pytest.mark.parametrize(("name", "order"), [("act", "arrival"), ("act", "any"), ("order", "any")])
-def test_parcels_pass_through_both_stages(tmp_path: Path, name: str, order: str) -> None:
-    program, given = PROGRAMS[name], ROWS if name == "act" else ORDERS
-    query = Query(tmp_path, order, program, given)
+@pytest.fixture(params=["small_bank", "tpcc"])
+def benchmark_program(request: pytest.FixtureRequest) -> Iterator[OltpBenchmark]:
+    """Let Python run the kernel of a benchmark, since machine code takes long to make."""
+    benchmark = OLTP[request.param]
+    program = benchmark.procedure.program()
+    program.__dict__["kernel"] = interpreted(program)
+    yield benchmark
+    del program.__dict__["kernel"]
+
+
+def check_both_stages(query: Query, state: TableSet, program: Program, cuts: Sequence[int]) -> None:
+    """Run micro-batches; compare results, their numbers and the tables with the serial run over `state`."""
     made: list[dict[str, Any]] = []
-    forwarded = 0
-    for number, (begin, end) in enumerate([(0, 6), (6, 11)]):
+    forwarded, order, events = 0, query.coordinator.rows.order, query.events
+    for number, (begin, end) in enumerate(itertools.pairwise((*cuts, events.num_rows))):
         query.stage_two(query.stage_one(number, begin, end)[0])  # a crash before Spark commits
         output, pointers = query.stage_one(number, begin, end)
         results, count = query.stage_two(output)
         query.pointers = pointers
         made, forwarded = made + results, forwarded + count
-    place = ("batch", "forwarded", "id") if order == "any" else ("id",)
-    made.sort(key=lambda row: [row[name] for name in place])
-    state = TableSet(BANK.tables.values())
-    state.load("rates", RATES)
-    expected = results_of([state.run(program, batch_of([given[row["id"]] for row in made], program))])
+    by = ("batch", "forwarded", "place") if order == "any" else ("place",)
+    made.sort(key=lambda row: [row[name] for name in by])
+    expected = results_of([state.run(program, events.take(pa.array([row["place"] for row in made])))])
     names = [result.name for result in program.results]
     assert [tuple(row[one] for one in (*names, "rejected")) for row in made] == expected
     if order == "any":
         assert sum(row["forwarded"] for row in made) == forwarded
-    assert 0 < forwarded < len(ROWS)
-    assert tables(query.tables()) == tables([state])
-    assert sum(one.forwarded for one in query.tables()) == forwarded
+    assert 0 < forwarded < events.num_rows
+    states = query.states()
+    found, wanted = [contents(one, query.database) for one in states], contents(state, query.database)
+    for name, spec in query.database.tables.items():
+        if spec.partition_by is None:
+            assert all(sorted(one[name]) == sorted(wanted[name]) for one in found), name
+        else:
+            assert sorted(row for one in found for row in one[name]) == sorted(wanted[name]), name
+    assert sum(one.forwarded for one in states) == forwarded
     for bucket in query.pointers:
-        own = [(row["transaction"], row["id"]) for row in made if row["bucket"] == bucket]
+        own = [(row["transaction"], row["place"]) for row in made if row["bucket"] == bucket]
         assert sorted(number for number, _ in own) == list(range(len(own)))
         assert order == "any" or own == sorted(own)
 
 
+@pytest.mark.parametrize(("name", "order"), [("act", "arrival"), ("act", "any"), ("order", "any")])
+def test_parcels_pass_through_both_stages(tmp_path: Path, name: str, order: str) -> None:
+    program = PROGRAMS[name]
+    query = Query(tmp_path, order, program, batch_of(ROWS if name == "act" else ORDERS, program))
+    state = TableSet(BANK.tables.values())
+    state.load("rates", RATES)
+    check_both_stages(query, state, program, [0, 6])
+
+
+@pytest.mark.parametrize("order", long_but(["any", "arrival"], "any"))
+def test_oltp_benchmarks_equal_the_serial_run(
+    tmp_path: Path, benchmark_program: OltpBenchmark, order: str
+) -> None:
+    benchmark, program = benchmark_program, benchmark_program.procedure.program()
+    assert isinstance(program, Program)
+    scale = benchmark.small
+    if benchmark.name == "tpcc":
+        scale = TpccScale(warehouses=5, districts=2, customers=12, items=40)
+    first = benchmark.tables(scale)
+    state = TableSet(benchmark.database.tables.values())
+    for name, rows in first.items():
+        state.load(name, rows.combine_chunks().to_batches()[0])
+    events = benchmark.requests(scale, 80, 5)
+    query = Query(tmp_path, order, program, events, benchmark.database, first)
+    check_both_stages(query, state, program, [0, 30, 50])
+
+
 def test_other_events_under_the_number_of_a_micro_batch_are_refused(tmp_path: Path) -> None:
-    query = Query(tmp_path, "arrival", PROGRAM, ROWS)
+    query = Query(tmp_path, "arrival", PROGRAM, batch_of(ROWS))
     query.stage_two(query.stage_one(0, 0, 5)[0])
     with pytest.raises(CorruptDataError, match="ahead of the checkpoint"):
         query.stage_two(query.stage_one(0, 0, 6)[0])

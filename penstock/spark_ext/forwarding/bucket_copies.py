@@ -68,16 +68,20 @@ class BucketCopies:
         self.state.forget_deleted()
 
 
-_KEPT: dict[tuple[str, str], BucketCopies] = {}
+_KEPT: dict[str, tuple[tuple[TableSpec, ...], BucketCopies]] = {}
 
 
-def take_copies(query: str, operator: str, tables: tuple[TableSpec, ...]) -> BucketCopies:
-    """Return the copies that this process has kept, or empty ones; they are no longer kept."""
-    return _KEPT.pop((query, operator), None) or BucketCopies(tables)
+def take_copies(location: str, tables: tuple[TableSpec, ...]) -> BucketCopies:
+    """Return the copies that this process has kept of an operator's state, or empty ones.
+
+    They are no longer kept. An operator that has started again may have other indexes.
+    """
+    kept_tables, copies = _KEPT.pop(location, ((), None))
+    return copies if copies is not None and kept_tables == tables else BucketCopies(tables)
 
 
-def keep_copies(query: str, operator: str, copies: BucketCopies) -> None:
+def keep_copies(location: str, tables: tuple[TableSpec, ...], copies: BucketCopies) -> None:
     """Keep the copies of one operator for its next micro-batch."""
     _KEPT.clear()
     if copies.state.size_bytes <= MAX_KEPT_BYTES:
-        _KEPT[query, operator] = copies
+        _KEPT[location] = tables, copies

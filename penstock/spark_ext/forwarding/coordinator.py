@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from penstock._clock import monotonic_s
 from penstock._failpoints import failpoint
-from penstock.checkpointing.files import open_files
+from penstock.checkpointing.files import Files, open_files
 from penstock.checkpointing.spark_checkpoint import make_durable
 from penstock.operators.scheduling.metrics import BatchMetrics
 from penstock.operators.update_stream.cast import cast_to_schema
@@ -102,7 +102,7 @@ class Coordinator:
         given = cast_to_schema(events.select(self.forwarding.event.names), self.forwarding.event)
         query, batch = exports.notes[0].query, exports.notes[0].batch
         if self.forwarding.copies_buckets:
-            copies = take_copies(query, self.name, self.tables)
+            copies = take_copies(self._files(query).location, self.tables)
             copies.follow(stores, {note.bucket: note.pointer for note in exports.notes})
             results, changes = self.forwarding.run_over(copies.state, given)
         else:
@@ -113,7 +113,7 @@ class Coordinator:
             copies.advance(
                 stores, {note.bucket: continuation_of(note.pointer, batch) for note in exports.notes}
             )
-            keep_copies(query, self.name, copies)
+            keep_copies(self._files(query).location, self.tables, copies)
         published = monotonic_s()
         output = [
             self.rows.fill(
@@ -141,6 +141,8 @@ class Coordinator:
         for note in notes:
             publish_continuation(stores[note.bucket], note.pointer, note.batch, changes[note.bucket], tables)
 
+    def _files(self, query: str) -> Files:
+        return open_files(self.state_location).child(query).child(self.name)
+
     def _store(self, note: BucketNote) -> BucketStore:
-        files = open_files(self.state_location).child(note.query).child(self.name)
-        return BucketStore(files.child(f"{note.bucket:05d}"))
+        return BucketStore(self._files(note.query).child(f"{note.bucket:05d}"))
