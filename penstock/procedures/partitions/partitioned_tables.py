@@ -197,8 +197,7 @@ class PartitionedTables:
             return beside
         if self._gathers(program, count - several, several, knows_rows=route.knows_rows):
             return self._run_gathered(program, events, bounds)
-        if is_gathered:  # but no more
-            homes = keys.homes(self.partitions)
+        homes = keys.homes(self.partitions) if is_gathered else homes
         order, back, begins = order_by_home(homes, self.partitions)
         ends = begins.tolist()
         tasks = {home: (ends[home + 1], ends[home + 2]) for home in range(self.partitions)}
@@ -262,7 +261,7 @@ class PartitionedTables:
         """Run transactions on the coordinator, which has the rows."""
         self.forwarded += events.num_rows if bounds is None else len(bounds) - 1
         results = self._coordinator.run(program, events, bounds)
-        replicated = [spec.name for spec in program.tables if spec.name not in self.placements]
+        replicated = {spec.name for spec in program.tables} - self.placements.keys()
         self._spread({name: self._coordinator[name].delta() for name in replicated})
         return results
 
@@ -392,10 +391,8 @@ class PartitionedTables:
 
     def _unit(self, unit: PUnit, blocks: Mapping[str, pa.RecordBatch]) -> PUnit:
         meta: dict[str, Any] = {**unit.meta, "transactions": self.transactions, "rows": self.rows}
-        if self.offset is not None:
-            meta["offset"] = self.offset
-        if self.program is not None:
-            meta["program"] = self.program
+        facts = {"offset": self.offset, "program": self.program}
+        meta |= {name: value for name, value in facts.items() if value is not None}
         return PUnit(unit.kind, meta, blocks, packed=True)
 
     def restore(self, units: Iterable[PUnit]) -> None:
