@@ -356,6 +356,7 @@ def test_a_second_process_compiles_nothing() -> None:
     assert {name: compiled for name, (_, compiled, _) in stats.items() if compiled} == {}
     inner = {
         "_unlink",
+        "resolve",
         "_link_tail",
         "_link_cut",
         "_elp_add",
