@@ -14,6 +14,7 @@ from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.conf.pipeline import Pipeline
 from penstock.jobs.local.pipeline import open_pipeline
 from penstock.jobs.pipelines.run import run_to_end
+from tests.long_tests import long_but
 
 BANK = """\
 import penstock
@@ -93,7 +94,7 @@ def results(place: Path) -> list[tuple[Any, ...]]:
     return sorted(((row["id"], row["left"], row["rejected"]) for row in rows), key=lambda row: row[0])
 
 
-@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("buckets", long_but([1, 3], 3))
 def test_transactions_are_those_of_a_serial_run_over_crashes(tmp_path: Path, buckets: int) -> None:
     rows = transfers(400)
     running = pipeline(tmp_path, buckets=buckets)
