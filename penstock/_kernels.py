@@ -164,7 +164,7 @@ def program_kernel(function: F, *, counts_references: bool = True) -> F:
     function : callable
         The kernel.
     counts_references : bool
-        Whether it makes objects, whose references are counted. Without, each call is quicker.
+        Whether it makes objects, whose references are counted. If it does not, calls are quicker.
     """
     options: dict[str, Any] = {} if counts_references else {"_nrt": False}
     compiled: F = numba.njit(

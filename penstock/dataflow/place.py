@@ -98,7 +98,7 @@ def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics 
 
 
 def fuse(root: Node) -> Rewritten:
-    """Fuse the operators behind a p-stream into its reader, as one `Scan`.
+    """Fuse the operators downstream of a p-stream into its reader, as one `Scan`.
 
     Selections and projections become its predicate and its expressions. The scan may also include
 

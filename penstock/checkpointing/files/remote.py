@@ -44,7 +44,7 @@ class RemoteFiles(UriFiles):
                 raise
 
     def read(self, name: str) -> Content:
-        """Return the content of the file `name`, in memory of pyarrow's; see `Files.read`."""
+        """Return the content of the file `name`, in a buffer owned by pyarrow; see `Files.read`."""
         return self._read(name, 0, None)
 
     def read_range(self, name: str, at: int, size: int) -> Content:

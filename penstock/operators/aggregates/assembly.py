@@ -152,7 +152,7 @@ class _Divisions:
         self.own: dict[str, tuple[str, str]] = {}
 
     def find_replacements(self, text: str, node: Tree) -> list[tuple[Tree, str]]:
-        """Map divisions, quantiles and own aggregates to the columns that hold their values."""
+        """Map divisions, deviations, quantiles and user-defined aggregates to the columns of their values."""
         if node.kind == "case" and (parts := self._known.get(text[node.start : node.stop])) is not None:
             return [(node, self._name_column("deviation", self.deviations, parts))]
         if node.kind == "binary" and node.value == "/":

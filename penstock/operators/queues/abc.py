@@ -23,7 +23,7 @@ __all__ = ["KeyedQueue"]
 
 
 class KeyedQueue(ABC):
-    """A queue of keyed tuples; in Spark, one bucket of it.
+    """A queue of keyed tuples. In Spark, each instance is one bucket of the whole queue.
 
     Not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any number of times,
     then `account_staleness`, then `delta`. It delivers all dequeued tuples before `delta`.

@@ -96,7 +96,8 @@ class Scheduler(ABC):
         held : int64 array, optional
             By key number, nonzero for keys to skip. Skipped keys keep their places.
         now_us : int
-            The time, in the unit and from the origin of ``arrived_us``. Only freshest reads it.
+            The current time, in the same unit and counted from the same origin as ``arrived_us``. Only
+            freshest reads it.
         """
 
     @property

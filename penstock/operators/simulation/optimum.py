@@ -72,10 +72,10 @@ def lower_bound(rates: Floats, cost: float, weights: Floats | None = None) -> fl
 def _wait(
     values: Floats, ages: npt.NDArray[np.int64], steps: npt.NDArray[np.int64], rates: Floats, weights: Floats
 ) -> Floats:
-    """Return the expected cost of a unit in each state, plus the value of the next state.
+    """Return each state's expected cost of one unit of time plus the expected value of the next state.
 
-    `ages` has a row for each state, with the units since each key's oldest unseen update; 0 in sync. The
-    number of a state is ``ages @ steps``.
+    `ages` has a row for each state: for each key, the units of time since its oldest unseen update, or 0 if
+    it has none. The number of a state is ``ages @ steps``.
     """
     count, keys = ages.shape
     oldest = ages[count - 1, 0]

@@ -1,6 +1,6 @@
-"""Records of JSON or CSV that cannot be read, or have a field of another type.
+"""Records of JSON or CSV that cannot be read, or that have a field of the wrong type.
 
-They are counted, and kept, skipped or refused. If a p-stream is given, they are also written into it.
+Such records are counted, and kept, skipped or refused. If a p-stream is given, they are also written to it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def count_bad_records(rows: DataFrame, place: str, on_error: OnError) -> DataFra
     Parameters
     ----------
     rows : DataFrame
-        With that column.
+        The rows of the source, with the column `BAD_RECORD`.
     place : str
         The source's name in the pipeline, under which the count is observed.
     on_error : {"keep", "skip", "fail"}
@@ -86,7 +86,7 @@ def count_bad_records(rows: DataFrame, place: str, on_error: OnError) -> DataFra
 
 
 def json_reason(text: Column) -> Column:
-    """Return the reason why a text is no record of a schema."""
+    """Return the reason why a text is not a record of the schema."""
     return sf.when(sf.try_parse_json(text).isNull(), sf.lit("the record is not JSON")).otherwise(
         sf.lit("a field has another type than the schema says")
     )
@@ -99,15 +99,16 @@ def reject_bad_records(
     reject_to: str | os.PathLike[str] | None,
     facts: Mapping[str, Column],
 ) -> DataFrame:
-    """Write the rows of a source that have `BAD_RECORD` into a p-stream, each exactly once.
+    """Write the bad records of a source to a p-stream, each exactly once.
 
-    The task of a partition commits them before Spark commits the micro-batch. Only the facts of bad records
-    reach Python. Sets ``spark.sql.files.minPartitionNum``, unless the session has it.
+    The task of a partition commits them before Spark commits the micro-batch. Python receives only the
+    `facts` of bad records. This function sets ``spark.sql.files.minPartitionNum``, unless the session has set
+    it.
 
     Parameters
     ----------
     rows : DataFrame
-        With that column.
+        The rows of the source, with the column `BAD_RECORD`.
     place : str
         The source's name in the pipeline.
     on_error : {"keep", "skip", "fail"}
@@ -115,12 +116,12 @@ def reject_bad_records(
     reject_to : str or path, optional
         The location of the p-stream, which is created if it does not exist; None to write nothing.
     facts : mapping of str to Column
-        The known columns of `REJECTED` but the source.
+        The columns of `REJECTED` that are known, except `source`.
 
     Raises
     ------
     InvalidUsageError
-        If the location holds something else, or bad records fail the query.
+        If the location holds something else, or `on_error` is ``"fail"``.
     UnavailableError
         If the location cannot be written.
     """
@@ -141,7 +142,7 @@ def reject_bad_records(
     record = sf.struct(
         *(columns.get(name, sf.lit(None)).cast(kind).alias(name) for name, kind in texts.items())
     )
-    # Its annotations do not know functions of iterators of frames.
+    # PySpark's annotations do not cover functions of iterators of frames.
     reject = cast("Any", pandas_udf)(_rejecter(to, place), BooleanType())
     return rows.where(reject.asNondeterministic()(sf.when(sf.col(BAD_RECORD).isNotNull(), record)))
 
@@ -156,7 +157,7 @@ def _fix_division(spark: SparkSession) -> None:
 
 
 def _rejecter(to: TaskRows, place: str) -> Callable[[Iterator[pd.DataFrame]], Iterator[pd.Series]]:
-    """Return the function of a partition, which commits its bad records at the end and keeps all rows."""
+    """Return the function that passes on a partition's rows and commits its bad records at the end."""
     schema, number = as_arrow_of_spark(REJECTED), zlib.crc32(place.encode())
 
     def reject(parts: Iterator[pd.DataFrame]) -> Iterator[pd.Series]:

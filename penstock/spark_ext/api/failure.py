@@ -1,4 +1,4 @@
-"""Turn Spark's errors into Penstock's: the cause in one line, without the JVM's stack."""
+"""Turn Spark's errors into Penstock errors, with the cause in one line and without the JVM's stack."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PYTHON = re.compile(r"^(?P<error>[A-Za-z_][\w.]*(?:: .*)?)$")
 _NO_SOURCE = re.compile(
     r"\[DATA_SOURCE_NOT_FOUND\] Failed to find the data source: (.+?)\.(?: Make sure|$)", re.MULTILINE
 )
-"""The condition of a JVM error for an unknown format, which it names."""
+"""The condition of a JVM error for an unknown format; the error names the format."""
 _NO_DIRECTORY = re.compile(
     r"java\.io\.IOException: (?:mkdir of|Mkdirs failed to create) (?:file:)?(.+?)(?: failed)?$", re.MULTILINE
 )
@@ -49,7 +49,7 @@ _LATE_WORKER_HINT = (
     "with the same checkpoint"
 )
 _RAISED = "[USER_RAISED_EXCEPTION]"
-"""The condition of an error that SQL raises, as for a bad record with ``on_error: fail``."""
+"""The condition of an error that SQL raises, such as for a bad record with ``on_error: fail``."""
 _STATE = re.compile(r"\s*SQLSTATE: \w+.*", re.DOTALL)
 _TERMINATED = re.compile(r"terminated with exception: (.+)", re.DOTALL)
 _CAUSED = re.compile(r"^Caused by: (?:[\w$]+\.)*([\w$]+(?:: .*)?)$", re.MULTILINE)
@@ -66,7 +66,7 @@ def spark_message(error: BaseException) -> str:
 
 
 def _python_error(text: str) -> str | None:
-    """Return the line that ends the last Python traceback of a text, such as ``ValueError: no``."""
+    """Return the last line of the last Python traceback in a text, such as ``ValueError: no``."""
     _, separator, rest = text.rpartition(_TRACEBACK)
     if not separator:
         return None
@@ -89,7 +89,7 @@ def is_without_answer(error: BaseException) -> bool:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Say whether an error of Spark wraps an error of Penstock."""
+    """Return whether a Spark error wraps a Penstock error."""
     return bool(_PENSTOCK.search(str(error)))
 
 
@@ -112,8 +112,8 @@ def root_cause(error: BaseException) -> str:
     -------
     str
         The first of these that applies: the last Penstock error in the text, with the Python error that
-        caused it; the last output of a Python that did not start; that a worker is late; the last line of the
-        last Python traceback; the message of Spark's last cause, or else Spark's own.
+        caused it; the last output of a Python process that did not start; a message that a worker is late;
+        the last line of the last Python traceback; the message of Spark's last cause; Spark's own message.
     """
     if is_without_answer(error):
         return "the JVM of Spark's driver does not answer: it has ended, or was killed"
@@ -143,11 +143,11 @@ def root_cause(error: BaseException) -> str:
 
 
 def kind_of(error: BaseException) -> type[PenstockError]:
-    """Return the error class for a query's failure, which tells the caller what to do next.
+    """Return the error class for a query's failure.
 
-    It is the class of the Penstock error that made the query fail, `InvalidUsageError` if Spark refused the
-    query or an expression of it raised an error, `UnavailableError` if its driver is gone or a Python worker
-    did not start in time, and else the generic `PenstockError`.
+    If a Penstock error made the query fail, it is the class of that error. It is `InvalidUsageError` if Spark
+    refused the query or an expression raised an error, `UnavailableError` if the driver is gone or a Python
+    worker did not start in time, and otherwise `PenstockError`.
     """
     if isinstance(error, PenstockError):
         return type(error)
@@ -170,9 +170,9 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
     error : BaseException
         The error that Spark raised.
     fact : str
-        The fact: the action that failed.
+        The action that failed.
     hint : str, optional
-        The remedy, in place of the one for a late worker.
+        The remedy; by default the hint for a late worker, if that is the cause.
     **context
         The context, such as ``query=``.
     """

@@ -1,4 +1,4 @@
-"""The metrics of update queues, from the progress of the Spark queries that run them.
+"""The metrics of update queues, read from the progress reports of their Spark queries.
 
 Every bucket's task emits its metrics with its rows, as one JSON value, and ``observe`` collects them in the
 query's progress. So the metrics are exactly those of the attempts that Spark committed.
@@ -42,17 +42,17 @@ class SeveralQueries(Protocol):
 
     @property
     def queries(self) -> Mapping[str, StreamingQuery]:
-        """Its queries by name."""
+        """The queries of the graph, by name."""
 
 
 def metrics(query: StreamingQuery | SeveralQueries) -> MetricsList:
     """Return the metrics of the recent micro-batches of a query, or of a graph's queries, oldest first.
 
-    One entry for each batch and update queue (Spark keeps as many batches as
-    ``spark.sql.streaming.numRecentProgressUpdates`` says): ``query``, ``query_id``, ``batch_id``,
-    ``timestamp``, ``operator``, ``batch_ms``, ``bad_records`` (of a pipeline's sources), ``spark_ms``
-    (Spark's time by phase), and the fields of `penstock.operators.scheduling.metrics.BatchMetrics`, with
-    ``queue_staleness_ms`` and ``application_staleness_ms`` as ``{"avg", "p50", "p95", "max"}``.
+    There is one entry for each batch and update queue. Spark keeps the last
+    ``spark.sql.streaming.numRecentProgressUpdates`` batches. The fields are ``query``, ``query_id``,
+    ``batch_id``, ``timestamp``, ``operator``, ``batch_ms``, ``bad_records`` (of a pipeline's sources),
+    ``spark_ms`` (Spark's time by phase), and those of `penstock.operators.scheduling.metrics.BatchMetrics`,
+    with ``queue_staleness_ms`` and ``application_staleness_ms`` as ``{"avg", "p50", "p95", "max"}``.
 
     The list has `to_pandas`, and notebooks show it as a table.
 
@@ -115,9 +115,9 @@ def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
     Parameters
     ----------
     new_input, waits : bool
-        Whether any source had new rows for the batch that ended, and whether keys wait after it.
+        Whether any source had new rows for the last batch, and whether keys wait after it.
     drain : bool
-        Whether the query goes on until nothing waits.
+        Whether the query continues until no key waits.
     first : bool
         Whether it is the first batch of a start. A first batch without input was planned by an earlier start
         and does not show whether there is input now, so another batch follows.
@@ -128,8 +128,8 @@ def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
 class ProgressReader:
     """Reads each progress report of a query once.
 
-    Spark returns all recent reports at once, which is slow if many buckets report. So they are requested only
-    if there is more than one new batch.
+    Requesting all recent reports is slow if many buckets report, so it is done only if there is more than one
+    new batch.
     """
 
     def __init__(self, query: StreamingQuery) -> None:

@@ -28,12 +28,12 @@ __all__ = ["listen", "register", "remove_metrics", "wait_for_metrics"]
 
 _LOGGER = logging.getLogger(__name__)
 _LAST_LINE_S = 10.0
-"""The wait for a query's last metrics after its end."""
+"""The longest wait for a query's last metrics after its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Destination:
-    """Where the metrics of a session go: its listener, and what ends it."""
+    """A destination of a session's metrics: its listener, and the function that ends it."""
 
     listener: BatchListener
     close: Callable[[], object] | None
@@ -54,7 +54,7 @@ def register(
 ) -> None:
     """Register Penstock's data sources with `spark` and, if asked, write or offer metrics.
 
-    `update_queue` works without it; the formats ``pstream`` and ``market`` do not. Registering twice is
+    The formats ``pstream`` and ``market`` need this call; `update_queue` does not. Registering twice is
     harmless. Metrics are written and offered until the session is stopped.
 
     Parameters
@@ -68,10 +68,11 @@ def register(
         The name of the query or graph whose metrics are written and offered; by default all queries.
     prometheus : str or int, optional
         Offer metrics to Prometheus at ``http://HOST:PORT/metrics``: ``HOST:PORT``, or a port of 127.0.0.1.
-        Whoever can reach the address can read the metrics. They name queries and operators, and hold no rows.
+        Whoever can reach the address can read the metrics, which name queries and operators and hold no rows.
     opentelemetry : bool or MeterProvider
-        Record metrics with OpenTelemetry: with the given provider, or if True, with one that sends OTLP over
-        HTTP as the variables ``OTEL_EXPORTER_OTLP_*`` and ``OTEL_METRIC_EXPORT_INTERVAL`` say.
+        Record metrics with OpenTelemetry: with the given provider, or if True, with a provider that sends
+        OTLP over HTTP, configured by the variables ``OTEL_EXPORTER_OTLP_*`` and
+        ``OTEL_METRIC_EXPORT_INTERVAL``.
 
     Raises
     ------
@@ -113,7 +114,7 @@ def _add(
     query: str | None,
     make: Callable[[], tuple[Receiver, Callable[[], object] | None]],
 ) -> None:
-    """Send metrics to a new destination, unless the session has one with that name.
+    """Send metrics to a new destination, unless the session has a destination with that name.
 
     `make` returns the receiver, and a function to call when the session stops.
     """
@@ -131,7 +132,7 @@ def listen(spark: SparkSession, name: str, receive: Receiver, query: str | None 
     Parameters
     ----------
     name : str
-        The destination, for messages. A second one of the same name is not added.
+        The destination, for messages. A second destination of the same name is not added.
     query : str, optional
         The name of the query or graph to listen to; by default all queries.
     """
@@ -141,8 +142,8 @@ def listen(spark: SparkSession, name: str, receive: Receiver, query: str | None 
 def remove_metrics(spark: SparkSession, *, stopped: bool = False) -> None:
     """End the destinations of a session's metrics.
 
-    Called before a session of Spark Connect stops, because its client would wait for the reports of a server
-    that it has left; and when other sessions have `stopped`.
+    Called when sessions have `stopped`, and before a session of Spark Connect stops, because its client would
+    otherwise wait for reports of a server that it has left.
     """
     for destination in _destinations.pop(spark, {}).values():
         if not stopped:

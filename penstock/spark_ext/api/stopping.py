@@ -14,16 +14,16 @@ __all__ = ["stop_between_batches"]
 
 _POLL_S = 0.01
 _BATCH_END_S = 10.0
-"""The wait for the running batch."""
+"""The longest wait for the running batch."""
 _SETTLE_S = 10.0
-"""The wait for the tasks of a cancelled batch."""
+"""The longest wait for the tasks of a cancelled batch."""
 
 
 def stop_between_batches(query: StreamingQuery, spark: SparkSession) -> None:
     """Stop a query, between two batches if possible, and wait for its tasks.
 
     Tasks of a cancelled batch end a moment later, remove their unfinished files, and log errors. Right after
-    a batch there are no tasks, since planning the next one takes a moment.
+    a batch there are no tasks, because Spark takes a moment to plan the next batch.
 
     Parameters
     ----------

@@ -66,56 +66,57 @@ def transactions(
     """Run a transaction for each row of a stream, exactly once; return results and rejections.
 
     The transactions of a bucket run one after the other, in the order of arrival: micro-batch by micro-batch,
-    and in each by `time`, then by position. Each is a row of the result, for ``outputMode("append")``:
-    ``bucket``; ``transaction``, its number in the bucket; the columns of `keep`; the procedure's results; and
-    ``rejected``, the reason for a rejection, or null if it was committed.
+    and within a micro-batch by `time`, then by position. The result has a row for each transaction, for
+    ``outputMode("append")``: ``bucket``; ``transaction``, its number in the bucket; the columns of `keep`;
+    the procedure's results; and ``rejected``, the reason for a rejection, or null if it was committed.
 
     Parameters
     ----------
     df : DataFrame
         A streaming DataFrame; its columns are the attributes of the event.
     procedure : Procedure or Workflow
-        The stored procedure, or the workflow, of which a round runs for each row.
+        The stored procedure; or the workflow, which runs one round for each row.
     time : str, optional
         A timestamp, date or integer column that orders the transactions of a micro-batch.
     order : {"arrival", "any"}
         The order of transactions. With ``"arrival"``, results and tables equal those of a serial run in the
         order of arrival. With ``"any"``, transactions over several buckets run after all others of their
         micro-batch, so that fewer are forwarded. Two more columns of the results, ``batch`` and
-        ``forwarded``, tell the order: by ``batch``, then ``forwarded``, then arrival.
+        ``forwarded``, give the order: by ``batch``, then ``forwarded``, then arrival.
     keep : str or iterable of str
-        Columns of `df` that leave with the results.
+        Columns of `df` to add to the results.
     buckets : int, optional
         The number of buckets for the rows of tables. By default the number of shuffle partitions if each
-        transaction accesses rows of one bucket: all its keys have the same event attribute in the
-        partitioning columns of their tables. Otherwise one. With more than one, a transaction over several
-        buckets is forwarded to a coordinator, for which the partitioning columns of its keys must be
-        attributes of the event, elements of its lists, or values of the procedure's route. Tables without
-        such a column are replicated, and only read. Fixed for the life of a checkpoint.
+        transaction accesses rows of one bucket, that is, if all its keys have the same event attribute in the
+        partitioning columns of their tables; otherwise one. With more than one bucket, a transaction over
+        several buckets is forwarded to a coordinator. For this the partitioning columns of its keys must be
+        attributes of the event, elements of its lists, or values of the procedure's route. Tables without a
+        partitioning column are replicated and read-only. The number is fixed for the life of a checkpoint.
     initial : mapping, optional
         The first rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
         table. They are loaded once, with the first micro-batch of a checkpoint; later starts ignore them. All
         of them pass through the driver. Each bucket has all rows of replicated tables.
     requests : str or path, optional
-        The location of requests, which run beside the stream: ``database.connect(requests)`` makes a client
-        that calls procedures. The requests of a micro-batch run before its events, in the order in which they
-        were sent; each runs once and gets one answer. Fixed for the life of a checkpoint.
+        The location of clients' requests, which run in the same query: ``database.connect(requests)`` makes a
+        client that calls procedures. The requests of a micro-batch run before its events, in the order in
+        which they were sent; each runs once and gets one answer. The location is fixed for the life of a
+        checkpoint.
     batch : str or int, optional
         Groups the rows of a workflow into atomic batches; each batch is one round. A batch is a run of rows
-        with an equal value in this column, or this many rows. It runs once it is complete: with a column,
-        once the next batch begins. Needs one bucket, and is fixed for the life of a checkpoint.
+        with an equal value in this column, or this many rows. A batch runs when it is complete: with a
+        column, when the next batch begins. This needs one bucket, and is fixed for the life of a checkpoint.
     compatible_with : str, optional
-        The digest of the checkpoint's first program. Pass it if the procedure has changed since, and its new
-        text works with the old tables. Without it a changed program is refused. The former program has to
-        finish a micro-batch that it began.
+        The digest of the checkpoint's first program. Pass it if the procedure has changed since the
+        checkpoint was made and its new text works with the old tables. A changed program is refused if this
+        is not given. The former program must finish any micro-batch that it began.
     state_location : str or path, optional
         The directory for state; by default the state location of the database, or the Spark setting
         ``spark.penstock.stateLocation``.
     retain_versions : int
         The number of versions of each bucket's tables that stay loadable.
     schema : StructType or str, optional
-        The columns of `df`, or their DDL; see `penstock.update_queue`. The rows of `initial` are Arrow tables
-        then, and there are no `requests`.
+        The columns of `df`, or their DDL; see `penstock.update_queue`. If given, the rows of `initial` must
+        be Arrow tables, and `requests` are not available.
     name : str
         The operator's name in metrics and state, the same at a restart.
 
@@ -159,10 +160,10 @@ def write_transactions(
     sink: Mapping[str, Any] | None = None,
     **options: Unpack[TransactionArguments],
 ) -> DataStreamWriter:
-    """Run a transaction for each row of a stream; write results and rejections into a p-stream.
+    """Run a transaction for each row of a stream; write results and rejections to a p-stream.
 
-    As `transactions`, but the tasks of the buckets write the results themselves, so that they do not pass
-    through Spark.
+    This is `transactions`, except that the tasks of the buckets write the results themselves, so the results
+    do not pass through Spark.
 
     Parameters
     ----------
@@ -176,12 +177,12 @@ def write_transactions(
     Returns
     -------
     DataStreamWriter
-        Give it a checkpoint and a trigger, and start it.
+        The writer; give it a checkpoint and a trigger, and start it.
 
     Raises
     ------
     InvalidUsageError
-        As `transactions`, or if the results do not fit the p-stream, or an option is wrong.
+        As for `transactions`; or if the results do not fit the p-stream, or an option is wrong.
 
     Examples
     --------
@@ -203,7 +204,7 @@ class PlannedTransactions:
     Parameters
     ----------
     place : Stateful
-        Their place.
+        The place of the transactions in the query.
     parcels : DataFrame
         The input.
     operator : TransactionOperator
@@ -211,9 +212,9 @@ class PlannedTransactions:
     schema : StructType
         The columns of results.
     rows : pyarrow.Schema
-        Their Arrow schema.
+        The Arrow schema of results.
     route : Route
-        How rows come to their bucket; a part of the operator's name in Spark's plans.
+        The way in which rows reach their bucket; a part of the operator's name in Spark's plans.
     coordinator : Coordinator, optional
         Runs the transactions that need several buckets.
     """
@@ -240,7 +241,7 @@ class PlannedTransactions:
         )
 
     def descriptors(self, sink: Mapping[str, str]) -> DataFrame:
-        """Return descriptors of results that tasks write into a p-stream.
+        """Return the descriptors of results that tasks write to a p-stream.
 
         Parameters
         ----------
@@ -308,7 +309,7 @@ def plan_transactions(
 
 @dataclass(frozen=True)
 class PlannedProcedure:
-    """Transactions without their input; needs no Spark session.
+    """Planned transactions without their input. They need no Spark session.
 
     Parameters
     ----------
@@ -331,7 +332,10 @@ class PlannedProcedure:
 def choose_buckets(
     program: Program | PlainProgram, options: TransactionOptions
 ) -> tuple[TransactionOptions, str | None]:
-    """Return options with one bucket if several need a route, and the attribute that chooses the bucket."""
+    """Return the options and the attribute that chooses the bucket.
+
+    The options get one bucket if several would need a route.
+    """
     route = routing_attribute(program) if options.batch is None else None
     return replace(
         options, buckets=1 if options.buckets is None and route is None else options.buckets
@@ -350,12 +354,12 @@ def plan_procedure(
     route: str | None,
     initial: InitialRows | None,
 ) -> PlannedProcedure:
-    """Plan the transactions of a program over rows with given columns, as Spark and as Arrow has them.
+    """Plan the transactions of a program over rows with the columns `given`, which are `columns` in Arrow.
 
     Raises
     ------
     InvalidUsageError
-        As `transactions`.
+        As for `transactions`.
     """
     schema = transaction_schema(program, columns, keep, time, options.order)
     batch = batch_column(program, columns, options.batch)

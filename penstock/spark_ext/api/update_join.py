@@ -78,9 +78,9 @@ def update_join(
 
     Two tuples of equal key match if their times differ by at most `within`, both ends included, and the
     condition is true. After each micro-batch the newest match of each key is delivered, if it is newer than
-    the last delivered one. Older matches are never delivered (UpStream §3.2). A match's time is the greater
-    of its tuples' times. Of two matches with the same time, the one with the newer left tuple is newer, then
-    the one with the newer right tuple.
+    the last match delivered for the key. Older matches are never delivered (UpStream §3.2). A match's time is
+    the greater of its tuples' times. If two matches have the same time, the match with the newer left tuple
+    is newer; if the left tuples are equally new, the match with the newer right tuple.
 
     Parameters
     ----------
@@ -92,12 +92,12 @@ def update_join(
     time : str
         The column that orders the updates of a key: a timestamp, a date, or an integer with a `unit`.
     within : str or timedelta
-        The largest difference of the times, such as ``"10 s"``.
+        The largest difference between the times, such as ``"10 s"``.
     condition : str, optional
         A further condition for a match: SQL over the columns of the result.
     watermark_delay : str or timedelta, optional
         The allowed lateness. A tuple that is older than this, relative to the newest tuple of earlier
-        micro-batches of both sides in its bucket, is dropped and counted. By default as `within`. It should
+        micro-batches of both sides in its bucket, is dropped and counted. The default is `within`. It should
         cover the lead of one side over the other.
     unit : str, optional
         The unit of an integer time: ``s``, ``ms``, ``us`` or ``ns``.
@@ -107,18 +107,19 @@ def update_join(
         The treatment of rows with a null key or time: fail the query, or drop and count them.
     delete_when : str or mapping, optional
         An SQL condition for the rows that delete their key on their side, such as ``"op = 'd'"``, for both
-        sides; or a mapping of ``left`` and ``right`` to conditions. A match whose tuple is deleted is taken
-        away: the result has a row with the key, a time and null in all other columns. The boolean column
-        ``deleted`` is true in such rows. See "Deletes" in ``docs/concepts/joins-and-unions.md``.
+        sides; or a mapping of ``left`` and ``right`` to conditions. If a tuple of a delivered match is
+        deleted, the match is retracted by a row with the key, a time and null in all other columns. The
+        boolean column ``deleted`` is true in such rows. See "Deletes" in
+        ``docs/concepts/joins-and-unions.md``.
     ttl : str, timedelta or int, optional
-        How long a key stays in the state without a tuple of either side; by default until no future match
-        needs it. An integer is a number of steps of the time. See "Keys that go silent" in
+        How long a key stays in the state after its last tuple on either side; by default until no future
+        match needs it. An integer is in the unit of the column `time`. See "Keys that go silent" in
         ``docs/concepts/joins-and-unions.md``.
     on_silent : {"row"}, optional
         As for `penstock.update_queue`.
     late_to : str or path, optional
-        The location of a p-stream for the rows that are dropped, each exactly once: the columns of both
-        sides, of which a row has those of its own, ``reason`` (``"late"``, ``"duplicate"``, or why the row is
+        The location of a p-stream for the rows that are dropped, each exactly once: the columns of both sides
+        (null in those of the other side), ``reason`` (``"late"``, ``"duplicate"``, or why the row is
         refused), ``watermark``, the first time that would not have been late, and ``side`` (``"left"`` or
         ``"right"``). See ``docs/how-to/late-rows.md``.
     schema : StructType or str, or mapping, optional
@@ -167,7 +168,7 @@ def run_join(
     *,
     declared: bool = False,
 ) -> DataFrame:
-    """Return the output of a join; `marked` are the sides that have the column of deletes already."""
+    """Return the output of a join; `marked` are the sides that already have the column of deletes."""
     if not declared:
         check_streaming(left)
     place = Stateful.plan(left.sparkSession, name, options, declared=declared)
@@ -245,7 +246,7 @@ def plan_join(
     place : Stateful
         The operator's place.
     marks : sequence of str or None
-        For each input the column that marks its deletes.
+        For each input, the column that marks its deletes.
     large : bool
         Whether texts and binary values have offsets of 64 bits.
     """
@@ -372,13 +373,13 @@ class JoinOperator:
         return False
 
     def new_state(self) -> UpdateJoin:
-        """Return a join that holds nothing."""
+        """Return an empty join."""
         return UpdateJoin(self.joined)
 
     def run(
         self, state: UpdateJoin, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Add tuples and match them; see `Operator.run`."""
+        """Add the tuples and match them; see `Operator.run`."""
         begin = clock()
         dropped = 0
         newest: int | None = None
@@ -424,7 +425,7 @@ class JoinOperator:
         unusable: list[pa.RecordBatch],
         task_share: TaskShare,
     ) -> Matched:
-        """Join the arrivals; write those that are dropped, and the unusable rows."""
+        """Join the arrivals; write the dropped tuples and the unusable rows."""
         sides = {side: Arrivals.concat(parts) for side, parts in arrivals.items() if parts}
         state.dropped = None if self.late is None else ([], [])
         if self.late is not None:

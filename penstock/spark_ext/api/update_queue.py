@@ -111,24 +111,25 @@ def update_queue(
         The number of buckets for the keys; a multiple of the shuffle partitions spreads evenly. Fixed for the
         life of a checkpoint. By default the number of shuffle partitions.
     arrival : str, optional
-        A timestamp column with the arrival of a tuple; staleness counts from it. By default a tuple
-        arrives when its micro-batch does.
+        A timestamp column with the arrival time of a tuple, from which staleness is measured. By default a
+        tuple arrives with its micro-batch.
     cost : str, optional
         The time that one tuple costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
-        The weight of each key, positive and finite: a numeric column, whose value in the newest tuple counts,
-        or a mapping from values of the key (of one column) to weights; other keys have 1. Services are shared
-        in proportion to the square roots of the weights; equal weights do not change the order.
+        The weight of each key, positive and finite: a numeric column, of which the value in the newest tuple
+        is used, or a mapping from values of the key (of one column) to weights; other keys have weight 1.
+        Services are shared in proportion to the square roots of the weights; equal weights do not change the
+        order.
     nulls : {"error", "drop"}
         The treatment of rows with a null key, time or arrival (or a NaN time), or with a weight that is not
         positive and finite: fail the query, or drop and count them.
     combine : bool or "auto"
-        Whether the map side conflates before the shuffle; with ``"auto"`` if it pays off.
+        Whether the map side conflates before the shuffle; with ``"auto"``, it does if that pays off.
     semantics : {"update", "append", "adaptive"}
-        The effect of a newer tuple on a waiting one of its key. With ``"update"`` it replaces the waiting
-        tuple. With ``"append"`` it waits behind it, so that every tuple is served in the order of arrival.
-        ``"adaptive"`` appends while the queue keeps up, and updates under overload. See "Semantics" in
-        ``docs/concepts/update-queue.md``.
+        The effect of a newer tuple on a waiting tuple of its key. With ``"update"`` the newer tuple replaces
+        the waiting tuple. With ``"append"`` it queues behind the waiting tuple, so every tuple is served, in
+        the order of arrival. ``"adaptive"`` appends while the queue keeps up, and updates under overload. See
+        "Semantics" in ``docs/concepts/update-queue.md``.
     working_copy : {"memory", "rocksdb"}
         The place where workers hold the keys that do not wait: in memory, or on local disk if they do not fit
         in memory. Waiting keys are always in memory. The durable state is the same, so this may change at a
@@ -142,26 +143,26 @@ def update_queue(
         does not bring the key back. See "Deletes" in ``docs/concepts/update-queue.md``.
     ttl : str, timedelta or int, optional
         How long a key stays in the state after its last update, such as ``"1 day"``; by default for ever. For
-        an integer `time`, a number of its steps. The clock is the newest `time` of all rows so far. See "Keys
+        an integer `time`, a number in its unit. The clock is the newest `time` of all rows so far. See "Keys
         that go silent" in ``docs/concepts/update-queue.md``.
     delete_ttl : str, timedelta or int, optional
-        The same for keys that are deleted; by default as `ttl`.
+        The same for deleted keys; by default `ttl`.
     on_silent : {"row"}, optional
-        With ``"row"``, a key that leaves after `ttl` gets a row with its key and last time. The output then
-        has the boolean column ``silent``, which is true in such rows.
+        With ``"row"``, the output gets a row with the key and its last time when a key leaves after `ttl`.
+        The output has the boolean column ``silent``, which is true in such rows.
     late_to : str or path, optional
         The location of a p-stream for the rows that are dropped, each exactly once: all columns of `df`,
         ``reason`` (``"late"``, or why the row is refused), and ``watermark``, the time of the key's newest
-        emitted tuple, if the row is older. Tuples that a newer one replaced are not among them. All rows then
-        cross the shuffle. See ``docs/how-to/late-rows.md``.
+        emitted tuple, if the row is older. Tuples that were replaced by a newer tuple are not written. With
+        this option all rows cross the shuffle. See ``docs/how-to/late-rows.md``.
     state_location : str or path, optional
         The directory for state: a path, or a URI of a file system that pyarrow knows (``s3://``, ``gs://``,
         ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
     retain_versions : int
         The number of versions of each bucket's state that stay loadable.
     schema : StructType or str, optional
-        The columns of `df`, or their DDL: `df` gets exactly these, cast as `DataFrame.to` does. Then Spark
-        Connect is not asked for columns, as flows of declarative pipelines need it. See
+        The columns of `df`, or their DDL; `df` is cast to these columns as by `DataFrame.to`. If given, Spark
+        Connect is not asked for the columns, which flows of declarative pipelines require. See
         ``docs/reference/spark-versions.md``.
     name : str
         The operator's name in metrics and state, unique within a query and the same at a restart.
@@ -214,7 +215,7 @@ def run_queue(
         The column of a union that decides ties (`penstock.operators.update_stream.stream.UpdateStream`); it
         is not in the output.
     declared : bool
-        Whether Spark must not be asked for columns.
+        Whether the schema was given, so that Spark must not be asked for columns.
     """
     if not declared:
         check_streaming(df)
@@ -319,7 +320,7 @@ def _marks_deletes(columns: pa.Schema) -> bool:
 
 
 def _lives(stream: UpdateStream, options: QueueOptions) -> Lives:
-    """Return how long keys live, in steps of the time."""
+    """Return how long keys live, in units of the column `time`."""
     if options.delete_ttl is not None and stream.deleted is None:
         raise InvalidUsageError("delete_ttl is for streams with deletes", hint="pass delete_when, too")
     kind = stream.schema.field(stream.time).type

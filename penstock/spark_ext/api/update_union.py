@@ -31,9 +31,10 @@ def update_union(
 ) -> DataFrame:
     """Merge several update streams into one, in order of time for each key, without waiting for any input.
 
-    The newest available tuple of each key is delivered, from any input. A tuple that arrives later is *late*
-    if it is older, and a *duplicate* if its time is equal; both are dropped and counted. So the times of a
-    key strictly increase, with one tuple for each time (UpStream §3.2).
+    The newest available tuple of each key is delivered, from any input. A tuple that arrives after a
+    delivered tuple of its key is *late* if it is older, and a *duplicate* if its time is equal; both are
+    dropped and counted. So the times of a key strictly increase, with one tuple for each time (UpStream
+    §3.2).
 
     The union is also an update queue, so that one stateful operator does both.
 
@@ -48,8 +49,8 @@ def update_union(
         The column that orders the updates of a key.
     prefer : int or str, optional
         The input that wins, by position (from 0) or name, if tuples of equal key and time meet: in one
-        micro-batch, or while the other one waits. A delivered tuple is not retracted. By default the first to
-        arrive is kept, and within a micro-batch the tuple of the earlier input.
+        micro-batch, or while one of them waits. A delivered tuple is not retracted. By default the first
+        tuple to arrive is kept; within a micro-batch, the tuple of the earlier input.
     schema : StructType or str, optional
         The columns of each input, or their DDL; see `penstock.update_queue`.
     name : str
@@ -68,7 +69,7 @@ def update_union(
     Raises
     ------
     InvalidUsageError
-        If the inputs differ in their columns, the preferred input does not exist, or as for
+        If the inputs differ in their columns or the preferred input does not exist; and as for
         `penstock.update_queue`.
 
     Examples

@@ -86,22 +86,24 @@ def update_window(
     time : str
         The column of event time: a timestamp, a date, or an integer with a `unit`.
     size, slide : str or timedelta
-        Durations such as ``"60 s"``. Without a slide windows do not overlap. Windows are ``[start, end)``,
-        aligned like Spark's ``window()``. Or both in rows, such as ``"100 rows"``: windows of that many
-        tuples of a key, from its first tuple on, in order of time and then of arrival.
+        Durations such as ``"60 s"``. By default the slide equals the size, and windows do not overlap.
+        Windows are ``[start, end)``, aligned like Spark's ``window()``. If both are numbers of rows, such as
+        ``"100 rows"``, a window has that many tuples of a key, counted from its first tuple, in order of time
+        and then of arrival.
     aggs : mapping of str to str or Column
-        Spark SQL by the name of its column: ``{"load": "avg(value)"}``; or a Spark column, such as
+        Spark SQL expressions by output column: ``{"load": "avg(value)"}``; or a Spark column, such as
         ``functions.avg("value")``, if its text is equivalent. ``count(DISTINCT x)`` is exact, and stores the
         values of each pane. ``median(x)`` and ``percentile(x, p)`` are exact up to 4,096 values of a window;
         beyond that the rank is wrong by at most a thousandth of the values, with 99 % confidence.
     mode : {"append", "lazy", "eager"}
-        The windows to emit (UpStream §6.2). ``"append"``: all windows, each once, when the watermark passes
-        its end. ``"lazy"``: the newest complete window of each key; older ones are dropped. ``"eager"``: a
-        key commits to its newest window, and drops its other windows until that one is complete.
+        The windows to emit (UpStream §6.2). ``"append"``: every window, once, when the watermark passes its
+        end. ``"lazy"``: the newest complete window of each key; older windows are dropped. ``"eager"``: a key
+        commits to its newest window, and drops its other windows until that window is complete.
     budget : int or str, optional
         The number of windows that a trigger may serve, in the order of `policy`, unless the mode is
         ``"append"``; or the time that each of Spark's parallel tasks may take, such as ``"800ms"``. Windows
-        that still wait are served in later triggers, even without new input, or replaced by a newer window.
+        that still wait are served in later triggers, even without new input, unless a newer window replaces
+        them.
     policy : {"in_place", "fifo", "linecutting", "freshest"}, optional
         The order in which waiting keys are served; ``"in_place"`` by default.
     freshness : mapping, optional
@@ -109,31 +111,31 @@ def update_window(
         `update_queue`.
     session : str or timedelta, optional
         The gap of session windows, such as ``"10 minutes"``, instead of `size` and `slide`; append mode only.
-        Events of a key that follow each other by less than the gap are one session. Its window ends a gap
-        after its last event.
+        Events of a key belong to one session if consecutive events are less than the gap apart. The session's
+        window ends one gap after its last event.
     cost : str, optional
         The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
-        The weight of each key, as in `update_queue`: a numeric column, whose value in the newest tuple counts
-        once the watermark has passed its pane, or a mapping from values of the key. A weight in a column that
-        is not positive and finite fails the query, whatever `nulls` says.
+        The weight of each key, as in `update_queue`: a numeric column, of which the value in the newest tuple
+        is used once the watermark has passed its pane, or a mapping from values of the key. A weight in a
+        column that is not positive and finite fails the query, for both values of `nulls`.
     delete_when : str, optional
-        An SQL condition on rows, such as ``"op = 'd'"``. A row for which it is true deletes its key: it and
-        the key's tuples that are older, or as old and arrived before, do not count in windows that have it.
-        If a window has no later tuple, its aggregates are null. The output gets the column ``deleted``, true
-        in such results. Only windows of time have deletes; their rows cross the shuffle, and a row is late if
-        the watermark has passed its pane.
+        An SQL condition on rows, such as ``"op = 'd'"``. A row for which it is true deletes its key. Windows
+        that contain the row ignore it and the key's older tuples, including tuples of equal time that arrived
+        before it. If a window has no later tuple, its aggregates are null. The output gets the column
+        ``deleted``, true in such results. Only windows of time have deletes; their rows cross the shuffle,
+        and a row is late if the watermark has passed its pane.
     ttl : str or timedelta, optional
-        How long a key of lazy or eager windows of time lives without a tuple, such as ``"10 minutes"``; by
-        default for ever. It leaves the state when the watermark is so far past its newest pane, if none of
-        its windows is open or waits. A key that returns makes the same windows as one that stayed.
-        Not with a `budget`.
+        How long a key of lazy or eager windows of time lives after its last tuple, such as ``"10 minutes"``;
+        by default for ever. It leaves the state when the watermark is this far past its newest pane and none
+        of its windows is open or waits. A key that returns makes the same windows as if it had stayed. Cannot
+        be combined with `budget`.
     on_silent : {"row"}, optional
-        Whether a key that leaves is told: a row with the key, its last window, null aggregates, and true in
-        the column ``silent``, which the output then has.
+        With ``"row"``, the output gets a row when a key leaves after `ttl`: the key, its last window and null
+        aggregates. The output has the boolean column ``silent``, which is true in such rows.
     watermark_delay : str or timedelta, optional
         The allowed lateness of tuples behind the newest one. By default the delay of ``withWatermark`` on the
-        column `time` of `df`, else none.
+        column `time` of `df`, or none.
     unit : {"s", "ms", "us", "ns"}, optional
         The unit of an integer time since 1970-01-01T00:00:00Z.
     buckets, state_location, retain_versions, name
@@ -142,32 +144,34 @@ def update_window(
         The treatment of rows without a time: fail the query, or drop and count them.
     late_to : str or path, optional
         The location of a p-stream for the rows that are dropped, each exactly once: all columns of `df`,
-        ``reason`` (``"late"`` or ``"the time is null"``) and ``watermark``, the one that made the row late.
-        Whole rows then cross the shuffle. See ``docs/how-to/late-rows.md``.
+        ``reason`` (``"late"`` or ``"the time is null"``) and ``watermark``, which made the row late. With
+        this option whole rows cross the shuffle. See ``docs/how-to/late-rows.md``.
     schema : StructType or str, optional
-        The columns of `df`, or their DDL; see `penstock.update_queue`. Aggregates are SQL then, and Penstock
-        must know their types without Spark.
+        The columns of `df`, or their DDL; see `penstock.update_queue`. If given, aggregates must be SQL, with
+        types that Penstock can determine without Spark.
 
     Returns
     -------
     DataFrame
-        For ``outputMode("append")``: the key's columns, ``window`` (a struct of ``start`` and ``end``; of
-        windows of rows, the times of the first and the last one), and one column for each of `aggs`.
+        For ``outputMode("append")``: the key's columns, ``window`` (a struct of ``start`` and ``end``; for
+        windows of rows, the times of the first and the last row), and one column for each of `aggs`.
 
     Notes
     -----
     The watermark is the time of the newest tuple so far, including this micro-batch, less the delay, rounded
     down to the start of a pane (the greatest common divisor of size and slide). So a window is emitted by the
-    micro-batch that closes it, while Spark's own windows are emitted by the next one. Spark may still count a
-    tuple that is later than the delay allows. Here such a tuple counts in those of its windows that are still
-    open. If none is open, or in lazy and eager mode, it is dropped and counted as late.
+    micro-batch that closes it, while Spark emits its own windows in the next micro-batch. Spark may still
+    aggregate a tuple that is later than the delay allows. Penstock aggregates such a tuple only in its
+    windows that are still open. If none is open, or in lazy and eager mode, the tuple is dropped and counted
+    as late.
 
     Windows of rows are complete when the watermark has passed their last row. A tuple is late if it is older
-    than the watermark before its micro-batch. Without a delay the watermark passes all tuples as they arrive,
-    so only the tuples within a micro-batch are sorted.
+    than the watermark before its micro-batch. If there is no delay, the watermark passes all tuples as they
+    arrive, so tuples are sorted only within a micro-batch.
 
-    A session is emitted when the watermark, which is not rounded for sessions, passes its end. A tuple behind
-    the watermark counts if it belongs to an open session, or makes one that the watermark has not passed.
+    A session is emitted when the watermark, which is not rounded for sessions, passes its end. A tuple older
+    than the watermark is used if it belongs to an open session, or starts a session whose end the watermark
+    has not passed.
 
     Raises
     ------
@@ -270,7 +274,7 @@ def _rows(
     whole: bool,
     declared: bool,
 ) -> tuple[DataFrame, StructType, tuple[Partial, ...]]:
-    """Return rows, the columns of time, groups, values of partials and `more`, and partials of the values.
+    """Return the rows with the columns of time, groups, values of partials and `more`; and the partials.
 
     With `whole`, all columns of the input follow.
     """
@@ -293,14 +297,14 @@ def _rows(
 
 
 def _inputs(df: DataFrame) -> list[Column]:
-    """Return the columns of the input, under names that no other column has."""
+    """Return the columns of the input, renamed so that no other column has the same name."""
     return [sf.col(quote(name)).alias(whole_name(place)) for place, name in enumerate(df.columns)]
 
 
 def _output(
     df: DataFrame, keys: tuple[str, ...], time: str, aggs: Mapping[str, str], *, declared: bool
 ) -> StructType:
-    """Return the output columns, as Spark's own windows have them."""
+    """Return the output columns, in the form that Spark's own windows give them."""
     if declared:
         results = aggregate_fields(aggs, df.schema)
     else:

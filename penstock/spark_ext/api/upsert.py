@@ -41,12 +41,12 @@ def upsert(
     create: bool = False,
     patience: str = "5 minutes",
 ) -> DataStreamWriter:
-    """Return the writer that keeps a table up to date with the newest row of each key.
+    """Return a writer that keeps a table up to date with the newest row of each key.
 
     Called on the driver. The table is checked here, before anything runs. Each micro-batch is one transaction
-    where the store has them. A row replaces the stored row of its key unless the stored row is newer. For
-    equal times the later micro-batch wins. So it does no harm if Spark runs a micro-batch again. The rows of
-    a micro-batch pass through the driver's memory, so put an `update_queue` with a budget before a sink that
+    if the store has transactions. A row replaces the stored row of its key unless the stored row is newer.
+    For equal times the later micro-batch wins. So Spark may safely run a micro-batch again. The rows of a
+    micro-batch pass through the driver's memory, so put an `update_queue` with a budget before a sink that
     may fall behind.
 
     Parameters
@@ -57,24 +57,25 @@ def upsert(
     to : str
         The store: ``postgresql://USER:PASSWORD@HOST/DATABASE``, ``mysql://...`` (also for MariaDB),
         ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST``, ``delta:///DIRECTORY`` or
-        ``iceberg://CATALOG``. A path after three slashes is relative, after four absolute. Messages do not
+        ``iceberg://CATALOG``. A path is relative after three slashes and absolute after four. Messages do not
         show the password.
     key : str or sequence of str
         The columns that identify a row. They are the table's primary key, or the columns of a unique index.
     time : str
         The column whose greatest value is the newest: a number, a date or a timestamp.
     table : str, optional
-        The table, perhaps as ``schema.table``. For Redis the prefix of the keys; for Delta Lake nothing.
+        The table, optionally as ``schema.table``. For Redis, the prefix of the keys. Not used for Delta Lake.
     delete_when : str or Column, optional
         A SQL condition for rows that delete their key. The store remembers the time of a deletion, so that an
-        older row does not bring the key back. If it is just the name of a column, such as ``"deleted"`` of a
-        queue with ``delete_when=``, the table does not have this column.
+        older row does not bring the key back. If the condition is only the name of a column, such as
+        ``"deleted"`` of a queue with ``delete_when=``, the table does not have this column.
     forget_deletes_after : str or int, optional
-        The age at which deletions are forgotten, such as ``"30 days"``, or a number in the unit of a time
-        that is a number: after a batch with a time that is later by this age. An older update may bring the
-        key back then. Redis measures the age by its clock. By default, deletions are remembered for ever.
+        The age at which deletions are forgotten, such as ``"30 days"``, or a number in the unit of a numeric
+        `time`. The age is measured against the times of later batches; Redis measures it by its own clock.
+        Once a deletion is forgotten, an older update may bring the key back. By default, deletions are
+        remembered for ever.
     create : bool
-        Whether to make a table that is missing.
+        Whether to create the table if it is missing.
     patience : str
         The time to keep trying while the store does not answer, such as ``"5 minutes"``. Then the query ends
         with `UnavailableError`; a restart writes the micro-batch again.
@@ -82,7 +83,8 @@ def upsert(
     Returns
     -------
     DataStreamWriter
-        For ``.option("checkpointLocation", ...)``, a trigger, and ``.start()`` or `penstock.run`.
+        The writer; add ``.option("checkpointLocation", ...)`` and a trigger, then use ``.start()`` or
+        `penstock.run`.
 
     Raises
     ------
@@ -119,7 +121,7 @@ class UpsertWriter:
     target : UpsertTarget
         The table.
     columns : Columns
-        Its columns.
+        The columns of the table.
     patience_s : float
         How long it waits for the store to answer.
     """
@@ -142,7 +144,7 @@ class UpsertWriter:
         create: bool,
         patience: str,
     ) -> UpsertWriter:
-        """Check the table, or make it; see `upsert`."""
+        """Check the table, or create it; see `upsert`."""
         age = forget_deletes_after
         if age is not None and not deletes:
             raise InvalidUsageError("only an upsert with deletes forgets them", hint="pass delete_when")
@@ -182,7 +184,7 @@ def _collect(rows: DataFrame, columns: Columns) -> pa.Table:
 
 
 def _call_patiently(target: UpsertTarget, call: Callable[[], None], patience_s: float) -> None:
-    """Call a store until it answers, with growing pauses.
+    """Call a store until it answers, with growing pauses between the calls.
 
     Raises
     ------

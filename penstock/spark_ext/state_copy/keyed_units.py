@@ -246,7 +246,7 @@ def _select_keys(unit: PUnit, key: Sequence[str], bucket: int, buckets: int) -> 
 
 
 def _join_state(parts: list[PUnit], stored: Sequence[Mapping[str, Any]]) -> WrittenState | None:
-    """Return units with the metadata of a bucket; None if no old bucket had a tuple, or heard of one."""
+    """Return the units with a bucket's metadata; None if no old bucket stored a newest time or a horizon."""
     newest = max((meta["newest"] for meta in stored if meta["newest"] is not None), default=None)
     horizons = [meta["horizon"] for meta in stored if "horizon" in meta]
     if newest is None and not horizons:

@@ -209,7 +209,7 @@ class TransactionOperator:
         forwarding: Forwarding,
         metrics: BatchMetrics,
     ) -> list[pa.RecordBatch]:
-        """Run the transactions that need no other bucket; return results, and exports for the others."""
+        """Run the transactions that need no other bucket; return their results, and exports for the rest."""
         events = cast_to_schema(rows.select(forwarding.event.names), forwarding.event)
         split, first = forwarding.split(events, share.bucket), state.transactions
         own = pa.array(split.own)

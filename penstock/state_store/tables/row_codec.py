@@ -189,7 +189,10 @@ def _offsets(kind: pa.DataType, bounds: Positions) -> pa.Buffer:
 
 
 def _split(column: pa.Array[Any], ends: Positions, parts: list[tuple[Bytes, Positions]]) -> None:
-    """Append the part of `column` for each row, where row i has elements ``ends[i]:ends[i + 1]``."""
+    """Append to `parts` the bytes of `column`, with the positions where each row's bytes begin.
+
+    Row i has the elements ``ends[i]:ends[i + 1]``.
+    """
     kind = column.type
     parts.append((column.is_valid().to_numpy(zero_copy_only=False).view(np.uint8), ends))
     if pa.types.is_null(kind):

@@ -192,7 +192,7 @@ def _select(stream: PStream, commits: Sequence[Commit], end: int, offsets: _Ints
 
 
 def _with_spans(segments: Sequence[Segment], offsets: _Ints, end: int) -> tuple[Segment, ...]:
-    """Return segments whose p-units cover all offsets before `end`, each up to its last row."""
+    """Return the segments with p-units whose spans together cover all offsets before `end`."""
     done, row = 0, 0
     made = []
     for segment in segments:

@@ -369,10 +369,11 @@ def keep_greater(slots: Any, values: Any, seen: Any, out: Any) -> None:
 
 @kernel
 def keep_row(slots: Any, times: Any, last: bool, offset: int, best: Any, rows: Any) -> None:
-    """Keep each slot's row with the least or greatest time.
+    """Keep, for each slot, the row with the least or the greatest time.
 
-    Of equal times the first or last row is kept. `best` holds the times so far. `rows` holds `offset` plus
-    the number of the row, or -1 without a row.
+    With `last`, keep the row with the greatest time, and of equal times the last one; otherwise the row with
+    the least time, and of equal times the first one. `best` holds the times so far. `rows` holds `offset`
+    plus the number of the row, or -1 if the slot has no row yet.
     """
     for i in range(slots.shape[0]):
         slot, time = slots[i], np.int64(times[i])
