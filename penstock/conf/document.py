@@ -203,7 +203,10 @@ def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> list[str
 
 
 def _children(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath, yaml.Node, yaml.Node]]:
-    """Yield the path, the node with the position, and the value's node of each child."""
+    """Yield for each child its path, the node whose position is reported, and the node of its value.
+
+    The reported node is a mapping's key, or the item itself.
+    """
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             yield (*path, str(key.value) if isinstance(key, yaml.ScalarNode) else "?"), key, value

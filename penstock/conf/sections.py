@@ -405,7 +405,7 @@ class Query(Section):
 
 
 def _one_step(queue: Queue | None, info: ValidationInfo) -> Queue | None:
-    """Refuse a pipeline without a stateful step. A step that has errors of its own counts."""
+    """Refuse a pipeline without a stateful step. A step that is present but invalid counts as a step."""
     others = ("window", "aggregates", "union", "join", "database", "operator")
     if queue is None and all(info.data.get(name, ...) is None for name in others):
         raise PydanticCustomError("missing", "is required")

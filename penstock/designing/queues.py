@@ -187,7 +187,7 @@ def design_queue(
     Returns
     -------
     QueueProposal
-        The proposal, with its words.
+        The proposal, with its explanation.
 
     Raises
     ------

@@ -24,8 +24,9 @@ def check_pipeline(
 ) -> tuple[Pipeline, Document]:
     """Read a pipeline, and check its places, columns and expressions.
 
-    With `inputs`, also check that the files exist that it reads. `settings` of Spark, and those of the
-    pipeline, say how to reach S3. `own_process` tells that the process does nothing but run the pipeline.
+    With `inputs`, also check that the files that the pipeline reads exist. The Spark settings in `settings`
+    and in the pipeline determine how S3 is reached. Set `own_process` if the process does nothing but run the
+    pipeline.
 
     Raises
     ------

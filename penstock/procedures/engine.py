@@ -274,7 +274,10 @@ class TableSet:
                 self.forwarded = unit.fields.count("forwarded")
 
     def forget_deleted(self) -> None:
-        """Forget deleted keys, and texts that no row has: no delta will follow."""
+        """Forget deleted keys, and texts that no row has.
+
+        Call this only if no delta will be taken, because a delta would need them.
+        """
         for table in self._tables.values():
             table.forget_deleted()
         self._forget_texts()

@@ -165,17 +165,20 @@ class TableRows:
         return int(self._facts[USED])
 
     def reserve(self, count: int) -> None:
-        """Make room for rows behind the slots in use."""
+        """Make room for rows after the slots in use."""
         if len(self._live) - self.used < count:
             self._grow(max(2 * len(self._live), self.used + count))
 
     def clear(self, count: int) -> None:
-        """Clear the columns of so many slots behind those in use."""
+        """Clear the columns of the `count` slots that follow the slots in use."""
         for array in (*self._columns, *(null for null in self._nulls if null is not None)):
             array[self.used : self.used + count] = 0
 
     def forget_deleted(self) -> None:
-        """Forget the deleted keys: no delta follows."""
+        """Forget the deleted keys.
+
+        Call this only if no delta will be taken, because a delta would need them.
+        """
         self._facts[GONE] = 0
         if len(self._gone) > _LEAST_GONE:
             self._gone = np.zeros((_LEAST_GONE, len(self.spec.key)), np.int64)

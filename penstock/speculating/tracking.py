@@ -63,11 +63,11 @@ class TrackingTable:
             self._arrived.add(places[0])
 
     def invoke(self, step: Step) -> int | None:
-        """Return the entry of a query that the transaction invokes, and link it; None if it has none.
+        """Return the position of the entry that matches an invoked query, or None, and mark it as used.
 
-        A query matches an entry by its statement, parameters and partition, and equal ones by their order. If
-        the transaction has changed before what the query read, its result is out of order: then the
-        transaction must start again.
+        A query matches an entry with the same statement, parameters and partition; equal entries are matched
+        in order. If the transaction has already changed something that the query read, the query's result is
+        out of date, and the transaction must start again (`out_of_order`).
         """
         if self.rules.changes(step):
             self._changes.append(step)

@@ -192,16 +192,17 @@ class TraceBuilder:
         known: Sequence[Booleans] | None = None,
         index: Numbers | None = None,
     ) -> None:
-        """Add an access for each of these numbers of transactions.
+        """Add one access for each entry of `numbers`.
 
         Parameters
         ----------
         numbers : ndarray
-            The transactions; several accesses may be of one.
+            The transaction number of each access; numbers may repeat.
         table : int
             The place of the table.
         mode, values, index : ndarray
-            See `Trace`; None in `values` is a column that is never known.
+            See `Trace`. An entry of `values` is None if that key column's value is not known for any of these
+            accesses.
         known : list of ndarray, optional
             For each column of `values` whether its values are known; by default they are.
         """

@@ -2,7 +2,7 @@
 
 Only files known to be unreachable are orphans:
 
-- in the state of a query whose committed pointers are known: the garbage by these pointers;
+- in the state of a query whose committed pointers are known: the files that none of these pointers needs;
 - in a graph's directory: state of a query that does not belong to the graph;
 - state of a query that the caller declares gone for good;
 - in a p-stream: files of attempts that are over.

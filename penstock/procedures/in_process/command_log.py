@@ -202,7 +202,10 @@ class CommandLog:
         return self._error is not None
 
     def append(self, call: Call) -> None:
-        """Append a call, which is durable once `wait` for the end returns.
+        """Append a call.
+
+        It is durable once ``wait(end)`` returns, where `end` is the value of the property `end` after this
+        call.
 
         Raises
         ------

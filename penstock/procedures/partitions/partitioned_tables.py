@@ -360,7 +360,10 @@ class PartitionedTables:
             self._coordinator[table].upsert(rows, dirty=False)
 
     def forget_deleted(self) -> None:
-        """Forget deleted keys, and texts that no row has: no delta will follow."""
+        """Forget deleted keys, and texts that no row has.
+
+        Call this only if no delta will be taken, because a delta would need them.
+        """
         for part in (*self._partitions, self._coordinator):
             part.forget_deleted()
 
