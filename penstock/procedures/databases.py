@@ -114,12 +114,12 @@ class Database:
         columns : str
             Its columns as Spark's DDL, with ``NOT NULL`` where nulls are not allowed.
         key : str or iterable of str
-            The columns of the primary key, at most four; not null.
+            The columns of the primary key: at most four, none nullable.
         partition_by : str, optional
-            The column of the key by which rows go to buckets or partitions. Without it there is one bucket,
-            and every partition has all rows.
+            The column of the key by which rows go to buckets or partitions. By default a stream has one
+            bucket, and every partition has all rows.
         indexes : iterable
-            For each index a column, or up to four; ``table.by(column)`` reads rows in its order.
+            For each index one to four columns; ``table.by(column)`` reads rows in the order of the index.
 
         Raises
         ------
@@ -133,8 +133,8 @@ class Database:
     def stream(self, name: str, columns: str) -> StreamSpec:
         """Declare a stream between procedures of a workflow.
 
-        A procedure that has it as a parameter emits rows: ``name.emit(column=value, ...)``. The procedure
-        that is defined with ``event=`` this stream takes them.
+        A procedure that has the stream as a parameter emits rows: ``name.emit(column=value, ...)``. The
+        procedure that is defined with ``event=`` this stream takes these rows.
 
         Parameters
         ----------
@@ -162,8 +162,8 @@ class Database:
     ) -> WindowSpec:
         """Declare a sliding window, which belongs to the first procedure that has it as a parameter.
 
-        ``name.insert(column=value, ...)`` stages a row, and says whether the window slid. ``for row in name``
-        and ``len(name)`` see the rows of the last full slide, not those that are staged.
+        ``name.insert(column=value, ...)`` stages a row, and returns whether the window slid. ``for row in
+        name`` and ``len(name)`` see the rows of the last full slide, not the staged rows.
 
         Parameters
         ----------
@@ -172,8 +172,8 @@ class Database:
         columns : str
             Its columns as Spark's DDL; see `table`.
         size, slide : int, str or timedelta
-            A number of rows; with `time`, a duration such as ``"60s"`` for a timestamp, otherwise in units of
-            the column.
+            A number of rows; with `time`, a duration such as ``"60s"`` for a timestamp, else a number in the
+            column's units.
         time : str, optional
             The column of time: a timestamp, date or integer. The window slides at multiples of `slide`, once
             a row of a later slide is inserted. A row before the last slide rejects its transaction.
@@ -211,21 +211,21 @@ class Database:
     ) -> Procedure | Callable[[Function], Procedure]:
         """Make a stored procedure of a function, whose parameters are an event and tables.
 
-        It is compiled when it is defined if `event` is given, else once the columns of its input are known.
+        It is compiled when it is defined if `event` is given, else once its input's columns are known.
 
         Parameters
         ----------
         function : callable
             The function.
         event : str or StreamSpec, optional
-            The attributes of the event as Spark's DDL, arrays among them; or the stream that it takes.
+            The event's attributes, possibly arrays, as Spark's DDL; or the stream whose rows are the events.
         returns : str, optional
             Names and types of its results; none by default.
         plain : bool
             Run it in Python, about a thousand times slower, for code outside of the subset.
         route : str or iterable of str, optional
-            Expressions of the event, such as ``"e.number // 100"``: the partitions of rows where no attribute
-            is the value of `partition_by`. A transaction that accesses other partitions is rejected.
+            Expressions of the event, such as ``"e.number // 100"``: the values of `partition_by` that no
+            attribute holds. A transaction that accesses other partitions is rejected.
 
         Raises
         ------
@@ -250,7 +250,7 @@ class Database:
         """Make a procedure that runs with each insert into a table or stream, or each slide of a window.
 
         It is a part of the transaction that inserts. Its event is the inserted row; for a window it is the
-        row that makes the window slide. Rows that `OpenDatabase.load` inserts do not run it.
+        row that makes the window slide. Rows that `OpenDatabase.load` inserts do not run triggers.
 
         Parameters
         ----------
@@ -261,8 +261,8 @@ class Database:
         Raises
         ------
         InvalidUsageError
-            If it is outside of the subset of Python that is compiled, there is no such table, its name is
-            taken, or it inserts into `on`, possibly through other triggers.
+            If the function is outside of the subset of Python that is compiled, there is no such table, its
+            name is taken, or it inserts into `on`, possibly through other triggers.
         """
         if not isinstance(on, str | TableSpec | StreamSpec | WindowSpec):
             raise InvalidUsageError("a trigger is on a table, stream or window", got=type(on).__name__)
@@ -295,9 +295,9 @@ class Database:
     def workflow(self, name: str, *parts: Procedure | Nested) -> Workflow:
         """Make a workflow of procedures and of the streams between them.
 
-        For each event a round runs: first the border procedures, which take the event, then each other
-        procedure after those whose rows it takes. A procedure over all its rows of a round is one
-        transaction.
+        For each event a round runs: first the border procedures, which take the event, then every other
+        procedure, each after the procedures whose rows it takes. One transaction is one procedure over all
+        rows that it takes in a round.
 
         Parameters
         ----------
@@ -355,23 +355,25 @@ class Database:
         Parameters
         ----------
         location : str or path, optional
-            A directory that keeps the database, each call before it returns. By default nothing is kept.
+            A directory that keeps each call before it returns. By default nothing is kept.
         recovery : str
-            What the log holds of a workflow: ``weak`` its events, ``strong`` each transaction with its input.
+            For workflows, the log holds events (``weak``), or each transaction with its input (``strong``).
         commit_interval : str or timedelta
-            How long a call waits for others to be durable in one sync; by default, until the last sync ends.
+            How long a call waits to share a sync with other calls; by default, until the last sync ends.
         partitions : int
-            The number of threads, each with rows of its own. Results and tables are the same with any number.
+            The number of threads; each has its own rows. Results and tables are the same for any number.
         ranges : mapping of str to sequence, optional
-            For tables that are partitioned by ranges: the least value of each partition but the first.
+            For each table that is partitioned by ranges, the least value of each partition but the first.
         design : PartitionDesign, str or path, optional
             A result of `penstock.design`, or its YAML file, instead of `partitions` and `ranges`.
         evaluation : str or Evaluation
             ``serial``, or on two threads ``chains``, ``levels``, ``split`` or ``adaptive`` for a ``run``.
         predictor : Predictor, optional
-            A result of `penstock.predict`: transactions that would be forwarded run as it says.
+            A result of `penstock.predict`, which names the partitions for transactions that would be
+            forwarded.
         speculate : bool or str
-            Whether partitions run others beside forwarded ones: ``rows`` (True), ``tables``, ``occ``.
+            Whether partitions run other transactions beside forwarded ones: ``rows`` (True), ``tables``,
+            ``occ``.
 
         Raises
         ------
@@ -403,12 +405,12 @@ class Database:
         ranges: Mapping[str, Sequence[Any]] | None = None,
         predictor: StoredPredictor | None = None,
     ) -> Replica:
-        """Follow the database that another process has open at a location, until this one takes over.
+        """Follow the database that another process has open at a location, until this process takes over.
 
         Parameters
         ----------
         location : str or path
-            The directory of the database, which both machines can read.
+            The directory of the database; both machines must be able to read it.
         poll_interval : str or timedelta
             How often to look for new calls.
         partitions, ranges, predictor
@@ -429,14 +431,14 @@ class Database:
         Parameters
         ----------
         location : str or path
-            The location that `penstock.transactions` has as `requests`; requests wait there for the query.
+            The argument `requests` of `penstock.transactions`; requests wait there for the query.
         timeout : str or timedelta
             The maximum time that a call waits for its answer.
 
         Raises
         ------
         InvalidUsageError
-            If the location holds something else. For others see `open`.
+            If the location holds something else. For other errors see `open`.
 
         Examples
         --------

@@ -35,7 +35,7 @@ PREFETCH_INDEX_BYTES = 1 << 20
 """Indexes of at least this size do not stay in the cache, so prefetching pays."""
 _LOOKUPS_AHEAD = 32
 _LEAST_TEXTS = 1 << 16
-"""No text is forgotten while there are at most this many."""
+"""No text is forgotten while there are at most this many texts."""
 
 
 class TableSet:
@@ -54,16 +54,16 @@ class TableSet:
     transactions : int
         The number of transactions that ran.
     forwarded : int
-        The number of transactions counted here that ran on a coordinator of several buckets.
+        The number of these transactions that ran on a coordinator of several buckets.
     is_new : bool
         Whether nothing was stored or restored yet.
     offset : int, optional
         The offset in a command log up to which the tables hold.
     program : str, optional
-        The digest of the program that ran last, which versions have from then on.
+        The digest of the program that ran last; versions that are stored afterwards have it.
     request_memory : object
-        An index that requests derive from a table of this state (`penstock.procedures.requests`); None
-        before.
+        An index that requests derive from a table of this state (`penstock.procedures.requests`); None until
+        they do.
     evaluation : Evaluation, optional
         The evaluation of batches on several threads; None for one thread.
     """
@@ -139,7 +139,7 @@ class TableSet:
             The events, with exactly the columns of the program's event.
         bounds : ndarray, optional
             The start of each atomic batch of a workflow, then the number of events. A round runs for each
-            batch; by default each event is one.
+            batch; by default each event is a batch.
         """
         if isinstance(program, PlainProgram):
             return self._run_plain(program, events, bounds)
@@ -274,10 +274,7 @@ class TableSet:
                 self.forwarded = unit.fields.count("forwarded")
 
     def forget_deleted(self) -> None:
-        """Forget deleted keys, and texts that no row has.
-
-        Call this only if no delta will be taken, because a delta would need them.
-        """
+        """Forget deleted keys and unused texts. A later delta would lack them, so none may follow."""
         for table in self._tables.values():
             table.forget_deleted()
         self._forget_texts()
@@ -397,7 +394,7 @@ class Run:
     def own_room(
         entries: int = _FIRST_UNDO,
     ) -> tuple[npt.NDArray[np.int64], tuple[npt.NDArray[Any], ...]]:
-        """Return the numbers and the undo log of one thread among several."""
+        """Return the numbers and the undo log for one of several threads."""
         return np.zeros(2, np.int64), _undo_log(entries)
 
     def results(self) -> pa.RecordBatch:

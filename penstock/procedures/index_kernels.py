@@ -1,12 +1,12 @@
-"""The hash index of a table: open addressing over one word a key.
+"""The hash index of a table: open addressing with one word per key.
 
 An entry is two adjacent words, so that a look-up usually reads one cache line: the key's word, and the slot
 of its row plus one, or 0 if the entry is free. A key of one column is its own word. The word of a longer key
 is a hash, and the columns are compared. Deleting an entry moves up the entries after it, so no tombstone
 remains. At most half of the entries are used.
 
-Four keys that differ only in the two lowest bits of their last column begin in one cache line: a transaction
-often accesses neighbours, such as the lines of an order.
+Four keys that differ only in the two lowest bits of their last column start in one cache line, because a
+transaction often accesses neighbours, such as the lines of an order.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def prefetch_entry(entries: Entries, shift: int, word: int) -> None:
 
 @kernel
 def peek(entries: Entries, shift: int, word: int) -> int:
-    """Return the slot of a row whose key has a word, -1 if there is none. Keys may share a word."""
+    """Return the slot of a row whose key has the given word, -1 if there is none. Keys may share a word."""
     mask = (entries.shape[0] >> 1) - 1
     at = _first(word, shift)
     while True:

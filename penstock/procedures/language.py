@@ -34,16 +34,15 @@ def event(**attributes: Any) -> Any:
 
 
 def execute(statement: str, *values: Any) -> Any:
-    """Read or write rows of one table by a statement of SQL.
+    """Read or write rows of one table by an SQL statement.
 
-    The statement becomes the access in Python that does what it says; see "SQL" in
-    docs/concepts/transactions.md.
+    The statement becomes the equivalent access in Python; see "SQL" in docs/concepts/transactions.md.
 
     Parameters
     ----------
     statement : str
         A literal text: SELECT, UPDATE, INSERT or DELETE, with ``?`` for values.
     *values
-        The values, in the order of the text.
+        The values, in the order of the placeholders.
     """
     raise InvalidUsageError("execute was called outside of a procedure", hint=_HINT)

@@ -3,7 +3,7 @@
 A look-up is determined if each column of its key is an attribute of the event or an element of one of its
 lists, as in (TStream §II-B, F2). In tables that are larger than the cache, a look-up waits twice: for the
 index entry and for the row. The kernel prefetches the entry two distances before its event runs, and the row
-one distance before. A prefetch changes no data, so rows may be inserted and deleted in between.
+one distance before the event. A prefetch changes no data, so rows may be inserted and deleted in between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Lookup", "callee_of", "find_lookups", "prefetch_lines", "split_looku
 _MOST_COLUMNS = 4
 _INDENT = "    "
 Sources = Mapping[str, str]
-"""For each attribute of a procedure's event, the attribute of the program's event that it holds."""
+"""For each attribute of a procedure's event, the attribute of the program's event that supplies its value."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _search(
 
 
 def _elements(text: ProcedureText, sources: Sources, layout: Layout) -> Iterator[tuple[str, str]]:
-    """Yield variables of loops over lists of the event, and the lists."""
+    """Yield the variables of loops over the event's lists, with the lists."""
     lists = {column.name for column in layout.event if column.is_list}
     for node in ast.walk(text.tree):
         if isinstance(node, ast.For) and isinstance(node.target, ast.Name):

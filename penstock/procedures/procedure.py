@@ -121,12 +121,13 @@ class Procedure:
         Parameters
         ----------
         event : pyarrow.Schema, optional
-            The columns of the input. The event has the columns that the procedure declares, or else all.
+            The columns of the input. The event has the columns that the procedure declares, or else all
+            columns.
 
         Raises
         ------
         InvalidUsageError
-            If the procedure cannot be compiled for it, or it lacks an attribute that is declared.
+            If the procedure cannot be compiled for the event, or the event lacks a declared attribute.
         """
         if streams := self.catalog.find_dependencies([self.text]).streams:
             raise InvalidUsageError(
@@ -186,7 +187,7 @@ class Procedure:
         Parameters
         ----------
         counts : TransactionCounts, optional
-            The transactions of a query; then it also tells the share that was forwarded. See
+            The transactions of a query; with it the text also has the share of forwarded ones. See
             `penstock.count_transactions`.
         """
         program = next(iter(self._programs.values()), None)
@@ -198,7 +199,7 @@ class Procedure:
 
 
 def _attributes(text: ProcedureText) -> set[str]:
-    """Return all attributes that a procedure, or one that it calls, names."""
+    """Return all attributes that a procedure or its callees name."""
     return {
         node.attr
         for callee in all_texts(text)

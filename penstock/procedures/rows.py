@@ -147,7 +147,7 @@ class TableRows:
             self._grow(max(2 * len(self._live), int(self._facts[USED]) + count))
 
     def double_rows(self) -> None:
-        """Double the room for rows. A transaction that had no room was undone and runs again."""
+        """Double the room for rows. A transaction that lacked room was undone and runs again."""
         self._grow(2 * len(self._live))
 
     def double_deleted(self) -> None:
@@ -175,10 +175,7 @@ class TableRows:
             array[self.used : self.used + count] = 0
 
     def forget_deleted(self) -> None:
-        """Forget the deleted keys.
-
-        Call this only if no delta will be taken, because a delta would need them.
-        """
+        """Forget the deleted keys. A later delta would lack them, so none may follow."""
         self._facts[GONE] = 0
         if len(self._gone) > _LEAST_GONE:
             self._gone = np.zeros((_LEAST_GONE, len(self.spec.key)), np.int64)
@@ -283,12 +280,12 @@ class TableRows:
         self.trees.add(slots, self._columns, self._nulls)
 
     def check_new(self, rows: pa.RecordBatch) -> None:
-        """Check that rows have keys that are new, each once.
+        """Check that the keys of rows are new and distinct.
 
         Raises
         ------
         InvalidUsageError
-            If one exists already.
+            If a key exists already or occurs twice.
         """
         key = self._key_numbers(rows)
         if (self.find(key) >= 0).any() or len(np.unique(np.stack(key), axis=1).T) < rows.num_rows:
@@ -305,7 +302,7 @@ class TableRows:
         self.upsert(upserts, dirty=stored)
 
     def mark(self, upserts: pa.RecordBatch, tombstones: pa.RecordBatch) -> None:
-        """Let the next delta have rows that are here, and deleted keys."""
+        """Include these existing rows and deleted keys in the next delta."""
         self._dirty[self.find(self._key_numbers(upserts))] = True
         self._delete(tombstones, note=True)
 
@@ -398,7 +395,7 @@ class TableRows:
             yield {f"{self.spec.name}/upserts": self.rows_at(slots[begin : begin + _UNIT_ROWS])}
 
     def apply(self, block: Any) -> None:
-        """Apply stored blocks: `block` returns one by its name and schema, None if it is missing."""
+        """Apply stored blocks: `block` returns a block by its name and schema, None if it is missing."""
         tombstones = block(f"{self.spec.name}/tombstones", self.spec.key_schema)
         upserts = block(f"{self.spec.name}/upserts", self.spec.schema)
         if tombstones is not None:

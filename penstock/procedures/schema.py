@@ -223,7 +223,7 @@ class IndexSpec:
     columns : tuple of str
         The columns, one to four.
     words : tuple of Column
-        All columns that order the rows: those, and the rest of the key.
+        All columns that order the rows: `columns`, then the rest of the key.
     """
 
     columns: tuple[str, ...]
@@ -320,7 +320,7 @@ class TableSpec(RelationSpec):
 
     @property
     def why_one_bucket(self) -> str | None:
-        """The reason why its rows must be in one bucket; None if they need not."""
+        """The reason why its rows must be in one bucket; None if there is none."""
         if self.partition_by is not None:
             return None
         if self.window is not None:
@@ -347,7 +347,7 @@ class TableSpec(RelationSpec):
         Raises
         ------
         InvalidUsageError
-            If they have.
+            If the rows have such a column.
         """
         if unknown := [name for name in columns if name not in self.names]:
             raise InvalidUsageError(

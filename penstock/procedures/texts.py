@@ -14,7 +14,7 @@ __all__ = ["Numbers", "TextNumbers"]
 Numbers = npt.NDArray[np.int64]
 
 _LEAST_SHARE = 4
-"""Sorting numbers is faster than marking them if there are this many times more texts than numbers."""
+"""Sorting numbers is faster than marking them if there are this many times as many texts as numbers."""
 
 
 class TextNumbers:
@@ -52,7 +52,7 @@ class TextNumbers:
         return text_numbers[indices]
 
     def known_numbers(self, column: pa.Array[Any]) -> Numbers:
-        """Return the numbers of a column of texts; -1 for those that are null or have no number."""
+        """Return the numbers of a column of texts; -1 for texts that are null or have no number."""
         encoded = column.dictionary_encode()
         known = [self._numbers.get(text, -1) for text in encoded.dictionary.to_pylist()]
         indices = encoded.indices.fill_null(len(known)).to_numpy(zero_copy_only=False)
@@ -74,7 +74,7 @@ class TextNumbers:
         return texts.take(pa.array(spread, mask=mask))
 
     def freeze(self) -> TextNumbers:
-        """Return the texts that there are now; `keep` does not change them."""
+        """Return a copy of the present texts, which `keep` does not change."""
         frozen = TextNumbers()
         frozen._texts = self._texts
         return frozen

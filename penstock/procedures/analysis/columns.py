@@ -19,7 +19,7 @@ from penstock.sql.expression import did_you_mean
 __all__ = ["ANY_ORDER", "ResultRows", "batch_column", "program_for", "transaction_schema"]
 
 ANY_ORDER = "any"
-"""The order of transactions that only the results tell."""
+"""The transactions may run in any order; only the results show the order that was chosen."""
 
 _OURS = (pa.field("bucket", pa.int32()), pa.field("transaction", pa.int64()))
 _PLACE = (pa.field("batch", pa.int64()), pa.field("forwarded", pa.bool_()))
@@ -141,14 +141,14 @@ class ResultRows:
         batch: int,
         forwarded: bool,
     ) -> pa.RecordBatch:
-        """Return the results of transactions, with the bucket and the number in it of each.
+        """Return the results of transactions, each with its bucket and its number in the bucket.
 
         Parameters
         ----------
         buckets, numbers : pyarrow.Array
-            For each transaction its bucket, and its number in it.
+            The bucket of each transaction, and the transaction's number in the bucket.
         events, results : pyarrow.RecordBatch
-            For each transaction its event, and its results.
+            The event of each transaction, and its results.
         batch : int
             The micro-batch.
         forwarded : bool

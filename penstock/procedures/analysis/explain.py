@@ -177,10 +177,10 @@ def list_facts(program: Program | PlainProgram | None) -> Iterable[tuple[str, st
 
 
 def _forwarded(program: Program | PlainProgram) -> str:
-    """Return which transactions are forwarded if there are several buckets."""
+    """Describe which transactions are forwarded if there are several buckets."""
     if routing_attribute(program) is not None:
         return "nothing"
-    # The placement of rows needs Numba, which explaining a graph without procedures does not.
+    # The placement of rows imports Numba, which a graph without procedures does not need.
     from penstock.procedures.partitions.bucket_forwarding import (
         ARRIVAL,
         Forwarding,
@@ -200,7 +200,7 @@ def _forwarded(program: Program | PlainProgram) -> str:
 
 
 def _access_sets(program: Program) -> str:
-    """Return whether transactions may run on several threads, and which run alone."""
+    """Describe whether transactions may run on several threads, and which of them run alone."""
     sets = program.access_sets
     if isinstance(sets, str):
         return f"unknown, all run serially: {sets}"

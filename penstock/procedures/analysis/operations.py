@@ -76,7 +76,7 @@ class _Known:
     text: ast.expr | None = None
 
     def merge(self, other: _Known) -> _Known:
-        """Return the variable after two branches that leave it as this one and as `other`."""
+        """Return the variable after a branch: one path leaves it as `self`, the other as `other`."""
         equal = self.text is not None and other.text is not None and _text(self.text) == _text(other.text)
         return _Known(self.refs | other.refs, self.rows | other.rows, self.text if equal else None)
 

@@ -31,18 +31,18 @@ def _attributes(program: Program) -> set[str]:
 
 
 def attributes_of(program: Program, access: Access) -> tuple[str | None, ...]:
-    """Return for each column of an access's key the attribute of the event that it is, if it is one."""
+    """Return the event's attribute from which each column of an access's key comes, if there is one."""
     return tuple(attribute_of(program, origin) for origin in access.origins)
 
 
 def attribute_of(program: Program, origin: Origin | None) -> str | None:
-    """Return the attribute of the event that an origin is; None for any other."""
+    """Return the event's attribute that an origin names; None for an origin of another kind."""
     names = {column.name for column in program.event if not column.is_list}
     return origin if isinstance(origin, str) and origin in names else None
 
 
 def routing_obstacle(program: Program | PlainProgram) -> str | None:
-    """Return the reason why all transactions must run in one bucket; None if they need not."""
+    """Return the reason why all transactions must run in one bucket; None if there is none."""
     if isinstance(program, PlainProgram):
         return "Python runs it"
     tables = {spec.name: spec for spec in program.tables}

@@ -12,7 +12,7 @@
 ``DELETE FROM t WHERE key = ?``                    ``del t[key]``
 =================================================  ===================================================
 
-So a statement is compiled, explained and undone as its Python is, and values behave as in Python.
+So a statement is compiled, explained and undone like its Python, and values behave as in Python.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MARK = "placeholder_"
 
 
 def rewrite_sql(text: ProcedureText, tables: Mapping[str, TableSpec]) -> ProcedureText:
-    """Return a procedure's text with Python in place of its statements of SQL.
+    """Return a procedure's text, with its SQL statements replaced by Python.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def rewrite_sql(text: ProcedureText, tables: Mapping[str, TableSpec]) -> Procedu
     Raises
     ------
     InvalidUsageError
-        If a statement cannot be read, or no access of one table does what it says.
+        If a statement cannot be parsed, or no access to one table is equivalent to it.
     """
     tree = _Rewriter(text, tables).visit(copy.deepcopy(text.tree))
     return replace(text, tree=ast.fix_missing_locations(tree))
@@ -123,7 +123,7 @@ class _Statement:
         self._table = tables[name]
 
     def write(self, new_name: Callable[[], str]) -> list[ast.stmt]:
-        """Return the statements of Python for one that writes."""
+        """Return the Python statements for a statement that writes."""
         tree = self._tree
         if isinstance(tree, exp.Insert):
             return [ast.Expr(self._insert(tree))]
@@ -135,7 +135,7 @@ class _Statement:
         raise self._wrong("a statement reads, and nothing takes what it reads", "write x = execute(...)")
 
     def read(self) -> ast.expr:
-        """Return the expression of Python for one that reads."""
+        """Return the Python expression for a statement that reads."""
         tree = self._tree
         if not isinstance(tree, exp.Select):
             raise self._wrong("a statement that writes has no value", "write it as a statement of its own")
@@ -207,7 +207,7 @@ class _Statement:
             self._check_column(one.this.name)
             value = self._value(one.expression, row)
             if len(tree.expressions) > 1 and one.expression.find(exp.Column):
-                # All values are those before the statement.
+                # All expressions use the values from before the statement.
                 name = new_name()
                 made.append(ast.Assign([ast.Name(name, ast.Store())], value))
                 value = ast.Name(name)
@@ -284,7 +284,7 @@ class _Statement:
         return ast.Subscript(selected, place), index
 
     def _value(self, node: exp.Expression, row: ast.expr | None = None) -> ast.expr:
-        """Return a value; `row` is that of its columns."""
+        """Return a value; its columns are read from `row`."""
         if isinstance(node, exp.Paren):
             return self._value(node.this, row)
         if isinstance(node, exp.Placeholder):
@@ -339,7 +339,7 @@ def _number_placeholders(statement: str) -> tuple[str, int]:
 
 
 def _at(node: Node, place: ast.AST) -> Node:
-    """Give new nodes the place of the old one, for errors, and what versions before Python 3.13 leave out."""
+    """Copy the old node's position to new nodes, for errors; add fields that Python before 3.13 omits."""
     for one in ast.walk(node):
         if "ctx" in one._fields and not hasattr(one, "ctx"):
             one.ctx = ast.Load()  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ class Emissions(Writes):
     def __init__(self, layout: Layout, facts: Facts) -> None:
         super().__init__(layout, facts)
         self.open_windows: list[str] = []
-        """The windows of the loops around."""
+        """The windows of the enclosing loops."""
         self.origins: dict[str, dict[str, Origin | None]] = {}
         """The origin of each column of a stream, if it has one."""
 

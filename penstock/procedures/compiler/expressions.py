@@ -112,7 +112,7 @@ class Expressions(ABC):
         if isinstance(value, int):
             if value not in _INT64:
                 raise self.wrong(node, "the number is beyond 64 bits", "bigint holds -2**63 to 2**63 - 1")
-            # Python would read the least one as the negative of a number that is beyond them.
+            # Python would read the least integer as the negative of a number that is out of range.
             return Value(Kind.INTEGER, "LEAST" if value == _INT64[0] else f"({value})")
         if isinstance(value, float):
             return Value(Kind.FLOAT, f"({value!r})" if math.isfinite(value) else operations.non_finite(value))

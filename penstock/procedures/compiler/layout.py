@@ -73,7 +73,7 @@ class RelationCode:
         return self.array(f"c{self.spec.names.index(name)}")
 
     def null(self, name: str) -> str:
-        """Return the array that says where a column is null."""
+        """Return the mask of a column's nulls."""
         return self.array(f"n{self.spec.names.index(name)}")
 
     @property

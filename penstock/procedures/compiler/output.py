@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 __all__ = ["FIRST_REASON", "ROOM", "Output"]
 
 ROOM = 1
-"""The code of a transaction for which there is no room: it was undone, and runs again in more room."""
+"""The code of a transaction for which an array was too small: it was undone, and runs again."""
 
 FIRST_REASON = 2
 """The code of the first reason for a rejection."""
@@ -30,9 +30,9 @@ class _Logged:
 class Output:
     """The body of a transaction.
 
-    A failure may follow a write if it is further down, or anywhere in a loop around both. Only such writes
-    are logged, and a program without them has no undo log. In a workflow a rejection undoes the writes of its
-    own transaction, while a lack of room undoes all transactions of the round.
+    A failure may follow a write if it is further down in the text, or if one loop encloses both. Only such
+    writes are logged, and a program without them has no undo log. In a workflow a rejection undoes the writes
+    of its own transaction, while a lack of room undoes all transactions of the round.
 
     Attributes
     ----------
@@ -141,7 +141,7 @@ class Output:
             if isinstance(line, str):
                 reversed_lines.append(line)
                 continue
-            # An entry that finds no room undoes what comes before it, too.
+            # An entry that does not fit undoes all entries before it, too.
             logs = logs or self._may_fail_behind(place)
             lines = line.lines if logs else line.otherwise
             reversed_lines += [line.depth * _INDENT + text for text in reversed(lines)]

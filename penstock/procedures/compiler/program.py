@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 REJECTED = "rejected"
-"""The column of results that says why a transaction was rejected; null if it was committed."""
+"""The column of results with the reason why a transaction was rejected; null if it was committed."""
 
 _LANGUAGE = 1
 """The version of the language. Raise it only if a text now leads to another state or other results.
@@ -141,7 +141,7 @@ class Program:
     changes : frozenset of tuple of str
         For each kind of change its name, the table, and for ``column`` the column.
     route : Program or None
-        Returns the partitions that its user names, one in each column.
+        The program that returns the partitions that the user's `route` names, one in each column.
     """
 
     name: str
@@ -196,7 +196,7 @@ class PlainProgram:
     name, event, results, digest
         See `Program`.
     text : ProcedureText
-        The procedure; of a workflow the first one.
+        The procedure; for a workflow, its first procedure.
     dependencies : Dependencies
         The dependencies of the procedures.
     workflow : tuple of Stage
@@ -245,7 +245,7 @@ def program_digest(
     results: pa.Schema,
     workflow: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the digest of a program: of its procedures' texts, their constants, tables and types."""
+    """Return the digest of a program, made of its procedures' texts, their constants, tables and types."""
     parts = {
         "language": _LANGUAGE,
         "procedures": [[text.normal, _constants(text)] for text in dependencies.texts],
@@ -309,7 +309,7 @@ def compile_program(
 def compile_route(
     text: ProcedureText, dependencies: Dependencies, event: tuple[Column, ...], digest: str
 ) -> Program:
-    """Compile the procedure that returns the partitions which a user names.
+    """Compile the procedure that returns the partitions that the user's `route` names.
 
     Raises
     ------
@@ -348,7 +348,7 @@ def run_passes(text: ProcedureText, one_pass: Callable[[Facts], Statements]) -> 
         if facts == before:
             if not compiler.unknown:
                 return compiler
-            # Nothing but None is ever written to it, so that any kind will do.
+            # Only None is ever written to it, so any kind will do.
             facts.kinds[next(name for name in compiler.unknown if name not in facts.kinds)] = Kind.INTEGER
     raise text.wrong(
         text.tree,

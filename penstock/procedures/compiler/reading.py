@@ -87,7 +87,7 @@ class ProcedureText:
     names : mapping
         The values of the names that it does not define itself.
     route : tuple of ast.expr
-        The partitions that its user names, as expressions of its event.
+        The partitions that the user names in `route`, as expressions of the event.
     """
 
     name: str
@@ -116,7 +116,7 @@ class ProcedureText:
                     self.tree, "a route is no expression", f'write route="{self.event}.name"'
                 ) from None
         for node in nodes:
-            for part in ast.walk(node):  # errors are at the procedure, which has no place for the route
+            for part in ast.walk(node):  # errors name the procedure's position, because the route has none
                 ast.copy_location(part, self.tree)
         return replace(self, route=tuple(nodes))
 
@@ -161,7 +161,7 @@ class ProcedureText:
         )
 
     def misfit(self, node: ast.AST, owner: str, wanted: Kind, kind: Kind) -> InvalidUsageError:
-        """Return the error for a value of another kind than its owner has."""
+        """Return the error for a value of another kind than its owner's."""
         return self.wrong(node, f"{owner} is {wanted}, the value is {kind}", conversion_hint(kind, wanted))
 
     def unsupported(self, node: ast.AST, construct: ast.AST | None = None) -> InvalidUsageError:

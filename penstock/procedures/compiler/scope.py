@@ -23,7 +23,7 @@ class UnknownKindError(Exception):
 
 @dataclass
 class Facts:
-    """Facts that one pass over a program finds for the next one; passes end when none is new.
+    """Facts that one pass over a program finds for the next; passes end when no fact is new.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Scope:
     result : str or None
         The variable for its return value; None if it writes results.
     results : tuple
-        The results that it writes, with their places among those of the program.
+        The results that it writes, with their places among the program's results.
     """
 
     text: ProcedureText
@@ -128,7 +128,7 @@ class Scopes:
     ) -> tuple[Origin | None, ...]:
         """Return the origins of a key's columns.
 
-        Without an origin of the partition, reject the transaction unless the partition is in the named route.
+        If the partition has no origin, reject the transaction unless the partition is in the named route.
         """
         origins = [None if value is None else value.origin for value in values]
         place = -1 if spec.partition_by is None else spec.key.index(spec.partition_by)
@@ -146,7 +146,7 @@ class Scopes:
 
     @property
     def top(self) -> Scope:
-        """The innermost one."""
+        """The innermost procedure."""
         return self.stack[-1]
 
     def save(self) -> list[Assigned]:

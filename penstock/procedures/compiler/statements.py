@@ -108,7 +108,7 @@ class Statements(Sets, Selections, Calls):
                 self.body(node.body)
                 self.open_windows.pop()
         self.open_loops.pop()
-        # The body may not run at all, and may end early.
+        # The loop's body may run zero times, and may end early.
         self.scopes.set(before)
         for table in self.facts.deletes.get(place, ()):
             self.scopes.forget_rows(table)

@@ -42,7 +42,7 @@ class Found:
     index : tuple of str
         The columns of the index.
     attributes : tuple of str
-        The event's attribute for each of them.
+        The event's attribute for each column of the index.
     column : str
         The column of the row.
     """
@@ -63,7 +63,7 @@ is a list, a column of a row that an index finds, or `ROUTED`."""
 
 
 ROUTED = "the route"
-"""The origin of a value that equals one of the route that a user names; no attribute has this name."""
+"""The origin of a value that equals a partition in the user's `route`; no attribute has this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Value:
     code : str
         An expression without effects, which is the value until the next statement.
     null : str or None
-        An expression that says whether it is null; None if it never is.
+        An expression that is true if it is null; None if it never is.
     origin : Origin or None
         Its origin, if it has one.
     """
@@ -155,9 +155,9 @@ class ListOf:
     values, begin, end : str
         The array of all elements, and the range of this list's elements.
     null : str
-        The array that says which elements are null.
+        The mask of the null elements.
     missing : str or None
-        Whether the list itself is null; None if it never is.
+        An expression that is true if the list itself is null; None if it never is.
     """
 
     column: Column

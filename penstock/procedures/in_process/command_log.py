@@ -41,7 +41,7 @@ from penstock.state_store.survey import survey_bucket
 __all__ = ["ANY_PROGRAM", "Call", "CommandLog", "check_tables", "look_at", "newest_version", "read_calls"]
 
 ANY_PROGRAM = "any"
-"""The program of tables that are of no single one: each call names its own."""
+"""The program in versions of tables that no single program owns: each call names its own program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,10 @@ _CALLS_FOR_CHECKPOINT = 1 << 14
 
 
 class CommandLog:
-    """The log of an open database. Any thread may append and wait; one at a time restores and checkpoints.
+    """The log of an open database. Any thread may append and wait; one at a time may restore or checkpoint.
 
-    A thread makes calls durable, all that have been appended meanwhile in one sync (group commit).
+    A thread makes calls durable: one sync for all calls that were appended since the last sync began (group
+    commit).
 
     Parameters
     ----------
@@ -101,7 +102,7 @@ class CommandLog:
     tables : iterable of TableSpec
         Its tables.
     interval_s : float
-        The longest wait of calls for others to be durable with.
+        How long calls wait so that other calls become durable in the same sync.
 
     Raises
     ------
@@ -163,7 +164,7 @@ class CommandLog:
         self._ahead.begin_part()
 
     def restore(self, state: State) -> Iterator[Call]:
-        """Restore the newest version into empty tables; return the calls since, to run again."""
+        """Restore the newest version into empty tables; return the later calls, which must run again."""
         begin = 0
         if (found := newest_version(self._store)) is not None:
             pointer, begin = found
@@ -172,10 +173,10 @@ class CommandLog:
         return read_calls(self._stream, begin, self._end)
 
     def resume(self, handle: Handle, position: int) -> Iterator[Call] | None:
-        """Go on from tables that know their changes since a version; return the calls that they lack.
+        """Continue with tables that have their changes since a version; return the calls that they lack.
 
-        Returns None if they must be restored instead, since the version is not the newest, or calls that they
-        lack are released.
+        Return None if the tables must be restored instead, because the version is not the newest, or calls
+        that the tables lack are released.
 
         Parameters
         ----------
@@ -246,9 +247,9 @@ class CommandLog:
                 raise self._error
 
     def when_durable(self, end: int, done: Callable[[BaseException | None], None]) -> None:
-        """Call `done` once the first `end` calls are durable, or with the error for which they are not.
+        """Call `done` once the first `end` calls are durable, or with the error that prevents it.
 
-        It is called in this thread or in that of the log, and must be quick.
+        `done` runs in this thread or in the log's thread, and must be quick.
         """
         with self._changed:
             if self._durable < end and self._error is None:
@@ -258,7 +259,7 @@ class CommandLog:
         done(error)
 
     def _run(self) -> None:
-        """Make pending calls durable, until `close`."""
+        """Make pending calls durable until `close`."""
         try:
             while (rows := self._take()) is not None:
                 calls = pa.Table.from_pylist(rows, _SCHEMA)
@@ -268,7 +269,7 @@ class CommandLog:
                 if self._ahead is None:
                     self._writer.flush()
                 self._settle(self._durable + len(rows), None)
-        except BaseException as error:  # those who wait for durable calls must know
+        except BaseException as error:  # callers that wait for durable calls must get the error
             self._settle(self._durable, error)
 
     def _take(self) -> list[dict[str, Any]] | None:
@@ -281,7 +282,7 @@ class CommandLog:
             return rows or None
 
     def _settle(self, durable: int, error: BaseException | None) -> None:
-        """Tell those who wait that calls are durable, or never will be."""
+        """Notify waiting callers that calls are durable, or never will be."""
         with self._changed:
             self._durable, self._error = durable, error
             settled = [(end, done) for end, done in self._waiting if end <= durable or error is not None]
@@ -327,18 +328,18 @@ class CommandLog:
 
 
 def check_tables(files: Files, name: str, tables: Iterable[TableSpec], *, create: bool) -> None:
-    """Check that the directory of versions is that of a database with these tables; if told, create it.
+    """Check that the directory of versions belongs to a database with these tables; with `create`, create it.
 
     Raises
     ------
     InvalidUsageError
-        If it is that of another database, or does not exist.
+        If it belongs to another database, or does not exist.
     """
     ours: dict[str, Any] = {
         "buckets": 1,
         "database": name,
         "program": ANY_PROGRAM,
-        # Every database has the table of remembered requests, also one that an older version made.
+        # Every database has the table of remembered requests, even a database that an older version made.
         "tables": [spec.to_json() for spec in tables if spec is not REMEMBERED_REQUESTS],
     }
     if create:
@@ -371,7 +372,7 @@ def newest_version(store: BucketStore) -> tuple[Pointer, int] | None:
     """
     survey = survey_bucket(store.files)
     for damage in survey.damage:
-        # Decoding raises the full error, of which the survey keeps only the fact.
+        # The survey keeps only the error's fact; decoding raises the full error.
         decode(store.files.read(PurePosixPath(damage.file).name), damage.file)
         raise CorruptDataError(damage.fact, file=damage.file)
     versions = [(pointer, look_at(store, pointer)[1]) for pointer in survey.newest]

@@ -60,7 +60,7 @@ class OpenDatabase:
     location, recovery, commit_interval, partitions, ranges
         See `Database.open`.
     follower : LogFollower, optional
-        A replica's copy of the tables, which spares most of the restore.
+        A replica's copy of the tables, which makes most of the restore unnecessary.
     evaluation, design, predictor, speculate
         See `Database.open`.
 
@@ -168,17 +168,19 @@ class OpenDatabase:
             log, self._log = self._log, None
             if log is not None:
                 with contextlib.closing(log):
-                    if not log.has_failed:  # those who waited for it have its error
+                    if not log.has_failed:  # callers that waited for it have its error
                         log.checkpoint(self._state)
             self._state.close()
 
     def checkpoint(self) -> None:
-        """Store the tables, so that the next `Database.open` repeats no calls. It also happens by itself.
+        """Store the tables, so that the next `Database.open` repeats no calls.
+
+        This also happens automatically.
 
         Raises
         ------
         UnavailableError
-            If the file system refuses. Open the database again then; no call is lost.
+            If the file system refuses. Then open the database again; no call is lost.
         """
         with self._lock:
             self._check_open()
@@ -187,7 +189,7 @@ class OpenDatabase:
                     self._log.checkpoint(self._state)
 
     def _perform(self, call: Call, change: Callable[[], T], *harmless: type[Exception]) -> T:
-        """Change the tables and log the call. Errors that are `harmless` change nothing."""
+        """Change the tables and log the call. The errors in `harmless` leave the tables unchanged."""
         with self._abandon_on_error(*harmless):
             result = change()
         if self._log is None:
@@ -201,7 +203,7 @@ class OpenDatabase:
 
     @contextlib.contextmanager
     def _durable_at_exit(self) -> Iterator[None]:
-        """Hold the lock; after it, wait until all that was logged is durable."""
+        """Hold the lock; after releasing it, wait until all logged calls are durable."""
         with self._lock:
             self._check_open()
             yield
@@ -226,12 +228,12 @@ class OpenDatabase:
             yield
         except harmless:
             raise
-        except BaseException:  # also an interrupt leaves tables ahead of the log; raised again
+        except BaseException:  # an interrupt, too, leaves the tables ahead of the log; raised again
             self._abandon()
             raise
 
     def _abandon(self) -> None:
-        """Refuse further calls, since the tables may be ahead of the log."""
+        """Refuse further calls, because the tables may be ahead of the log."""
         log, self._log = self._log, None
         if log is not None:
             self._broken = True
@@ -274,7 +276,8 @@ class OpenDatabase:
     ) -> pa.Table:
         """Run a transaction, or a round of a workflow, for each row in order; return a row for each.
 
-        The last column, ``rejected``, says why a transaction was rejected; it is null if it was committed.
+        The last column, ``rejected``, has the reason why a transaction was rejected; it is null if the
+        transaction was committed.
 
         Parameters
         ----------
@@ -284,7 +287,7 @@ class OpenDatabase:
             The events.
         batch : str, optional
             The column that separates the atomic batches of a workflow: consecutive rows with an equal value
-            are one batch. By default each row is one.
+            are one batch. By default each row is a batch.
 
         Raises
         ------
@@ -304,7 +307,7 @@ class OpenDatabase:
                 results.append(self._run_strong(self._strong, program, rows, bounds))
                 continue
             change = partial(self._state.run, program, rows, bounds)
-            # Python's own procedures change the tables once they have run.
+            # Procedures that Python runs change the tables only after they have run.
             harmless = Exception if isinstance(program, PlainProgram) else InvalidUsageError
             results.append(self._perform(Call(procedure, program.digest, rows, bounds), change, harmless))
         return pa.Table.from_batches(results, result_schema(program))
@@ -312,14 +315,13 @@ class OpenDatabase:
     def submit(self, procedure: str, /, *positional: Never, **attributes: Any) -> Future[dict[str, Any]]:
         """Queue one transaction, or a round of a workflow; return a future of what `call` would return.
 
-        Queued transactions run in order, and become durable together.
-        It waits while 65,536 are queued. A callback of the future must not wait for the database.
+        Queued transactions run in order, and become durable together. `submit` waits while 65,536
+        transactions are queued. A callback of the future must not wait for the database.
 
         Raises
         ------
         InvalidUsageError
-            If the database is closed. The future has the error if there is no such procedure, or an attribute
-            does not fit.
+            If the database is closed. The future has the errors of `call`.
         """
         check_named(procedure, positional)
         with self._lock:
@@ -330,7 +332,7 @@ class OpenDatabase:
         return queue.put(Request(procedure, attributes))
 
     def answer(self, requests: pa.Table) -> pa.Table:
-        """Run requests, each once even if it is sent again; return an answer for each.
+        """Run each request once, even if it is sent again; return an answer for each.
 
         The database remembers its last 131,072 requests with their answers.
 
@@ -357,14 +359,14 @@ class OpenDatabase:
         return pa.Table.from_batches(answers, ANSWERS)
 
     def _run_groups(self, groups: list[Sequence[Request]]) -> None:
-        """Run groups in order, and requests of later ones beside them if the database speculates."""
+        """Run groups in order; if the database speculates, run requests of later groups beside them."""
         queued = QueuedGroups(groups, self._state, self._programs)
         for group in queued:
             self._run_group(group)
             queued.answer_speculated(self._answer_when_durable)
 
     def _run_group(self, group: Sequence[Request]) -> None:
-        """Run requests for one procedure with values of equal types; answer each once it is durable."""
+        """Run requests for one procedure whose values have the same types; answer each once it is durable."""
         try:
             with self._lock:
                 if self._broken:
@@ -372,16 +374,16 @@ class OpenDatabase:
                 with arrow_errors(group[0].procedure):
                     rows = pa.array([request.attributes for request in group])
                 results = self._run(group[0].procedure, pa.RecordBatch.from_struct_array(rows)).to_pylist()
-        except BaseException as error:  # those who wait for the results must know
+        except BaseException as error:  # callers that wait for the results must get the error
             if len(group) == 1 or not isinstance(error, InvalidUsageError):
                 return answer(group, error)
-            for request in group:  # one of them does not fit
+            for request in group:  # a request does not fit
                 self._run_group([request])
             return None
         return self._answer_when_durable(group, results)
 
     def _answer_when_durable(self, group: Sequence[Request], results: Sequence[dict[str, Any]]) -> None:
-        """Answer requests that have run, once all that was logged is durable."""
+        """Answer requests that have run, once all logged calls are durable."""
         with self._lock:
             log, broken = self._log, self._broken
             end = log.end if log is not None else 0
@@ -427,7 +429,7 @@ class OpenDatabase:
         return self.snapshot(name).table(name)
 
     def snapshot(self, *tables: str) -> Snapshot:
-        """Return a copy of tables, all if none is named, as of one moment between two calls.
+        """Return a copy of the named tables, or of all tables, as of one moment between two calls.
 
         The copy takes memory, and later calls do not change it. It may hold transactions that are not durable
         yet.

@@ -21,12 +21,12 @@ ANSWER = "answer requests"
 
 
 def replay(calls: Iterable[Call], state: State, programs: OpenPrograms, strong: StrongRecovery) -> None:
-    """Run calls, or transactions, of the log again; then the rest of a round whose end it does not have.
+    """Run calls or transactions of the log again, then the rest of a round that the log has only in part.
 
     Raises
     ------
     InvalidUsageError
-        If a procedure has changed since.
+        If a procedure has changed since its call was logged.
     """
     for call in calls:
         repeat(call, state, programs, strong)

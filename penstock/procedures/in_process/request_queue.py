@@ -22,14 +22,14 @@ _GROUPED_TYPES = frozenset({bool, int, float, str, bytes, date, type(None)})
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One transaction that is asked for."""
+    """A request for one transaction."""
 
     procedure: str
     attributes: dict[str, Any]
     future: Future[dict[str, Any]] = field(default_factory=Future)
 
     def signature(self) -> object:
-        """Return what requests of one group have in common; itself if it fits in no group."""
+        """Return what requests of one group have in common; the request itself if it fits in no group."""
         types = tuple(map(type, self.attributes.values()))
         return (self.procedure, tuple(self.attributes), types) if _GROUPED_TYPES.issuperset(types) else self
 
@@ -50,8 +50,8 @@ class RequestQueue:
     Parameters
     ----------
     run : callable
-        Runs groups of requests, each of one signature, in order, and completes their futures, now or later.
-        It raises nothing.
+        Runs groups of requests in order, and completes their futures now or later. All requests of a group
+        have one signature. It raises nothing.
     most_waiting : int
         The number of requests that may wait.
     """
@@ -90,7 +90,7 @@ class RequestQueue:
         return request.future
 
     def close(self) -> None:
-        """Run what waits, and end the thread."""
+        """Run the waiting requests, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

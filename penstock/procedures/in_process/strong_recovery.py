@@ -27,7 +27,7 @@ Streams = Mapping[str, pa.RecordBatch]
 
 @dataclass
 class _Round:
-    """A round whose first transactions have run, and the rows that they have emitted."""
+    """A round whose first transactions have run, with the rows that they emitted."""
 
     run: Run
     at: int

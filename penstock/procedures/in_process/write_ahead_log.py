@@ -13,11 +13,12 @@ A record holds the calls of one sync; `offset` is the number of calls before the
 
 1. A session begins with part 0, created exclusively. A process acknowledges calls only if, after their sync,
    its own part still has a name and the next session's part 0 does not exist. A new session begins before it
-   reads earlier parts. So it reads every acknowledged call, and an older process acknowledges none after.
+   reads earlier parts. So it reads every acknowledged call, and an older process acknowledges no call
+   afterwards.
 2. Parts are deleted in ascending order, and only once the p-stream holds their calls.
-3. Only the last record of a part can be incomplete: the next one is written after it is durable. Then it is
-   cut, or lacks whole sectors, which are zero. A record that is wrong in another way, or has another one
-   after it, is damaged.
+3. Only the last record of a part can be incomplete, because a record is durable before the next one is
+   written. An incomplete record is cut, or some of its sectors are zero. A record that is invalid in another
+   way, or that another record follows, is damaged.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def _records(content: bytes, path: Path) -> Iterator[tuple[int, pa.Table]]:
 
 
 def _is_incomplete(content: bytes, place: int) -> bool:
-    """Return whether an invalid record may be one whose append did not end."""
+    """Return whether an invalid record may be the result of an append that did not end."""
     header = _header_at(content, place)
     end = len(content) if header is None else place + _RECORD_HEADER_BYTES + header[0]
     later = place

@@ -1,1 +1,1 @@
-"""Secondary indexes of tables, in order: rows by columns that are not their key."""
+"""Ordered secondary indexes of tables: rows by columns other than their key."""

@@ -30,7 +30,7 @@ class TableTrees:
     texts : TextNumbers
         The numbers of texts.
     facts : numpy.ndarray
-        The facts of the table; those from `root` on are the roots.
+        The facts of the table; from the place `root` on, they are the roots.
     root : int
         The place of the first root.
     rows : int
@@ -113,7 +113,7 @@ class TableTrees:
         columns : sequence of str
             The columns of an index.
         values : sequence of ndarray
-            For each of them the values, those of texts as numbers.
+            The values of each column; texts are given by their numbers.
         exists : ndarray
             Whether rows may have the values.
 

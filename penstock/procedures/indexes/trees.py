@@ -39,7 +39,7 @@ Nodes = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 LINKS = 3
-"""The columns of a node behind its words."""
+"""The columns of a node after its words."""
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
@@ -228,7 +228,8 @@ def seek(
 ) -> Any:
     """Return the first row after a bound, or with `last` the last row before it; -1 if there is none.
 
-    With `inclusive`, a row that equals the bound counts, too. The bound may be the words of a removed row.
+    With `inclusive`, the result may also be a row that equals the bound. The bound may be the words of a
+    removed row.
     """
     left = nodes.shape[1] - LINKS
     best = np.int64(-1)

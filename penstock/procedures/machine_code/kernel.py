@@ -37,7 +37,7 @@ def generated_kernel(function: F) -> F:
 
         return kinds.result(*arguments), generate
 
-    # Numba matches the names of an intrinsic's parameters, so it has those of the kernel.
+    # Numba matches the names of an intrinsic's parameters, so they have the names of the kernel's parameters.
     text = f"def code(typing, {parameters}): return type_of(typing, {parameters})"
     names: dict[str, Any] = {"type_of": type_of}
     exec(text, names)  # noqa: S102 - the text has nothing but names of parameters that we made

@@ -134,7 +134,7 @@ class Lowering:
         self._loop(node.body, body, head, after)
 
     def _for(self, node: ast.For) -> None:
-        """Write a loop over a range: count down the number of its turns."""
+        """Write a loop over a range, which counts down the number of its iterations."""
         builder = self._builder
         if not isinstance(node.iter, ast.Call) or not isinstance(node.target, ast.Name):
             raise unsupported(node)
@@ -162,7 +162,7 @@ class Lowering:
         builder.position_at_end(after)
 
     def _count_turns(self, start: Any, stop: Any, step: Any) -> Any:
-        """Return the number of turns of a range. It may be beyond 63 bits, but not beyond 64."""
+        """Return the number of iterations of a range. It may need 64 bits, but not more."""
         builder, one, zero = self._builder, ir.Constant(_INT64, 1), ir.Constant(_INT64, 0)
         if isinstance(step, ir.Constant):
             runs, count = builder.icmp_signed("<", start, stop), builder.sub(stop, start)
@@ -304,7 +304,7 @@ class Lowering:
         return row._getvalue(), kind
 
     def _pick(self, node: ast.Call, precedes: Any) -> tuple[Any, Any]:
-        """Write the least or greatest argument; the first one of equals."""
+        """Write the least or greatest argument; the first one if several are equal."""
         kind = self._kinds.of(node)
         result, *others = (self._converted(argument, kind) for argument in node.args)
         for other in others:
@@ -322,7 +322,7 @@ class Lowering:
         return result, types.boolean
 
     def _junction(self, node: ast.BoolOp) -> tuple[Any, Any]:
-        """Write ``and`` or ``or``, which evaluates an operand only if the ones before it leave it open."""
+        """Write ``and`` or ``or``, which skips operands once the earlier ones decide the result."""
         builder = self._builder
         place = self._new_place(types.boolean, "holds")
         after = builder.append_basic_block("after")

@@ -1,10 +1,11 @@
 """The access sets of transactions, as far as their events determine them (TStream §II-B, F2).
 
-An access has conditions: the branches around it. A condition that needs no row tells before the run whether
-an event makes the access; any other condition counts as true, so that access sets are never too small.
+The conditions of an access are the branches around it. A condition that needs no row shows before the run
+whether an event makes the access. Any other condition is taken as true, so that access sets are never too
+small.
 
-An event is exclusive if it may insert or delete a row, or access one whose key it does not determine. It runs
-alone, between the others.
+An event is exclusive if it may insert or delete a row, or access a row whose key the event does not
+determine. It runs alone, between the other events.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class KeyAccess:
     table : int
         The place of the table in the program.
     key : tuple of int
-        For each column of the key the place of the event's attribute.
+        The place of the event's attribute for each column of the key.
     bits, write_bits : int
         An event that has any of these bits accesses the row, or writes it.
     """
@@ -84,7 +85,7 @@ class _Condition:
 
 @dataclass(slots=True)
 class _Found:
-    """One access or another exclusive statement, with the conditions around it."""
+    """An access or an exclusive statement, with the conditions around it."""
 
     conditions: tuple[_Condition, ...]
     lookup: Lookup | None
@@ -158,7 +159,7 @@ class _Walk:
     text : ProcedureText
         The procedure.
     sources : mapping
-        For each attribute of its event the attribute of the program's event that it holds.
+        For each attribute of its event, the attribute of the program's event that supplies the value.
     tables : mapping
         The tables by name.
     event : tuple of Column
@@ -277,7 +278,7 @@ class _Walk:
         self.found.append(_Found(tuple(self.conditions), lookup, writes))
 
     def _source(self, part: ast.expr) -> str | None:
-        """Return the attribute of the program's event that holds a key, maybe as an element of a list."""
+        """Return the attribute of the program's event that holds a key, possibly as a list element."""
         if isinstance(part, ast.Subscript):
             return self._attribute(part.value)
         if isinstance(part, ast.Name):
@@ -316,7 +317,7 @@ class _Walk:
                 return written
 
     def _check_index(self, target: ast.Attribute) -> None:
-        """Find a write to a column of an index, in whichever table."""
+        """Find a write to a column that is in an index of any table."""
         for spec in self.tables.values():
             if any(target.attr in index.columns for index in spec.indexes):
                 self._exclusive(f"it may change the column {target.attr} of an index")

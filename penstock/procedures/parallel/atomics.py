@@ -24,7 +24,7 @@ _lock = threading.Lock()
 
 
 def fetch_add(values: Any, at: int, number: int) -> int:
-    """Add to an element; return its value before."""
+    """Add to an element; return its previous value."""
     with _lock:
         before = int(values[at])
         values[at] = before + number

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["FULL", "STRAY", "load_parallel", "parallel_source"]
 
 FULL, STRAY = -3, -4
-"""The undo log is full; a transaction made an access that is not in its access set."""
+"""Codes: the undo log is full; a transaction made an access that is not in its access set."""
 
 _INLINED = ("atomics.py", "schedule.py", "versions.py")
 _STRAY_CODE = 1 << 40
@@ -38,7 +38,7 @@ _CHANGES = ("put_entry", "remove_entry", "insert_node", "remove_node")
 
 
 def load_parallel(program: Program, inlined: bytes) -> Callable[..., int]:
-    """Return a program's parallel kernel, which `inlined` texts become a part of."""
+    """Return a program's parallel kernel; the `inlined` texts become a part of it."""
     here = b"".join(pkgutil.get_data("penstock.procedures.parallel", name) or b"" for name in _INLINED)
     return load_run(parallel_source(program), inlined + here)
 

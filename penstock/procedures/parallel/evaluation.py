@@ -1,8 +1,8 @@
 """The evaluation of batches on several threads: its modes, and the choice between them by measured cost.
 
 A punctuation ends each batch of at most `Evaluation.punctuation` transactions (TStream §IV-B). Before it,
-threads find the rows that the transactions access (the compute mode); behind it they run the transactions
-(the state access mode). No thread begins one before all have ended the other.
+threads find the rows that the transactions access (the compute mode); after it, they run the transactions
+(the state access mode). No thread starts a mode until all threads have ended the previous mode.
 
 =========  ==================================================================================
 serial     the kernel of `TableSet.run`, on the calling thread
@@ -11,8 +11,9 @@ levels     rounds: in each one run the transactions that conflict with none that
 split      rows belong to threads; a thread runs the transactions of its rows in their order
 =========  ==================================================================================
 
-Unlike TStream's, a transaction is evaluated whole, by one thread. Nearly each of its operations may reject
-it: any arithmetic may overflow, and any row may be missing. So nothing is rolled back in other chains.
+Unlike in TStream, one thread evaluates a whole transaction. Nearly every operation may reject the
+transaction, because any arithmetic may overflow and any row may be missing. With one thread, nothing is
+rolled back in other chains.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ EVALUATIONS = ("serial", "chains", "levels", "split", "adaptive")
 _MOST_THREADS = 60
 _LONGEST_BATCH = 1 << 24
 _LEAST_BATCH = 256
-"""Between exclusive events, adaptive evaluation runs fewer transactions serially."""
+"""Adaptive evaluation runs fewer than this many transactions between exclusive events serially."""
 
 
 @dataclass
@@ -52,7 +53,7 @@ class EvaluationMetrics:
     Attributes
     ----------
     transactions, seconds : dict
-        By mode. The seconds of batches with their plans.
+        The numbers by mode. The seconds include planning.
     batches : int
         The punctuations.
     exclusive : int
@@ -85,7 +86,7 @@ class Evaluation:
     Parameters
     ----------
     mode : str
-        A mode, or ``adaptive``: the mode that measured batches say is the fastest.
+        A mode, or ``adaptive``: the mode that was the fastest in measured batches.
     threads : int
         The number of threads, including the calling one.
     punctuation : int
@@ -116,7 +117,7 @@ class Evaluation:
             pool.shutdown()
 
     def explain(self, name: str) -> str:
-        """Describe how the transactions of a procedure were evaluated so far, and at which cost."""
+        """Describe how the transactions of a procedure were evaluated so far, and at what cost."""
         metrics = self.metrics.get(name)
         if metrics is None:
             return f"{name}: nothing has run"
@@ -157,7 +158,8 @@ class Evaluation:
             for cut in range(begin, end, self.punctuation):
                 self._batch(state, run, planner, bits, cut, min(cut + self.punctuation, end), metrics, costs)
             if end < run.rounds:
-                # Consecutive exclusive events would be a call each; they are rare or all that there is.
+                # Consecutive exclusive events would be a call each; they are rare, or all events are
+                # exclusive.
                 run.advance(end, end + 1)
             begin = end + 1
 

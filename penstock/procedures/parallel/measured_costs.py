@@ -10,7 +10,7 @@ _MIN_SERIAL_S = 0.25
 """The time that a program has to take serially before other modes are compiled and tried."""
 _FIRST_RETRIAL = 16
 _LAST_RETRIAL = 1024
-"""After how many batches the slower modes are tried again; twice as many each time that they lose."""
+"""The number of batches after which slower modes are tried again; it doubles each time that they lose."""
 _WEIGHT = 0.3
 """The weight of the last batch in a mode's cost."""
 
@@ -19,8 +19,9 @@ _WEIGHT = 0.3
 class MeasuredCosts:
     """Chooses the mode of each batch of a program.
 
-    All batches run serially until they have taken a while. Then each other mode has two batches, of which the
-    second counts, and from then on the cheapest mode runs. The others are tried again now and then.
+    All batches run serially until they have taken a while. Then each other mode runs two batches, of which
+    only the second is measured. From then on the cheapest mode runs, and the other modes are tried again now
+    and then.
 
     Parameters
     ----------
@@ -30,7 +31,7 @@ class MeasuredCosts:
     Attributes
     ----------
     costs : dict
-        The seconds of a transaction in each mode that was measured; recent batches count most.
+        The seconds per transaction in each mode that was measured; recent batches have the most weight.
     """
 
     modes: tuple[str, ...]

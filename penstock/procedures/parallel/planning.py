@@ -1,4 +1,4 @@
-"""Plans of batches: which rows each transaction accesses, and the order that follows."""
+"""Plans of batches: which rows each transaction accesses, and the order that follows from it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Planner:
         return self._state is tables and self._program.digest == program.digest
 
     def bits_of(self, events: list[npt.NDArray[Any]], count: int) -> Numbers:
-        """Return the bits of each event's accesses; -1, all bits, if the event does not name its rows."""
+        """Return the bits of each event's accesses; -1 (all bits) if the event does not determine them."""
         facts = self._sets.facts
         bits, unknown = np.zeros(count, np.int64), np.ones(count, np.bool_)
         texts = np.array([self._state.texts.number(text) for text in facts.texts] or [0], np.int64)
@@ -209,7 +209,7 @@ class Planner:
         return self._state[self._program.tables[access.table].name].find(key)
 
     def _starts(self, sizes: list[int], events: list[npt.NDArray[Any]], begin: int, end: int) -> Numbers:
-        """Return for each access and event the place of its first slot among those of all accesses."""
+        """Return for each access and event the place of its first slot among the slots of all accesses."""
         starts = np.empty((len(sizes), end - begin + 1), np.int64)
         base = 0
         for row, access, size in zip(starts, self._sets.accesses, sizes, strict=True):

@@ -1,15 +1,15 @@
 """The choice of the next transaction on each thread.
 
-All numbers are in one array, with those of different threads in different cache lines::
+All numbers are in one array; the numbers of different threads are in different cache lines::
 
     0   the next head of a chain, or the next place of the order, that a thread takes
     16  `LINES` numbers of thread 0, then those of thread 1, and so on
 
-``levels`` takes transactions in the order of their levels, once all of lower levels are done. ``split`` has
-rows that belong to threads. A thread passes through the transactions in their order and runs those whose
-first row is its own, once the threads of the other rows have arrived there and wait. ``chains`` runs what is
-at the head of all of its operation chains. Such a transaction is in the queue of the thread that found it;
-a thread whose queue is empty steals from the others (TStream §IV-C, §IV-E).
+``levels`` takes transactions in the order of their levels, once all of lower levels are done. In ``split``,
+rows belong to threads. A thread goes through the transactions in order and runs those whose first row is its
+own, once the threads of the other rows have arrived at the transaction and wait. ``chains`` runs a
+transaction that is at the head of all of its operation chains. Such a transaction is in the queue of the
+thread that found it; a thread whose queue is empty steals from the others (TStream §IV-C, §IV-E).
 
 Queues are not reused within a run: a transaction enters one of them once. So a place that was read before a
 successful swap of the queue's head still holds its transaction.
@@ -30,7 +30,7 @@ __all__ = [
 CHAINS, LEVELS, SPLIT = range(3)
 
 ENDED, IDLE = -1, -2
-"""There is no transaction left for this thread, or none for now."""
+"""`ENDED`: no transaction is left for this thread. `IDLE`: none is ready now."""
 
 TAKEN = 0
 """The place of the number that all threads share."""
@@ -155,7 +155,7 @@ def next_transaction(
 
 @kernel
 def run_again(state: Any, thread: int, transaction: int) -> None:
-    """Let this thread run a transaction again that was undone for want of room."""
+    """Let this thread run again a transaction that was undone because its undo log was full."""
     state[FIRST_LINE + thread * LINES + AGAIN] = transaction + 1
 
 

@@ -4,8 +4,8 @@ An operation is what a transaction does with one row: it reads or writes it. The
 are ``offsets[t]`` to ``offsets[t + 1]``. The chain of a row links its operations in the order of their
 transactions (TStream §IV-C1).
 
-A reader before a later writer gets a version, a copy of the row in a slot behind those in use, so that the
-writer does not wait for it. Versions are garbage when the batch has ended (TStream §IV-C2).
+A reader before a later writer gets a version, so that the writer does not wait for it. A version is a copy of
+the row in a slot after the slots in use. Versions are garbage when the batch has ended (TStream §IV-C2).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def version_of(
     versioned: Any,
     bases: Any,
 ) -> int:
-    """Return the slot in which transaction `t` finds a row: of its version if it has one."""
+    """Return the slot in which transaction `t` finds a row: the slot of its version, if it has one."""
     if slot < 0 or versioned.shape[0] == 0 or not versioned[t]:
         return slot
     row = bases[table] + slot
@@ -59,7 +59,7 @@ def list_operations(
 ) -> int:
     """List the operations of each transaction, one for each row; return their number.
 
-    `stamps[row]` is the batch that accessed a row last, `last[row]` its last operation then.
+    `stamps[row]` is the last batch that accessed a row, `last[row]` the row's last operation in that batch.
     """
     x = 0
     for t in range(facts.shape[0]):
@@ -103,8 +103,8 @@ def link_operations(
 ) -> int:
     """Link the chains and number the versions; return the number of heads.
 
-    A head is the first operation of a chain, or a transaction t without operations, as -1 - t.
-    `next_slots` has for each table the slot of its next version.
+    A head is the first operation of a chain, or a transaction t without operations, as -1 - t. `next_slots`
+    has the slot of the next version for each table.
     """
     n = pending.shape[0]
     for x in range(count - 1, -1, -1):
@@ -147,7 +147,7 @@ def find_levels(
     """Sort transactions by level; return the number of levels.
 
     A transaction has a higher level than all earlier ones with which it conflicts. ``begins[place]`` is the
-    first place in the order with the level of this one.
+    first place in the order that has the same level as ``place``.
     """
     n = levels.shape[0]
     most = 0

@@ -5,8 +5,8 @@
 2. The coordinator runs the forwarded transactions over these rows in their order, and returns the changes of
    each bucket (`Forwarding.run`). A bucket has them before it runs its next transactions.
 
-If an event tells the buckets of a transaction but not its rows (`Forwarding.copies_buckets`), the coordinator
-has copies of the buckets' tables instead (`Forwarding.run_over`).
+If an event determines the buckets of a transaction but not its rows (`Forwarding.copies_buckets`), the
+coordinator has copies of the buckets' tables instead (`Forwarding.run_over`).
 
 Both stages are functions of their input. `docs/design/0019-forwarding.md` has the invariants.
 """
@@ -40,16 +40,17 @@ ARRIVAL = "arrival"
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The transactions of a bucket in a micro-batch. All arrays have places of events.
+    """The transactions of a bucket in a micro-batch.
 
     Attributes
     ----------
     own : ndarray
-        Those that the bucket runs.
+        The places of the events that the bucket runs.
     needed : ndarray
-        Those that are forwarded and need rows of the bucket.
+        The places of the forwarded events that need rows of the bucket.
     forwarded : ndarray
-        Those of them that the bucket passes to the coordinator. Each is passed by one bucket.
+        The places of the forwarded events that this bucket passes to the coordinator. Exactly one bucket
+        passes each event.
     own_numbers, forwarded_numbers : ndarray
         The numbers of `own` and `forwarded` among the bucket's transactions of this micro-batch.
     """
@@ -70,7 +71,7 @@ class Changes:
     blocks : dict
         The blocks of a delta of the bucket's tables, with rows in the order of their keys.
     more_rows : int
-        The number of inserted rows minus that of deleted rows.
+        The number of inserted rows minus the number of deleted rows.
     """
 
     blocks: dict[str, pa.RecordBatch]
@@ -121,7 +122,7 @@ class Forwarding:
 
     @cached_property
     def copies_buckets(self) -> bool:
-        """Whether the coordinator needs whole tables: of unknown rows, or of tables that all buckets have."""
+        """Whether the coordinator needs whole tables, because rows are unknown or tables are replicated."""
         route = find_route(self.program, self._placements)
         known = all(isinstance(one, str) for keys in route.keys for one in keys.origins)
         return not route.is_single and not (known and len(self._placements) == len(self.program.tables))
@@ -145,7 +146,7 @@ class Forwarding:
     def places(self, events: pa.RecordBatch) -> list[Numbers]:
         """Return for each bucket the places of the events that need it, in their order.
 
-        An event that names no row goes to the first bucket.
+        An event that determines no row goes to the first bucket.
         """
         starts, buckets = self._keys(events).by_event()
         counts = np.diff(starts)
@@ -223,7 +224,7 @@ class Forwarding:
             for block_name, block in state[spec.name].delta().items():
                 if not block.num_rows:
                     continue
-                # The order in which buckets' rows arrive must not show in what is stored.
+                # The stored bytes must not depend on the order in which buckets' rows arrive.
                 rows_by_key = block.sort_by([(name, "ascending") for name in spec.key])
                 for own, part in zip(blocks, self._placements[spec.name].split(rows_by_key), strict=True):
                     if part.num_rows:
@@ -231,7 +232,7 @@ class Forwarding:
         return results, [Changes(own, int(more)) for own, more in zip(blocks, counts, strict=True)]
 
     def _count(self, state: TableSet) -> Numbers:
-        """Return the number of rows of each bucket, in the tables that get or lose rows."""
+        """Return the number of rows of each bucket in the tables with inserts or deletes."""
         counts = np.zeros(self.buckets, np.int64)
         for name in {change[1] for change in self.program.changes if change[0] != "column"}:
             placement = self._placements[name]
@@ -250,7 +251,7 @@ def _find_nothing(found: Found, values: Sequence[Any]) -> tuple[Numbers, pa.Reco
 
 
 def bucket_route(program: Program) -> Route:
-    """Return what says the buckets of a transaction."""
+    """Return the route that gives the buckets of a transaction."""
     return find_route(program, place_tables({spec.name: spec for spec in program.tables}, 1, {}))
 
 

@@ -27,7 +27,7 @@ def continuation_of(pointer: Pointer, batch: int) -> Pointer:
 def publish_continuation(
     store: BucketStore, pointer: Pointer, batch: int, changes: Changes, tables: dict[str, TableSpec]
 ) -> None:
-    """Publish the continuation of the version at `pointer`, unless another attempt did.
+    """Publish the continuation of the version at `pointer`, unless another attempt has published it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A design: the columns by which each table is partitioned, whatever it declares (H-Store §4.2)."""
+"""A design: the columns by which tables are partitioned, instead of the declared ones (H-Store §4.2)."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _HINT = "penstock design writes such a file"
 
 @dataclass(frozen=True)
 class PartitionDesign(StoredText):
-    """The partitions of a database's tables. `Database.open` takes it, whatever the tables declare.
+    """The partitions of a database's tables. With `Database.open` it overrides what the tables declare.
 
-    A table that it does not name is as declared.
+    A table that the design does not name is partitioned as declared.
 
     Attributes
     ----------
@@ -41,14 +41,15 @@ class PartitionDesign(StoredText):
     partitions : int
         The number of partitions.
     columns : mapping of str to str, tuple of str or None
-        For each table the column of its key by which it is partitioned, or several; None if it is replicated.
+        For each table the key column or columns by which it is partitioned; None if it is replicated.
     ranges : mapping of str to tuple
-        For tables that are partitioned by ranges: the least value of each partition but the first.
+        For each table that is partitioned by ranges, the least value of each partition but the first.
     indexes : mapping of str to tuple
-        For tables the columns of each index by which transactions find their partition. The index of every
-        partition is read for this, as if each had a copy.
+        For each table the columns of every index by which transactions find their partition. For this the
+        indexes of all partitions are read.
     routes : mapping of str to tuple of str
-        For procedures what says the partitions of a transaction, as `OpenDatabase.explain` names it.
+        For each procedure the values that determine the partitions of a transaction, as
+        `OpenDatabase.explain` names them.
     """
 
     database: str
@@ -62,7 +63,7 @@ class PartitionDesign(StoredText):
 
     @classmethod
     def parse(cls, text: str, file: str = "<text>") -> PartitionDesign:
-        """Return the design that a YAML text says; see `load`."""
+        """Return the design that a YAML text describes; see `load`."""
         try:
             content = yaml.safe_load(text)
         except yaml.YAMLError as error:
@@ -133,8 +134,8 @@ class PartitionDesign(StoredText):
         Raises
         ------
         InvalidUsageError
-            If it is the design of another database, or names a table, an index or a column of a key that
-            there is not.
+            If it is the design of another database, or names a table, an index or a key column that does not
+            exist.
         """
         specs = {spec.name: spec for spec in tables}
         if database != self.database:
@@ -173,19 +174,19 @@ class PartitionDesign(StoredText):
 
     @property
     def several(self) -> dict[str, tuple[str, ...]]:
-        """The columns of the tables that are partitioned by several."""
+        """The columns of the tables that are partitioned by several columns."""
         return {name: column for name, column in self.columns.items() if isinstance(column, tuple)}
 
     def check_routes(self, procedures: Mapping[str, Procedure], specs: Iterable[TableSpec]) -> None:
-        """Refuse a route that procedures do not have with the tables of this design.
+        """Refuse a design whose routes differ from the routes that procedures have over its tables.
 
-        Penstock finds a route from the keys that a procedure accesses, or from its ``route=``. A design
-        cannot give it another one: transactions that access rows outside of a named route are rejected.
+        Penstock finds a procedure's route from the keys that it accesses, or from its ``route=``. A design
+        cannot change the route, because transactions that access rows outside of a named route are rejected.
 
         Raises
         ------
         InvalidUsageError
-            If there is no such procedure, or its transactions are not routed so.
+            If there is no such procedure, or its route is another one.
         """
         if not self.routes:
             return
@@ -209,7 +210,7 @@ class PartitionDesign(StoredText):
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    """Return a name or a list of names; nothing if it is neither."""
+    """Return a name or a list of names as a tuple; an empty tuple for other values."""
     names = value if isinstance(value, list) else [value]
     return tuple(names) if all(isinstance(name, str) for name in names) else ()
 

@@ -1,4 +1,4 @@
-"""The keys that events have: which rows and partitions each transaction needs."""
+"""The keys in events: which rows and partitions each transaction needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.procedures.texts import Numbers
 __all__ = ["EventKeys", "Lookup"]
 
 _RESOURCES_PER_KEY = 16
-"""So many numbers of resources for each key that few transactions are forwarded for a number they share."""
+"""The resource numbers per key: so many that collisions forward few transactions."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 Lookup = Callable[[Found, Sequence[Any]], tuple[Numbers, pa.RecordBatch]]
@@ -80,7 +80,7 @@ class EventKeys:
     def homes(self, partitions: int) -> Numbers:
         """Return the partition in which each transaction runs, or `FORWARDED`."""
         count = self.events.num_rows
-        if not self.route.keys:  # it only reads what every partition has
+        if not self.route.keys:  # it only reads replicated tables
             return np.arange(count) * partitions // max(count, 1)
         distinct = self._distinct_partitions()
         homes, several = self._homes_alone(distinct)
@@ -103,7 +103,7 @@ class EventKeys:
         return forward(starts, resources[order], needed[order], np.zeros(size, np.bool_))
 
     def _homes_alone(self, distinct: Sequence[tuple[Numbers, Numbers | None]]) -> tuple[Numbers, int]:
-        """Return the homes as if each transaction ran alone, and how many need several partitions."""
+        """Return the homes as if each transaction ran alone, and the number that need several partitions."""
         if all(events is None for _, events in distinct):
             homes = distinct[0][0].copy() if len(distinct) > 1 else distinct[0][0]
             return homes, sum([merge_homes(homes, one) for one, _ in distinct[1:]])
@@ -121,13 +121,13 @@ class EventKeys:
         return sorted({int(number) for numbers, _ in distinct for number in np.unique(numbers)})
 
     def keys(self, keys: Keys) -> list[pa.Array[Any]]:
-        """Return the columns of keys, without those that have a null: no row has one."""
+        """Return the columns of keys. Keys with a null are left out, because no row has one."""
         return [one.values for one in _without_nulls(self._combine(keys, keys.origins))]
 
     def values(self, keys: Keys) -> tuple[Numbers, list[tuple[Column, pa.Array[Any]] | None]]:
-        """Return the event of each row that keys may name, and the columns of these keys; None is unknown.
+        """Return the event of each row that keys may name, and the keys' columns; None is an unknown column.
 
-        Keys that have a null are left out: no row has one.
+        Keys with a null are left out, because no row has one.
         """
         found = _without_nulls(self._combine(keys, keys.origins))
         events = found[0].events if found else None
@@ -159,7 +159,7 @@ class EventKeys:
     def _in_order(
         self, found: Sequence[tuple[Numbers, Numbers | None]]
     ) -> tuple[Numbers, Numbers | slice, Numbers]:
-        """Return the starts of each event's numbers, their order by event, and the numbers as they are."""
+        """Return the start of each event's numbers, their order by event, and the unordered numbers."""
         count = self.events.num_rows
         numbers = np.concatenate([one for one, _ in found])
         if len(found) == 1 and found[0][1] is None:
@@ -196,7 +196,7 @@ class EventKeys:
         return values
 
     def _starts(self, origin: Origin | None) -> Numbers | None:
-        """Return the place of the first value of each event, then their number; None if each has one."""
+        """Return the place of each event's first value, then the number of values; None if each has one."""
         if isinstance(origin, Found):
             return self._rows(origin)[0]
         if origin is None or not self._columns[origin].is_list:
@@ -227,7 +227,7 @@ def _drop_hidden_elements(events: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _without_nulls(values: list[_Values]) -> list[_Values]:
-    """Return the columns of keys without those that have a null: no row has one."""
+    """Return the columns of keys. Keys with a null are left out, because no row has one."""
     if not any(one.values.null_count for one in values):
         return values
     exists = ~np.logical_or.reduce([null_mask(one.values) for one in values])
@@ -236,7 +236,7 @@ def _without_nulls(values: list[_Values]) -> list[_Values]:
 
 
 def _dimension(number: int, origin: Origin | None) -> object:
-    """Return what two columns share whose values belong together."""
+    """Return a value that is equal for columns whose values belong together."""
     if isinstance(origin, Found):
         return origin.table, origin.index, origin.attributes
     return number
@@ -244,7 +244,7 @@ def _dimension(number: int, origin: Origin | None) -> object:
 
 def _row_numbers(table: str, values: Sequence[_Values], size: int) -> Numbers:
     """Return a number below `size`, a power of two, for each key."""
-    seed = sum(table.encode())  # rows of two tables differ mostly
+    seed = sum(table.encode())  # so rows of two tables mostly get different numbers
     numbers = np.full(len(values[0].values), seed, np.uint64)
     for one in values:
         numbers = (numbers ^ hash_values(one.column, one.values).view(np.uint64)) * _MIX

@@ -18,7 +18,7 @@ FORWARDED = -1
 
 @kernel
 def find_homes(starts: Numbers, partitions: Numbers, homes: Numbers) -> int:
-    """Set the partition of each transaction, or `FORWARDED` if it needs several; return how many do.
+    """Set each transaction's partition, or `FORWARDED` if it needs several; return how many need several.
 
     Parameters
     ----------
@@ -60,19 +60,20 @@ def forward(
     """Return the partition in which each transaction runs, or `FORWARDED`.
 
     A transaction is forwarded if it needs several partitions, or a resource (a row or partition) that an
-    earlier forwarded one needs. So all others can run before those that are forwarded: none of them needs
-    what an earlier forwarded one needs, and the results are as in the given order.
+    earlier forwarded one needs. So all other transactions can run before the forwarded ones with the results
+    of the given order: none of them needs a resource that an earlier forwarded transaction needs.
 
     Parameters
     ----------
     starts : ndarray
         The place of the first resource of each transaction, then the number of resources.
     resources : ndarray
-        The numbers of resources. Two with one number count as the same, which only forwards more.
+        The numbers of resources. If two resources have the same number, more transactions may be forwarded,
+        but the results are the same.
     partitions : ndarray
         The partition of each resource.
     tainted : ndarray
-        Space for all numbers of resources, all false.
+        An entry for each resource number, all false.
     """
     count = starts.shape[0] - 1
     homes = np.zeros(count, np.int64)
@@ -94,16 +95,17 @@ def forward(
 
 @kernel
 def order_by_home(homes: Numbers, partitions: int) -> tuple[Numbers, Numbers, Numbers]:
-    """Order transactions by their homes; those that are forwarded come first.
+    """Order transactions by their homes; forwarded transactions come first.
 
     Returns
     -------
     order : ndarray
         The transactions in this order.
     places : ndarray
-        The place of each transaction in it.
+        The place of each transaction in `order`.
     begins : ndarray
-        Where those that are forwarded begin, then those of each home, then the number of transactions.
+        The place of the first forwarded transaction, then of the first transaction of each home, then the
+        number of transactions.
     """
     begins = np.zeros(partitions + 2, np.int64)
     for i in range(homes.shape[0]):

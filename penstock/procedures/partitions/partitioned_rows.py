@@ -1,12 +1,13 @@
 """Rows in several partitions, look-ups in their indexes, and tables that are gathered at the coordinator.
 
 H-Store replicates a secondary index on all partitions, so that a look-up finds the partition (H-Store
-§3.4.1). Here all partitions are in one memory, and none changes while a call is split: so the index of each
+§3.4.1). Here all partitions are in one memory, and none changes while a call is split. So the index of each
 partition is read, and no copy has to be kept.
 
-A transaction over several partitions holds them all (H-Store §3.3). While there are many, moving their rows
-to the coordinator and back with each call would take longer than running all transactions there. So the rows
-of their tables stay at the coordinator until most transactions need one partition again.
+A transaction over several partitions locks them all (H-Store §3.3). If many transactions need several
+partitions, moving their rows to the coordinator and back with each call would take longer than running all
+transactions there. So the rows of their tables stay at the coordinator until most transactions need one
+partition again.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from penstock.procedures.texts import Numbers
 __all__ = ["GatheredTables", "PartitionedRows", "find_rows"]
 
 MOVE_COST = 16
-"""Moving the rows of one transaction takes as long as so many others save by the threads of partitions.
+"""The number of other transactions that must run on partitions' threads to save the time of one move.
 
 So tables are gathered if more than 6 % of transactions need several partitions.
 """
 MIN_MOVES_TO_GATHER = 1 << 14
-"""Small tables are gathered or scattered as if they had so many rows, which is rarely."""
+"""Tables with fewer rows are gathered or scattered as if they had this many, so that this is rare."""
 
 
 class GatheredTables:
@@ -62,19 +63,19 @@ class GatheredTables:
         self.names: set[str] = set()
 
     def choose(self, names: Collection[str], single: int, several: int, *, knows_rows: bool) -> bool:
-        """Return whether transactions run over gathered tables, after gathering or scattering some.
+        """Gather or scatter tables if that pays; return whether transactions run over gathered tables.
 
-        Each transaction over several partitions adds its cost to a debt, and each other one takes off one.
-        Tables are gathered once the debt is as high as their number of rows, and scattered once it is paid.
+        Each transaction over several partitions adds its cost to a debt, and each other transaction subtracts
+        one. Tables are gathered once the debt reaches their number of rows, and scattered once it is 0.
 
         Parameters
         ----------
         names : collection of str
             The partitioned tables that the transactions access.
         single, several : int
-            The numbers of transactions that need one partition, and several.
+            The numbers of transactions that need one partition and that need several.
         knows_rows : bool
-            Whether only their rows would be moved, not all rows of their tables.
+            Whether only the rows that the transactions need would be moved, not all rows of their tables.
         """
         self._debt = max(self._debt + MOVE_COST * several - single, 0)
         if several or self.names:
@@ -147,7 +148,7 @@ class PartitionedRows:
         return lambda: concat([convert() for convert in copies])
 
     def upsert(self, rows: pa.RecordBatch, *, dirty: bool) -> None:
-        """Insert or replace rows of a table that only one partition has."""
+        """Insert or replace rows of a table that is in only one partition."""
         (part,) = self._parts
         part.upsert(rows, dirty=dirty)
 
@@ -166,7 +167,7 @@ def find_rows(
     index : sequence of str
         The columns of the index.
     values : sequence of pyarrow.Array
-        For each of them the values to find.
+        The values to find for each column.
 
     Returns
     -------
@@ -193,7 +194,7 @@ def find_rows(
 def _numbers(
     part: TableSet, column: Column, values: pa.Array[Any]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Return values as a partition has them, and whether it may have them."""
+    """Return values as a partition stores them, and whether it may contain them."""
     if column.kind.is_interned:
         numbers = part.texts.known_numbers(values)
         return numbers, numbers >= 0

@@ -1,7 +1,7 @@
 """The tables of a database in partitions, and programs that run over them (H-Store §3).
 
-A partition has a thread and a `TableSet` of its own: its rows of the partitioned tables, and a copy of the
-replicated ones. A coordinator has another copy of the replicated tables. Invariants:
+A partition has its own thread and `TableSet`: its rows of the partitioned tables, and a copy of the
+replicated tables. A coordinator has another copy of the replicated tables. Invariants:
 
 1. A run of a program equals the serial run of its events in their order.
 2. Between runs, the coordinator has all rows of the gathered tables, and none of other partitioned tables.
@@ -51,7 +51,7 @@ class PartitionedTables:
     Parameters
     ----------
     specs : iterable of TableSpec
-        The tables. Those without a column to partition by are replicated.
+        The tables. Tables without a column to partition by are replicated.
     partitions : int
         The number of partitions.
     ranges : mapping
@@ -59,20 +59,20 @@ class PartitionedTables:
     unshared : iterable of str
         The tables that no program accesses; only the first partition has them.
     columns : mapping, optional
-        The columns of tables that are partitioned by several.
+        The columns of tables that are partitioned by several columns.
 
     Attributes
     ----------
     transactions : int
         The number of transactions that ran.
     forwarded : int
-        The number of them that ran on the coordinator.
+        The number of transactions that ran on the coordinator.
     gathered : GatheredTables
         The tables whose rows are at the coordinator.
     predicted : PredictedRuns or None
-        Runs transactions that would be forwarded as a predictor says, if there is one.
+        Runs transactions in the partitions that a predictor names, if there is a predictor.
     speculation : Speculation or None
-        Runs other transactions beside those that are forwarded.
+        Runs other transactions beside forwarded ones.
     is_new, offset, program, request_memory
         See `TableSet`.
     """
@@ -125,7 +125,7 @@ class PartitionedTables:
 
     @property
     def rows(self) -> int:
-        """The number of rows; those of replicated tables count once."""
+        """The number of rows; the rows of replicated tables are counted once."""
         return sum(len(self[name]) for name in self._specs)
 
     @property
@@ -141,7 +141,7 @@ class PartitionedTables:
     def _each(self, tasks: Mapping[int, Callable[[], T]]) -> dict[int, T]:
         """Run tasks in the threads of their partitions; a single task runs in this thread.
 
-        The caller waits, so that no partition changes once it has returned, whatever interrupts it.
+        It waits for all tasks even if it is interrupted, so no partition changes after it returns.
         """
         if len(tasks) == 1:
             return {number: task() for number, task in tasks.items()}
@@ -170,8 +170,8 @@ class PartitionedTables:
     ) -> pa.RecordBatch:
         """Run a transaction or a round for each event; see `TableSet.run`.
 
-        Single-partition transactions run first, each in the thread of its partition, then those that are
-        forwarded; see `forward` for why this equals the order of the events.
+        Single-partition transactions run first, each in the thread of its partition, then the forwarded
+        transactions. `forward` explains why the results are as in the order of the events.
         """
         count = events.num_rows if bounds is None else len(bounds) - 1
         self.transactions += count
@@ -219,7 +219,7 @@ class PartitionedTables:
     def _run_predicted(
         self, program: Program | PlainProgram, events: pa.RecordBatch
     ) -> pa.RecordBatch | None:
-        """Run transactions by predictions; None if there are none, one was wrong, or they do not help."""
+        """Run transactions by predictions; return None if predictions are missing, wrong or no help."""
         if isinstance(program, PlainProgram) or self.predicted is None:
             return None
         return self.predicted.run(program, events)
@@ -273,7 +273,7 @@ class PartitionedTables:
         keys: EventKeys | None,
         bounds: npt.NDArray[np.int64] | None = None,
     ) -> pa.RecordBatch:
-        """Run transactions on the coordinator: move the rows there, and what has changed back."""
+        """Run transactions on the coordinator: move the rows there, and the changes back."""
         self.forwarded += events.num_rows if bounds is None else len(bounds) - 1
         names = [spec.name for spec in program.tables]
         split = [name for name in names if name in self.placements]
@@ -308,7 +308,7 @@ class PartitionedTables:
     def _fetch(
         self, number: int, names: Sequence[str], keys: Mapping[str, Sequence[pa.RecordBatch]] | None
     ) -> dict[str, pa.RecordBatch]:
-        """Return rows of a partition: those of the keys, or all."""
+        """Return the rows of the keys in a partition, or all of its rows."""
         part = self._partitions[number]
         if keys is None:
             return {name: part[name].table() for name in names}
@@ -360,10 +360,7 @@ class PartitionedTables:
             self._coordinator[table].upsert(rows, dirty=False)
 
     def forget_deleted(self) -> None:
-        """Forget deleted keys, and texts that no row has.
-
-        Call this only if no delta will be taken, because a delta would need them.
-        """
+        """Forget deleted keys and unused texts. A later delta would lack them, so none may follow."""
         for part in (*self._partitions, self._coordinator):
             part.forget_deleted()
 
@@ -410,7 +407,7 @@ class PartitionedTables:
         self.transactions = self._partitions[0].transactions
 
     def _split_blocks(self, unit: PUnit) -> list[dict[str, pa.RecordBatch]]:
-        """Return the blocks of a unit for each partition, and those for the coordinator."""
+        """Return the blocks of a unit for each partition and for the coordinator."""
         shares: list[dict[str, pa.RecordBatch]] = [{} for _ in range(self.partitions + 1)]
         for block_name, block in unit.blocks.items():
             name, _, kind = block_name.rpartition("/")

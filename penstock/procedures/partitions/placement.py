@@ -1,4 +1,4 @@
-"""The partitions in which rows are: by the hash of columns, or by ranges of one (H-Store §3.4.1)."""
+"""The partitions of rows, by the hash of columns or by ranges of one column (H-Store §3.4.1)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
-    """Return a hash of each value of a key's column, or of an attribute of that kind; a null has any."""
+    """Return a hash of each value of a key column, or of an attribute of that kind; for a null, any hash."""
     if column.kind.is_interned:
         kind = pa.large_string() if column.kind is Kind.TEXT else pa.large_binary()
         values = values.fill_null("" if column.kind is Kind.TEXT else b"").cast(kind)
@@ -42,13 +42,13 @@ def hash_values(column: Column, values: pa.Array[Any]) -> Numbers:
 
 
 def hash_numbers(numbers: Numbers) -> Numbers:
-    """Return a hash of each of the integers that stand for values that are no texts."""
+    """Return a hash of each integer that represents a value of a kind other than text."""
     codec = KeyCodec([pa.field("key", pa.int64())])
     return codec.encode([pa.array(numbers)]).hashes.view(np.int64)
 
 
 def mix_hashes(hashes: Sequence[Numbers]) -> Numbers:
-    """Return one hash for the hashes of several columns of a row, in their order; of one column its own."""
+    """Combine the hashes of each row's columns, in order; the hash of a single column is unchanged."""
     mixed = hashes[0].view(np.uint64)
     for one in hashes[1:]:
         mixed = ((mixed ^ (mixed >> np.uint64(32))) * _MIX) ^ one.view(np.uint64)
@@ -68,7 +68,7 @@ def find_ranges(values: Numbers, least: Numbers) -> Numbers:
 
 
 def numbers_of(column: Column, values: pa.Array[Any]) -> Numbers:
-    """Return the integers that stand for values that are no texts."""
+    """Return the integers that represent values of a kind other than text."""
     return numpy_column(column, values, TextNumbers())[0].astype(np.int64, copy=False)
 
 
@@ -84,7 +84,7 @@ class Placement:
     ranges : sequence, optional
         The least value of each partition but the first; by default the hash of a value decides.
     columns : sequence of str, optional
-        The columns of its key to partition by, instead of the one that it has.
+        The columns of the key to partition by, instead of the declared column.
 
     Attributes
     ----------
@@ -94,8 +94,8 @@ class Placement:
     Raises
     ------
     InvalidUsageError
-        If the values do not ascend, do not fit the column, or are not one fewer than the partitions; or if
-        there are ranges of several columns.
+        If the values do not ascend or do not fit the column, their number is not the number of partitions
+        minus one, or there are ranges of several columns.
     """
 
     def __init__(
@@ -139,11 +139,11 @@ class Placement:
 
     @property
     def method(self) -> object:
-        """What two placements have in common that put equal values into the same partition."""
+        """A value that is equal for placements that put equal values into the same partition."""
         return self.ranges
 
     def partitions_of(self, columns: Sequence[Column], values: Sequence[pa.Array[Any]]) -> Numbers:
-        """Return the partition of each row by the values of its columns, or of attributes of their kinds."""
+        """Return each row's partition by the values of its columns, or of attributes of the same kinds."""
         if self.ranges is None:
             mixed = mix_hashes([hash_values(*one) for one in zip(columns, values, strict=True)])
             return buckets_of(mixed.view(np.uint64), self._partitions)

@@ -1,4 +1,4 @@
-"""Where the transactions of a program run, by what the compiler knows of their keys (H-Store §3.4.4)."""
+"""Where the transactions of a program run, derived from their keys by the compiler (H-Store §3.4.4)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Keys", "Route", "find_route", "keys_of"]
 class Keys:
     """Rows that a transaction may access.
 
-    If several columns are elements of lists, these are all combinations of the elements.
+    If several columns are elements of lists, the rows are all combinations of the elements.
 
     Attributes
     ----------
     table : str
         Their table.
     origins : tuple of Origin or None
-        The origin of each column of the key, if it has one. A value of a named route is a column of the
-        results of `Program.route`.
+        The origin of each column of the key, if it has one. The origin of a value of a named route is a
+        column of the results of `Program.route`.
     places : tuple of int
         The places in the key of the columns by which the table is partitioned.
     """
@@ -48,9 +48,10 @@ class Route:
     keys : tuple of Keys
         The rows of partitioned tables that it accesses, if their partitions are known.
     obstacle : str or None
-        The reason why the event does not say the partitions, so that all transactions need all partitions.
+        The reason why the event does not determine the partitions, so that all transactions need all
+        partitions.
     partitions : tuple of str
-        What says the partitions, for `describe`.
+        The values that determine the partitions, for `describe`.
     is_single : bool
         Whether every transaction is a single-partition transaction, whatever its attributes are.
     """
@@ -62,7 +63,7 @@ class Route:
 
     @property
     def knows_rows(self) -> bool:
-        """Whether the event says which rows a transaction may access, not only their partitions."""
+        """Whether the event determines which rows a transaction may access, not only their partitions."""
         return self.obstacle is None and all(None not in keys.origins for keys in self.keys)
 
     def describe(self) -> str:
@@ -107,7 +108,7 @@ def find_route(program: Program | PlainProgram, placements: Mapping[str, Placeme
 
 
 def keys_of(program: Program, access: Access, places: tuple[int, ...]) -> Iterator[Keys]:
-    """Yield the keys of an access: for each value of a named route those that have it.
+    """Yield the keys of an access: for each value of a named route, the keys with this value.
 
     Parameters
     ----------
@@ -152,7 +153,7 @@ def _obstacle(program: Program | PlainProgram, placements: Mapping[str, Placemen
 
 
 def _changes(program: Program, found: Found) -> str | None:
-    """Return why rows that an index finds before a call are not those that it finds in it."""
+    """Return why an index may find other rows during a call than before it; None if it finds the same."""
     lists = {column.name for column in program.event if column.is_list}
     if lists & set(found.attributes):
         return f"the index of {found.table} is read for each element of a list"

@@ -1,4 +1,4 @@
-"""Read what is kept as a text in a file: a design, or a predictor."""
+"""Values that are kept as text in a file: a design, or a predictor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StoredText(ABC):
 
     @classmethod
     def load(cls, source: Self | str | os.PathLike[str]) -> Self:
-        """Read it from its file; return it if it is none.
+        """Read a value from the file `source`; return `source` if it is already a value.
 
         Raises
         ------
@@ -38,4 +38,4 @@ class StoredText(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, text: str, file: str = "<text>") -> Self:
-        """Return what a text says; see `load`."""
+        """Return the value that a text describes; see `load`."""

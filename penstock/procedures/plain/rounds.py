@@ -84,7 +84,7 @@ class _Window:
         self._rounds = rounds
         self.name = spec.name
         self.inserts = 0
-        """How many rows were inserted."""
+        """The number of rows that were inserted."""
 
     def insert(self, /, **values: Any) -> bool:
         row = _fit_row(self._spec.name, self._spec.columns, values)

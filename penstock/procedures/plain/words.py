@@ -104,7 +104,7 @@ def _negate(a: Any) -> Any:
     if isinstance(a, Decimal):
         digits, scale = digits_of(a)
         return _decimal(-digits, scale)
-    # The least literal is the negative of one that is beyond 64 bits.
+    # The least literal is the negative of a literal that is beyond 64 bits.
     return _check_range(-a)
 
 

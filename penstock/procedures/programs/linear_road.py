@@ -1,6 +1,6 @@
 """Linear Road's tolls and accidents, as a workflow of two procedures (S-Store §4.7).
 
-A vehicle reports its position every 30 seconds. If it has entered a segment, it gets the toll of the segment
+A vehicle reports its position every 30 seconds. If it has entered a segment, it is told the segment's toll
 and whether there is an accident ahead, and pays the toll of the segment that it has left. The first report of
 a minute triggers the procedure that computes all tolls of an expressway from the minutes before.
 """
@@ -197,7 +197,7 @@ def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
     distance = np.cumsum((speed * REPORT_S * SEGMENT_FEET // 3600).reshape(keys, reports), axis=1).reshape(-1)
     start = np.where(jam, 40 * SEGMENT_FEET, fractions(seed + 1, keys) * 30 * SEGMENT_FEET).astype(np.int64)
     position = (start[vehicle] + distance) % (SEGMENTS * SEGMENT_FEET)
-    # Those that stand do so in the middle of a segment, in pairs.
+    # Vehicles stop in the middle of a segment, in pairs.
     position[stands] = (41 + vehicle[stands] // 80 % 3) * SEGMENT_FEET + SEGMENT_FEET // 2
     direction = np.where(jam, 0, integers(seed + 2, keys, 2))[vehicle]
     position = np.where(direction == 0, position, SEGMENTS * SEGMENT_FEET - 1 - position)

@@ -16,7 +16,7 @@ class Lag:
     calls : int
         The calls that are in the log and have not run here.
     seconds : float
-        The age of the oldest of them; 0.0 if there are none.
+        The age of the oldest of these calls; 0.0 if there are none.
     """
 
     calls: int

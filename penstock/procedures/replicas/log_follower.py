@@ -1,13 +1,14 @@
 """Follows the log of a database that another process has open, and writes nothing.
 
-Only what the p-stream and the versions of the tables hold is final: a call in the write-ahead log may be lost
-with the power, or belong to a process that is fenced. So calls are run about a second after they were
-acknowledged. Invariants:
+Only the p-stream and the versions of the tables are final: a call in the write-ahead log may be lost in a
+power failure, or belong to a fenced process. So calls are run about a second after they were acknowledged.
+Invariants:
 
 1. A version is readable before a call after it is in the log (`in_process.command_log`). So a follower that
-   first reads the end of the log, then looks for versions, finds each one before it runs a call after it.
-2. A version has all changes that a follower knows at or before its offset, so the follower may forget them.
-   Then the changes that it knows make its next version a delta of this one, whichever process wrote it.
+   first reads the end of the log, then looks for versions, finds each version before it runs a later call.
+2. A version has all of a follower's changes at or before the version's offset, so the follower may forget
+   these changes. Then its other changes make its next version a delta of this version, whichever process
+   wrote it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["Copy", "LogFollower"]
 
 _TRIES = 5
-"""The attempts to load a version while the other process deletes older ones."""
+"""The number of attempts to load a version while the other process deletes older ones."""
 
 
 class Copy:
@@ -58,7 +59,7 @@ class Copy:
     Attributes
     ----------
     handle : Handle
-        The version since which the tables know their changes.
+        The version since which the tables have recorded their changes.
     position : int
         The number of calls that they hold.
     """
@@ -97,7 +98,7 @@ class LogFollower:
     Raises
     ------
     InvalidUsageError
-        If the location holds no database, or one with other tables.
+        If the location holds no database, or a database with other tables.
     CorruptDataError, UnavailableError
         If its files are damaged, or the file system refuses.
     """
@@ -149,9 +150,9 @@ class LogFollower:
         self.copy.state.close()
 
     def hand_over(self, log: CommandLog) -> Iterator[Call] | None:
-        """Run all calls of a log that this process has opened; let the copy's transactions go to this log.
+        """Run all calls of a log that this process has opened; let the copy log its transactions there.
 
-        Returns the calls that the copy still lacks; None if the log must restore the tables instead.
+        Return the calls that the copy still lacks; None if the log must restore the tables instead.
         """
         failpoint("takeover.after_fence")
         self._stream.refresh()
@@ -188,14 +189,14 @@ class LogFollower:
             handle, offset = look_at(self._store, pointer)
             if offset > end:
                 return
-            # An older version is that of a process that was fenced while it wrote.
+            # An older version was written by a process that was fenced while it wrote.
             if offset >= self.copy.position:
                 self.copy.state.delta()
                 self.copy.handle = handle
         self._seen = names
 
     def snapshot(self, tables: Sequence[str]) -> dict[str, Callable[[], pa.RecordBatch]]:
-        """Return frozen copies of tables, all if none is named; see `TableRows.freeze`."""
+        """Return frozen copies of the named tables, or of all tables; see `TableRows.freeze`."""
         copy = self.copy
         specs = [copy.programs.table(name) for name in tables or self._database.tables]
         return {spec.name: copy.state[spec.name].freeze() for spec in specs}

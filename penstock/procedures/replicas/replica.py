@@ -32,14 +32,14 @@ _LOGGER = logging.getLogger(__name__)
 class Replica:
     """Tables that follow the log of another process, and can take its place. Threads may share it.
 
-    A thread runs the calls of the log here, too, about a second after they were acknowledged. The replica
+    A thread also runs the calls of the log here, about a second after they were acknowledged. The replica
     writes nothing until `take_over`, so there may be any number of them. It protects against the loss of a
     process or a machine; the log itself is as safe as the storage of the location.
 
     Parameters
     ----------
     database : Database
-        Its tables and procedures; they are those of the other process.
+        Its tables and procedures, the same as in the other process.
     location, poll_interval, partitions, ranges, predictor
         See `Database.follow`.
     """
@@ -97,7 +97,7 @@ class Replica:
                 if not is_told:
                     _LOGGER.warning("the log cannot be read [location=%s error=%s]", self._location, error)
                 is_told = True
-            except BaseException as error:  # whoever reads the tables must know
+            except BaseException as error:  # readers of the tables must get the error
                 self._error = error
                 return
 
@@ -112,12 +112,12 @@ class Replica:
 
     @property
     def lag(self) -> Lag:
-        """How far it is behind the log. The calls of the last second are not in the log yet.
+        """How far the replica is behind the log. The calls of the last second are not in the log yet.
 
         Raises
         ------
         PenstockError
-            If the log cannot be followed any more.
+            If the log can no longer be followed.
         """
         with self._following() as follower:
             return follower.lag
@@ -128,7 +128,7 @@ class Replica:
         Raises
         ------
         PenstockError
-            If the log cannot be followed any more, or not read now.
+            If the log can no longer be followed, or cannot be read now.
         """
         with self._following() as follower:
             follower.advance()
@@ -138,7 +138,7 @@ class Replica:
         return self.snapshot(name).table(name)
 
     def snapshot(self, *tables: str) -> Snapshot:
-        """Return a copy of tables, all if none is named, as of one moment between two calls.
+        """Return a copy of the named tables, or of all tables, as of one moment between two calls.
 
         Every call that it holds is durable. If the other process has strong recovery, the moment may also be
         between two transactions of a workflow.
@@ -157,8 +157,8 @@ class Replica:
     ) -> OpenDatabase:
         """Fence the other process, and return the open database; the replica ends.
 
-        The other process need not have ended: it acknowledges nothing any more. All that it acknowledged is
-        there. A client that does not know whether its call ran asks again with the same id.
+        The other process need not have ended, because it can acknowledge no further call. No acknowledged
+        call is lost. A client that does not know whether its call ran sends it again with the same id.
 
         Steps: 1. fence the log, 2. run the calls that the replica lacks, 3. open.
 
@@ -172,7 +172,7 @@ class Replica:
         InvalidUsageError
             If the replica is closed.
         CorruptDataError, UnavailableError
-            If the files are damaged, or the file system refuses. The replica is closed then; open or follow
+            If the files are damaged, or the file system refuses. Then the replica is closed: open or follow
             the database again.
         """
         with self._following() as follower:

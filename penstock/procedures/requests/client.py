@@ -78,7 +78,7 @@ class RequestClient:
         self._read = self._answers.end
         self._sent: dict[str, str] = {}
         self._found: dict[str, dict[str, Any]] = {}
-        # It commits only what a flush waits for.
+        # It commits only rows that a flush waits for.
         self._writer = PStreamWriter(
             requests.files.location, REQUESTS, writer=f"client-{new_id()}", threads=1
         )  # fmt: skip
@@ -115,7 +115,7 @@ class RequestClient:
         Parameters
         ----------
         request_id : str
-            An id of the caller. Requests of the same id are one: it runs once.
+            An id that the caller chooses. Requests with the same id run only once.
         procedure : str
             The name of a procedure that accesses tables only.
         **attributes
@@ -164,9 +164,9 @@ class RequestClient:
         Raises
         ------
         InvalidUsageError
-            If this client has not sent it, or has returned its answer.
+            If this client has not sent the request, or has already returned its answer.
         UnavailableError
-            If there is no answer in time. The request may still run, and may be waited for again.
+            If there is no answer in time. The request may still run; call `wait` again.
         """
         timeout_s = self._timeout_s if timeout is None else parse_duration_us(timeout) / 1e6
         end, pause_s = monotonic_s() + timeout_s, _SHORTEST_PAUSE_S
@@ -191,7 +191,7 @@ class RequestClient:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _look(self) -> None:
-        """Read the answers since the last look; keep those to requests of this client."""
+        """Read the answers since the last call; keep the answers to this client's requests."""
         stream = self._answers
         stream.refresh()
         begin, stop = max(self._read, stream.start), stream.end

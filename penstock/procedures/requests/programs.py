@@ -68,7 +68,7 @@ class RequestPrograms:
 
     @property
     def digest(self) -> str:
-        """A text that tells sets of programs apart."""
+        """A text that identifies this set of programs."""
         digests = sorted((name, program.digest) for name, program in self.programs.items())
         return hashlib.sha256(repr((digests, sorted(self.refusals.items()))).encode()).hexdigest()
 
@@ -100,7 +100,7 @@ def request_program(catalog: Catalog, name: str) -> Program | PlainProgram:
     Raises
     ------
     InvalidUsageError
-        If there is no such procedure, or one that only a stream may run.
+        If there is no such procedure, or only a stream may run it.
     """
     procedure = catalog.procedures.get(name)
     if procedure is None:

@@ -45,14 +45,14 @@ class DatabaseClient:
     token : str, optional
         The token that the server wants.
     certificates : bytes, optional
-        The certificates, in PEM, of those who may vouch for the server; by default those of the system.
+        The root certificates, in PEM, to verify the server with; by default the system's.
     timeout : str or timedelta
-        The longest wait for an answer.
+        The maximum time to wait for an answer.
 
     Raises
     ------
     InvalidUsageError
-        If the address is none.
+        If it is not an address.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class DatabaseClient:
         InvalidUsageError
             If there is no such procedure, or an attribute does not fit.
         UnavailableError
-            If the server refuses, since too many calls wait, or does not answer. In the second case the
-            transaction may have run; `call_once` can be called again.
+            If the server refuses because too many calls wait, or does not answer. If it does not answer, the
+            transaction may have run; `call_once` can be repeated safely.
         """
         check_named(procedure, positional)
         try:
@@ -111,15 +111,15 @@ class DatabaseClient:
     def call_once(
         self, request_id: str, procedure: str, /, *positional: Never, **attributes: Any
     ) -> dict[str, Any]:
-        """Run one transaction once, even if it is called again with this id; return as `call`.
+        """Run one transaction once, even if it is called again with this id; return what `call` returns.
 
-        It tries again while the server does not answer, also if that is started anew. The database remembers
-        its last 131,072 such requests.
+        It tries again while the server does not answer, even across a restart of the server. The database
+        remembers its last 131,072 such requests.
 
         Parameters
         ----------
         request_id : str
-            The id, unique among all clients; penstock's `RequestClient` has the same rule.
+            The id, unique among all clients, as in `RequestClient`.
         procedure : str
             The name of a procedure whose event is declared.
         **attributes
@@ -128,7 +128,7 @@ class DatabaseClient:
         Raises
         ------
         InvalidUsageError
-            If the attributes cannot be sent, or the server has another request of this id.
+            If the attributes cannot be sent, or the server has another request with this id.
         UnavailableError
             If there is no answer in time.
         """
@@ -147,7 +147,7 @@ class DatabaseClient:
             except UnavailableError:
                 if monotonic_s() + pause_s >= end:
                     raise
-                pause(pause_s)  # a server that starts tells nobody
+                pause(pause_s)  # a server does not announce that it has started
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
                 results = {} if answer["results"] is None else json.loads(answer["results"])
@@ -156,7 +156,7 @@ class DatabaseClient:
     def run(self, procedure: str, events: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> pa.Table:
         """Run a transaction for each row of events, in order; return a row of results for each.
 
-        Large tables are sent in parts, each durable when the next is sent.
+        Large tables are sent in parts; each part is durable before the next one is sent.
 
         Raises
         ------
@@ -198,12 +198,12 @@ class DatabaseClient:
     def take_over(self) -> None:
         """Let the server's replica take over, which fences the process that it follows; see `Replica`.
 
-        Does nothing if it has done so before.
+        Do nothing if the replica has taken over before.
 
         Raises
         ------
         UnavailableError
-            If the server does not answer. Take over again then.
+            If the server does not answer. Then call `take_over` again.
         """
         self._act(TAKE_OVER, pa.table({}))
 

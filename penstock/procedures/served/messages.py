@@ -1,4 +1,4 @@
-"""What client and server of a database say to each other over Arrow Flight.
+"""The messages between client and server of a database over Arrow Flight.
 
     action "call"       rows of events, the procedure in the schema's metadata; answered by rows of results
     action "answer"     rows of `REQUESTS`; answered by rows of `ANSWERS`
@@ -51,7 +51,7 @@ def from_stream(content: pa.Buffer | None) -> pa.Table:
     Raises
     ------
     InvalidUsageError
-        If it is none.
+        If it is not an Arrow stream.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(b"") if content is None else content) as reader:
@@ -65,7 +65,7 @@ def from_stream(content: pa.Buffer | None) -> pa.Table:
 
 
 def raise_as_flight(error: PenstockError) -> None:
-    """Raise an error of the server as one of Flight."""
+    """Raise an error of the server as a Flight error."""
     context = {name: str(value) for name, value in error.context.items()}
     known = {"error": type(error).__name__, "fact": error.fact, "hint": error.hint, "context": context}
     # pyarrow carries no extra_info with a FlightServerError.
@@ -87,7 +87,7 @@ def raise_from_flight(error: flight.FlightError, **context: Any) -> None:
 
 
 def _error_of(extra_info: bytes) -> PenstockError | None:
-    """Return the error of Penstock that a server sent, if it is one."""
+    """Return the Penstock error that a server sent, if it is one."""
     try:
         known = json.loads(extra_info)
         kind = getattr(errors, known["error"])

@@ -58,18 +58,18 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
     Parameters
     ----------
     database : OpenDatabase or Replica
-        The database, or a replica, which answers only reads until a client lets it take over. The owner
-        closes `database` after the server.
+        The database, or a replica, which answers only reads until a client lets it take over. The caller
+        closes `database` after closing the server.
     host, port
-        The address to listen at. Port 0 takes a free one; `port` tells it.
+        The address to listen at. With port 0 a free port is chosen, which is then in `port`.
     token : str, optional
-        What clients must know; required unless only this machine can connect.
+        The token that clients must send; required unless only this machine can connect.
     certificate : tuple of bytes, optional
         A certificate chain and its private key, in PEM, for TLS.
     most_waiting : int
-        The number of calls that may run or wait; further ones are refused with `UnavailableError`.
+        The number of calls that may run or wait; further calls are refused with `UnavailableError`.
     commit_interval : str or timedelta
-        That of the database once a replica has taken over; see `Database.open`.
+        The commit interval of the database once a replica has taken over; see `Database.open`.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
 
     @contextmanager
     def _admitted(self) -> Iterator[None]:
-        """Take one of the places for calls, and raise errors as those of Flight."""
+        """Admit a call if there is room, and raise errors as Flight errors."""
         try:
             if not self._room.acquire(blocking=False):
                 raise UnavailableError(

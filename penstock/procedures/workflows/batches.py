@@ -56,7 +56,7 @@ def check_batches(program: Program | PlainProgram) -> None:
 
 
 def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
-    """Return the start of each batch, then the number of events; a batch is consecutive equal values.
+    """Return the start of each batch, then the number of events; a batch is a run of equal values.
 
     Parameters
     ----------
@@ -91,7 +91,8 @@ def cut_batches(events: pa.RecordBatch, batch: str | int) -> tuple[npt.NDArray[n
     events : pyarrow.RecordBatch
         Events of a stream; more of them follow.
     batch : str or int
-        The column that separates batches, the last of which may go on; or the number of events of each.
+        The column that separates batches, in which case the last batch may continue; or the number of events
+        in each batch.
     """
     if isinstance(batch, str):
         bounds = batch_bounds(events.column(batch), batch)[:-1]

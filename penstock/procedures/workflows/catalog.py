@@ -121,16 +121,16 @@ class Catalog:
             )
 
     def read(self, function: Callable[..., Any]) -> ProcedureText:
-        """Return the text of a function, with accesses in place of statements of SQL.
+        """Return the text of a function, with its SQL statements replaced by accesses.
 
         Raises
         ------
         InvalidUsageError
-            If it is no text of a procedure, or a statement is no access.
+            If the function is not a procedure, or a statement is not an access.
         """
         text = read(function)
         if any(text.is_word(node, language.execute) for node in ast.walk(text.tree)):
-            # The parser of SQL takes long to import.
+            # The SQL parser takes long to import.
             from penstock.procedures.analysis.sql_statements import rewrite_sql
 
             return rewrite_sql(text, self.tables)

@@ -22,13 +22,13 @@ class Dependencies:
     texts : list of ProcedureText
         The procedures, including called ones and triggers.
     tables : dict
-        The tables by name; those of windows come last.
+        The tables by name; the tables of windows come last.
     streams, windows : dict
         By name.
     triggers : dict
         The triggers, by the name of their table, stream or window.
     insertions : dict
-        For each window the procedure that inserts a row.
+        For each window, the procedure that inserts a row.
     """
 
     texts: list[ProcedureText] = field(default_factory=list)

@@ -1,12 +1,12 @@
 """A workflow as one kernel (S-Store §3.2.4).
 
 For each atomic batch of events a round runs: each procedure in the order of the workflow, once for each event
-or row of the stream that it takes. A procedure over all its rows is one transaction; nested procedures are
-one together. A rejection undoes the transaction and the rows that it emitted, and the round goes on with the
-next one. A lack of room undoes the round, which runs again with more room.
+or row of the stream that it takes. A procedure over all its rows is one transaction; nested procedures
+together are one transaction. A rejection undoes the transaction and the rows that it emitted, and the round
+continues with the next transaction. A lack of room undoes the round, which runs again with more room.
 
-Round g has the events ``bounds[g]`` to ``bounds[g + 1]``. The results of an interior procedure are those of
-its last row.
+Round g has the events ``bounds[g]`` to ``bounds[g + 1]``. The results of an interior procedure are the
+results for its last row.
 
 A call runs the procedures from ``steps[0]`` to ``steps[1]``, usually all. From ``steps[2]`` on, it holds the
 number of rows of each stream at the start, then the number of rows of each stream at the end.
@@ -113,7 +113,7 @@ class _Rounds:
 
     def _body(self, scope: Scope) -> None:
         out = self.compiler.out
-        # Of an interior procedure, the results of the last row stay.
+        # For an interior procedure, only the results of the last row are kept.
         for result, _ in scope.results:
             out.line(f"r{result}_null[i] = True")
         self.compiler.scopes.stack.append(scope)

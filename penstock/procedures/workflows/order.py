@@ -15,7 +15,7 @@ class CycleError(Exception):
 
 
 def sort_members(members: Sequence[T], after: Mapping[T, Iterable[T]]) -> list[T]:
-    """Sort members so that each follows those that it is `after`; ties keep their order.
+    """Sort members so that each follows the members that `after` gives for it; ties keep their order.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def sort_members(members: Sequence[T], after: Mapping[T, Iterable[T]]) -> list[T
 
 
 def _cycle(remaining: Mapping[T, None], after: Mapping[T, Iterable[T]]) -> list[T]:
-    """Return a cycle: each remaining member follows another one."""
+    """Return a cycle; there is one, because each remaining member follows another remaining member."""
     path = [next(iter(remaining))]
     while path[-1] not in path[:-1]:
         path.append(next(member for member in after[path[-1]] if member in remaining))

@@ -22,8 +22,8 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
     program : Program
         The program that ran.
     codes : ndarray
-        A code for each event; for a workflow one for each event and procedure. A workflow goes on after a
-        rejection, so an event may have several reasons, which are all named.
+        A code for each event; for a workflow, a code for each event and procedure. A workflow continues after
+        a rejection, so an event may have several reasons, which are all named.
     """
     is_rejected = codes > 0
     if not is_rejected.any():

@@ -14,7 +14,7 @@ __all__ = ["StreamSpec"]
 
 @dataclass(frozen=True)
 class StreamSpec(RelationSpec):
-    """The declaration of a stream: the rows that one procedure emits are events of the next one.
+    """The declaration of a stream: the rows that one procedure emits are events of the next procedure.
 
     Parameters
     ----------

@@ -1,14 +1,14 @@
 """Windows of a procedure: two tables that only it sees (S-Store §3.2.2).
 
-The table ``<name>_rows`` holds the rows by place. The one row of ``<name>_facts`` says which rows are active
-and which are staged. Rows get consecutive numbers. With `first`, `active` and `next` of the facts::
+The table ``<name>_rows`` holds the rows by place. The one row of ``<name>_facts`` records which rows are
+active and which are staged. Rows get consecutive numbers. With `first`, `active` and `next` of the facts::
 
     first ........ active ........ next
       active rows        staged rows
 
 Each insert runs a procedure that is generated here, in the subset of Python that users write. It stages the
 row. When a slide is full, it removes the oldest rows, makes the staged ones active, and calls the triggers of
-the window. So windows are undone, stored and recovered as tables are.
+the window. So windows are undone, stored and recovered like tables.
 
 A window of rows keeps row number n at place n % (size + slide), so that it deletes nothing. A window of time
 keeps it at place n.
@@ -95,7 +95,7 @@ class WindowSpec(RelationSpec):
     name, columns
         See `RelationSpec`.
     size, slide : int
-        In rows, or in units of the column of time.
+        In rows, or in units of the time column.
     time : str, optional
         The column of time; None for a window of rows.
     """

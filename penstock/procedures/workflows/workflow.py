@@ -32,10 +32,10 @@ class Nested:
 
 
 class Workflow:
-    """Procedures and the streams between them, which run as rounds: one for each event.
+    """Procedures and the streams between them. For each event a round runs.
 
-    A procedure runs after those that emit into its stream. A procedure into whose stream nobody emits is a
-    border procedure and takes the event; the others are interior ones.
+    A procedure runs after the procedures that emit into its stream. A procedure into whose stream no
+    procedure emits is a border procedure and takes the event; the others are interior procedures.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class Workflow:
         return list(self.catalog.find_dependencies([procedure.text]).streams)
 
     def _next(self, procedure: Procedure) -> list[Procedure]:
-        """Return the procedures of this workflow that take the rows of another one."""
+        """Return the procedures of this workflow that take the rows of another procedure."""
         return [self._takers[name] for name in self._emits(procedure)]
 
     def _order(self, groups: Sequence[Sequence[Procedure]]) -> tuple[tuple[Procedure, ...], tuple[int, ...]]:

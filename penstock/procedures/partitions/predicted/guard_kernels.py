@@ -12,14 +12,17 @@ from penstock.state_store.keys.key_words import hash_word
 __all__ = ["GUARD_HEAD", "keeps_shared", "leaves", "needs_all", "plan"]
 
 GUARD_HEAD = 3
-"""A guard has the allowed partitions as bits, the number of partitions, and the first event that may write
-replicated tables; then for each table the place of its ranges, 0 for the hash; then their sizes and values.
+"""The number of fields at the start of a guard.
+
+They are the allowed partitions as bits, the number of partitions, and the first event that may write
+replicated tables. After them come, for each table, the place of its ranges, or 0 for the hash; then the sizes
+and values of all ranges.
 """
 
 
 @kernel
 def leaves(guard: Numbers, touched: Numbers, i: int, table: int, word: int) -> bool:
-    """Note the partition of a row that event `i` accesses; return whether it may not access it."""
+    """Note the partition of a row that event `i` accesses; return whether the access is forbidden."""
     offset = guard[3 + table]
     place = np.int64(0)
     if offset == 0:
@@ -36,7 +39,7 @@ def leaves(guard: Numbers, touched: Numbers, i: int, table: int, word: int) -> b
 
 @kernel
 def needs_all(guard: Numbers, touched: Numbers, i: int) -> bool:
-    """Note that event `i` accesses all partitions; return whether it may not."""
+    """Note that event `i` accesses all partitions; return whether this is forbidden."""
     every = (np.int64(1) << guard[1]) - 1 if guard[1] < 64 else np.int64(-1)
     touched[i] |= every
     return guard[0] != every
@@ -57,24 +60,25 @@ def plan(
     homes: Numbers,
     late: npt.NDArray[np.bool_],
 ) -> int:
-    """Set where transactions run; return how many of them fit into one wave.
+    """Set the partitions in which transactions run; return how many of them fit into one wave.
 
-    In a wave, single-partition transactions run first, each in its partition; then those that are forwarded;
-    and beside these the late ones. A late one is in a partition in which forwarded ones before it only read
-    (H-Store §5.1, OP4). The wave ends before a forwarded transaction that needs what a late one may write.
+    In a wave, single-partition transactions run first, each in its partition, then the forwarded
+    transactions, and the late transactions beside them. A transaction is late if the forwarded transactions
+    before it only read its partition (H-Store §5.1, OP4). The wave ends before a forwarded transaction that
+    needs a partition that a late one may write.
 
     Parameters
     ----------
     masks, written : ndarray
-        For each transaction a bit for each partition that it accesses, and that it writes.
+        For each transaction a bit for each partition that it accesses, and for each partition that it writes.
     every : uint64
         All partitions.
     early : bool
-        Whether there are late transactions; else those are forwarded, too.
+        Whether transactions may be late; otherwise they are forwarded, too.
     homes : ndarray
         Receives the partition of each transaction, or -1 if it is forwarded.
     late : ndarray
-        Receives whether each is late.
+        Receives whether each transaction is late.
     """
     zero = np.uint64(0)
     fetched = zero

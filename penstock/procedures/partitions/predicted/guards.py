@@ -1,8 +1,9 @@
-"""The kernel of predicted transactions: it stops where one leaves the partitions that it may access.
+"""The kernel of predicted transactions: it stops if one leaves the partitions that it may access.
 
 It is the serial kernel with checks before each look-up of a row, each look-up by an index and each write of a
-replicated table. What it did before is undone by the caller, who has copies of the tables; so it may leave
-out the undo log, and then it also stops where a transaction is rejected that has written.
+replicated table. The caller has copies of the tables, with which it undoes what the kernel did before it
+stopped. So the kernel may leave out the undo log. Then it also stops if a transaction is rejected after a
+write.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _UNDO = re.compile(r"u_\w+\[")
 
 
 def can_guard(program: Program, placements: Mapping[str, Placement]) -> bool:
-    """Return whether a kernel can tell the partition of each row: by one column that is no text or float."""
+    """Return whether a kernel can compute each row's partition: from one column, not a text or a float."""
     placed = [placements[spec.name].columns for spec in program.tables if spec.name in placements]
     kinds = [columns[0].kind for columns in placed]
     if any(len(columns) > 1 for columns in placed):
@@ -46,7 +47,7 @@ def can_guard(program: Program, placements: Mapping[str, Placement]) -> bool:
 
 
 def can_omit_undo(program: Program) -> bool:
-    """Return whether the undo log only undoes: slots of deleted rows are freed by it, too."""
+    """Return whether the undo log serves only to undo; it also frees the slots of deleted rows."""
     return program.undo_log and not any(change[0] == "delete" for change in program.changes)
 
 
@@ -124,7 +125,7 @@ class _Guards:
         }
 
     def block(self, nodes: list[ast.stmt]) -> list[ast.stmt]:
-        """Return statements with their checks before them."""
+        """Return the statements, each with its checks before it."""
         found: list[ast.stmt] = []
         for node in nodes:
             for check in dict.fromkeys(self._checks(node)):
@@ -136,7 +137,7 @@ class _Guards:
         return found
 
     def _checks(self, node: ast.stmt) -> Iterator[str]:
-        """Yield the conditions under which a statement, without those in it, does what was not predicted."""
+        """Yield the conditions under which a statement, apart from nested ones, was not predicted."""
         parts: list[ast.AST] = [node]
         if isinstance(node, ast.If | ast.While):
             parts = [node.test]
@@ -163,7 +164,7 @@ class _Guards:
             yield "keeps_shared(guard, i)"
 
     def _index_check(self, call: ast.Call, table: str) -> str:
-        """Return the check of a look-up by an index: it is in one partition if that is among its values."""
+        """Return the check of an index look-up: it is in one partition if its values name the partition."""
         number = _number(table)
         words, column = self._words[table], self._columns[number]
         bounds = [one for one in call.args if isinstance(one, ast.Tuple)]
@@ -175,7 +176,7 @@ class _Guards:
 
 
 class _WithoutUndo:
-    """Removes the undo log from the statements of a transaction; ``u`` says whether it would have one."""
+    """Removes the undo log from a transaction's statements; ``u`` shows whether an entry would exist."""
 
     def block(self, nodes: list[ast.stmt]) -> list[ast.stmt]:
         """Return the statements that remain."""

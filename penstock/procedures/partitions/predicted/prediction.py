@@ -19,16 +19,17 @@ __all__ = ["Prediction", "StoredPredictor", "TransactionPredictor"]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predictions for the transactions of a call. If one is wrong, they all run without predictions.
+    """The predictions for the transactions of a call. If one is wrong, all of them run without predictions.
 
     Attributes
     ----------
     partitions : ndarray of uint64
         A bit for each partition that a transaction accesses (OP1 and OP2).
     written : ndarray of uint64
-        A bit for each partition that it writes; in the others it ends once its rows were read (OP4).
+        A bit for each partition that it writes. It is finished with another partition once its rows there
+        were read (OP4).
     undo : ndarray of bool
-        Whether it may be rejected after it has written, so that it needs an undo log (OP3).
+        Whether a transaction may be rejected after it has written, so that it needs an undo log (OP3).
     """
 
     partitions: npt.NDArray[np.uint64]
@@ -55,10 +56,10 @@ class TransactionPredictor(Protocol):
     """Predicts what transactions do. One thread at a time calls it."""
 
     def predict(self, program: Program, events: pa.RecordBatch) -> Prediction | None:
-        """Return the predictions for transactions; None if it has none."""
+        """Return the predictions for transactions; None if there are none."""
 
     def observe(self, touched: Numbers) -> None:
-        """Take for each transaction of the last prediction a bit for each partition that it accessed."""
+        """Learn from the partitions, as bits, that each transaction of the last prediction accessed."""
 
     def correct(self, event: int, touched: int) -> None:
-        """Take the transaction of the last prediction for which it was wrong, and what it accessed so far."""
+        """Learn from the transaction that the last prediction got wrong, and what it accessed so far."""

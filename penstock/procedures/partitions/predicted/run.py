@@ -1,11 +1,12 @@
-"""Runs transactions as a predictor says (H-Store §5.3.3, §5.3.4).
+"""Runs transactions in the partitions that a predictor names (H-Store §5.3.3, §5.3.4).
 
 Their results and tables equal those of the serial run in the order of events:
 
-1. If each accesses only what was predicted, the order of `plan` has the results of the given order.
-2. The kernel stops before an access that was not predicted, before a replicated table is written that was
-   not, and where a transaction without an undo log is rejected. Then all tables that the program writes are
-   as before, by copies of them, and the caller runs the events without predictions.
+1. If each transaction accesses only the predicted partitions, the order of `plan` has the results of the
+   given order.
+2. The kernel stops before an access that was not predicted, before an unpredicted write to a replicated
+   table, and where a transaction without an undo log is rejected. Then all tables that the program writes are
+   replaced by their copies from before the call, and the caller runs the events without predictions.
 """
 
 from __future__ import annotations
@@ -42,23 +43,23 @@ if TYPE_CHECKING:
 __all__ = ["PredictedRuns", "use_predictor"]
 
 MOST_WAVES = 8
-"""If a call has more waves, or they move more rows than it has events, it has one, and none is late."""
+"""If a call would need more waves, or move more rows than it has events, it has one without late ones."""
 MOST_FORWARDED = 0.5
 """If predictions would forward more than this share of a call, one thread is as fast without them."""
 USELESS_PAUSE = 31
-"""After a call for which predictions do not help, so many do without."""
+"""After a call for which predictions do not help, this many calls of the program run without predictions."""
 _HIGHEST = np.iinfo(np.int64).max
 
 Kernel = Callable[..., int]
 
 
 def use_predictor(state: TableSet | PartitionedTables, database: str, predictor: StoredPredictor) -> None:
-    """Let the transactions of an open database run as a predictor says.
+    """Let the transactions of an open database run in the partitions that a predictor names.
 
     Raises
     ------
     InvalidUsageError
-        If it is no predictor, or the database has one partition, or other ones than the predictor.
+        If it is no predictor, or the database has one partition or other partitions than the predictor.
     """
     if not hasattr(predictor, "bind"):
         raise InvalidUsageError(
@@ -73,7 +74,7 @@ def use_predictor(state: TableSet | PartitionedTables, database: str, predictor:
 
 
 class _DeviationError(Exception):
-    """A transaction is not as predicted; its place among those of the call."""
+    """A transaction is not as predicted; `event` is its place in the call."""
 
     def __init__(self, event: int) -> None:
         super().__init__(event)
@@ -95,8 +96,8 @@ class PredictedRuns:
     transactions : int
         The number of transactions that ran as predicted.
     forwarded, late, without_undo : int
-        The number of them that were forwarded, that ran beside forwarded ones in a partition which these had
-        finished, and that had no undo log.
+        The numbers of these transactions that were forwarded, that ran beside forwarded ones in a partition
+        with which the forwarded ones had finished, and that had no undo log.
     wrong : int
         The number of calls with a wrong prediction.
     """
@@ -108,9 +109,10 @@ class PredictedRuns:
         self.transactions = self.forwarded = self.late = self.without_undo = self.wrong = 0
 
     def run(self, program: Program, events: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Run a transaction for each event; return None, and leave the tables as they are, if it cannot.
+        """Run the events by predictions; if that is not possible, leave the tables unchanged and return None.
 
-        It also returns None if too many would be forwarded; then the next calls of the program do without.
+        The result is None, too, if too many transactions would be forwarded; then the next calls of the
+        program run without predictions.
         """
         if self.pauses(program):
             self._paused[program.digest] -= 1
@@ -130,7 +132,7 @@ class PredictedRuns:
             call.put_back()
             self._predictor.correct(error.event, int(call.touched[error.event]))
             return None
-        except BaseException:  # also an interrupt leaves tables half changed; raised again
+        except BaseException:  # an interrupt, too, leaves tables half changed; raised again
             call.put_back()
             raise
         self._predictor.observe(call.touched)
@@ -141,7 +143,7 @@ class PredictedRuns:
         return results
 
     def pauses(self, program: Program | PlainProgram) -> bool:
-        """Return whether the next calls of a program do without predictions, since these did not help."""
+        """Return whether the next call of a program runs without predictions because they did not help."""
         return self._paused.get(program.digest, 0) > 0
 
     def _kernels_of(self, program: Program) -> tuple[Kernel, Kernel | None] | None:
@@ -232,7 +234,7 @@ class _Call:
         return min(1 + self._events.num_rows // max(rows, 1), MOST_WAVES)
 
     def _plan(self, most: int | None) -> list[int]:
-        """Set where transactions run; return the ends of waves, or none if they would be more than `most`.
+        """Set where transactions run; return the ends of waves, or no ends if there are more than `most`.
 
         If `most` is None, no transaction is late, and there is one wave.
         """
@@ -254,7 +256,7 @@ class _Call:
         self._copies.append((part, part.transactions, copies))
 
     def put_back(self) -> None:
-        """Make the tables what they were before."""
+        """Restore the tables as of before the call."""
         for part, transactions, copies in self._copies:
             part.put_back(copies, transactions)
         coordinator = self._tables._coordinator
@@ -299,7 +301,7 @@ class _Call:
     def _run_forwarded(
         self, places: Numbers, waiting: Mapping[int, Numbers]
     ) -> tuple[pa.RecordBatch, dict[int, pa.RecordBatch]]:
-        """Run transactions on the coordinator, and beside them those that wait for their rows to be read."""
+        """Run transactions on the coordinator, and late ones beside them once their partition was read."""
         tables, program = self._tables, self._program
         allowed = int(np.bitwise_or.reduce(self._masks[places]))
         needed = [number for number in range(tables.partitions) if allowed >> number & 1]
@@ -337,7 +339,7 @@ class _Call:
     def _check_unchanged(
         self, deltas: Mapping[str, Mapping[str, pa.RecordBatch]], late: Mapping[int, Numbers], event: int
     ) -> None:
-        """Check that forwarded transactions have written nothing where late ones ran beside them."""
+        """Check that forwarded transactions wrote nothing to the partitions of late ones."""
         for blocks in deltas.values():
             for name, block in blocks.items():
                 placement = self._tables.placements.get(name.rpartition("/")[0])

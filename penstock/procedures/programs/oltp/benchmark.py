@@ -46,13 +46,13 @@ class OltpBenchmark:
     procedure : Procedure
         The procedure that runs each request, whatever its kind.
     full, small : object
-        The scale that its specification has for one unit, and a scale for tests.
+        The scale that its specification gives for one unit, and a scale for tests.
     tables : callable
         Maps a scale to the first rows of each table.
     requests : callable
         Maps a scale, a number of requests and a seed to requests.
     conditions : mapping of str to str
-        For each condition that always holds, a query (DuckDB) that returns the rows that break it.
+        For each condition that always holds, a DuckDB query that returns the rows that violate it.
     """
 
     name: str

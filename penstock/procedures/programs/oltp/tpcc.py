@@ -4,9 +4,9 @@ Departures from the specification, because procedures make no texts and return o
 
 - The terminal gets no texts. A result has the total of a new order, the customer's balance of a payment or
   order status, or the number of delivered orders or of items with low stock.
-- A payment of a customer with bad credit leaves ``data``, to which the specification prepends what the row of
-  ``history`` has, too. ``history`` has the names of warehouse and district as two columns, and a key: the
-  customer and the number of the payment.
+- A payment of a customer with bad credit does not change ``data``; the specification prepends values to it
+  that the row of ``history`` has, too. ``history`` has the names of warehouse and district as two columns,
+  and a key: the customer and the number of the payment.
 - The terminal draws the customer by last name; the procedure chooses the middle one, as specified.
 - A delivery is one transaction for all districts of a warehouse.
 """
@@ -132,7 +132,7 @@ def new_order(
         i_id = e.items[place]
         supply = e.supplies[place]
         quantity = e.quantities[place]
-        # Of the event, so that these look-ups are prefetched.
+        # The keys come from the event, so that these look-ups are prefetched.
         item = items.get(e.items[place])
         if item is None:
             abort("item number is not valid")
@@ -176,7 +176,7 @@ def new_order(
 
 @TPCC.procedure
 def find_customer(e: Any, customers: Any) -> Any:
-    """Return the number of a customer, or of the middle one of those with a last name (TPC-C 2.5.2.2)."""
+    """Return the number of a customer, or of the middle customer with a last name (TPC-C 2.5.2.2)."""
     if e.c_id is not None:
         return e.c_id
     found = None

@@ -1,4 +1,4 @@
-"""The consistency conditions of TPC-C (3.3.2.1 to 3.3.2.12), as queries that return what breaks them."""
+"""The consistency conditions of TPC-C (3.3.2.1 to 3.3.2.12), as queries that return violations."""
 
 from __future__ import annotations
 
@@ -61,5 +61,8 @@ CONDITIONS = {
         SELECT * FROM customers LEFT JOIN lines USING (w_id, d_id, c_id)
         WHERE balance + ytd_payment IS DISTINCT FROM coalesce(amount, 0)""",
 }
-"""The queries by number and content. The specification has the eleventh for the first rows alone, of which
-2,100 orders of 3,000 in a district are delivered; here deliveries count, too."""
+"""The queries by number and content.
+
+The specification requires the eleventh condition only of the first rows, in which 2,100 of a district's 3,000
+orders are delivered. Here the condition includes later deliveries.
+"""

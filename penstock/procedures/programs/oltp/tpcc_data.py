@@ -35,7 +35,7 @@ FIRST_PAYMENT = 10_00
 _KINDS = np.repeat([NEW_ORDER, PAYMENT, ORDER_STATUS, DELIVERY, STOCK_LEVEL], [45, 43, 4, 4, 4])
 """The kind of each per cent of the transactions."""
 _C_LAST_LOAD, _C_LAST_RUN, _C_ID, _C_ITEM = 100, 200, 259, 7911
-"""The constants of non-uniform draws; those of last names differ by 65 to 119, not by 96 or 112."""
+"""The constants of non-uniform draws; the constants of last names differ by 65 to 119, not by 96 or 112."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def requests(scale: TpccScale, count: int, seed: int) -> pa.RecordBatch:
 
 
 def _other(draws: Draws, w_id: Integers, scale: TpccScale) -> Integers:
-    """Draw another warehouse for each one, if there are several."""
+    """Draw another warehouse for each warehouse, if there are several."""
     step = draws.integers(len(w_id), 1, max(scale.warehouses - 1, 1))
     return (w_id - 1 + step) % scale.warehouses + 1
 

@@ -117,4 +117,4 @@ VOTER = OltpBenchmark(
             USING (contestant, state) WHERE votes IS DISTINCT FROM found""",
     },
 )
-"""Voter: one insert and two counters a transaction."""
+"""Voter: one insert and two counters per transaction."""

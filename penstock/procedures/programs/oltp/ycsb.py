@@ -27,7 +27,7 @@ WORKLOADS = {
     "e": (0, 0, 5, 95, 0),
     "f": (50, 0, 0, 0, 50),
 }
-"""The per cent of each kind: read, update, insert, scan, read and modify. D reads what is new."""
+"""The per cent of each kind: read, update, insert, scan, read and modify. D reads new records."""
 
 _store = database("ycsb")
 _store.table(
@@ -93,7 +93,7 @@ def _requests(scale: YcsbScale, count: int, seed: int) -> pa.RecordBatch:
     draws = Draws(seed + 1)
     kinds = np.repeat(KINDS, WORKLOADS[scale.workload])[draws.integers(count, 0, 99)]
     is_insert = kinds == INSERT
-    # The records that there are when a request runs, if all requests come from one call of this function.
+    # The number of records when a request runs, if all requests come from one call of this function.
     records = scale.records + np.cumsum(is_insert) - is_insert
     ranks = zipf_ranks(seed, count, scale.records, SKEW)
     keys = records - 1 - ranks if scale.workload == "d" else scatter(ranks, scale.records)
