@@ -268,7 +268,9 @@ class Builder:
         planned = plan_operator(made.schema, node.operator, node.by, node.time, place)
         parcels = pack_made(planned.packer, made.rows)
         waits = node.operator.may_wait
-        held = LocalOperator(place, planned.operator, parcels, planned.rows, waits=waits)
+        held = LocalOperator(
+            place, planned.operator, parcels, planned.rows, waits=waits, publishes_first=True
+        )
         return Made(planned.output, self._hold(held).run)
 
     def _union(self, node: UpdateUnion) -> Made:
