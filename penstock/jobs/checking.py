@@ -62,9 +62,14 @@ def check_pipeline(
 
 
 def _has_users_code(pipeline: Pipeline) -> bool:
-    """Return whether a pipeline runs Python that its user wrote."""
-    steps = (pipeline.queue, pipeline.union)
-    return pipeline.database is not None or any(step is not None and step.apply is not None for step in steps)
+    """Return whether a pipeline runs Python that its user wrote, as far as it can be read."""
+    from penstock.errors import InvalidUsageError
+    from penstock.jobs.cluster.modules import user_code
+
+    try:
+        return pipeline.database is not None or bool(user_code(pipeline))
+    except InvalidUsageError:
+        return True  # the checks say what is wrong, and where
 
 
 def _check_local(settings: Mapping[str, str]) -> Callable[[Pipeline, Document], object]:

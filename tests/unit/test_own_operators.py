@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from penstock.checkpointing.files import open_files
 from penstock.conf.document import PipelineError
 from penstock.conf.pipeline import load_pipeline
 from penstock.errors import CorruptDataError, InvalidUsageError
+from penstock.jobs.checking import check_pipeline
 from penstock.jobs.cluster.modules import pipeline_modules
 from penstock.operators.own.abc import load_operator
 from penstock.operators.own.state import OperatorState, stored_schemas
@@ -231,6 +233,46 @@ def test_a_wrong_result_is_an_error_without_values(
     with pytest.raises(InvalidUsageError, match=fact) as raised:
         test.rows()
     assert "a user's value" not in str(raised.value)
+
+
+def test_rows_of_a_state_that_cannot_be_stored_do_not_come_out(
+    totals: str, penstock_pipeline: OpenPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = penstock_pipeline(totals)
+    test.send([row("a", 1, 1), row("a", 2, 2)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Totals, "snapshot", lambda operator: 1 / 0)
+        with pytest.raises(InvalidUsageError, match="snapshot of an operator raised an error"):
+            test.trigger()
+    assert test.rows() == []
+    test.restart()
+    test.trigger()
+    assert [(one["n"], one["total"]) for one in test.rows()] == [(2, 6.0)]
+
+
+@pytest.mark.parametrize(
+    ("section", "hidden"),
+    [
+        ("queue: {key: k, time: ts}", True),
+        ('operator: {class: "tests.operators:Totals", key: k, buckets: 1}', False),
+        ("aggregates: {n: count(*)}", True),
+        ("aggregates: {own: \"1 + own('tests.aggregates:Spread', v)\"}", False),
+        ("aggregates: {own: own()}", None),
+        ("aggregates: {own: sum(}", None),
+    ],
+)
+def test_pandas_is_not_hidden_from_users_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str, hidden: bool | None
+) -> None:
+    hides: list[bool] = []
+    monkeypatch.setattr("penstock.jobs.local.first_row.skip_pandas", lambda: hides.append(True))
+    lines = [TOTALS.splitlines()[1], section, "sink: {type: noop}", "engine: local"]
+    if section.startswith("aggregates"):
+        lines.append("window: {time: ts, size: 20 s}")
+    (tmp_path / "p.yaml").write_text("\n".join(lines))
+    with nullcontext() if hidden is not None else pytest.raises(PipelineError, match=r"p\.yaml:2"):
+        check_pipeline(str(tmp_path / "p.yaml"), [], own_process=True)
+    assert hidden is None or bool(hides) == hidden
 
 
 @pytest.mark.parametrize(

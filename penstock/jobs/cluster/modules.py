@@ -15,7 +15,7 @@ from penstock.conf.pipeline import ForeachBatchSink, Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.operators.aggregates.decomposition import own_references
 
-__all__ = ["Modules", "find_modules", "pipeline_modules"]
+__all__ = ["Modules", "find_modules", "pipeline_modules", "user_code"]
 
 _ON_EVERY_WORKER: Final = frozenset({"penstock", "pyspark", "py4j"})
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
@@ -39,13 +39,13 @@ class Modules:
     installed: set[str] = field(default_factory=set)
 
 
-def pipeline_modules(pipeline: Pipeline) -> Modules:
-    """Find the modules that a pipeline's functions and Python file import.
+def user_code(pipeline: Pipeline) -> list[str]:
+    """Return the functions and classes that a pipeline names, as ``module:name``.
 
     Raises
     ------
     InvalidUsageError
-        If a module that the pipeline names does not exist, or a file is not Python.
+        If an aggregate is no SQL.
     """
     step = pipeline.queue or pipeline.union
     functions = [step.apply] if step is not None and step.apply is not None else []
@@ -57,7 +57,18 @@ def pipeline_modules(pipeline: Pipeline) -> Modules:
     functions += own_references(
         text for section in sections if section is not None for text in (section.aggregates or {}).values()
     )
-    names = [name.partition(":")[0] for name in functions]
+    return functions
+
+
+def pipeline_modules(pipeline: Pipeline) -> Modules:
+    """Find the modules that a pipeline's functions and Python file import.
+
+    Raises
+    ------
+    InvalidUsageError
+        If a module that the pipeline names does not exist, or a file is not Python.
+    """
+    names = [name.partition(":")[0] for name in user_code(pipeline)]
     return find_modules(names, None if pipeline.database is None else Path(pipeline.database.file))
 
 

@@ -318,7 +318,7 @@ def replace_own(text: str) -> str:
 def own_references(texts: Iterable[str]) -> list[str]:
     """Return the own aggregates in aggregates, each as ``module:Class``."""
     calls = [call for text in texts for call in aggregates_of(Expression.parse(text).tree)]
-    return [str(call.parts[0].value)[1:-1] for call in calls if call.value == OWN_FUNCTION]
+    return [str(call.parts[0].value)[1:-1] for call in calls if call.value == OWN_FUNCTION and call.parts]
 
 
 def own(reference: str, name: str) -> str:
