@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from penstock.spark_ext.forwarding.coordinator import Coordinator
 
 __all__ = ["LocalOperator", "MicroBatch", "Rows"]
+
+_MAX_UNPUBLISHED: Final = 4
+"""The most buckets whose states are held until their new versions are durable."""
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ class LocalOperator:
         Runs what buckets export. A bucket that exports something gets two versions, so twice as many stay.
     publishes_first : bool
         Whether new versions are durable before the sink gets results, for an operator that looks for other
-        attempts at a micro-batch.
+        attempts at a micro-batch, or whose state is made by user code that may fail.
 
     Attributes
     ----------
@@ -142,6 +145,7 @@ class LocalOperator:
         for bucket, label in enumerate(bucket_labels(self.buckets)):
             if label not in arrived and label not in woken:
                 continue
+            self._finish_published()
             served = self.task.serve(
                 batch.query,
                 batch.number,
@@ -154,7 +158,7 @@ class LocalOperator:
             )
             self._open.append((label, served, self._publisher.submit(served.publish)))
             batch.metrics.append(served.metrics)
-            results = served.batches
+            results, served.batches = served.batches, []
             if self._publishes_first:
                 self.finish()
             if self._coordinator is not None:
@@ -176,14 +180,22 @@ class LocalOperator:
     def finish(self) -> None:
         """Wait until the new versions are durable; take over their pointers, and note where keys wait."""
         while self._open:
-            label, served, published = self._open[0]
-            published.result()
-            pointer = served.finish()
-            if pointer is None:
-                raise InternalError("a commit gave no pointer")
-            self.pointers[label] = pointer
-            (self.waiting.add if served.metrics.waiting_keys else self.waiting.discard)(label)
-            del self._open[0]
+            self._finish_oldest()
+
+    def _finish_published(self) -> None:
+        """Finish buckets whose new versions are durable; wait for the oldest if too many are not."""
+        while self._open and (len(self._open) >= _MAX_UNPUBLISHED or self._open[0][2].done()):
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        label, served, published = self._open[0]
+        published.result()
+        pointer = served.finish()
+        if pointer is None:
+            raise InternalError("a commit gave no pointer")
+        self.pointers[label] = pointer
+        (self.waiting.add if served.metrics.waiting_keys else self.waiting.discard)(label)
+        del self._open[0]
 
     def abandon(self) -> None:
         """Drop the states of a micro-batch that failed, once no thread uses them."""

@@ -30,6 +30,7 @@ from penstock.jobs.pipelines.run import run_to_end
 from penstock.local_engine.file_formats import file_reader
 from penstock.local_engine.outputs import MemoryOutput, ParquetOutput
 from penstock.local_engine.query_log import EntryLog
+from penstock.spark_ext.worker.bucket_task import BucketTask, ServedBucket
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
 QUEUE = {"key": "k", "time": "t"}
@@ -104,6 +105,32 @@ def test_a_budget_serves_the_keys_that_wait_in_later_micro_batches(tmp_path: Pat
     totals = run_to_end(queue, lambda batch: served.append(batch.emitted))
     assert max(served) == 6, "a bucket serves its share"
     assert totals.emitted == len(newest(updates(300)))
+    assert sorted_rows(out(tmp_path), "k", "t", "v") == newest(updates(300))
+
+
+def test_few_states_and_results_of_a_micro_batch_are_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(tmp_path / "in", updates(300))
+    held: list[int] = [0]
+    kept: list[int] = []
+    serve, finish = BucketTask.serve, ServedBucket.finish
+
+    def count_served(*arguments: Any) -> ServedBucket[Any]:
+        held.append(held[-1] + 1)
+        return serve(*arguments)
+
+    def count_finished(served: ServedBucket[Any]) -> Any:
+        held.append(held[-1] - 1)
+        kept.append(len(served.batches))
+        return finish(served)
+
+    monkeypatch.setattr(BucketTask, "serve", count_served)
+    monkeypatch.setattr(ServedBucket, "finish", count_finished)
+    run_to_end(pipeline(tmp_path, queue=QUEUE | {"buckets": 16}))
+    assert len(kept) > 10, "the buckets with keys"
+    assert max(held) <= 4
+    assert set(kept) == {0}
     assert sorted_rows(out(tmp_path), "k", "t", "v") == newest(updates(300))
 
 
