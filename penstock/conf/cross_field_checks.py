@@ -36,7 +36,7 @@ def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
     """Yield the problems between fields that are valid by themselves."""
     yield from _source_problems(pipeline.source, pipeline.query)
     if pipeline.planned_persist == "never" or pipeline.persist == "always":
-        # With persist: always all sources have p-streams, which take every row.
+        # With persist: always, all sources have p-streams, which take every row.
         for place, source in [
             ((), pipeline.source),
             *((at, operator.source) for at, operator in _others(pipeline)),
@@ -64,7 +64,7 @@ def find_disagreements(pipeline: PipelineSections) -> Iterator[Problem]:
 
 
 def _others(pipeline: PipelineSections) -> Iterator[tuple[FieldPath, Input]]:
-    """Yield the streams other than the pipeline's own, and their paths."""
+    """Yield the other streams of the pipeline, and their paths."""
     if pipeline.union is not None:
         for name, other in pipeline.union.inputs.items():
             yield ("union", "inputs", name), other
@@ -82,7 +82,7 @@ def side_streams(pipeline: PipelineSections) -> list[tuple[FieldPath, str]]:
 
 
 def _side_problems(pipeline: PipelineSections) -> Iterator[Problem]:
-    """Yield the p-streams of late rows and rejected records whose location something else uses."""
+    """Yield the p-streams of late rows and rejected records whose location is used for something else."""
     source, sink, query = pipeline.source, pipeline.sink, pipeline.query
     locations = {
         "sink": getattr(sink, "path", None),

@@ -14,10 +14,10 @@ from penstock.errors import InvalidUsageError, redact
 __all__ = ["Document", "FieldPath", "PipelineError", "Problem", "describe", "read_document"]
 
 FieldPath: TypeAlias = tuple[str | int, ...]
-"""The path of a field: the names of the sections around it and its own, and positions in lists."""
+"""The path of a field: the names of its sections, its own name, and positions in lists."""
 
 Problem: TypeAlias = tuple[FieldPath, str, str | None]
-"""A field, its problem, and perhaps a hint."""
+"""A field, its problem, and optionally a hint."""
 
 
 class PipelineError(InvalidUsageError):
@@ -61,7 +61,7 @@ class Document:
     data : dict
         The fields; changed by `set`.
     places : dict
-        For each field's path ``name:line``, or the text of the override that set it.
+        For each field's path, its position as ``name:line``, or the text of the override that set it.
     problems : list of str
         The problems found so far.
     """
@@ -79,7 +79,7 @@ class Document:
         return self.name
 
     def value(self, path: FieldPath) -> Any:
-        """Return the value of a field, None where there is none."""
+        """Return the value of a field; None if it has none."""
         value: Any = self.data
         for part in path:
             if isinstance(value, dict):
@@ -124,7 +124,8 @@ class Document:
                 [describe(place, (), "a name is empty", "write field=value, such as queue.budget=100")]
             )
         try:
-            # A line of its own, so that a value may be a flow list or a quoted text, but no second field.
+            # The value is on its own line, so that it may be a flow list or a quoted text, but not a second
+            # field.
             root = yaml.compose(text, Loader=_Loader)
             problems = [] if root is None else _substitute(root, place, parts)
             value = None if problems else _construct(root, text)
@@ -181,7 +182,7 @@ def _construct(node: yaml.Node | None, text: str) -> Any:
 def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> list[str]:
     """Replace variables by their values; return a problem for each variable without one.
 
-    A plain scalar gets the type of its value, as if the value were written there; a quoted one stays text.
+    A plain scalar gets the type of its value, as if the value were written there; a quoted scalar stays text.
     """
     problems: list[str] = []
     waiting: list[tuple[FieldPath, yaml.Node]] = [(parent, root)]

@@ -19,7 +19,7 @@ __all__ = [
 
 KafkaFormat: TypeAlias = Literal["json", "avro", "protobuf", "debezium", "debezium_avro"]
 TEXT_FORMATS: Final = ("json", "debezium")
-"""Formats that have no schema of their own."""
+"""Formats whose records carry no schema."""
 CHANGE_COLUMNS: Final = "deleted BOOLEAN, change_op STRING, change_ms BIGINT, change_lsn BIGINT"
 """The columns that Debezium adds to the row of a change."""
 KafkaColumn: TypeAlias = Literal["key", "topic", "partition", "offset", "timestamp", "headers"]
@@ -38,7 +38,7 @@ class RegistrySection(Section):
 class KafkaSource(Section):
     """Topics of Kafka, read by Spark's own connector; `options` are the connector's.
 
-    `kafka_columns` are Kafka's own columns beside those of `columns`, each with the prefix ``kafka_``.
+    `kafka_columns` are Kafka's own columns in addition to `columns`, each with the prefix ``kafka_``.
     `value_schema`, `message` and `registry` are for values in Avro and Protobuf.
     """
 
@@ -61,7 +61,7 @@ class KafkaSource(Section):
 
     @property
     def decoded_format(self) -> KafkaFormat | None:
-        """The format of values that are decoded; None if they are not."""
+        """The format from which values are decoded; None if they are not decoded."""
         return None if self.value_format == "raw" else self.value_format
 
     @property

@@ -1,9 +1,10 @@
 """Pipelines: the whole configuration, read from a file and checked.
 
 A pipeline is ``source -> filter -> projection -> lookup -> queue -> results -> sink``, or has a union or a
-join with other streams or transactions in the queue's place, or a window and aggregates. `engine` says who
-runs it. `load_pipeline` reads one from YAML and reports all its problems at once. Paths inside a file are
-relative to the current directory. Nothing here imports pyspark, so checking a file starts no JVM.
+join with other streams or transactions in the queue's place, or a window and aggregates. `engine` names the
+engine that runs it. `load_pipeline` reads a pipeline from YAML and reports all its problems at once. Paths
+inside a file are relative to the current directory. Nothing here imports pyspark, so checking a file starts
+no JVM.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ _GROUPS: Final = ("pipelines", _PAPERS)
 
 
 def example_names() -> list[str]:
-    """Return the names of the packaged example pipelines: the starting points, then the papers'."""
+    """Return the names of the packaged example pipelines: the starting points, then the papers' pipelines."""
     return [name for group in _GROUPS for name in sorted(_examples(group))]
 
 
@@ -209,7 +210,7 @@ def load_pipeline(reference: str | Path, overrides: Sequence[str] = ()) -> Pipel
 
 
 def load_document(reference: str | Path, overrides: Sequence[str] = ()) -> tuple[Pipeline, Document]:
-    """Read a pipeline as `load_pipeline` does; return it and the document with each field's position.
+    """Read a pipeline like `load_pipeline`; return it and the document with each field's position.
 
     Raises
     ------

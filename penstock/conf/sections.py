@@ -94,7 +94,7 @@ class PStreamSource(Section):
 class SparkSource(Section):
     """Any streaming source of Spark, by the name of its format.
 
-    `columns` are those that the source returns; they let a pipeline be checked without Spark.
+    `columns` are the columns that the source returns, so that a pipeline can be checked without Spark.
     """
 
     type: Literal["spark"]
@@ -138,7 +138,7 @@ class KafkaSink(Section):
 class PStreamSink(Section):
     """A p-stream, which gets each row exactly once; `options` are those of the data source ``pstream``.
 
-    `key` and `time` make it an update log, whose deletes are the rows for which `delete_when` holds.
+    `key` and `time` make it an update log, in which rows for which `delete_when` holds are deletes.
     """
 
     type: Literal["pstream"]
@@ -169,7 +169,7 @@ class ForeachBatchSink(Section):
 class UpsertSink(Section):
     """A table of a store, kept up to date; see `penstock.upsert`.
 
-    `key` and `time` are by default those of the queue, union or join.
+    `key` and `time` are by default the key and time of the queue, union or join.
     """
 
     type: Literal["upsert"]
@@ -304,9 +304,9 @@ class DatabaseSection(Section):
 
 
 class OperatorSection(Section):
-    """An own operator, a class in a module, and arguments of `penstock.apply`.
+    """A user-defined operator (a class in a module), and arguments of `penstock.apply`.
 
-    `arguments` are those of the class.
+    `arguments` are the arguments of the class.
     """
 
     name: Function = Field(alias="class")
@@ -363,7 +363,7 @@ class OtherWindow(Section):
 
 
 class ByWindowSection(Section):
-    """Aggregates of windows by window: one row for each window, or for each window and group."""
+    """Aggregates of all groups of a window: one row for each window, or for each window and group."""
 
     group_by: Annotated[tuple[str, ...] | None, BeforeValidator(texts)] = None
     aggregates: Annotated[dict[Text, Text], BeforeValidator(aggregates_of)]
@@ -389,7 +389,7 @@ class WindowJoinSection(Section):
 class Query(Section):
     """The settings of a pipeline's run.
 
-    With the trigger available_now the run ends when the input is used up and, with `drain`, no key waits.
+    With the trigger available_now the run ends once all input is read and, with `drain`, no key waits.
     """
 
     name: Text = "penstock"

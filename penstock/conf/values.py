@@ -22,7 +22,7 @@ def wrong(fact: str, hint: str | None = None) -> PydanticCustomError:
 
 
 def show(value: Any) -> str:
-    """Return a value as in the file, truncated if it is long."""
+    """Return a value as it looks in the file, truncated if it is long."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -45,7 +45,7 @@ def option_text(value: Any) -> str:
 
 
 def empty_section(value: Any) -> Any:
-    """Replace an empty section by one with the defaults."""
+    """Replace an empty section by a section with the defaults."""
     return {} if value is None else value
 
 

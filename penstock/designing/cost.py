@@ -1,4 +1,4 @@
-"""The cost of designs, and what a design makes of a workload (H-Store §4.4)."""
+"""The cost of designs for a workload (H-Store §4.4)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["Choice", "Cost", "CostModel"]
 
 @dataclass(frozen=True)
 class Choice:
-    """A design of a workload, maybe incomplete.
+    """A design for a workload, possibly incomplete.
 
     Attributes
     ----------
     tables : ndarray of int64
-        The option of each table; -1 is not yet chosen.
+        The option of each table; -1 if none is chosen yet.
     routing : ndarray of int64
-        For each procedure the place of its attribute in `Workload.attributes`; -1 is none.
+        For each procedure the place of its attribute in `Workload.attributes`; -1 if it has none.
     """
 
     tables: Numbers
@@ -45,7 +45,7 @@ class Cost:
     Attributes
     ----------
     total : float
-        The weighted mean of the other two; the search minimizes it.
+        The weighted mean of `coordination` and `skew`; the search minimizes it.
     coordination : float
         The coordination cost: 0 if no transaction is distributed.
     skew : float
@@ -61,11 +61,11 @@ class Cost:
 
 
 class CostModel:
-    """Estimates the cost of designs of one workload. For one thread.
+    """Estimates the cost of designs of one workload. One thread at a time may use it.
 
-    An incomplete design costs what the chosen tables and routes cause in coordination; its skew counts as 0.
-    So the cost never falls as more is chosen. The paper counts unknown queries as running in all partitions,
-    which may estimate more skew than the complete design has (departure from H-Store §4.4.3).
+    The cost of an incomplete design is the coordination that the chosen tables and routes cause; its skew is
+    taken as 0. So the cost never falls as more is chosen. The paper assumes that unknown queries run in all
+    partitions, which may overestimate the skew of the complete design (departure from H-Store §4.4.3).
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class CostModel:
         self.designs = 0
 
     def masks(self, tables: Numbers) -> Masks:
-        """Return the partitions that each record needs by the chosen tables."""
+        """Return the partitions that each record needs with the chosen tables."""
         out = self.workload.fixed.copy()
         for table, option in enumerate(tables.tolist()):
             if option >= 0:
@@ -154,9 +154,9 @@ class CostModel:
     def speed_up(self, choice: Choice) -> float:
         """Estimate the throughput with a thread for each partition, as a multiple of one partition's.
 
-        A distributed transaction is forwarded and runs while no partition does. The others run in their
-        partitions, each interval as long as its busiest partition. All transactions take equally long, which
-        leaves out the time in which rows are moved.
+        A distributed transaction is forwarded, and no partition runs meanwhile. The other transactions run in
+        their partitions; an interval takes as long as its busiest partition. All transactions are assumed to
+        take equally long, so the time to move rows is left out.
         """
         workload = self.workload
         needed = self.needed(choice)

@@ -29,7 +29,7 @@ def _bits(mask: np.uint64) -> np.int64:
 
 @kernel
 def add_accesses(transaction: Numbers, access_masks: Masks, out: Masks) -> None:
-    """Add the masks of accesses to those of their transactions."""
+    """Add the masks of accesses to the masks of their transactions."""
     for k in range(transaction.shape[0]):
         out[transaction[k]] |= access_masks[k]
 
@@ -73,7 +73,7 @@ def count_loads(
 ) -> tuple[int, int]:
     """Count how often each partition is accessed in each interval; return what `count_distributed` returns.
 
-    A transaction without a partition runs in any, so it counts as a share of each.
+    A transaction without a partition may run in any, so it adds an equal share to each.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["design"]
 
 TRANSACTIONS_PER_PARTITION = 20
-"""The transactions for each partition that an interval needs: the skew of fewer is chance."""
+"""The transactions per partition that an interval needs: with fewer, skew is chance."""
 
 
 def design(
@@ -45,8 +45,8 @@ def design(
 ) -> DesignResult:
     """Choose the partitions of a database for a trace of its transactions.
 
-    For each table it chooses a column of the key, by hash or by ranges, or two columns, or a copy in every
-    partition, so that few transactions need several partitions and all partitions have about the same load.
+    Each table is partitioned by one key column (by hash or by ranges) or by two, or it is replicated. The
+    choice lets few transactions need several partitions, and gives all partitions about the same load.
     Nothing runs and nothing is written. Ctrl-C ends the search with the best design so far.
 
     Parameters
@@ -55,23 +55,26 @@ def design(
         The tables and procedures.
     requests : mapping, or iterable of tuple
         Events by the names of procedures and workflows, or pairs of a name and events in the order of calls.
-        Each procedure compiles for its events.
+        Each procedure is compiled for its events.
     log : str or path, optional
-        The directory of a database: its calls since its newest version are the requests. A process may have
-        it open meanwhile.
+        The directory of a database. The calls since its newest version are the requests. Another process may
+        have the database open meanwhile.
     tables : mapping, optional
-        With `requests`: the rows of tables before them, in which indexes find rows. A log has them.
+        With `requests`, the rows of the tables before the requests, in which indexes find rows. With `log`,
+        they come from the log.
     partitions : int
         The number of partitions, 2 to 64.
     seconds : float
-        The longest duration of the search. It ends before if it finds nothing better for long.
+        The longest duration of the search. It ends earlier if it finds nothing better for a long time.
     intervals : int
-        The trace is cut into so many parts, or fewer, so that each has 20 transactions for each partition.
-        Skew counts in each part by itself, so load that moves from partition to partition is not balanced.
+        The number of intervals into which the trace is cut; fewer, if one would have less than 20
+        transactions per partition. Skew is measured in each interval, so load that moves from partition to
+        partition does not look balanced.
     alpha, beta : float
         The weights of coordination and skew in the cost.
     memory_bytes : int, optional
-        The memory of a partition, with `log` or `tables`: designs that replicate too much are not taken.
+        The memory of a partition, with `log` or `tables`. Designs that replicate too much for it are
+        excluded.
     seed : int
         The seed of the search. Equal seeds find equal designs unless `seconds` or Ctrl-C ends the search.
     progress : callable, optional
@@ -80,12 +83,12 @@ def design(
     Returns
     -------
     DesignResult
-        The design, its cost and that of the declared one, and what explains it.
+        The design, its cost, the cost of the declared design, and an explanation.
 
     Raises
     ------
     InvalidUsageError
-        If there is no request, one does not fit its procedure, or an option is unusable.
+        If there is no request, a request does not fit its procedure, or an option is unusable.
     CorruptDataError, UnavailableError
         If the files of the log are damaged, or the file system refuses.
 

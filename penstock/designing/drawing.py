@@ -26,9 +26,9 @@ _REPLICATED: Final = "#eeeeee"
 def draw(result: DesignResult) -> str:
     """Return a design as SVG.
 
-    Tables that are partitioned by columns of one name have one colour; replicated tables are grey. A line
-    joins tables that transactions access together, with the columns that hold one value. It is solid if the
-    tables are partitioned by these columns alike.
+    Tables that are partitioned by columns of the same name have the same colour; replicated tables are grey.
+    A line joins tables that transactions access together; its label names the columns that hold the same
+    value. It is solid if both tables are partitioned by these columns.
     """
     trace = result.trace
     columns, ranges = result.design.columns, result.design.ranges
@@ -85,7 +85,7 @@ def draw(result: DesignResult) -> str:
 
 
 def _joins(columns: Mapping[str, PartitionColumns], edge: Edge) -> bool:
-    """Return whether both tables are partitioned by the columns of an edge, maybe with others."""
+    """Return whether both tables are partitioned by the columns of an edge, possibly with other columns."""
     return all(column in _names(columns[table]) for table, column in edge.columns)
 
 

@@ -1,4 +1,4 @@
-"""The designs from which the search begins (H-Store §4.3.1)."""
+"""The designs from which the search starts (H-Store §4.3.1)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from penstock.procedures.texts import Numbers
 __all__ = ["declared_choice", "initial_choices", "most_frequent", "route_by_frequency"]
 
 _GRAPH_TRANSACTIONS = 5_000
-"""The transactions whose access graph is made: it only says where the search may begin."""
+"""The transactions from which the access graph is made; it only gives starting points for the search."""
 
 
 def initial_choices(model: CostModel) -> tuple[Choice, Cost]:
     """Return the best of the designs that are easy to find, and its cost.
 
-    These are the declared design, the most frequently accessed columns, and, for each set of columns that the
-    access graph joins, the columns of this set, and those of two sets together. The paper begins with the
-    second alone.
+    These are the declared design, the most frequently accessed columns, each set of columns that the access
+    graph joins, and each pair of such sets. The paper starts only from the most frequently accessed columns.
 
     Raises
     ------
     InvalidUsageError
-        If none fits into the memory.
+        If no design fits into the memory.
     """
     workload = model.workload
     best: tuple[Choice, Cost] | None = None
@@ -87,7 +86,7 @@ def _starts(model: CostModel) -> Iterator[Numbers]:
 def _starts_of_pairs(
     workload: Workload, frequent: Numbers, groups: list[frozenset[tuple[str, str]]]
 ) -> Iterator[Numbers]:
-    """Yield designs by two sets of columns: tables with one of each by both, others by that of the first."""
+    """Yield designs by two column sets: by both for tables with a column in each, else by the first set."""
     if not any(len(option.columns) > 1 for options in workload.options for option in options):
         return
     for one, other in permutations(groups, 2):
@@ -102,10 +101,10 @@ def _starts_of_pairs(
 
 
 def most_frequent(model: CostModel) -> Numbers:
-    """Return the design by frequency: the hottest column of each table; tables that are only read replicated.
+    """Return the design by frequency: the hottest column of each table, or a replicated table if only read.
 
-    Tables are replicated while they fit into the memory, those with fewer bytes for an access first. The
-    paper takes the hottest by bytes for a transaction.
+    Tables are replicated while they fit into the memory, tables with fewer bytes per access first. The paper
+    takes the hottest tables by bytes per transaction.
     """
     workload = model.workload
     tables = np.array([
@@ -123,7 +122,7 @@ def most_frequent(model: CostModel) -> Numbers:
 
 
 def _option(workload: Workload, table: int, column: PartitionColumns, *, with_ranges: bool = False) -> int:
-    """Return the option of a table to be partitioned by a column; if there is none, its declaration."""
+    """Return the option that partitions a table by a column; if there is none, the declared option."""
     found = [
         place
         for place, option in enumerate(workload.options[table])
@@ -135,7 +134,7 @@ def _option(workload: Workload, table: int, column: PartitionColumns, *, with_ra
 
 
 def route_by_frequency(workload: Workload, masks: Masks) -> Numbers:
-    """Return for each procedure the attribute that most often leads to a partition that is accessed."""
+    """Return for each procedure the attribute that most often leads to an accessed partition."""
     routing = np.full(len(workload.attributes), -1, np.int64)
     for procedure, names in enumerate(workload.attributes):
         if names:

@@ -22,13 +22,13 @@ from penstock.units import parse_duration_us
 __all__ = ["KeyStatistics", "QueueProposal", "design_queue", "expected_staleness"]
 
 LEAST_UPDATES_PER_KEY = 3.0
-"""A column is proposed as the key if its values have so many rows on average: else nothing is conflated."""
+"""A column is proposed as the key if its values have this many rows on average: else nothing is conflated."""
 BYTES_PER_KEY = 180
-"""The memory of a key beside its row (benchmarks/results/update_queue_copies.txt)."""
+"""The memory of a key in addition to its row (benchmarks/results/update_queue_copies.txt)."""
 BYTES_PER_ENTRY = 130
 """The memory of a group in a pane of windows (benchmarks/results/windows_growth.txt)."""
 WINDOW_ROWS_A_SECOND = 2_000_000
-"""The rows that windows of a million groups take in a bucket (the same file); fewer groups take more."""
+"""The rows per second that a bucket takes into windows of a million groups (same file)."""
 MOST_ROWS = 1_000_000
 _ROUNDS = 1_000
 _SHOWN_OTHERS = 3
@@ -45,11 +45,11 @@ class KeyStatistics:
     columns : tuple of str
         The key.
     rates : ndarray of float64
-        The updates a second of each value, the most frequent first.
+        The updates per second of each value, the most frequent first.
     hashes : ndarray of uint64
-        The hash of each, by which buckets are chosen.
+        The hash of each value, by which buckets are chosen.
     updates : float
-        Rows for each value.
+        The rows per value.
     """
 
     columns: tuple[str, ...]
@@ -78,13 +78,13 @@ class KeyStatistics:
         return len(self.rates)
 
     def hottest(self) -> float:
-        """Return the share of rows that the most frequent hundredth of values has, or the first one."""
+        """Return the share of rows with the most frequent hundredth of values, at least one value."""
         return float(self.rates[: max(self.keys // 100, 1)].sum() / self.rates.sum())
 
 
 @dataclass(frozen=True)
 class QueueProposal:
-    """A proposal for an update queue, or for windows if there is a slide.
+    """A proposal for an update queue, or for windows if a slide is given.
 
     Attributes
     ----------
@@ -95,11 +95,11 @@ class QueueProposal:
     working_copy : str
         ``memory`` or ``rocksdb``; windows are always in memory.
     staleness_ms : float
-        For a queue: the estimated mean staleness of keys, if all keys are served in turn.
+        For a queue, the estimated mean staleness of keys, if all keys are served in turn.
     state_bytes : int
-        The estimated memory of a bucket, if all is in memory.
+        The estimated memory of a bucket, if all its state is in memory.
     reached : bool
-        Whether the staleness or rate that was asked for is reached.
+        Whether the requested staleness or rate is reached.
     """
 
     key: tuple[str, ...]
@@ -111,7 +111,7 @@ class QueueProposal:
     lines: tuple[str, ...]
 
     def explain(self) -> str:
-        """Return the proposal in words."""
+        """Return the proposal and its reasons as text."""
         return "\n".join(self.lines)
 
 
@@ -119,14 +119,14 @@ def expected_staleness(rates: Floats, cost_s: float) -> float:
     """Return the mean application staleness of keys in seconds if one server serves those that wait in turn.
 
     A turn takes `cost_s` for each key with an update: T = cost * sum(1 - exp(-rate * T)), which is 0 if the
-    server keeps up. A key is stale from its first update after a service on: on average, T / 2 - 1 / rate +
-    (1 - exp(-rate * T)) / (rate² * T), and still while it is served. Waits of a server that keeps up are left
-    out.
+    server keeps up. A key is stale from its first update after a service: on average for T / 2 - 1 / rate +
+    (1 - exp(-rate * T)) / (rate² * T), and also while it is served. Waiting times at a server that keeps up
+    are left out.
 
     Parameters
     ----------
     rates : ndarray of float64
-        The updates a second of each key.
+        The updates per second of each key.
     cost_s : float
         The time of a service.
     """
@@ -160,23 +160,23 @@ def design_queue(
 ) -> QueueProposal:
     """Propose the key, number of buckets and working copy of an update queue for a p-stream.
 
-    It reads the newest rows and writes nothing. With `size` and `slide` it proposes those of windows.
+    It reads the newest rows and writes nothing. With `size` and `slide` it proposes them for windows.
 
     Parameters
     ----------
     location : str or path
         The p-stream.
     time : str
-        The column of the time of an update: a timestamp.
+        The timestamp column with the time of an update.
     key : str or sequence of str, optional
-        The key. By default it is the column with the most values that still have several rows each. Such a
-        column need not be what the updates are about: look at the others, which `explain` names.
+        The key. By default it is the column with the most values that still have several rows each. The
+        updates need not be about this column: check the alternatives that `explain` names.
     cost : str
-        The time to process a tuple behind the queue.
+        The time to process a tuple downstream of the queue.
     staleness : str
         The mean staleness that keys may have.
     cores : int
-        The most buckets.
+        The most buckets to propose.
     memory_bytes : int
         The memory of a bucket.
     size, slide : str, optional

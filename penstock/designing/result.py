@@ -1,4 +1,4 @@
-"""The result of the designer: a design, and what explains it in words."""
+"""The result of the designer: a design, and its explanation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.procedures.partitions.routes import Route, find_route
 __all__ = ["DesignResult", "describe_option"]
 
 _ALTERNATIVES = 2
-"""The alternatives that the explanation names for each table."""
+"""The number of alternatives that the explanation names for each table."""
 
 
 class DesignResult:
@@ -92,7 +92,7 @@ class DesignResult:
         return self._model.workload.options[table][int(self._choice.tables[table])]
 
     def shares(self) -> dict[str, tuple[int, float]]:
-        """Return for each table the transactions that access it, and the share of single-partition ones."""
+        """Return for each table the transactions that access it, and the single-partition share of them."""
         trace, single = self._model.workload.trace, self._is_single()
         shares = {}
         for place, spec in enumerate(trace.tables):
@@ -108,7 +108,7 @@ class DesignResult:
         return chosen
 
     def explain(self) -> str:
-        """Return the design in words."""
+        """Return an explanation of the design."""
         return "\n".join(self._lines())
 
     def to_yaml(self) -> str:
@@ -167,7 +167,7 @@ class DesignResult:
         }
 
     def _alternatives(self, table: int) -> Iterator[str]:
-        """Yield the cost of the other options of a table, the best first, all else as it is."""
+        """Yield the cost of each other option of a table, with all else unchanged, the best first."""
         model, options = self._model, self._model.workload.options[table]
         costs = []
         for place, option in enumerate(options):
@@ -198,7 +198,7 @@ class DesignResult:
 
 
 def describe_option(option: TableOption) -> str:
-    """Return an option of a table in words."""
+    """Return a description of a table's option."""
     if option.column is None:
         return "replicated"
     return f"by {'the hash' if option.ranges is None else 'ranges'} of {' and '.join(option.columns)}"

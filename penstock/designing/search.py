@@ -25,7 +25,7 @@ __all__ = ["Found", "Limits", "Progress", "search"]
 _FIRST_SHARE, _LAST_SHARE = 0.25, 0.5
 """The share of tables that the first and the last rounds relax."""
 _LOOKUP_TABLE_WEIGHT = 0.1
-"""The chance of a replicated table that is only read, in proportion to that of others."""
+"""The chance of relaxing a replicated table that is only read, relative to other tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Progress:
     designs : int
         The designs whose cost was estimated.
     cost : Cost
-        The cost of the best one.
+        The cost of the best design.
     """
 
     seconds: float
@@ -56,13 +56,13 @@ class Limits:
     seconds : float
         The longest duration.
     rounds : int
-        The rounds after which, if none of them found a better design, the search ends.
+        The search ends after this many rounds in a row without a better design.
     backtracks : int
-        The designs that a round drops for each table that it relaxes.
+        The designs that a round may drop for each table that it relaxes.
     round_seconds : float
         The longest duration of a round.
     exhaustive : int
-        Search all designs, if there are at most so many choices for tables.
+        All designs are searched if there are at most this many choices for tables.
     """
 
     seconds: float = 10.0
@@ -113,7 +113,7 @@ def search(
     seed : int
         The seed of its draws.
     limits : Limits, optional
-        When it ends.
+        The limits at which the search ends.
     progress : callable, optional
         Called after each round.
 
@@ -145,7 +145,7 @@ class _Search:
         return _clock.monotonic_s() - self._begin_s
 
     def _is_late(self) -> bool:
-        """Return whether the search or its round has taken its time."""
+        """Return whether the search or its round has used up its time."""
         now = _clock.monotonic_s()
         return now - self._begin_s > self._limits.seconds or now - self._round_s > self._limits.round_seconds
 
@@ -180,7 +180,7 @@ class _Search:
             self._progress(Progress(self._seconds(), self._model.designs, self.cost))
 
     def _relax(self, number: int, count: int) -> list[int]:
-        """Draw the tables to relax: those with many accesses more often."""
+        """Draw the tables to relax; tables with many accesses are drawn more often."""
         workload = self._model.workload
         weights = workload.heat.astype(np.float64)
         for table, option in enumerate(self.best.tables.tolist()):

@@ -1,7 +1,8 @@
 """A trace as the cost model reads it: compressed records, and a mask for each option of a table.
 
-Transactions of one procedure and interval that need the same partitions in every design are one record with
-a weight (H-Store §4.5.2). No accuracy is lost: records differ if their partitions do in any design.
+Transactions of one procedure and interval that need the same partitions in every design are one record with a
+weight (H-Store §4.5.2). No accuracy is lost, because transactions that need different partitions in any
+design are in different records.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from penstock.state_store.keys.key_words import buckets_of
 __all__ = ["PAIRS_FROM_OVERLOAD", "RANGES_FROM_OVERLOAD", "TableOption", "Workload"]
 
 RANGES_FROM_OVERLOAD = 1.1
-"""Ranges are an option if a partition has so many times its share of accesses by the hash."""
+"""Ranges are an option if the hash gives a partition this many times its share of accesses."""
 PAIRS_FROM_OVERLOAD = 2.0
-"""Two columns are an option if by each alone the busiest partitions of intervals have so many times what is
-likely by chance: the share, and three standard deviations."""
+"""Two columns are an option if each alone overloads partitions.
+
+That is, the busiest partitions of intervals have this many times the load that is likely by chance: the mean
+plus three standard deviations.
+"""
 UNROUTED = ""
 """The attribute of transactions that begin in any partition."""
 _DOMAIN_KINDS = (Kind.INTEGER,)
@@ -42,7 +46,7 @@ class TableOption:
     Attributes
     ----------
     column : str, tuple of str, or None
-        The column by which it is partitioned, or two of them; None if it is replicated.
+        The column or the two columns by which it is partitioned; None if it is replicated.
     ranges : tuple of int, optional
         The least value of each partition but the first; by default the hash decides.
     index : tuple of str, optional
@@ -76,7 +80,7 @@ class Workload:
     first_row : tuple of int
         For each table the row in `masks` of its first option.
     declared : ndarray of int64
-        For each table its option as it is declared.
+        The declared option of each table.
     masks : ndarray of uint64, two-dimensional
         For each option and record the partitions that the record needs.
     fixed : ndarray of uint64
@@ -84,7 +88,7 @@ class Workload:
     attributes : tuple of tuple of str
         For each procedure the attributes that may route it.
     bases : ndarray of int8, two-dimensional
-        For each place in `attributes` and each record its base partition; -1 is none.
+        For each place in `attributes` and each record, its base partition; -1 if it has none.
     procedure, interval : ndarray of int32
         The procedure and interval of each record.
     record : ndarray of int64
@@ -98,7 +102,7 @@ class Workload:
     writes : ndarray of bool
         Whether transactions write a table.
     heat_of_column : list of dict
-        For each table the accesses that know each column.
+        For each table and column, the number of accesses in which the column's value is known.
     """
 
     trace: Trace
@@ -153,12 +157,12 @@ class Workload:
         partitions : int
             The number of partitions, at most 64.
         intervals : int
-            The number of intervals of equally many transactions, in each of which skew counts by itself.
+            The number of intervals, which have equally many transactions. Skew is measured in each interval.
         compress : bool
             Whether equal transactions become one record.
         options : mapping, optional
-            The options of the tables, those of another workload with as many partitions, so that designs of
-            it fit this one. By default the trace decides.
+            The tables' options in another workload with as many partitions, so that its designs fit this
+            workload. By default the options are derived from the trace.
 
         Raises
         ------
@@ -193,7 +197,7 @@ class Workload:
         firsts = np.cumsum([0, *map(len, chosen)])
         first = record = np.arange(count)
         if compress:
-            # Where a transaction without a route begins is left out: it is arbitrary.
+            # The place where a transaction without a route begins is arbitrary, so it is left out.
             first, record = _compress(masks, fixed, bases[1:], trace.procedure, interval)
         return Workload(
             trace, partitions, tables, tuple(chosen), tuple(firsts[:-1].tolist()),
@@ -253,13 +257,13 @@ class _Encoder:
             self._ranges |= dict.fromkeys(columns, ranges)
 
     def masks(self, chosen: npt.NDArray[np.bool_], access_masks: Masks) -> Masks:
-        """Return the masks of all transactions by those of the chosen accesses."""
+        """Return the masks of all transactions, made from the masks of the chosen accesses."""
         out = np.zeros(self._trace.transactions, np.uint64)
         add_accesses(self._trace.transaction[chosen], access_masks[chosen], out)
         return out
 
     def options(self, place: int, wanted: Sequence[TableOption] | None) -> dict[TableOption, Masks]:
-        """Return the wanted options of a table; by default what is declared, and what is of use."""
+        """Return the wanted options of a table; by default the declared option and useful others."""
         trace, spec = self._trace, self._trace.tables[place]
         chosen = trace.table == place
         mode = trace.mode
@@ -304,7 +308,7 @@ class _Encoder:
                 yield TableOption(pair)
 
     def _access_masks(self, spec: TableSpec, option: TableOption) -> Masks:
-        """Return the partitions of each access, if all were to this table."""
+        """Return the partitions of each access, as if all accesses were to this table."""
         trace = self._trace
         columns = [spec.key.index(name) for name in option.columns]
         places = self._partitions_of(spec, option)
@@ -324,11 +328,11 @@ class _Encoder:
         return buckets_of(mix_hashes(hashes).view(np.uint64), self._partitions)
 
     def _is_uneven(self, place: int, name: str) -> bool:
-        """Return whether the hash of a column overloads partitions in intervals, and not by chance."""
+        """Return whether the hash of a column overloads partitions in intervals by more than chance."""
         trace, spec = self._trace, self._trace.tables[place]
         chosen = (trace.table == place) & trace.known[spec.key.index(name)]
         places = self._partitions_of(spec, TableOption(name))[chosen]
-        # A transaction counts once in a partition.
+        # A transaction is counted once per partition.
         cells = np.unique(trace.transaction[chosen] * self._partitions + places)
         interval, home = self._interval[cells // self._partitions], cells % self._partitions
         loads = np.zeros((int(self._interval[-1]) + 1, self._partitions))
@@ -345,7 +349,7 @@ class _Encoder:
                     yield trace.values[number][(trace.table == place) & trace.known[number]]
 
     def _find_ranges(self, columns: set[tuple[str, str]]) -> tuple[int, ...] | None:
-        """Return ranges of about equally many accesses, if the hash spreads these columns' values badly."""
+        """Return ranges with about equally many accesses, if the hash spreads the columns' values badly."""
         specs = {spec.name: spec for spec in self._trace.tables}
         kinds = {specs[table].column(name).kind for table, name in columns}
         if not kinds <= set(_DOMAIN_KINDS):
@@ -361,13 +365,14 @@ class _Encoder:
         bounds, begin = [], 0
         for number in range(1, self._partitions):
             at = int(np.searchsorted(before, counts.sum() * number / self._partitions))
-            # Each partition has a value: at least one between bounds, and enough for those to come.
+            # Each partition has at least one value between its bounds, and enough values remain for later
+            # ones.
             begin = min(max(at, begin + 1), len(values) - self._partitions + number)
             bounds.append(int(values[begin]))
         return tuple(bounds)
 
     def heat_of_columns(self, place: int) -> dict[str, int]:
-        """Return the accesses to a table that know each column of its key."""
+        """Return for each key column of a table the number of accesses in which its value is known."""
         trace = self._trace
         chosen = trace.table == place
         return {

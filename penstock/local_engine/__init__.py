@@ -2,5 +2,5 @@
 
 A query of a plan runs in micro-batches, as on Spark: plan rows, pack them by bucket, run the bucket tasks
 (`penstock.spark_ext.worker.bucket_task`), write results, commit. Its checkpoint has the form of Spark's
-(`penstock.local_engine.query_log`), so a pipeline can go on here or on Spark. No JVM is started.
+(`penstock.local_engine.query_log`), so a pipeline can continue here or on Spark. No JVM is started.
 """

@@ -58,7 +58,7 @@ def file_reader(
         try:
             return _typed(_READERS[format](path, schema, known), schema, zone)
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            # Its text may hold values.
+            # The error's text may contain values.
             raise InvalidUsageError(
                 "a file has records that do not fit the schema",
                 file=path,
@@ -70,7 +70,7 @@ def file_reader(
 
 
 def _typed(table: pa.Table, schema: pa.Schema, zone: str | None) -> pa.Table:
-    """Return columns by name in the types of a schema; a missing one is null."""
+    """Return columns by name in the types of a schema; a missing column is null."""
     columns = []
     for field in schema:
         if field.name not in table.column_names:

@@ -1,6 +1,6 @@
-"""The sources of a local query: which rows there are, and their batches.
+"""The sources of a local query: the available rows, and their batches.
 
-An input keeps no progress: the query's log does. `DataSourceInput` runs the readers that Spark runs, such as
+The query's log keeps the progress, not the input. `DataSourceInput` runs the readers that Spark runs, such as
 those of p-streams and of the market, in this process. Offsets are those of Spark.
 """
 
@@ -28,7 +28,7 @@ class Input(Protocol):
     schema: StructType
 
     def find_end(self, start: Offset | None) -> Offset | None:
-        """Return the end of the rows that are there now; `start` if there are none after it."""
+        """Return the end of the rows that exist now; `start` if no row follows it."""
 
     def read(self, start: Offset | None, end: Offset) -> Iterator[pa.RecordBatch]:
         """Yield the rows from `start` to before `end`, in Spark's types."""
@@ -40,7 +40,7 @@ class Input(Protocol):
         """Note that a micro-batch up to `end` is committed."""
 
     def stop_at_present(self) -> None:
-        """Fix the end of the input: rows that come later are not read."""
+        """Fix the end of the input: later rows are not read."""
 
 
 class DataSourceInput:
@@ -111,7 +111,7 @@ class WakeInput:
         return iter(())
 
     def release(self, end: Offset) -> None:
-        """Do nothing: it holds nothing."""
+        """Do nothing: this input holds no rows."""
 
     def stop_at_present(self) -> None:
         """Do nothing: there are no rows."""
@@ -155,7 +155,7 @@ class FilesInput:
         return [path for path in files if path.as_uri() not in self._known]
 
     def find_end(self, start: Offset | None) -> Offset | None:
-        """See `Input.find_end`. New files get an entry in the log, as Spark makes one."""
+        """See `Input.find_end`. New files get an entry in the log, as in Spark."""
         after = -1 if start is None else int(start["logOffset"])
         newest = self._log.newest
         if newest <= after and not self._stopped:
@@ -200,7 +200,7 @@ class FilesInput:
 class PushInput:
     """Rows that the same process sends, for tests and embedding. They are kept until the query commits them.
 
-    After a crash of the process they are gone; the sender sends them again from `rows` on.
+    A crash of the process loses them; then the sender sends them again, from number `rows` on.
 
     Parameters
     ----------

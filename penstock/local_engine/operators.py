@@ -47,7 +47,7 @@ class MicroBatch:
     wakes : bool
         Whether buckets that may have waiting keys run even without rows.
     clocks : mapping of int to Clock
-        The time of some buckets, where it is not `clock`.
+        The time of the buckets for which it is not `clock`.
     """
 
     number: int
@@ -76,7 +76,7 @@ class LocalOperator:
     operator : Operator
         The operator, which Spark's workers run as well.
     parcels : callable
-        Makes the input's parcels: the rows of a map side.
+        Makes the input's parcels: the rows before the shuffle.
     output : pyarrow.Schema
         The columns of the results.
     waits : bool
@@ -84,10 +84,11 @@ class LocalOperator:
     origin : mapping, optional
         Facts of this start; see `BucketTask`.
     coordinator : Coordinator, optional
-        Runs what buckets export. A bucket that exports something gets two versions, so twice as many stay.
+        Runs what buckets export. A bucket that exports something gets two versions per micro-batch, so twice
+        as many versions are kept.
     publishes_first : bool
-        Whether new versions are durable before the sink gets results, for an operator that looks for other
-        attempts at a micro-batch, or whose state is made by user code that may fail.
+        Whether new versions are durable before the sink gets results. An operator needs this if it looks for
+        other attempts at a micro-batch, or if user code that may fail makes its state.
 
     Attributes
     ----------
@@ -133,8 +134,8 @@ class LocalOperator:
     def run(self, batch: MicroBatch) -> Iterator[pa.RecordBatch]:
         """Run the buckets that have rows or waiting keys; return their results.
 
-        Call `finish` once the sink has the results, or `abandon` after an error. If the results of a
-        micro-batch that runs again cannot differ, new versions become durable while the sink writes.
+        Call `finish` once the sink has the results, or `abandon` after an error. If a micro-batch that runs
+        again always has the same results, new versions become durable while the sink writes.
         """
         arrived: dict[int, list[Parcel]] = defaultdict(list)
         for rows in self._parcels(batch):
@@ -206,6 +207,6 @@ class LocalOperator:
 
 
 def _parcels_of(rows: pa.RecordBatch) -> Iterable[tuple[int, Parcel]]:
-    """Yield the parcels in a batch of a map side, with their labels; a fourth column is the side."""
+    """Yield the parcels in a batch before the shuffle, with their labels; a fourth column is the side."""
     for label, dropped, payload, *side in zip(*(column.to_pylist() for column in rows.columns), strict=True):
         yield label, Parcel(int(dropped or 0), from_parcel(payload) if payload else None, *side)

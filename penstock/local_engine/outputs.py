@@ -1,4 +1,4 @@
-"""The sinks of a local query. Each takes a micro-batch that runs again without a second copy of its rows."""
+"""The sinks of a local query. A micro-batch that runs again adds no second copy of its rows."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class ConsoleOutput:
 
 
 class PStreamOutput:
-    """Appends each micro-batch to a p-stream as one commit, as the sink of Spark does.
+    """Appends each micro-batch to a p-stream as one commit, like the sink on Spark.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class PStreamOutput:
 
 
 class ParquetOutput:
-    """Writes a file for each micro-batch, and the log by which Spark knows the files.
+    """Writes a file for each micro-batch, and the log from which Spark reads the list of files.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """The micro-batches of a local query.
 
 Steps of a micro-batch: 1. write its plan: the end of each input, 2. read, run the operator and write the
-results, 3. write the pointers of its state and its commit, 4. release the inputs' rows. After a crash behind
-step 1 the same rows run again, from the same state, and the sink knows the micro-batch by its number.
+results, 3. write the pointers of its state and its commit, 4. release the inputs' rows. After a crash after
+step 1 the same rows run again, from the same state, and the sink recognizes the micro-batch by its number.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LocalBatch:
-    """A micro-batch that is committed.
+    """A committed micro-batch.
 
     Attributes
     ----------
@@ -130,12 +130,12 @@ class LocalQuery:
                 source.stop_at_present()
 
     def run_batch(self, *, serves: bool = True) -> bool:
-        """Run a micro-batch if there is something to do; return whether there was.
+        """Run a micro-batch if there is something to do; return whether one ran.
 
         Parameters
         ----------
         serves : bool
-            Whether keys that wait are a reason for a micro-batch without input.
+            Whether waiting keys are a reason for a micro-batch without input.
         """
         begin = monotonic_s()
         number = self.log.committed + 1

@@ -9,8 +9,9 @@
     QUERY/state/0/<partition>/<batch + 1>.snapshot   the pointers of buckets after the micro-batch
 
 Spark reads these files as its own, and this module reads those of Spark
-(`penstock.spark_ext.state_reader.spark_state`). As Spark does, it writes whole files under temporary names,
-does not sync them, and deletes those of old micro-batches. A p-stream that takes rows syncs them first.
+(`penstock.spark_ext.state_reader.spark_state`). Like Spark, it writes whole files under temporary names, does
+not sync them, and deletes the files of old micro-batches. A p-stream that receives rows syncs the plan's
+files first.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ Offset = dict[str, Any]
 
 _VERSION = "v1"
 _KEPT_BATCHES = 100
-"""The newest micro-batches whose files stay, as Spark keeps them."""
+"""The number of newest micro-batches whose files are kept, as in Spark."""
 _COMPACTED_ENTRIES = 10
-"""Of a log of entries, each tenth file holds all entries before it."""
+"""Every tenth file of a log of entries also holds all earlier entries."""
 
 _PROVIDER = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 _SETTINGS = {
@@ -57,7 +58,7 @@ _SETTINGS = {
     "spark.sql.streaming.stateStore.compression.codec": "lz4",
     "spark.sql.streaming.flatMapGroupsWithState.stateFormatVersion": "2",
 }
-"""The settings of Spark with which it reads the pointers as they are written here."""
+"""The Spark settings with which Spark reads the pointers as they are written here."""
 
 _KEYS = [{"name": "bucket", "type": "integer", "nullable": True, "metadata": {}}]
 _POINTER = {
@@ -72,7 +73,7 @@ _TIMEOUT = [{"name": "timeoutTimestamp", "type": "long", "nullable": True, "meta
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all, without a sync."""
+    """Write a file atomically, without a sync."""
     _durable.make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{new_id()}.tmp")
     temporary.write_bytes(content)
@@ -155,7 +156,7 @@ class QueryLog:
             raise CorruptDataError("a query's metadata is damaged", file=self.path / "metadata") from None
 
     def offsets(self, batch: int) -> list[Offset | None]:
-        """Return the sources' offsets at the end of a planned micro-batch; None where nothing is read yet."""
+        """Return the sources' offsets at the end of a planned micro-batch; None if nothing was read yet."""
         return read_plan(self.path, batch)[1]
 
     def plan(self, batch: int, offsets: Iterable[Offset | None]) -> None:
@@ -227,7 +228,7 @@ class QueryLog:
         self._has_state = True
 
     def _forget(self, batch: int) -> None:
-        """Delete the files of a micro-batch that is old."""
+        """Delete the files of an old micro-batch."""
         if batch < 0:
             return
         for log in ("offsets", "commits"):
@@ -240,7 +241,7 @@ class QueryLog:
 
 
 def _utf(text: str) -> bytes:
-    """Return a text as Java's ``writeUTF`` does."""
+    """Encode a text like Java's ``writeUTF``."""
     return struct.pack(">H", len(text)) + text.encode()
 
 
@@ -284,7 +285,7 @@ class EntryLog:
                     yield entry
 
     def add(self, number: int, entries: list[dict[str, Any]]) -> None:
-        """Write the entries of a number, which is one above the newest."""
+        """Write the entries of a number, which must be one above the newest."""
         self._entries[number] = entries
         is_compacted = (number + 1) % _COMPACTED_ENTRIES == 0
         lines = list(self.entries()) if is_compacted else entries

@@ -55,7 +55,7 @@ class LocalGraph:
     schema : StructType
         The columns of the results.
     drain : bool
-        Whether `run_available` goes on until no key waits.
+        Whether `run_available` continues until no key waits.
     """
 
     plan: PhysicalPlan
@@ -81,9 +81,9 @@ class LocalGraph:
         on_batch: Callable[[LocalBatch], None] = lambda batch: None,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Run the queries, one after the other, until the present input is used up.
+        """Run the queries, one after the other, until all present input is read.
 
-        With `drain`, it goes on until no key waits.
+        With `drain`, it continues until no key waits.
         """
         for query in self.queries:
             query.stop_at_present()
@@ -115,7 +115,7 @@ def start_local(
     drain: bool = True,
     clock: Clock = now_us,
 ) -> LocalGraph:
-    """Start a graph, or continue it from its checkpoint, whichever engine wrote it. Nothing runs yet.
+    """Start a graph, or continue it from a checkpoint of either engine. Nothing runs yet.
 
     Parameters
     ----------
@@ -132,13 +132,13 @@ def start_local(
     sink : callable
         Opens its sink.
     statistics, persist
-        As for `Graph.plan`.
+        See `Graph.plan`.
     parallel : int
         Spark's shuffle partitions: the number of buckets unless an operator names another.
     max_rows : int, optional
         The most rows of a p-stream in a micro-batch.
     drain : bool
-        As for `LocalGraph`.
+        See `LocalGraph`.
     clock : Clock
         The time of micro-batches.
 

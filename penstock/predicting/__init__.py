@@ -1,1 +1,1 @@
-"""Train models that predict what transactions will do, by a trace of them (H-Store §5, Houdini)."""
+"""Train models that predict what transactions will do, from a trace (H-Store §5, Houdini)."""

@@ -27,12 +27,12 @@ class Verdict:
     undo : bool
         OP3: the transaction had an undo log if it was rejected.
     finish : bool
-        OP4: no partition was accessed after it was taken as finished, and each one that a distributed
-        transaction had finished before its last query was taken so before the end.
+        OP4: no partition was accessed after it was considered finished, and each partition that a distributed
+        transaction had finished before its last query was considered finished before the end.
     no_undo : bool
-        Whether it ran without an undo log, from the begin or from a later query on.
+        Whether it ran without an undo log, from the start or from a later query on.
     early : bool
-        Whether a partition was rightly taken as finished before the end.
+        Whether a partition was rightly considered finished before the end.
     idle_undo : bool
         Whether a single-partition transaction had an undo log that it did not need.
     """
@@ -47,12 +47,12 @@ class Verdict:
 
     @property
     def total(self) -> bool:
-        """Whether all were right."""
+        """Whether all predictions were right."""
         return self.base and self.partitions and self.undo and self.finish
 
     @property
     def penalty(self) -> float:
-        """The cost of the wrong ones. Without its undo log a rejected transaction could not be undone."""
+        """The cost of wrong predictions. A rejected transaction without an undo log could not be undone."""
         wrong = (not self.base) + (not self.partitions) + (not self.finish)
         return wrong + _IDLE_UNDO * self.idle_undo + (0.0 if self.undo else 1e6)
 
@@ -73,7 +73,7 @@ class Accuracy:
             self._counts[name] += getattr(verdict, name)
 
     def merge(self, other: Accuracy) -> None:
-        """Count the verdicts of another one, too."""
+        """Add the verdicts of `other`."""
         self.transactions += other.transactions
         self.penalty += other.penalty
         for name, count in other._counts.items():

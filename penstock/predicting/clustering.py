@@ -24,10 +24,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def cluster(rows: Floats) -> Callable[[Floats], Numbers]:
-    """Cluster rows of features by expectation maximization; return the function that assigns others.
+    """Cluster rows of features by expectation maximization; return a function that assigns other rows.
 
-    If there are few distinct rows, each is the mean of one cluster; else the number with the least BIC is
-    taken.
+    If there are few distinct rows, each is the mean of a cluster; otherwise the number of clusters is the one
+    with the least BIC.
     """
     from sklearn.mixture import GaussianMixture
 
@@ -74,8 +74,8 @@ def select_features(
 ) -> tuple[tuple[Feature, ...], float]:
     """Return the set of features with the least penalty, by feed-forward selection (H-Store §5.4.2).
 
-    In each round all sets of a size are scored that have only features of the best tenth of the round
-    before. The search ends once a round finds nothing better.
+    Each round scores all sets of one size whose features occur in the best tenth of the previous round's
+    sets. The search ends once a round finds no better set.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def select_features(
     score : callable
         Returns the penalty of a set.
     without : float
-        The penalty of one model for all.
+        The penalty of a single model for all transactions.
     """
     best: tuple[Feature, ...] = ()
     least = without

@@ -1,4 +1,4 @@
-"""Draw a Markov model as SVG: its states from the begin to the ends, and the transitions between them."""
+"""Draw a Markov model as SVG: its states from the start to the ends, and the transitions between them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _FILLS: Final = {BEGIN: "#eeeeee", COMMIT: "#d5e8d4", ABORT: "#f8cecc"}
 
 
 def draw(predictor: Predictor, procedure: str) -> str:
-    """Return the model of a procedure that most transactions have, as SVG.
+    """Return the model that most transactions of a procedure use, as SVG.
 
-    A row holds the states after equally many queries, the most frequent ones first, and at most twelve. A
-    line is as wide as its transition is probable.
+    A row holds at most twelve states after the same number of queries, the most frequent first. The width of
+    a line shows the probability of its transition.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def draw(predictor: Predictor, procedure: str) -> str:
 
 
 def _arrange(model: MarkovModel) -> list[list[int]]:
-    """Return the vertices of each row: the begin, the states by their number of queries, and the ends."""
+    """Return the vertices of each row: the start, the states by their number of queries, and the ends."""
     seen, rows, row = {BEGIN}, [[BEGIN]], [BEGIN]
     while row:
         weights: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Find the attributes of events that are keys of queries, by the compiler or by trace (H-Store §5.3.1)."""
+"""Find the event attributes that are keys of queries, by the compiler or a trace (H-Store §5.3.1)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from penstock.procedures.texts import Numbers
 __all__ = ["LEAST_COEFFICIENT", "base_attribute", "find_sources"]
 
 LEAST_COEFFICIENT = 0.9
-"""Attributes with a lower coefficient are no sources: their values are equal by chance."""
+"""Attributes with a lower coefficient are not sources: their values are equal by chance."""
 
 _LEAST_COMPARISONS = 10
-"""One counter has a source of its own only after so many: fewer may be equal by chance."""
+"""A counter gets its own source only after this many comparisons: fewer may be equal by chance."""
 _MODES = {
     "read": AccessMode.READ,
     "write": AccessMode.WRITE,
@@ -33,12 +33,13 @@ Booleans = npt.NDArray[np.bool_]
 
 
 def find_sources(trace: ProcedureTrace) -> tuple[Source, ...]:
-    """Return the parameter mapping of a procedure: for each query and column of its key the best attribute.
+    """Return a procedure's parameter mapping: the best attribute for each query and column of its key.
 
-    A source is exact if all accesses of the text, of this kind and to this table, have the attribute.
+    A source is exact if all accesses of this kind to this table in the procedure's text use the attribute.
     Otherwise the coefficient decides: the share of invocations in which attribute and key were equal, as the
-    geometric mean of all counters. If none suffices for all counters, each counter has its own. The digits of
-    a text count as a number, as in TATP's numbers of subscribers (departure from H-Store §5.3.1).
+    geometric mean over all counters. If no attribute suffices for all counters, each counter has its own
+    source. A text of digits is compared as a number, as in TATP's subscriber numbers (departure from H-Store
+    §5.3.1).
     """
     counters = trace.counters()
     owner = np.repeat(np.arange(trace.transactions), np.diff(trace.starts))
@@ -87,7 +88,7 @@ def _equal(
     counter: Numbers,
     values: Numbers,
 ) -> Booleans:
-    """Return whether each query's value is that of an attribute, or of its list's element, or its digits."""
+    """Return whether each query's value equals an attribute, its list element, or its digits."""
     array = events.column(attribute.name)
     places = owner
     there = np.ones(len(owner), np.bool_)

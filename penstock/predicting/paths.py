@@ -23,7 +23,7 @@ THRESHOLD = 0.5
 
 
 class KeyNumbers:
-    """A number for each row that is named, equal for equal ones."""
+    """A number for each row that is named; equal rows have equal numbers."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str, tuple[Any, ...]], int] = {}
@@ -53,7 +53,7 @@ def read_transactions(
     rules: ConflictRules,
     keys: KeyNumbers,
 ) -> list[Transaction]:
-    """Return the transactions of a trace, with their estimates by models.
+    """Return the transactions of a trace, with the estimates that models give.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def read_transactions(
     statements : sequence of Statement
         The statement of each query; see `statements_of`.
     rules : ConflictRules
-        The rules for these and others.
+        The conflict rules, which include these statements.
     keys : KeyNumbers
         The numbers of rows.
     """

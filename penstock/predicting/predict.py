@@ -1,4 +1,4 @@
-"""`predict`: train a predictor of a database's transactions by a trace of them."""
+"""`predict`: train a predictor of a database's transactions from a trace."""
 
 from __future__ import annotations
 
@@ -41,36 +41,35 @@ def predict(
     threshold: float = 0.5,
     clustered: bool = True,
 ) -> PredictionResult:
-    """Train a predictor of a database's transactions by a trace of them.
+    """Train a predictor of a database's transactions from a trace.
 
-    The requests run in Python over a copy of the tables, and nothing is stored. The first half of each
-    procedure's transactions trains the models whose accuracy the rest measures; the predictor is trained
-    with all.
+    The requests run in Python over a copy of the tables, and nothing is stored. Accuracy is measured with
+    models that are trained on the first half of each procedure's transactions and tested on the rest. The
+    returned predictor is trained on all transactions.
 
     Parameters
     ----------
     database : Database
         The tables and procedures.
     requests : mapping, or iterable of tuple
-        Events by the names of procedures, or pairs of a name and events in the order of calls.
+        Events by procedure name, or pairs of a procedure name and events in the order of calls.
     tables : mapping, optional
         The rows that the tables have before the first request.
     log : str or path, optional
-        The directory of a database: its calls since its newest version are the requests, and that version
-        has the rows. A process may have it open meanwhile.
+        The directory of a database. The calls since its newest version are the requests; that version has the
+        rows. Another process may have the database open meanwhile.
     partitions : int
         The number of partitions, 2 to 64.
     ranges : mapping, optional
         See `Database.open`.
     design : PartitionDesign, str or path, optional
-        A design, which says partitions and ranges.
+        A design, instead of `partitions` and `ranges`.
     kind : str, optional
-        An attribute of the event, for procedures that are several in one: each of its values has models of
-        its own.
+        An event attribute that selects what a procedure does: each of its values gets separate models.
     threshold : float
-        The least probability with which a prediction is used.
+        The least probability at which a prediction is used.
     clustered : bool
-        Whether features of events may choose among several models of a procedure. It needs scikit-learn.
+        Whether features of events may choose among several models of a procedure. This needs scikit-learn.
 
     Returns
     -------
@@ -80,7 +79,7 @@ def predict(
     Raises
     ------
     InvalidUsageError
-        If there are too few requests, one does not fit its procedure, or an option is unusable.
+        If there are too few requests, a request does not fit its procedure, or an option is unusable.
     CorruptDataError, UnavailableError
         If the files of the log are damaged, or the file system refuses.
     """

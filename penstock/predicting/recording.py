@@ -1,7 +1,7 @@
 """Runs requests in Python over dicts, and records the queries that they execute, in order (H-Store §5.2.1).
 
-A query is a look-up, a write, an insert or a delete of one row, or a look-up by an index. Writes of one row
-that follow each other are one query. The rows that an index finds are no queries of their own.
+A query is a look-up, a write, an insert or a delete of one row, or a look-up by an index. Consecutive writes
+of one row are one query. The rows that an index finds are not queries themselves.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class ProcedureTrace:
     names : tuple of QueryName
         The names of queries.
     starts : ndarray of int64
-        The place of each transaction's first query, then their number.
+        The place of each transaction's first query, then the number of queries.
     query : ndarray of int64
         The place of each query's name.
     keys : mapping
-        For each place of a name the columns of the keys of its queries, in order; a null is not known.
+        For each name's place, the key columns of its queries, in order; null if unknown.
     aborted : ndarray of bool
         Whether each transaction was rejected.
     """
@@ -89,7 +89,7 @@ class ProcedureTrace:
         return len(self.aborted)
 
     def counters(self) -> Numbers:
-        """Return for each query how often its transaction has executed it before."""
+        """Return for each query how often its transaction has already executed it."""
         owner = np.repeat(np.arange(self.transactions), np.diff(self.starts))
         groups = owner * max(len(self.names), 1) + self.query
         order = np.argsort(groups, kind="stable")
@@ -135,7 +135,7 @@ class ProcedureTrace:
 
 
 class _Journal(list[Any]):
-    """The changes of a transaction; notes each as a query."""
+    """The changes of a transaction; notes each change as a query."""
 
     def append(self, change: Any, /) -> None:
         super().append(change)
@@ -156,14 +156,14 @@ class _RecordingTable(GroupedTable):
         self._notes.append((name, key))
 
     def note_change(self, key: Key) -> None:
-        """Note a change of a row; several writes of one row in sequence are one query."""
+        """Note a change of a row; consecutive writes of one row are one query."""
         self.moved.add(key)
         query = (self._names[self._change_verb], key)
         if self._change_verb != "write" or not self._notes or self._notes[-1] != query:
             self._notes.append(query)
 
     def note_undo(self, key: Key) -> None:
-        """Note that a row is as before."""
+        """Note that a change of a row was undone."""
         self.moved.add(key)
 
     def get(self, key: Any) -> Any:
@@ -176,7 +176,7 @@ class _RecordingTable(GroupedTable):
         return super().__contains__(key)
 
     def note_look_up(self, index: IndexSpec, columns: tuple[str, ...], key: Key) -> None:
-        """Note a look-up by an index; its rows are no queries."""
+        """Note a look-up by an index; its rows are not queries."""
         self.note(QueryName("select", self.spec.name, columns), key)
 
     def by(self, *columns: str) -> PlainSelection:
@@ -190,7 +190,7 @@ class _RecordingTable(GroupedTable):
 
 
 class _Collected:
-    """What was recorded of one procedure."""
+    """The recorded transactions of one procedure."""
 
     def __init__(self, procedure: str, kind: tuple[str, Any] | None, program: Program) -> None:
         self.procedure, self.kind, self.program = procedure, kind, program
@@ -248,7 +248,7 @@ def record(
     tables : mapping or TableSet, optional
         The first rows of tables.
     kind : str, optional
-        An attribute of events, for procedures that are several in one: each of its values counts as one.
+        An event attribute that selects what a procedure does: each of its values gets a separate trace.
 
     Raises
     ------

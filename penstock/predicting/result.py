@@ -1,4 +1,4 @@
-"""The result of training: a predictor, its accuracy, and what explains it in words."""
+"""The result of training: a predictor, its accuracy, and an explanation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_SOURCES = 20
 
 
 class PredictionResult:
-    """A predictor, and its accuracy for the part of the trace that it was not trained with.
+    """A predictor, and the accuracy of models trained on half of the trace for the other half.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class PredictionResult:
     accuracy : mapping of str to Accuracy
         The accuracy for each procedure.
     total : Accuracy
-        That of all transactions.
+        The accuracy for all transactions.
     """
 
     def __init__(self, predictor: Predictor, accuracy: Mapping[str, Accuracy]) -> None:

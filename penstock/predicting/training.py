@@ -21,7 +21,7 @@ from penstock.procedures.texts import Numbers
 __all__ = ["Samples", "measure", "train"]
 
 _MOST_SAMPLES, _MOST_QUERIES = 3_000, 60_000
-"""The transactions, or their queries, by which features are selected; models are trained with all."""
+"""The most transactions and queries with which features are selected; models are trained with all."""
 _LEAST_IN_CLUSTER = 5
 
 
@@ -34,7 +34,7 @@ class Samples:
     trace : ProcedureTrace
         The transactions.
     queries : list
-        The queries of each.
+        The queries of each transaction.
     partitions : int
         The number of partitions.
     placements : mapping
@@ -77,7 +77,7 @@ def _model(samples: Samples, chosen: Sequence[int]) -> MarkovModel:
 
 
 def _models(samples: Samples, chosen: Numbers, clusters: Numbers) -> list[MarkovModel]:
-    """Return a model for each cluster; one with few transactions has the model of all."""
+    """Return a model for each cluster; a cluster with few transactions gets the model of all transactions."""
     everything = _model(samples, chosen.tolist())
     models = []
     for number in range(int(clusters.max(initial=0)) + 1):
@@ -100,7 +100,7 @@ def train(
     clustered : bool
         Whether features may divide the transactions among several models.
     features : tuple of Feature, optional
-        These features; by default feed-forward selection chooses.
+        The features to use; by default feed-forward selection chooses them.
     """
     trace = samples.trace
     sources = find_sources(trace)
@@ -172,7 +172,7 @@ def _judge_all(
 
 
 def measure(models: ProcedureModels, samples: Samples, threshold: float) -> Accuracy:
-    """Return the accuracy of models for transactions, which they do not learn from."""
+    """Return the accuracy of models for transactions; the models do not learn from these."""
     trace = samples.trace
     if trace.names[: len(models.names)] != models.names:
         samples = _renamed(samples, models)
@@ -181,7 +181,7 @@ def measure(models: ProcedureModels, samples: Samples, threshold: float) -> Accu
 
 
 def _renamed(samples: Samples, models: ProcedureModels) -> Samples:
-    """Return samples whose queries have the numbers of the models; unknown names follow."""
+    """Return samples whose queries have the numbers of the models; new names get the numbers after these."""
     names = {name: place for place, name in enumerate(models.names)}
     for name in samples.trace.names:
         names.setdefault(name, len(names))

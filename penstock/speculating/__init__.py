@@ -1,1 +1,1 @@
-"""Speculate: run transactions in partitions that wait for a transaction over several (H-Store §6)."""
+"""Speculate: run transactions in partitions that wait for a multi-partition transaction (H-Store §6)."""

@@ -1,4 +1,4 @@
-"""The rows that transactions of an open database may access, by the compiled access lists of procedures."""
+"""The rows that transactions of an open database may access, from the compiled access lists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Booleans", "Footprint", "Footprints"]
 Booleans = npt.NDArray[np.bool_]
 _SAME_ROW = 1
 _NUMBERS_PER_ROW = 64
-"""So many numbers for each row of other transactions that few rows look equal at first."""
+"""The numbers per row in the first, approximate comparison: so many that few different rows look equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Part:
     rows: Numbers | None
 
     def take(self, chosen: Booleans) -> Part:
-        """Return what chosen transactions access."""
+        """Return the accesses of chosen transactions."""
         kept = chosen[self.events]
         return Part(self.statement, self.events[kept], None if self.rows is None else self.rows[kept])
 
@@ -73,7 +73,7 @@ class Footprint:
         return Footprint(self.transactions, tuple(part.take(chosen) for part in self.parts))
 
     def find_conflicts(self, others: Iterable[Footprint], level: Level) -> Booleans:
-        """Return which of these transactions conflict with any of others."""
+        """Return which of these transactions conflict with any transaction in `others`."""
         found = np.zeros(self.transactions, np.bool_)
         theirs = [part for other in others for part in other.parts if len(part.events)]
         for one in self.parts:
@@ -88,7 +88,7 @@ class Footprint:
         return found
 
     def find_blocked(self, candidates: Booleans, others: Sequence[Footprint], level: Level) -> Booleans:
-        """Return the candidates that conflict with others, or with a candidate that does, and so on."""
+        """Return the candidates that conflict with `others`, directly or through other blocked candidates."""
         blocked = np.zeros(self.transactions, np.bool_)
         new = self.find_conflicts(others, level) & candidates
         while new.any():
@@ -98,7 +98,7 @@ class Footprint:
 
 
 def _occur(rows: Numbers, others: Numbers) -> Booleans:
-    """Return which rows occur among others."""
+    """Return which rows occur in `others`."""
     mask = (1 << int(_NUMBERS_PER_ROW * len(others)).bit_length()) - 1
     marked = np.zeros(mask + 1, np.bool_)
     marked[others & mask] = True
@@ -116,7 +116,7 @@ class Footprints:
     database : Database
         The procedures.
     placements : mapping
-        The placements of partitioned tables. No transaction that can be in a partition writes others.
+        The placements of partitioned tables. No transaction that can run in a partition writes other tables.
     """
 
     def __init__(self, database: Database, placements: Mapping[str, Placement]) -> None:

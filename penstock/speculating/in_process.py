@@ -1,17 +1,17 @@
-"""Runs transactions in partitions that wait for transactions over several (H-Store §6.3).
+"""Runs transactions in partitions that wait for multi-partition transactions (H-Store §6.3).
 
 While transactions over several partitions run at the coordinator, over copies of their rows, all partitions
-wait. Later requests that need one partition and do not conflict with them run there meanwhile. Results and
-tables equal those of the serial run in the order of the log, which is the order of requests:
+wait. Meanwhile, partitions run later requests that need one partition and do not conflict. Results and tables
+equal those of the serial run in the order of the log, which is the order of requests:
 
-1. A transaction that runs beside others conflicts with none of them, nor with an earlier one that runs after
-   it, so it could as well run at its own place.
+1. A transaction that runs beside others conflicts with none of them, nor with an earlier transaction that
+   runs after it. So the results are the same as at its place in the order.
 2. In each partition, transactions that run beside others keep their order.
-3. With ``occ``, conflicts are looked for afterwards. If there is one, all tables are as before by copies of
-   them, and the transactions run in their order.
+3. With ``occ``, conflicts are looked for afterwards. If there is one, all tables are restored from copies,
+   and the transactions run in their order.
 
-It has no part in whether transactions are rejected: one that does not conflict stays, whatever becomes of the
-transactions beside which it ran.
+Rejections do not matter: a transaction that does not conflict is kept even if the transactions beside which
+it ran are rejected.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ __all__ = ["MODES", "Mode", "Speculation", "Waiting", "use_speculation"]
 Mode = Literal["rows", "tables", "occ"]
 MODES = ("rows", "tables", "occ")
 _MOST_GROUPS = 16
-"""So many groups of waiting requests are looked at for one stall."""
+"""At most this many groups of waiting requests are examined per stall."""
 _FIRST_GUESS_S = 1e-6
-"""The time of a transaction of a program that has not run yet."""
+"""The assumed time of a transaction of a program that has not run yet."""
 _WEIGHT = 0.2
-"""The weight of the last time in the mean."""
+"""The weight of the latest time in the mean."""
 
 Floats = npt.NDArray[np.float64]
 Task = tuple[Program, pa.RecordBatch, int]
-"""A program, events of one partition, and the waiting group that they are of."""
+"""A program, events of one partition, and the number of their waiting group."""
 Done = tuple[int, pa.RecordBatch, Program, float]
 """The group of a task, its results, its program, and its seconds."""
 
@@ -76,9 +76,9 @@ class Waiting:
     events : pyarrow.RecordBatch
         The events.
     taken : ndarray of int64
-        The places of those that have run.
+        The places of the events that have run.
     results : pyarrow.RecordBatch or None
-        The results of these.
+        The results of these events.
     """
 
     procedure: str
@@ -97,13 +97,13 @@ class _Chosen:
     waiting : Waiting
         The group.
     taken : ndarray of bool
-        Whether each runs.
+        Whether each transaction runs.
     homes : ndarray
-        The partition of each.
+        The partition of each transaction.
     footprint : Footprint
         The rows of the group.
     blockers : list of Footprint
-        The rows of the transactions that it overtakes, or that run meanwhile.
+        The rows of the transactions that the group overtakes, or that run meanwhile.
     """
 
     waiting: Waiting
@@ -113,7 +113,7 @@ class _Chosen:
     blockers: list[Footprint]
 
     def conflicts(self, level: Level) -> Booleans:
-        """Return which of them conflict."""
+        """Return which of the taken transactions conflict."""
         return self.footprint.take(self.taken).find_conflicts(self.blockers, level)
 
 
@@ -152,20 +152,20 @@ class Speculation:
     level : str
         How conflicts are found: by ``tables`` or by ``rows``.
     optimistic : bool
-        Whether they are found after the transactions have run.
+        Whether conflicts are found after the transactions have run.
 
     Attributes
     ----------
     offered : callable
         Returns waiting groups, in their order.
     ran, unlogged : list of Waiting
-        Those of which some have run and are not answered yet, or not in the log.
+        The groups with transactions that ran and are not yet answered, or not yet logged.
     stalls : int
         The number of calls with transactions over several partitions while requests waited.
     transactions : int
-        The number of later requests that ran beside these.
+        The number of later requests that ran beside these calls.
     conflicts : int
-        The number of transactions that conflicted with them.
+        The number of later requests that conflicted.
     rolled_back : int
         The number of transactions that ran beside others and were undone.
     """
@@ -182,7 +182,7 @@ class Speculation:
         self.stalls = self.transactions = self.conflicts = self.rolled_back = 0
 
     def describe(self) -> str:
-        """Return what it did as a text."""
+        """Return a text with its counts."""
         mode = "occ" if self._optimistic else self._level
         return (
             f"speculated ({mode}): {self.transactions} later requests in {self.stalls} stalls; "
@@ -192,7 +192,7 @@ class Speculation:
     def run(
         self, program: Program, events: pa.RecordBatch, keys: EventKeys, homes: Numbers
     ) -> pa.RecordBatch | None:
-        """Run the transactions of a call; return None, and leave the tables as they are, if it cannot.
+        """Run the transactions of a call. If none can run beside them, return None with unchanged tables.
 
         Parameters
         ----------
@@ -201,12 +201,12 @@ class Speculation:
         events : pyarrow.RecordBatch
             The events.
         keys : EventKeys
-            Their keys.
+            The keys of the events.
         homes : ndarray
-            The partition of each, or a number below 0 if it needs several.
+            The partition of each event, or a number below 0 if it needs several partitions.
         """
         offered = list(itertools.islice(self.offered(), _MOST_GROUPS))
-        if not offered:  # then the transactions of the call run as without speculation
+        if not offered:  # then the transactions of the call run as if speculation were off
             return None
         self.stalls += 1
         several = homes < 0
@@ -222,7 +222,7 @@ class Speculation:
             call.run_first()
             call.start(tasks)
             call.run_stalled()
-        except BaseException:  # also an interrupt: what ran beside these has run; raised again
+        except BaseException:  # an interrupt, too: the transactions beside these have run; raised again
             self._end(chosen, call, copies, failed=True)
             raise
         if self._optimistic:
@@ -274,7 +274,7 @@ class Speculation:
         *,
         failed: bool,
     ) -> None:
-        """Keep the results of waiting groups in the order of their requests, or undo all by copies."""
+        """Keep the results of waiting groups in the order of their requests, or undo all from the copies."""
         results = call.wait()
         if copies and failed:
             self.rolled_back += call.count
@@ -282,7 +282,7 @@ class Speculation:
                 part.put_back(tables, transactions)
             return
         for number, one in enumerate(chosen):
-            if number not in results:  # it has not started
+            if number not in results:  # its tasks have not started
                 continue
             places = np.flatnonzero(one.taken)
             order = np.concatenate([places[one.homes[places] == home] for home, _ in results[number]])
@@ -314,13 +314,13 @@ class Speculation:
         return self._times.get((program.digest, stalled), _FIRST_GUESS_S)
 
     def _note_time(self, program: Program, count: int, seconds: float, *, stalled: bool) -> None:
-        """Take the time of transactions into the mean of their program."""
+        """Include the time of transactions in their program's mean."""
         key, each = (program.digest, stalled), max(seconds / count, 1e-9)
         self._times[key] = (1 - _WEIGHT) * self._times.get(key, each) + _WEIGHT * each
 
 
 class _Call:
-    """The transactions of one call: those that run first, and those over several partitions beside others."""
+    """One call: its single-partition transactions run first, then the others, beside later requests."""
 
     def __init__(
         self,
@@ -347,7 +347,7 @@ class _Call:
             self._add(results[0][1], np.flatnonzero(self._homes == home))
 
     def start(self, tasks: Mapping[int, list[Task]]) -> None:
-        """Fetch the rows of transactions over several partitions, and start those that run beside these."""
+        """Fetch the rows of multi-partition transactions, and start the transactions that run beside them."""
         tables, program = self._tables, self._program
         self._split_names = [spec.name for spec in program.tables if spec.name in tables.placements]
         self._several = np.flatnonzero(self._homes < 0)
@@ -389,7 +389,7 @@ class _Call:
         self.stalled_s = _clock.monotonic_s() - begin
 
     def wait(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Wait for what runs beside; return for each waiting group the results of its partitions."""
+        """Wait for the transactions beside; return the results of each waiting group by partition."""
         wait(self._futures.values())
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for home, future in self._futures.items():
@@ -400,7 +400,7 @@ class _Call:
         return found
 
     def spread(self) -> None:
-        """Take what transactions over several partitions have changed to the partitions, once these wait."""
+        """Apply the changes of multi-partition transactions to the partitions, once these are idle."""
         wait(self._futures.values())
         self._tables._spread(self._deltas)
 
@@ -414,7 +414,7 @@ class _Call:
 
 
 def _limit(chosen: Booleans, homes: Numbers, budgets: Floats, each_s: float) -> Booleans:
-    """Return the first chosen transactions of each partition that end in its time; take them from it."""
+    """Return the first chosen transactions of each partition that fit into its budget; reduce the budget."""
     kept = np.zeros(len(chosen), np.bool_)
     for home in np.unique(homes[chosen]).tolist():
         places = np.flatnonzero(chosen & (homes == home))[: max(int(budgets[home] / each_s), 0)]
@@ -431,7 +431,7 @@ def _split(
     homes: Numbers,
     group: int,
 ) -> None:
-    """Add a task for each partition in which some of the events are."""
+    """Add a task for each partition that has some of the events."""
     for home in np.unique(homes[places]).tolist():
         chosen = places[homes[places] == home]
         tasks.setdefault(home, []).append((program, events.take(pa.array(chosen)), group))

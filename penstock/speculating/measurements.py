@@ -1,4 +1,4 @@
-"""The times that a simulation of partitions takes, and those that it measures."""
+"""The times that a simulation of partitions assumes, and the times that it measures."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Costs:
     remote_us, local_us : float
         The time of a message to another node, and to another partition of the node.
     prepare_us : float
-        The time in which a partition prepares to commit.
+        The time that a partition takes to prepare to commit.
     examine_us : dict
-        The time in which the scheduler looks at a candidate, by its mode.
+        The time that the scheduler takes to examine a candidate, by the scheduler's mode.
     track_us, validate_us : float
         With ``occ``, the time to note a query, and to compare one speculative transaction.
     """
@@ -42,24 +42,24 @@ class Measurements:
     Attributes
     ----------
     us : float
-        The time in which all transactions ran.
+        The time that all transactions took.
     committed, speculated, restarted, rolled_back, prefetched : int
-        The number of transactions that ended, of speculative ones among them, of distributed ones that
-        started again, of speculative ones that were undone, and of queries that ran before they were asked
-        for.
+        The numbers of transactions that ended, of speculative transactions among them, of distributed
+        transactions that started again, of speculative transactions that were undone, and of queries that ran
+        before they were requested.
     single_us, distributed_us : list
         The latency of each transaction that clients submitted.
     run_us : list
-        The time from the locks of each distributed transaction until it ended.
+        The time from the granting of each distributed transaction's locks until it ended.
     stalls_us : dict
         The time at each kind of stall point, and of base partitions until all locks are granted (``locks``),
         at base and remote partitions.
     held_us : dict
         The time for which distributed transactions held base and remote partitions.
     first_us : list
-        When each distributed transaction executed its first remote query, and had the result.
+        When each distributed transaction executed its first remote query, and when it had the result.
     yields : list
-        For each choice the candidates, and those of them that did not conflict.
+        For each choice, the number of candidates, and the number that did not conflict.
     """
 
     us: float = 0.0

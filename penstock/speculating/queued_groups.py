@@ -1,4 +1,4 @@
-"""Queued requests of an open database, of which later ones run while earlier ones wait."""
+"""Queued requests of an open database; later requests may run while earlier ones wait."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _speculation(state: State) -> Speculation | None:
 
 
 def speculated_calls(state: State) -> Iterator[Call]:
-    """Yield the calls that ran beside the last one, in their order, for the log."""
+    """Yield the calls that ran beside the last call, in their order, for the log."""
     speculation = _speculation(state)
     while speculation is not None and speculation.unlogged:
         one = speculation.unlogged.pop(0)
@@ -38,7 +38,7 @@ def speculated_calls(state: State) -> Iterator[Call]:
 
 
 class QueuedGroups:
-    """Groups of requests that run in order, without those that have run beside earlier ones.
+    """Groups of requests that run in order, except for requests that ran beside earlier groups.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class QueuedGroups:
         self._waiting: list[tuple[int, Waiting]] = []
 
     def __iter__(self) -> Iterator[Sequence[Request]]:
-        """Yield each group as far as it has not run, and offer those after it."""
+        """Yield the requests of each group that have not run, and offer the later groups."""
         try:
             for number in range(len(self._groups)):
                 if self._speculation is not None:
@@ -81,7 +81,7 @@ class QueuedGroups:
                 if not isinstance(program, Program):
                     return
                 batches = list(batches_of(rows, event_schema(program.event), owner=program.name))
-            except (PenstockError, pa.ArrowException, TypeError):  # it has this error when its turn comes
+            except (PenstockError, pa.ArrowException, TypeError):  # it fails again in its turn
                 return
             if len(batches) != 1:
                 return
@@ -90,7 +90,7 @@ class QueuedGroups:
             yield waiting
 
     def answer_speculated(self, answer: Answer) -> None:
-        """Answer the requests that ran beside the last group, and leave them out of theirs."""
+        """Answer the requests that ran beside the last group, and remove them from their own groups."""
         if self._speculation is None:
             return
         ran, self._speculation.ran = self._speculation.ran, []

@@ -1,12 +1,12 @@
-"""Rules that say which statements conflict: by the table, or by the row (H-Store §6.5).
+"""Rules that determine which statements conflict: by table, or by row (H-Store §6.5).
 
-Two statements conflict if another result may follow when they run in the other order. The rules may say so
-wrongly, but never miss a conflict. Each rule is symmetric. They are made once from the statements of all
-procedures; afterwards, looking for a conflict compares numbers.
+Two statements conflict if running them in the other order may change a result. The rules may report a false
+conflict, but never miss one. Each rule is symmetric. The rules are computed once from the statements of all
+procedures; afterwards, a check for conflicts only compares numbers.
 
-Departures from H-Store §6.5.2: two changes of one row conflict, whatever columns they write, since undoing
-one of them puts back the row; and an update conflicts with a range only if this reads a column that it
-writes, as by the table.
+Departures from H-Store §6.5.2: two changes of one row conflict, whatever columns they write, because an undo
+restores the whole row; and an update conflicts with a range only if the range reads a column that the update
+writes, as in the rule by table.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ["UNKNOWN_KEY", "ConflictRules", "Level", "Step", "conflict_by_row", "
 
 Level = Literal["tables", "rows"]
 UNKNOWN_KEY = -1
-"""The key of a row that nothing says before the transaction runs."""
+"""The key of a row that is not known before the transaction runs."""
 
 _NEVER, _SAME_ROW, _ALWAYS = range(3)
 
 
 class Step(NamedTuple):
-    """A statement that a transaction executes, or will.
+    """A statement that a transaction executes or will execute.
 
     Attributes
     ----------
     statement : int
         The number of the statement in `ConflictRules.statements`.
     key : int
-        A number of the row: equal rows have equal ones. `UNKNOWN_KEY` if it is not known.
+        A number of the row; equal rows have equal numbers. `UNKNOWN_KEY` if the row is not known.
     partition : int
-        The partition that it accesses; -1 for one that every partition answers.
+        The partition that it accesses; -1 if every partition can answer the statement.
     """
 
     statement: int
@@ -89,7 +89,7 @@ class ConflictRules:
         return self.statements[step.statement].changes
 
     def summarize(self, steps: Sequence[Step], level: Level) -> Mapping[int, frozenset[int] | None]:
-        """Return the statements of steps, each with the rows that it accesses; None stands for any row."""
+        """Return the statements of steps, each with the rows that it accesses; None means any row."""
         found: dict[int, set[int] | None] = {}
         for statement, key, _ in steps:
             keys = found.setdefault(statement, set())

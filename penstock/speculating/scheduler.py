@@ -7,7 +7,7 @@ A distributed transaction holds all its partitions. Each of them waits at three 
 - SP3: all of them, for the messages of the two-phase commit.
 
 The scheduler compares the estimated paths of transactions, and afterwards checks the paths that they took. It
-knows no clock and no network: the process or the simulation that runs the transactions has them.
+uses no clock and no network; the process or the simulation that runs the transactions provides them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StallPoint(Enum):
 
 @dataclass(eq=False, slots=True)
 class Transaction:
-    """A transaction with its estimated path and the one that it takes.
+    """A transaction with its estimated path and its actual path.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Transaction:
     base : int
         The partition where its control code runs.
     path, estimate : tuple of Step
-        What it executes, and what it was estimated to execute.
+        The steps that it executes, and the steps that it was estimated to execute.
     partitions : frozenset of int
         The partitions that it needs.
     aborts : bool
@@ -64,7 +64,7 @@ class Transaction:
 
     @property
     def deviates(self) -> bool:
-        """Whether it executes a step that was not estimated. A key that was not known may be any."""
+        """Whether it executes a step that was not estimated. An unknown key matches any key."""
         return len(self.path) != len(self.estimate) or not all(
             step == guess or (step == guess._replace(key=step.key) and guess.key == UNKNOWN_KEY)
             for step, guess in zip(self.path, self.estimate, strict=True)
@@ -72,13 +72,13 @@ class Transaction:
 
 
 def steps_at(steps: Iterable[Step], partition: int, base: int) -> list[Step]:
-    """Return the steps that a transaction executes at a partition; those of any are at its base."""
+    """Return a transaction's steps at a partition; steps for any partition run at its base."""
     return [one for one in steps if (base if one.partition < 0 else one.partition) == partition]
 
 
 @dataclass(slots=True)
 class Speculated:
-    """A transaction that ran at a partition while another one held it.
+    """A transaction that ran at a partition while a distributed transaction held it.
 
     Attributes
     ----------
@@ -87,9 +87,10 @@ class Speculated:
     point : StallPoint
         The stall point.
     is_before : bool
-        Whether the distributed transaction had executed nothing there yet, so that this one precedes it.
+        Whether the distributed transaction had executed nothing there yet, so that this transaction precedes
+        it.
     executed : int
-        How many steps it had executed everywhere.
+        The number of steps that the distributed transaction had executed at all partitions.
     """
 
     transaction: Transaction
@@ -109,13 +110,13 @@ class Stall:
     partition : int
         The partition.
     executed : int
-        How many steps it has executed so far, everywhere.
+        The number of steps that it has executed so far, at all partitions.
     point : StallPoint
         The stall point.
     has_executed : bool
-        Whether queries have run here before it asked for them.
+        Whether queries ran here before the transaction requested them.
     speculated : list of Speculated
-        What ran here meanwhile, in this order.
+        The transactions that ran here meanwhile, in this order.
     """
 
     transaction: Transaction
@@ -139,13 +140,13 @@ class Scheduler:
     rules : ConflictRules
         The rules.
     mode : str
-        How it finds conflicts before transactions run: by ``tables`` or ``rows``; ``occ`` finds them when the
-        distributed transaction prepares, and ``none`` runs nothing.
+        How it finds conflicts: ``tables`` or ``rows`` before transactions run, ``occ`` when the distributed
+        transaction prepares; ``none`` runs nothing.
 
     Attributes
     ----------
     examined, eligible : int
-        The number of queued transactions that were looked at, and of those that did not conflict.
+        The number of queued transactions that were examined, and of those that did not conflict.
     """
 
     def __init__(self, rules: ConflictRules, mode: Mode) -> None:
@@ -162,18 +163,18 @@ class Scheduler:
         return found
 
     def remaining(self, stall: Stall) -> Summary | None:
-        """Return what candidates must not conflict with; None if nothing conflicts.
+        """Return the statements that candidates must not conflict with; None if there are none.
 
-        That is what the stalled transaction is estimated to execute at the partition from now on, and its
-        changes there so far. At SP3 it executes no more. A transaction that has executed nothing there has
-        seen nothing: what runs now precedes it.
+        These are the statements that the stalled transaction is estimated to execute at the partition from
+        now on, and its changes there so far. At SP3 it executes nothing more. A transaction that has executed
+        nothing there has seen nothing, so transactions that run now precede it.
         """
         if self.mode == "occ" or stall.point is StallPoint.COMMIT or stall.is_before():
             return None
         return dict(self.rules.summarize(self._unsafe(stall, stall.executed, estimated=True), self._level))
 
     def _unsafe(self, stall: Stall, executed: int, *, estimated: bool) -> list[Step]:
-        """Return what a transaction changed at a partition until a step, and all that it executes later."""
+        """Return a transaction's changes at a partition before a step, and all of its later steps there."""
         one = stall.transaction
         done = steps_at(one.path[:executed], stall.partition, one.base)
         later = (one.estimate if estimated else one.path)[executed:]
@@ -192,7 +193,7 @@ class Scheduler:
         queue : sequence of Transaction
             Single-partition transactions that wait for the partition.
         run_us : sequence of float
-            How long each will run.
+            How long each transaction will run.
         stall_us : float
             How long the stall will last.
         """
@@ -224,9 +225,9 @@ class Scheduler:
     def must_restart(self, stall: Stall) -> bool:
         """Return whether a distributed transaction that is about to commit must start again (§6.3.2, §6.6.3).
 
-        That is so if it, or one that ran meanwhile, left its estimated path so that they conflict; with
-        ``occ`` if what they accessed conflicts. What ran before it executed anything here, or when it had
-        executed everything, is not checked.
+        It must if it or a transaction that ran meanwhile left its estimated path and they conflict; with
+        ``occ``, if their accesses conflict. Transactions that ran before it executed anything here, or after
+        it had executed everything, are not checked.
         """
         one = stall.transaction
         optimistic = self.mode == "occ"
@@ -245,10 +246,10 @@ class Scheduler:
         return False
 
     def find_undone(self, stall: Stall) -> list[Transaction]:
-        """Return what must be undone as a distributed transaction aborts or starts again.
+        """Return the transactions to undo when a distributed transaction aborts or starts again.
 
-        What ran before it executed anything here stays, and so does what conflicts neither with it nor with
-        an earlier one that is undone.
+        Transactions that ran before it executed anything here are kept. So are transactions that conflict
+        neither with it nor with an earlier transaction that is undone.
         """
         one = stall.transaction
         unsafe = [self.rules.summarize(steps_at(one.path, stall.partition, one.base), "rows")]

@@ -1,11 +1,11 @@
-"""Partitions of several nodes in virtual time, which run transactions as the scheduler says (H-Store §6.6).
+"""Partitions of several nodes in virtual time, which run what the scheduler chooses (H-Store §6.6).
 
-The scheduler, its rules and the tracking table are those of the library; clocks, networks and the times of
+The scheduler, its rules and the tracking table are the library's own; clocks, networks and the times of
 queries are simulated. Clients submit transactions in a closed loop. Each partition has one thread. A
 distributed transaction enters the queues of all its partitions at once, so that no two wait for each other.
 
-With speculation, clients submit single-partition transactions in addition, which only run at stall points, so
-that there are always candidates; the other transactions are the same in all modes (§6.6.1).
+With speculation, clients submit additional single-partition transactions, which only run at stall points, so
+that there are always candidates. The other transactions are the same in all modes (§6.6.1).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Cluster"]
 
 _MOST_EXAMINED = 10
 _MOST_RESTARTS = 3
-"""Nothing runs beside a transaction that has started again so often, so that it ends."""
+"""Nothing runs beside a transaction that has started again this many times, so that it ends."""
 
 
 @dataclass(eq=False, slots=True)
@@ -67,13 +67,13 @@ class Cluster:
     mode : str
         See `Scheduler`.
     partitions, partitions_per_node : int
-        The number of partitions, and of those that share a node.
+        The number of partitions, and the number per node.
     costs : Costs
         The times.
     prefetches : bool
-        Whether queries of distributed transactions run before they are asked for.
+        Whether queries of distributed transactions run before they are requested.
     count_candidates : bool
-        Whether all candidates of each choice are examined, to count those that do not conflict.
+        Whether all candidates of each choice are examined, to count the candidates that do not conflict.
     """
 
     def __init__(
@@ -100,12 +100,13 @@ class Cluster:
         self._extra: list[deque[Transaction]] = [deque() for _ in range(partitions)]
 
     def run(self, work: Sequence[Transaction], extra: Sequence[Transaction], clients: int) -> Measurements:
-        """Run transactions; return what was measured.
+        """Run transactions; return the measurements.
 
         Parameters
         ----------
         work : sequence of Transaction
-            The transactions that clients submit, each the next one when it has its answer.
+            The transactions that clients submit. A client submits the next transaction once it has its
+            answer.
         extra : sequence of Transaction
             Single-partition transactions, which are submitted again and again for stall points.
         clients : int
@@ -252,7 +253,7 @@ class Cluster:
     # A distributed transaction
 
     def _continue(self, job: _Job) -> None:
-        """Execute the next queries at the base, or send those of a remote partition and wait."""
+        """Execute the next queries at the base, or send queries to a remote partition and wait."""
         one, costs = job.transaction, self._costs
         base = self._partitions[one.base]
         begin = job.at
@@ -293,7 +294,7 @@ class Cluster:
             stall.executed = end
 
     def _has_result(self, job: _Job, step: Step) -> bool:
-        """Return whether a prefetched result has arrived. A change is sent to prepare, and gives none."""
+        """Return whether a prefetched result has arrived. A change is sent with prepare and has no result."""
         if job.table is None:
             return False
         place = job.table.invoke(step)
@@ -395,7 +396,7 @@ class Cluster:
     # Speculation
 
     def _speculate(self, partition: _Partition) -> None:
-        """Let a partition that waits run a transaction that the scheduler chooses."""
+        """Let a waiting partition run a transaction that the scheduler chooses."""
         job = partition.holder
         if job is None or partition.is_running or partition.waiting or self.scheduler.mode == "none":
             return

@@ -1,7 +1,6 @@
 """The statements of procedures: the tables, columns and rows that each of them accesses (H-Store §6.5).
 
-A procedure that is several in one, chosen by an attribute of its event, has the statements of each kind by
-itself.
+If an event attribute selects what a procedure does, each kind has its own statements.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Statement(NamedTuple):
     table : str
         The table.
     reads, writes : frozenset of str
-        The columns that it reads, and that it changes. An insert or a delete changes all.
+        The columns that it reads, and the columns that it changes. An insert or a delete changes all columns.
     has_key : bool
         Whether it accesses one row by its whole key. A ``select`` accesses a range.
     """
@@ -109,9 +108,10 @@ def _holds(text: ProcedureText, test: ast.expr, attribute: str, value: Any) -> b
 
 
 def columns_used(texts: Iterable[ProcedureText], tables: Mapping[str, TableSpec]) -> dict[str, ColumnsUsed]:
-    """Return the columns of each table that procedures, or those that they call, read and write.
+    """Return the columns of each table that procedures and their callees read and write.
 
-    Where the text does not tell whose column it is, it counts for all tables that have one of this name.
+    If the text does not show which table a column belongs to, it is added to all tables that have a column of
+    this name.
     """
     used = {name: ColumnsUsed() for name in tables}
     for one in {id(one): one for text in texts for one in all_texts(text)}.values():
@@ -129,7 +129,7 @@ class _Reader:
         self._rows = self._find_rows()
 
     def _find_rows(self) -> dict[str, set[str]]:
-        """Return for each variable the tables of which it may be a row."""
+        """Return for each variable the tables whose rows it may be."""
         values: dict[str, list[ast.AST]] = {}
         for node in ast.walk(self._text.tree):
             if isinstance(node, ast.Assign):

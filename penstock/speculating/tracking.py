@@ -13,11 +13,11 @@ __all__ = ["TrackingTable", "find_prefetchable"]
 def find_prefetchable(rules: ConflictRules, estimate: Sequence[Step], base: int) -> list[int]:
     """Return the places of queries in an estimated path that can run before the transaction (§6.4.1).
 
-    A query can if it only reads, at a remote partition, a row whose key the event says, and conflicts with no
-    earlier query that cannot run before the transaction.
+    A query can if it only reads a row at a remote partition, the event determines the row's key, and it
+    conflicts with no earlier query that cannot run before the transaction.
 
-    Departure from H-Store: queries that write are not prefetched, since a procedure computes what it writes;
-    no transaction waits for them.
+    Departure from H-Store: queries that write are not prefetched, because a procedure computes the values
+    that it writes; no transaction waits for them.
     """
     found, late = [], list[Step]()
     for place, step in enumerate(estimate):
@@ -32,7 +32,7 @@ def find_prefetchable(rules: ConflictRules, estimate: Sequence[Step], base: int)
 
 @dataclass
 class TrackingTable:
-    """Matches the queries that a transaction invokes with those that ran before (§6.4.2).
+    """Matches the queries that a transaction invokes with queries that ran before it (§6.4.2).
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class TrackingTable:
             self._waiting.setdefault(step, []).append(place)
 
     def arrive(self, step: Step) -> None:
-        """Note that the result of a query has arrived; of several equal ones, that of the next."""
+        """Note that a query's result has arrived; of several equal queries, the first without a result."""
         places = [place for place, one in enumerate(self.steps) if one == step and place not in self._arrived]
         if places:
             self._arrived.add(places[0])

@@ -1,4 +1,4 @@
-"""The access graph: the columns of keys that transactions access with one value (H-Store §4.5.1)."""
+"""The access graph: key columns that transactions access with the same value (H-Store §4.5.1)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.designing.traces.trace import ANY_TABLE, Trace
 __all__ = ["Edge", "access_graph", "co_accessed_columns"]
 
 _LEAST_SHARE = 0.5
-"""Columns are joined if they hold one value in this share of the transactions that access both tables."""
+"""Columns are joined if they hold the same value in this share of transactions that access both tables."""
 
 Column = tuple[str, str]
 
@@ -27,7 +27,7 @@ class Edge:
     columns : tuple
         The two columns, each a table and a column of its key.
     weight : int
-        The transactions that access both with one value.
+        The transactions that access both columns with the same value.
     together : int
         The transactions that access both tables.
     """
@@ -70,7 +70,7 @@ def access_graph(trace: Trace) -> list[Edge]:
 def co_accessed_columns(trace: Trace, edges: Sequence[Edge] | None = None) -> list[frozenset[Column]]:
     """Return sets of columns, each joined by edges to one column: candidates for one partitioning.
 
-    A set has at most one column of each table, that of its heaviest edge.
+    A set has at most one column of each table: the column with the heaviest edge.
     """
     strong = [
         edge

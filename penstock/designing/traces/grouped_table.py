@@ -1,4 +1,4 @@
-"""Tables of traces, which find the rows of an index without a scan."""
+"""Tables of traces that find the rows of an index without a scan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GroupedTable(PlainTable):
     Attributes
     ----------
     moved : set of tuple
-        The keys whose groups may be out of date. Whoever changes a row adds its key.
+        The keys whose groups may be out of date. Code that changes a row must add its key.
     """
 
     def __init__(self, spec: TableSpec, rows: Iterable[Row], journal: list[Any]) -> None:
@@ -43,7 +43,7 @@ class GroupedTable(PlainTable):
         self._group_of: dict[tuple[str, ...], dict[Key, Key]] = {}
 
     def note_look_up(self, index: IndexSpec, columns: tuple[str, ...], key: Key) -> None:
-        """Record a look-up by the first `columns` of an index; `key` has None where it is not known."""
+        """Record a look-up by the first `columns` of an index; unknown values in `key` are None."""
         raise NotImplementedError  # each recorder has a form of its own
 
     def peek(self, key: Key) -> Any:
@@ -51,7 +51,7 @@ class GroupedTable(PlainTable):
         return super().get(key)
 
     def group(self, columns: tuple[str, ...], values: Key) -> set[Key]:
-        """Return the keys of the rows, and maybe of others, that have these values in the columns."""
+        """Return the keys of the rows with these values in the columns, and possibly of other rows."""
         if columns not in self._groups:
             self._groups[columns], self._group_of[columns] = defaultdict(set), {}
             self._arrange(columns, self.rows)

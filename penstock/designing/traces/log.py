@@ -28,12 +28,12 @@ def read_log_and_tables(
 ) -> tuple[list[Request], TableSet]:
     """Return the requests of a log since its newest version, and the tables in that version.
 
-    Rows that calls of `OpenDatabase.load` insert since then are among them.
+    The tables include the rows that later calls of `OpenDatabase.load` insert.
 
     Raises
     ------
     InvalidUsageError
-        If the location holds no database, or one with other tables.
+        If the location holds no database, or a database with other tables.
     CorruptDataError, UnavailableError
         If its files are damaged, or the file system refuses.
     """
@@ -58,7 +58,7 @@ def read_log_and_tables(
 
 def _requests_of(database: Database, call: Call) -> Iterator[Request]:
     if call.called != ANSWER:
-        # With strong recovery the later transactions of a round have no events of their own.
+        # With strong recovery, the later transactions of a round have no events.
         if call.events is not None and not call.transaction:
             yield call.called, call.events
         return

@@ -1,10 +1,10 @@
 """A trace of transactions: their accesses to rows as columns, for the designer (H-Store §4.2).
 
-The accesses are those that the compiler knows (`declare`): for each access of a procedure's text, what says
-the columns of the key: attributes of the event, elements of a list, rows that an index finds, a named route.
-Penstock places a transaction by them, whichever branches it takes, so a design's cost is that of Penstock
-itself. A trace may also have the rows that
-transactions accessed when they ran (`recorded`); `benchmarks/recorded_traces.py` makes such ones.
+The accesses are those that the compiler finds in a procedure's text (`declare`), with the sources of the key
+columns: attributes of the event, elements of a list, rows that an index finds, or a named route. Penstock
+places a transaction by these accesses, whichever branches it takes, so the estimated cost is the cost in
+Penstock itself. A trace may also have the rows that transactions accessed when they ran (`recorded`);
+`benchmarks/recorded_traces.py` makes such traces.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Mode(IntEnum):
     SELECT = 2
     """A look-up by a secondary index."""
     FOUND = 3
-    """A row that such a look-up found."""
+    """A row that a look-up by a secondary index found."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Trace:
     database : Database
         The declarations.
     tables : tuple of TableSpec
-        The tables, by whose places accesses name them.
+        The tables; accesses refer to them by their places.
     procedures : tuple of str
-        The procedures, by whose places transactions name them.
+        The procedures; transactions refer to them by their places.
     attributes : tuple of tuple of str
         For each procedure the attributes by which its transactions may be routed; none if Penstock routes
         them by their accesses.
@@ -74,7 +74,7 @@ class Trace:
     routes : ndarray of int64, two-dimensional
         For each place in `attributes` and each transaction, the value of this attribute.
     has_route : ndarray of bool
-        Whether the value is there.
+        Whether the value exists.
     transaction, table, mode : ndarray
         For each access its transaction, table and `Mode`.
     index : ndarray of int64
@@ -83,11 +83,12 @@ class Trace:
     values : ndarray of int64, two-dimensional
         For each column of a key and each access its value: an integer, or the hash of a text.
     known : ndarray of bool
-        Whether the value is known. An access without it needs all partitions of the column.
+        Whether the value is known. An access with an unknown value needs all partitions of the column.
     sizes : ndarray of int64
         The bytes of each table; zeros if unknown.
     recorded : bool
-        Whether the accesses are those of a run, and an attribute may say where a transaction begins.
+        Whether the accesses were recorded in a run; then an attribute may determine where a transaction
+        begins.
     """
 
     database: Database
@@ -125,7 +126,7 @@ class Trace:
 
 
 def column_numbers(column: Column, values: pa.Array[Any]) -> Numbers:
-    """Return the integers that stand for values: themselves, or the hashes of texts."""
+    """Return values as integers; for texts, their hashes."""
     return hash_values(column, values) if column.kind.is_interned else numbers_of(column, values)
 
 
@@ -163,7 +164,7 @@ class TraceBuilder:
         self._sizes = [(sizes or {}).get(spec.name, 0) for spec in self.tables]
         self._recorded = recorded
         self._procedures: dict[str, dict[str, int]] = {}
-        """For each procedure its attributes and their places."""
+        """For each procedure, its attributes and their places."""
         self._places: list[int] = []
         self._routes: list[tuple[int, Numbers, Numbers, Booleans]] = []
         self._accesses: list[_Accesses] = []
@@ -178,7 +179,7 @@ class TraceBuilder:
         return np.arange(first, len(self._places))
 
     def add_routes(self, procedure: str, numbers: Numbers, attributes: Mapping[str, Values]) -> None:
-        """Add the attributes that may route transactions: their hashes, and whether they are there."""
+        """Add the attributes that may route transactions: their hashes, and whether they exist."""
         places = self._procedures[procedure]
         for name, (values, there) in attributes.items():
             self._routes.append((places.setdefault(name, len(places)), numbers, values, there))
@@ -265,7 +266,7 @@ class TraceBuilder:
 
 
 def declare(database: Database, requests: Iterable[Request], rows: TableSet | None = None) -> Trace:
-    """Return the trace of requests, by the accesses that the compiler knows; nothing runs.
+    """Return the trace of requests, from the accesses that the compiler finds; nothing runs.
 
     Parameters
     ----------
@@ -274,7 +275,7 @@ def declare(database: Database, requests: Iterable[Request], rows: TableSet | No
     requests : iterable of tuple
         The name of a procedure or workflow, and its events, in the order of their calls.
     rows : TableSet, optional
-        The rows before the requests, in which indexes find rows. Without them, rows that an index finds may
+        The rows before the requests, in which indexes find rows. By default the rows that an index finds may
         be in any partition.
 
     Raises
@@ -297,7 +298,7 @@ def find_program(database: Database, name: str, rows: Any) -> tuple[Any, pa.Reco
     Raises
     ------
     InvalidUsageError
-        If there is none, or the events do not fit.
+        If there is no such procedure, or the events do not fit.
     """
     definition = database.procedures.get(name) or database.workflows.get(name)
     if definition is None:
@@ -338,7 +339,7 @@ def _declare(
 
 
 def linked_columns(database: Database, procedures: Sequence[str]) -> list[set[tuple[str, str]]]:
-    """Return the columns of keys that hold values of one domain: of one name and type, or of one origin.
+    """Return key columns with values of the same domain: the same name and type, or the same origin.
 
     Parameters
     ----------

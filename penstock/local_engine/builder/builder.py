@@ -84,7 +84,7 @@ class Builder:
     tables : mapping of str to pyarrow.Table
         The static tables.
     streams, paths : mapping of str to str
-        The locations of p-streams by name: of the graph's own, and of sources.
+        The locations of p-streams by name: of the graph's own p-streams, and of sources.
     state : str
         The location for operators' state.
     parallel : int
@@ -92,7 +92,8 @@ class Builder:
     max_rows : int, optional
         The most rows that a reader of a p-stream takes in a micro-batch.
     subscribes : bool
-        Whether readers of p-streams subscribe; without, nothing is written, and rows may be released.
+        Whether readers of p-streams subscribe. If not, nothing is written, and rows may be released while
+        they read.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Builder:
     _logs: Path = field(default_factory=Path)
 
     def build(self, node: Node, logs: Path) -> Made:
-        """Return the rows of a query's end; `inputs` and `operator` are then those of the query.
+        """Return the rows at a query's end; afterwards `inputs` and `operator` are the query's.
 
         Parameters
         ----------
@@ -196,7 +197,7 @@ class Builder:
         return Made(schema, lambda batch: (some.select(names) for some in rows(batch)))
 
     def _read(self, base: Node, scan: Scan | None, buckets: int | None = None) -> Made:
-        """Return the rows of a p-stream under a subscription of its own, or of files by a scan."""
+        """Return the rows of a p-stream under a separate subscription, or of files by a scan."""
         if isinstance(base, Source) and base.kind == "parquet" and scan is not None:
             return self._scan_files(base, scan, buckets)
         places = self.streams if isinstance(base, Materialize) else self.paths

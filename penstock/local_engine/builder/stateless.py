@@ -90,7 +90,7 @@ def concat_rows(sides: list[Made]) -> Made:
 
 
 def look_up(made: Made, table: pa.Table, on: tuple[str, ...]) -> Made:
-    """Return the rows that a table has, with the table's other columns."""
+    """Return the rows that match a table, with the table's other columns."""
     lookup = Lookup(table, on, ())
     others = spark_schema(lookup.schema(pa.schema([])))
     return Made(

@@ -49,7 +49,7 @@ def run_transactions(
     Raises
     ------
     InvalidUsageError
-        As `penstock.transactions`.
+        See `penstock.transactions`.
     """
     procedure = node.procedure
     columns = arrow_schema(made.schema, large=False)

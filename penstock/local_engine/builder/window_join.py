@@ -38,7 +38,7 @@ class WindowSide:
     steps: Sequence[Where | Select | Aggregate]
 
     def apply(self, made: Made) -> Made:
-        """Return windows behind the steps."""
+        """Return windows after the steps."""
         for step in self.steps:
             if isinstance(step, Where):
                 made = filter_made(made, step.predicate)
@@ -54,7 +54,7 @@ def join_windows(
 ) -> tuple[LocalOperator, Made]:
     """Return the operator that makes the windows of both sides, and the windows that end together.
 
-    If both sides have the same windows, these are computed once.
+    If both sides have the same windows, they are computed once.
 
     Raises
     ------
@@ -89,7 +89,7 @@ def join_windows(
                 held[number] = []
             for rows in operator.run(batch):
                 if rows.num_rows:
-                    number = rows.column(ROW_SIDE)[0].as_py()  # a batch is of one side
+                    number = rows.column(ROW_SIDE)[0].as_py()  # all rows of a batch are of the same side
                     windows = rows.column(STRUCTS[number]).flatten()
                     named = pa.RecordBatch.from_arrays(windows, schema=finishes[number].windows)
                     held[number].append(finishes[number].finish_emitted(named))

@@ -75,7 +75,7 @@ def pack_rows(node: Aggregate, made: Made, buckets: int) -> LocalWindows:
 
 
 def pack_fragments(node: Assemble, made: Made | None, parcels: Rows | None, buckets: int) -> LocalWindows:
-    """Return windows of fragments: in parcels of a reader, or in rows behind a lookup."""
+    """Return windows of fragments: in parcels of a reader, or in rows after a lookup."""
     plan, columns = plan_assembled(node, wraps=False)
     if parcels is not None:
         return LocalWindows(plan, columns, parcels)
@@ -92,7 +92,7 @@ def pack_fragments(node: Assemble, made: Made | None, parcels: Rows | None, buck
 def run_windows(
     windows: LocalWindows, place: Stateful, steps: Sequence[Where | Select] = ()
 ) -> tuple[LocalOperator, Made]:
-    """Return the operator of windows, and its results behind selections and projections.
+    """Return the operator of windows, and its results after selections and projections.
 
     Raises
     ------

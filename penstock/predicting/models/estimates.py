@@ -1,4 +1,4 @@
-"""Estimates of what a transaction will do, and which optimizations follow (H-Store §5.3.2, §5.3.3)."""
+"""Estimates of what a transaction will do, and the resulting optimizations (H-Store §5.3.2, §5.3.3)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Masks = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a transaction will do, before it begins.
+    """An estimate of what a transaction will do, made before it starts.
 
     Attributes
     ----------
@@ -32,21 +32,21 @@ class Estimate:
     masks : tuple of int
         For each query of the path a bit for each partition that it accesses.
     later : tuple of int
-        For each query of the path a bit for each partition that the following ones access.
+        For each query of the path a bit for each partition that the following queries access.
     base : int
         The partition that it will access most (OP1); -1 if it needs none.
     partitions : int
         A bit for each partition that it will need (OP2).
     written : int
-        A bit for each of them in which it will write, or may write if the event does not say where.
+        A bit for each partition in which it will write, or may write if the event does not determine where.
     is_complete : bool
         Whether the path reaches an end, by states of the model.
     is_resolved : bool
-        Whether the event says the partitions of all its queries.
+        Whether the event determines the partitions of all its queries.
     confidence : float
         The probability of the path, given the event.
     abort : float
-        The greatest probability that it will abort, in all states of the path; see `MarkovModel.risk`.
+        The greatest probability of an abort over all states of the path; see `MarkovModel.risk`.
     """
 
     path: tuple[int, ...]
@@ -67,7 +67,7 @@ class Estimate:
 
     @property
     def needs_undo(self) -> bool:
-        """Whether it needs an undo log from its begin (OP3). An uncertain estimate does."""
+        """Whether it needs an undo log from its start (OP3). With an uncertain estimate it does."""
         return not (self.is_single and self.is_complete and self.abort == 0.0)
 
 
@@ -83,7 +83,7 @@ class Walker:
     parameters : Parameters
         The partitions of queries.
     threshold : float
-        The least probability with which a partition counts as needed.
+        The least probability at which a partition is considered needed.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Walker:
         self._seen = np.empty((models[0].partitions, 3))
 
     def estimate(self, values: EventParameters, event: int, model: int) -> Estimate:
-        """Return the estimate of an event; equal ones are made once."""
+        """Return the estimate of an event; equal estimates are computed once."""
         key = (model, *values.signature(event))
         found = self._known.get(key)
         if found is None:
@@ -120,7 +120,7 @@ class Walker:
     def walk(
         self, values: EventParameters, events: Numbers, models: Numbers
     ) -> tuple[Masks, Masks, npt.NDArray[np.bool_]]:
-        """Return for events what `Estimate` calls partitions, written and needs_undo."""
+        """Return the `partitions`, `written` and `needs_undo` of the `Estimate` of each event."""
         count = len(events)
         found = np.empty(count, np.uint64), np.empty(count, np.uint64), np.empty(count, np.bool_)
         walk_all(self._graph, values.arrays, events, models, self._threshold, *found)
@@ -160,10 +160,10 @@ def _make_graph(models: Sequence[MarkovModel], writes: Sequence[bool], parameter
 def finished(
     model: MarkovModel, found: Estimate, step: int, vertex: int, threshold: float, *, follows: bool
 ) -> int:
-    """Return a bit for each partition that a transaction has finished with its query number `step` (OP4).
+    """Return a bit for each partition that a transaction no longer needs after its query `step` (OP4).
 
-    While a transaction follows an estimate whose partitions the event says, these are all partitions that
-    the rest of the path does not access. Else the probability table decides.
+    While a transaction follows an estimate whose partitions the event determines, these are all partitions
+    that the rest of the path does not access. Otherwise the probability table decides.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def finished(
     step : int
         The number of the query.
     vertex : int
-        The vertex that the transaction has reached; -1 for one that the model does not have.
+        The vertex that the transaction has reached; -1 if the model does not have it.
     threshold : float
         The least probability.
     follows : bool

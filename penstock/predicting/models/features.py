@@ -40,9 +40,10 @@ class Feature(NamedTuple):
     Attributes
     ----------
     category : Category
-        `VALUE` is the value of an attribute, `HASH` its partition by the hash, `NULL` whether it is null. Of
-        a list `LENGTH` is the length, and `SAME_HASH` whether all elements have one partition. `BASE` is
-        whether it, or all its elements, have the partition of the attribute that places most queries.
+        `VALUE` is the value of an attribute, `HASH` its partition by the hash, `NULL` whether it is null.
+        `LENGTH` is the length of a list, and `SAME_HASH` whether all its elements have the same partition.
+        `BASE` is whether the attribute, or all its elements, have the partition of the attribute that places
+        most queries.
     attribute : str
         The attribute.
     """
@@ -80,7 +81,7 @@ def read_features(
     base: str | None,
     partitions: int,
 ) -> Floats:
-    """Return a row of values for each event; a missing one is -1."""
+    """Return a row of values for each event; a missing value is -1."""
     columns = {column.name: column for column in event}
     rows = np.empty((events.num_rows, len(features)))
     for place, (category, attribute) in enumerate(features):

@@ -10,17 +10,17 @@ from penstock.predicting.models.markov import MarkovModel, Query
 __all__ = ["LEAST_ACCURACY", "ModelMaintenance"]
 
 LEAST_ACCURACY = 0.75
-"""A model that is less accurate than this is computed anew."""
+"""A model that is less accurate than this is recomputed."""
 _WINDOW = 200
-"""The transactions after which the accuracy is looked at."""
+"""The number of transactions after which the accuracy is checked."""
 
 
 class ModelMaintenance:
-    """Counts the transitions of transactions, and computes a model anew if they are others than expected.
+    """Counts the transitions of transactions, and recomputes a model if they differ from its expectation.
 
-    The accuracy is the share of transitions in common with the distribution that the model expects: at each
-    vertex the sum of the lesser one of the expected and the seen share of each transition, weighted by the
-    visits. New counts replace the old ones, so that a model follows its workload.
+    The accuracy is the overlap of the seen transitions with the distribution that the model expects. At each
+    vertex it is the sum, over all transitions, of the smaller of the expected and the seen share; vertices
+    are weighted by their visits. New counts replace the old counts, so that a model follows its workload.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class ModelMaintenance:
     Attributes
     ----------
     recomputed : int
-        How often it was computed anew.
+        How often it was recomputed.
     """
 
     def __init__(self, model: MarkovModel) -> None:
@@ -40,9 +40,10 @@ class ModelMaintenance:
         self.recomputed = 0
 
     def observe(self, queries: Iterable[Query], *, aborted: bool) -> bool:
-        """Count a transaction; return whether the model was computed anew.
+        """Count a transaction; return whether the model was recomputed.
 
-        A state that the model does not have becomes a vertex; it has no probabilities until then.
+        A state that the model does not have becomes a vertex, which has no probabilities until the model is
+        recomputed.
         """
         path = self._model.extend(queries, aborted=aborted)
         for one, other in itertools.pairwise(path):
@@ -61,7 +62,7 @@ class ModelMaintenance:
         return inaccurate
 
     def accuracy(self) -> float:
-        """Return the share of transitions since the last look that the model expects."""
+        """Return the share of transitions since the last check that the model expects."""
         common, visits = 0.0, 0
         for vertex, edges in self._seen.items():
             expected, total = self._model.edges[vertex], sum(edges.values())

@@ -45,11 +45,11 @@ class State(NamedTuple):
     name : int
         The place of the query's name.
     counter : int
-        How often the transaction has executed it before.
+        How often the transaction has already executed this query.
     partitions : int
         A bit for each partition that it accesses.
     previous : int
-        A bit for each partition that the transaction has accessed before.
+        A bit for each partition that the transaction has already accessed.
     """
 
     name: int
@@ -66,7 +66,7 @@ def bits(mask: int) -> list[int]:
 class MarkovModel:
     """The states that transactions of a procedure reach, and how often each follows another.
 
-    `process` computes the tables from the counts. Until then, what was added since has no probabilities.
+    `process` computes the tables from the counts. States that were added since then have no probabilities.
 
     Parameters
     ----------
@@ -78,17 +78,18 @@ class MarkovModel:
     Attributes
     ----------
     states : list
-        The states by their vertices; those of `BEGIN`, `COMMIT` and `ABORT` mean nothing.
+        The states by their vertices; the states of `BEGIN`, `COMMIT` and `ABORT` have no meaning.
     edges : list of dict
-        For each vertex the number of transitions to each of the next ones.
+        For each vertex, the number of transitions to each next vertex.
     abort, single : ndarray
-        For each vertex the probability that the transaction will abort, and that it needs only one partition.
+        For each vertex, the probability that the transaction will abort, and that it needs only one
+        partition.
     risk : ndarray
-        For each vertex the greatest `abort` of all that are the same invocation of the same query, whatever
-        their partitions; 1 if transactions have seldom been there. So few of them are no proof.
+        For each vertex, the greatest `abort` of all vertices of the same invocation of the same query,
+        whatever their partitions; 1 if few transactions were there, because few prove nothing.
     reads, changes, finish : ndarray, two-dimensional
-        For each vertex and partition the probability that the transaction reads or writes there, from this
-        query on, and that it does not access it after this query.
+        For each vertex and partition, the probabilities that the transaction, from this query on, reads the
+        partition, that it writes it, and that it does not access it after this query.
     """
 
     def __init__(self, partitions: int, writes: Sequence[bool]) -> None:
@@ -124,7 +125,7 @@ class MarkovModel:
         return path
 
     def extend(self, queries: Iterable[Query], *, aborted: bool) -> list[int]:
-        """Return the path of a transaction, with vertices for its new states, but count no transition."""
+        """Return the path of a transaction, with vertices for new states, without counting transitions."""
         path = [BEGIN]
         for state in states_of(queries):
             vertex = self._vertices.get(state)
@@ -137,7 +138,7 @@ class MarkovModel:
         return path
 
     def path(self, queries: Iterable[Query], *, aborted: bool) -> list[int]:
-        """Return the path of a transaction without adding it; -1 for states that it does not have."""
+        """Return the path of a transaction without adding it; -1 for states that the model does not have."""
         vertices = [self._vertices.get(state, -1) for state in states_of(queries)]
         return [BEGIN, *vertices, ABORT if aborted else COMMIT]
 
@@ -147,7 +148,7 @@ class MarkovModel:
         return self.edges[one].get(other, 0) / total if total else 0.0
 
     def process(self) -> None:
-        """Compute the probability tables, each vertex after those that follow it.
+        """Compute the probability tables, each vertex after its successors.
 
         Two equal states may follow each other in both orders, which makes cycles (departure from
         H-Store §5.2.1). Sweeps are therefore repeated until nothing changes.
@@ -190,7 +191,7 @@ class MarkovModel:
         return np.array(risk)
 
     def _reversed_order(self) -> list[int]:
-        """Return the vertices that transactions reach, those that follow first."""
+        """Return the vertices that transactions reach, successors first."""
         order: list[int] = []
         seen = {BEGIN}
         stack: list[tuple[int, Iterator[int]]] = [(BEGIN, iter(self.edges[BEGIN]))]

@@ -26,12 +26,12 @@ def sweep_tables(
     scalars: Floats,
     tables: Floats,
 ) -> float:
-    """Compute each vertex from those that follow it; return the greatest change of a probability.
+    """Compute each vertex from its successors; return the greatest change of a probability.
 
     Parameters
     ----------
     order : ndarray
-        The vertices to compute, those that follow first.
+        The vertices to compute, successors first.
     starts : ndarray
         The place of each vertex's first edge, then the number of edges.
     children, shares : ndarray

@@ -45,7 +45,7 @@ class QueryName(NamedTuple):
     table : str
         The table.
     columns : tuple of str
-        The columns of an index whose values are given, of a look-up by it.
+        For an index look-up, the columns of the index whose values are given.
     """
 
     verb: str
@@ -73,13 +73,13 @@ class Source:
     column : str
         The column of the key.
     attribute : str
-        The attribute. Of a list, the element of an invocation has its number.
+        The attribute. If it is a list, invocation n uses element n.
     counter : int
         The invocation for which this holds; `ANY_COUNTER` for all.
     coefficient : float
-        The share of invocations in the trace in which both were equal.
+        The share of invocations in the trace in which attribute and column were equal.
     is_exact : bool
-        Whether the compiler knows it, so that it always holds.
+        Whether the compiler derived the source, so that it always holds.
     is_digits : bool
         Whether the attribute is a text, whose digits are the number.
     """
@@ -94,7 +94,7 @@ class Source:
 
 
 def read_digits(texts: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the numbers whose digits texts are; null for a text that is none below 10 ** 18."""
+    """Convert texts of digits to numbers; null for a text that is not a number below 10 ** 18."""
     is_number = pc.match_substring_regex(texts, "^[0-9]{1,18}$")
     return pc.if_else(is_number, texts, pa.scalar(None, texts.type)).cast(pa.int64())
 
@@ -142,7 +142,7 @@ class Parameters:
                 self._attributes[source.query, source.counter] = found
 
     def attributes(self) -> list[tuple[str, bool, str]]:
-        """Return the attributes that say partitions: their names, `Source.is_digits`, and a table."""
+        """Return the attributes that determine partitions: their names, `Source.is_digits`, and a table."""
         return list({self._key(one): one for one in self._attributes.values()}.values())
 
     def _key(self, attribute: tuple[str, bool, str]) -> AttributeKey:
@@ -192,8 +192,8 @@ class EventParameters:
     Attributes
     ----------
     values : list
-        For each attribute where the list of each event starts (None if it is no list), and the numbers of
-        partitions.
+        For each attribute, where the list of each event starts (None if it is not a list), and the partition
+        numbers.
     events : int
         The number of events.
     """
@@ -225,7 +225,7 @@ class EventParameters:
         ]
 
     def signature(self, event: int) -> tuple[object, ...]:
-        """Return all that estimates read of an event: equal signatures have equal estimates."""
+        """Return everything that estimates read of an event; equal signatures lead to equal estimates."""
         return tuple(
             numbers[event] if starts is None else tuple(numbers[starts[event] : starts[event + 1]])
             for starts, numbers in self._lists

@@ -36,7 +36,7 @@ class ProcedureModels:
     procedure : str
         The procedure.
     kind : tuple of str and object, optional
-        An attribute and its value, if these are the models of transactions that have it.
+        An attribute and its value, if these are the models of transactions with this value.
     digest : str
         The digest of the procedure's program.
     names : tuple of QueryName
@@ -86,7 +86,7 @@ class ProcedureModels:
         return self.tree.choose(read_features(self.features, events, event, self.base, partitions))
 
     def walker(self, parameters: Parameters, threshold: float) -> Walker:
-        """Return what estimates transactions by the models as they are now."""
+        """Return a `Walker` over the present models."""
         return Walker(self.models, self.writes, parameters, threshold)
 
     def to_json(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Predictor(StoredText):
 
     @classmethod
     def parse(cls, text: str, file: str = "<text>") -> Predictor:
-        """Return the predictor that a text says; see `load`."""
+        """Return the predictor that a text describes; see `load`."""
         try:
             content = json.loads(text)
             version = content["version"]

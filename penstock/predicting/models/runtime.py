@@ -30,18 +30,18 @@ __all__ = ["RunningPredictor"]
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MOST_WRONG, _MOST_SKIPPED = 4, 64
 _WINDOW = 1_000
-"""The transactions of a kind after which the accuracy is looked at."""
+"""The number of transactions of a kind after which the accuracy is checked."""
 _LEAST_SLOTS = 1_024
 _MOST_KNOWN = 1 << 20
-"""After so many predictions of a kind, all are forgotten."""
+"""After this many predictions of a kind, all of them are forgotten."""
 
 Masks = npt.NDArray[np.uint64]
 
 
 class _Kind:
-    """The models of one kind of transactions, and what was predicted by them.
+    """The models of one kind of transactions, and the predictions made with them.
 
-    Transactions whose events agree in all that the models read have one prediction, which has a number.
+    Transactions whose events agree in all that the models read share one prediction, which has a number.
     """
 
     def __init__(self, models: ProcedureModels, parameters: Parameters, threshold: float) -> None:
@@ -57,7 +57,7 @@ class _Kind:
         self.undo, self._votes = np.zeros(0, np.bool_), np.zeros(0, np.int64)
 
     def numbers(self, codes: Masks, values: EventParameters, events: Numbers, models: Numbers) -> Numbers:
-        """Return the number of each event's prediction; predict those that are new."""
+        """Return the number of each event's prediction; make predictions for new codes."""
         if self._known > _MOST_KNOWN:
             self._forget()
         self._make_room(len(codes))
@@ -72,7 +72,7 @@ class _Kind:
         return numbers
 
     def _make_room(self, more: int) -> None:
-        """Grow the arrays so that so many codes more have room."""
+        """Grow the arrays so that `more` further codes have room."""
         needed = self._known + more
         if needed > len(self._votes):
             size = 2 * needed
@@ -88,7 +88,7 @@ class _Kind:
             find_numbers(codes, self._slots, self._slot_numbers, 0, *both)
 
     def observe(self, numbers: Numbers, touched: Masks, predicted: Masks) -> None:
-        """Count which predictions were right; take what transactions accessed if too few of them were."""
+        """Count the right predictions; if there are too few, replace them by what transactions accessed."""
         self.right += count_votes(numbers, touched, predicted, self._candidates, self._votes)
         self.total += len(numbers)
         if self.total < _WINDOW:
@@ -114,8 +114,9 @@ class _Kind:
 class RunningPredictor:
     """Predicts the transactions of an open database; see `TransactionPredictor`.
 
-    Estimates are made once for all events that agree in what the models read. After four calls in sequence
-    with a wrong prediction, the next one of the procedure runs without; then the next two, and so on.
+    Estimates are made once for all events that agree in what the models read. After four calls in a row with
+    a wrong prediction, the procedure's next call runs without predictions. Each further wrong call in a row
+    doubles the number of calls that do so.
 
     Parameters
     ----------
@@ -137,7 +138,7 @@ class RunningPredictor:
         return sum(kind.recomputed for kinds in self._kinds.values() for kind in kinds)
 
     def predict(self, program: Program, events: pa.RecordBatch) -> Prediction | None:
-        """Return the predictions for transactions; None if it has no models of the program, or pauses."""
+        """Return the predictions for transactions; None if there are none, or during a pause."""
         kinds = self._kinds_of(program)
         if not kinds:
             return None
@@ -184,7 +185,7 @@ class RunningPredictor:
         places: Numbers,
         known: dict[AttributeKey, AttributePartitions],
     ) -> Numbers:
-        """Return the number of the prediction of each event that is at one of the places."""
+        """Return the number of the prediction of the event at each of the places."""
         models = kind.models
         model = np.zeros(len(places), np.int64)
         if models.features:
@@ -201,7 +202,7 @@ class RunningPredictor:
         return kind.numbers(codes, parameters, places, model)
 
     def observe(self, touched: Numbers) -> None:
-        """Count which of the last predictions were right, and adapt if too few of them are."""
+        """Count the right ones among the last predictions, and adapt the models if there are too few."""
         if self._last is None:
             return
         digest, used, partitions = self._last
@@ -224,7 +225,7 @@ class RunningPredictor:
 
 
 def _hash_lists(starts: Numbers, values: Numbers) -> Masks:
-    """Return a number for each list: equal lists have equal ones, and others hardly ever."""
+    """Return a number for each list: equal lists have equal numbers; others differ almost surely."""
     sizes, begins = np.diff(starts), starts - starts[0]
     flat = values[starts[0] : starts[-1]].astype(np.uint64) + np.uint64(3)
     inside = np.arange(len(flat)) - np.repeat(begins[:-1], sizes)

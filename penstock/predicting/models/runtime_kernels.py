@@ -1,4 +1,4 @@
-"""Kernels of running predictors: predictions that are known, and whether they were right."""
+"""Kernels of running predictors: find known predictions, and count whether they were right."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def find_numbers(
     codes : ndarray
         The codes.
     slots, slot_numbers : ndarray
-        A hash table: a code and its number in each slot, or -1 if the slot is free. Their size is a power of
-        two, and more than that of all codes.
+        A hash table: a code and its number in each slot, or -1 if the slot is free. Its size is a power of
+        two, and more than the number of all codes.
     known : int
         The number of codes in the table.
     numbers : ndarray
@@ -51,16 +51,16 @@ def find_numbers(
 
 @kernel
 def count_votes(numbers: Numbers, touched: Masks, predicted: Masks, candidates: Masks, votes: Numbers) -> int:
-    """Return how many predictions are right, and find for each number what most transactions accessed.
+    """Return the number of right predictions, and find for each number what most transactions accessed.
 
     Parameters
     ----------
     numbers, touched, predicted : ndarray
-        For each transaction the number of its prediction, and a bit for each partition that it accessed, and
-        that was predicted.
+        For each transaction, the number of its prediction, a bit for each partition that it accessed, and a
+        bit for each partition that was predicted.
     candidates, votes : ndarray
-        For each number the partitions that have the majority, if any have it, and by how many (Boyer and
-        Moore).
+        For each number, the set of partitions that the majority of transactions accessed, if there is a
+        majority, and its lead (Boyer and Moore).
     """
     right = np.int64(0)
     for i in range(numbers.shape[0]):

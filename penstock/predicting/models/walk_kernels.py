@@ -16,7 +16,7 @@ __all__ = [
 ]  # fmt: skip
 
 UNKNOWN, IMPOSSIBLE, FIXED = -1, -2, -3
-"""The source of a query's partitions: none, a list without this element, or the same for all events."""
+"""The source of a query's partitions: unknown, a list that lacks the element, or fixed for all events."""
 MOST_QUERIES = 1_000
 
 Floats = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ Masks = npt.NDArray[np.uint64]
 
 
 class Graph(NamedTuple):
-    """The models of a procedure as arrays. The children of a vertex that are one query make a group.
+    """The models of a procedure as arrays. The children of a vertex with the same query form a group.
 
     Attributes
     ----------
@@ -34,25 +34,26 @@ class Graph(NamedTuple):
     group_starts : ndarray
         The place of each vertex's first group, then the number of groups.
     query, counter : ndarray
-        For each group the name of the query, -1 for an end, and how often it was executed before, or the end.
+        For each group, the name of the query and how often it was executed before; for an end, -1 and the
+        end.
     weight : ndarray
-        How many transactions have gone to a group.
+        The number of transactions that have gone to a group.
     member_starts : ndarray
         The place of each group's first member, then the number of members.
     child, visits : ndarray
-        The vertices of a group, the most frequent one first, and how many transactions have gone there.
+        The vertices of a group, the most frequent first, and the number of transactions that have gone there.
     accessed : ndarray of uint64
         For each vertex a bit for each partition that its query accesses.
     risk : ndarray of float64
         See `MarkovModel`.
     abort, doubt : ndarray of float64
-        For each model the probability that a transaction aborts, and that it accesses each partition.
+        For each model, the probability that a transaction aborts, and that it accesses each partition.
     writes : ndarray of bool
         For each name of a query whether it writes.
     fixed : ndarray of uint64
-        The partitions of those with `FIXED`.
+        The partitions of each query whose source is `FIXED`.
     source : ndarray, two-dimensional
-        For each name and counter the place of the attribute that says the partitions, or `UNKNOWN` or
+        For each name and counter, the place of the attribute that determines the partitions, or `UNKNOWN` or
         `FIXED`. The last column is for all greater counters.
     """
 
@@ -79,13 +80,13 @@ class AttributeValues(NamedTuple):
     Attributes
     ----------
     lists : ndarray
-        For each attribute the place of the first event in `starts`; -1 if it is no list.
+        For each attribute, the place of the first event in `starts`; -1 if it is not a list.
     starts : ndarray
         The places of the elements of lists.
     offsets : ndarray
         The place of each attribute's first number.
     numbers : ndarray
-        The numbers of partitions; less than 0 if it is not known.
+        The numbers of partitions; negative if unknown.
     """
 
     lists: Numbers
@@ -128,12 +129,12 @@ def walk(
     masks: Masks,
     seen: Floats,
 ) -> tuple[int, int, np.uint64, np.uint64, bool, bool, float, float]:
-    """Walk the most likely path of a transaction, and say what follows from it.
+    """Walk the most likely path of a transaction, and return the estimate that follows from it.
 
-    At each vertex the query follows that most transactions execute there, of those that the event allows.
-    Of its states, that follows which accesses the partitions that the event says. If there is none, since no
-    transaction of the trace had this combination of partitions, one of the others follows; the partitions
-    are those of the event all the same (departure from H-Store §5.3.2, where the path ends).
+    At each vertex the next query is the most frequent one that the event allows. The next state is the state
+    of this query that accesses the partitions that the event determines. If there is no such state, because
+    no transaction of the trace had this combination of partitions, the path continues at another state of the
+    query, but with the event's partitions (departure from H-Store §5.3.2, where the path ends).
 
     Parameters
     ----------
@@ -142,9 +143,9 @@ def walk(
     values : AttributeValues
         The events.
     event, model : int
-        The number of the event, and of its model.
+        The number of the event, and the number of its model.
     threshold : float
-        The least probability with which a partition counts as needed.
+        The least probability at which a partition is considered needed.
     path : ndarray
         Receives the vertices, beginning with the first one.
     masks : ndarray
@@ -155,11 +156,12 @@ def walk(
     Returns
     -------
     tuple
-        The number of vertices, and what `Estimate` has: base, partitions, written, is_complete, is_resolved,
-        confidence, abort.
+        The number of vertices, and these fields of the `Estimate`: base, partitions, written, is_complete,
+        is_resolved, confidence, abort.
     """
     base = graph.first[model]
-    # For each partition: the probability with which it is accessed first, how often, and its place then.
+    # For each partition: the probability at its first access, the number of accesses, and the place of the
+    # first.
     seen[:] = 0.0
     zero, one = np.uint64(0), np.uint64(1)
     width = graph.doubt.shape[1]
