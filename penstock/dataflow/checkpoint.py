@@ -83,7 +83,7 @@ def _description(operator: str) -> str:
 
 
 def _columns_error(was: str, now: str) -> InvalidUsageError | None:
-    """Return the error for an operator whose columns alone differ; None if more differs."""
+    """Return the error for an operator that differs only in its columns; None if more differs."""
     if "nothing" in (was, now):
         return None
     old, new = json.loads(was), json.loads(now)
@@ -101,7 +101,7 @@ def _columns_error(was: str, now: str) -> InvalidUsageError | None:
 
 
 def check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: Mapping[str, str]) -> None:
-    """Refuse a reader's name that another checkpoint may use, because its rows would be released."""
+    """Refuse a reader's name that another checkpoint may use: the rows of that reader would be released."""
     for reading in chain.from_iterable(readings.values()):
         if reading.location not in writers and reading.reader in PStream(reading.location).log.readers:
             raise InvalidUsageError(

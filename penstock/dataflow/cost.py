@@ -1,8 +1,8 @@
-"""The cost model for p-streams: writing and reading one against reading the source again.
+"""The cost model for p-streams: compare writing and reading a p-stream with reading the source again.
 
 Costs are core time per tuple of the source. `benchmarks/persist_costs.py` measures the rates below, and
-`benchmarks/results/persist_costs.txt` holds its output from a virtual machine with two cores. The rates are
-not exact elsewhere. Only their order matters, because formats differ by large factors.
+`benchmarks/results/persist_costs.txt` holds its output from a virtual machine with two cores. Other machines
+have other rates. Only the order of the rates matters, because formats differ by large factors.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def choose(
 ) -> Choice:
     """Decide whether to persist a source.
 
-    Each reader reads every tuple once, and `REREADS` times again. Without a p-stream all readers read the
-    source. With one, the source is read once and the p-stream is written; then all readers read the p-stream.
-    So for a single reader a p-stream pays only if little of the source is left; for several readers it pays
-    sooner.
+    Each reader reads every tuple once, and again `REREADS` times on average. Without a p-stream all readers
+    read the source. With a p-stream, the source is read once and the p-stream is written; then all readers
+    read the p-stream. So for a single reader a p-stream pays only if little of the source is left; for
+    several readers it pays sooner.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Draw a plan as SVG: the logical graph on the left, the planned one on the right, sources on top.
+"""Draw a plan as SVG: the logical graph on the left, the planned graph on the right, sources on top.
 
 A graph is small and nearly a chain, so a simple layout suffices. An operator's layer is its longest path from
 a source, and the operators of a layer stand side by side.
@@ -60,7 +60,7 @@ def draw(plan: PhysicalPlan, *, planned: bool = True) -> str:
     plan : PhysicalPlan
         The plan.
     planned : bool
-        Whether to draw the planned graph beside the one as written.
+        Whether to draw the planned graph beside the graph as written.
     """
     parts: list[str] = []
     left, height = float(_GAP), 0.0
@@ -82,7 +82,7 @@ def draw(plan: PhysicalPlan, *, planned: bool = True) -> str:
 
 
 def draw_html(plan: PhysicalPlan, *, planned: bool = True) -> str:
-    """Return a plan as HTML for notebooks: the drawing, and the rules and decisions that made it."""
+    """Return a plan as HTML for notebooks: the drawing, and the rules and decisions that led to the plan."""
     notes = [f"{rule}: {note}" for rule, note in plan.changes]
     notes += [
         f"{choice.source}: {'persisted' if choice.persisted else 'not persisted'}, as {choice.reason}"

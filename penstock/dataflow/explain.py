@@ -90,7 +90,7 @@ def _explain_procedure(node: Transactions, counts: TransactionCounts | None) -> 
 
 
 def _input(node: Transactions) -> str:
-    """Say how rows come to the transactions of their bucket."""
+    """Describe how rows reach the transactions of their bucket."""
     above = node.inputs[0]
     if isinstance(above, PushedScan) and above.scan == Scan(above.scan.columns):
         above = above.inputs[0]

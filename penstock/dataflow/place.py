@@ -58,7 +58,7 @@ def stored_bytes(flow: Flow, statistics: Statistics | None) -> float:
 
 
 def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics | None = None) -> Rewritten:
-    """Place the p-streams of sources after the operators that reduce the stream, where they store least.
+    """Place the p-streams of sources where they store least, after operators that reduce the stream.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def place_p_stream(root: Node, sources: Collection[str], statistics: Statistics 
     sources : collection of str
         Names of the sources to persist.
     statistics : Statistics, optional
-        Without statistics, types and assumed selectivities decide.
+        If not given, types and assumed selectivities are used.
     """
     flow = flows(root, statistics)
     readers = Counter(id(input) for node in topological(root) for input in node.inputs)
@@ -129,7 +129,7 @@ def _describe_fusion(node: Node) -> str:
 
 
 def scan_of(node: Node) -> tuple[Source | None, Scan | None]:
-    """Return a node's source and the scan between them; None if a scan cannot do it all."""
+    """Return a node's source and the scan that does all work between them; None if no scan can."""
     chain: list[Where | Select] = []
     while isinstance(node, Where | Select) and is_pushable(node):
         chain.append(node)
@@ -257,7 +257,7 @@ def _fragment(node: Aggregate, window: Window) -> Assemble | None:
 
 
 def _suits(scan: Scan, files: Source) -> bool:
-    """Return whether a scan reads columns, all of types that both Spark and partials support."""
+    """Return whether a scan reads any columns, and only of types that both Spark and partials support."""
     kinds = [files.columns.field(name).type for name in scan.columns]
     return bool(kinds) and not any(
         pa.types.is_unsigned_integer(kind) or pa.types.is_float16(kind) for kind in kinds
@@ -265,7 +265,7 @@ def _suits(scan: Scan, files: Source) -> bool:
 
 
 def _split_lookup(node: Node) -> tuple[StreamTableJoin | None, Node]:
-    """Return a lookup above a node and its input, if only plain column projections are between."""
+    """Return a lookup above a node and its input, if there are only plain column projections between them."""
     below = node
     while isinstance(below, Select) and all(expression == column(name) for name, expression in below.columns):
         below = below.inputs[0]

@@ -49,7 +49,8 @@ class StreamPlan:
     above : Node
         The graph whose output is persisted.
     source : Source or None
-        The source, if only an ingest scan is between; else another Spark query writes the p-stream.
+        The source, if only an ingest scan is between it and the p-stream; otherwise another Spark query
+        writes the p-stream.
     ingest : Scan or None
         The scan that the appender applies to the source's tuples before persisting them.
     readers : tuple of Scan
@@ -78,7 +79,7 @@ class PhysicalPlan:
         The graph that runs. Operators above a `Materialize` run before persistence, a `PushedScan` runs in a
         reader, and Spark runs the rest.
     changes : tuple of pairs of str
-        The changes by the rules, in order: the rule's name and a line.
+        The changes that the rules made, in order: the rule's name and a line that describes the change.
     choices : tuple of Choice
         The persistence decision for every source.
     statistics : Statistics, optional
@@ -146,7 +147,7 @@ def plan(name: str, logical: Node, statistics: Statistics | None, persist: Persi
     logical : Node
         The graph as written.
     statistics : Statistics, optional
-        Statistics from samples; without them, types and assumed selectivities decide.
+        Statistics from samples; if not given, types and assumed selectivities are used.
     persist : str or mapping of str to str
         ``"always"`` or ``"never"`` persist all sources or none. ``"auto"`` persists sources that cannot
         replay, and sources whose replay costs more than a p-stream. A mapping sets the mode by source name;
@@ -155,7 +156,7 @@ def plan(name: str, logical: Node, statistics: Statistics | None, persist: Persi
     Raises
     ------
     InvalidUsageError
-        If a name in `persist` matches no operator or several, or a mode is unknown.
+        If a name in `persist` matches no operator or several operators, or a mode is unknown.
     """
     modes = _modes(logical, persist)
     root = _pin(logical, {name for name, mode in modes.items() if mode == "always"})
@@ -198,7 +199,7 @@ def _modes(root: Node, persist: Persist) -> dict[str, PersistMode]:
 
 
 def _pin(root: Node, names: set[str]) -> Node:
-    """Add a p-stream behind each operator, other than sources, with one of these names."""
+    """Add a p-stream after each operator with one of these names, except sources."""
 
     def change(node: Node) -> Node:
         is_pinned = node.name in names and not isinstance(node, Source)

@@ -1,10 +1,10 @@
 """The push-up rules: pure functions from a graph to an equivalent graph (Scabbard §3.4).
 
-A p-stream should hold little, so operators that reduce the stream move up, before its persistence.
-Each rule applies itself to every node in topological order, and returns the new graph with a list of its
-changes. Stateful operators are never moved, and nothing is moved past them: they would amplify the stream,
-and their state belongs to checkpoints. No rule moves, merges or duplicates a nondeterministic expression.
-Unused columns are pruned, unless their expression generates several rows from one.
+A p-stream should hold little, so operators that reduce the stream move up, before it is persisted. Each rule
+applies itself to every node in topological order, and returns the new graph with a list of its changes.
+Stateful operators are never moved, and nothing is moved past them: they would amplify the stream, and their
+state belongs to checkpoints. No rule moves, merges or duplicates a nondeterministic expression. Unused
+columns are pruned, unless their expression generates several rows from one row.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def shape(plan: PhysicalPlan) -> list[str]:
 
     A checkpoint fits every plan with the same lines. They hold sources, p-streams with the operators before
     them, stateful operators, and the fragments or conflation of readers, each with its columns and inputs.
-    Selections, projections and lookups behind the last p-stream may change, and so may the sink: committed
+    Selections, projections and lookups after the last p-stream may change, and so may the sink: committed
     state does not depend on them.
     """
     nodes = list(topological(plan.root))
@@ -48,7 +48,7 @@ def shape(plan: PhysicalPlan) -> list[str]:
     below: dict[int, list[int]] = {}
     lines: list[str] = []
     for node in nodes:
-        # Nodes that may change at a restart are left out; the fixed nodes above take their place.
+        # Nodes that may change at a restart are left out, and replaced by the fixed nodes above them.
         leads = [number for above in node.inputs for number in below[id(above)]]
         if id(node) not in fixed:
             below[id(node)] = leads

@@ -1,8 +1,8 @@
 """Statistics of a graph from samples of its sources: the rows and bytes that leave each operator.
 
-The sample runs through the graph itself, as far as `penstock.sql.evaluate` knows its expressions,
-so correlated conditions are measured together. An external SQL engine would be another dependency at run
-time, and sqlglot's executor works row by row.
+The sample runs through the graph itself, as far as `penstock.sql.evaluate` supports its expressions, so
+correlated conditions are measured together. An external SQL engine would be another dependency at run time,
+and sqlglot's executor works row by row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SELECTIVITY: Final = 1 / 3
 """Assumed selectivity of an unmeasured condition, customary since System R."""
 
 _TEXT_BYTES: Final = 16
-"""Assumed bytes of a text, list or struct without a sample."""
+"""Assumed bytes of a text, list or struct, if there is no sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Flow:
     Parameters
     ----------
     rows : float or None
-        Output tuples for the sample's tuples, or for one tuple at each source without a sample; None behind
+        Output tuples for the sample's tuples, or for one tuple at each source without a sample; None after
         stateful operators.
     bytes : float
         Bytes per tuple, uncompressed.

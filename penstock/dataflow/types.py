@@ -1,4 +1,4 @@
-"""Types of expressions, aggregates and partials; `UNKNOWN` if only Spark can tell."""
+"""Types of expressions, aggregates and partials; `UNKNOWN` if only Spark can determine them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def expression_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
 
 
 def declared_type(expression: Expression, schema: pa.Schema) -> pa.DataType:
-    """Return the type of an expression, also of casts that only Spark can evaluate: ``string(x)``."""
+    """Return the type of an expression, also of casts that only Spark evaluates, such as ``string(x)``."""
     kind = expression_type(expression, schema)
     tree = expression.tree.unnest()
     if kind != UNKNOWN:

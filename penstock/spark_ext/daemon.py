@@ -1,9 +1,9 @@
 """Warm workers: a daemon of Python workers that imports their dependencies before it forks them.
 
 Spark starts one daemon for all Python workers that an application has on a machine, and lets it fork them.
-Spark's own daemon imports nothing first, so every worker imports PySpark, pandas, Arrow, Numba and Penstock
-anew, which costs more than a second of CPU time each before the first micro-batch. This daemon's workers
-share the loaded modules in memory. One setting at the start of a session enables it::
+Spark's own daemon imports nothing before it forks, so every worker imports PySpark, pandas, Arrow, Numba and
+Penstock itself. This costs each worker more than a second of CPU time before the first micro-batch. This
+daemon's workers share the loaded modules in memory. One setting at the start of a session enables it::
 
     spark.python.daemon.module=penstock.spark_ext.daemon
 
@@ -53,7 +53,7 @@ def prefer_installed_pyspark() -> None:
     """Import PySpark from its installation instead of Spark's zip file, if both are the same.
 
     Spark puts the zip file first on the path, and Python recompiles modules from a zip file in each process.
-    Spark also adds a jar, which has no Python in it and is slow to search.
+    Spark also adds a jar, which contains no Python and is slow to search.
     """
     sys.path[:] = [path for path in sys.path if not path.endswith(".jar")]
     for archive in [path for path in sys.path if Path(path).name == "pyspark.zip" and Path(path).exists()]:

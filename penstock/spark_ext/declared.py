@@ -1,8 +1,8 @@
-"""Columns that a caller declares, so that Spark Connect analyses nothing while an operator is made.
+"""Columns that a caller declares, so that Spark Connect analyses nothing while an operator is created.
 
-Flows of declarative pipelines need this. There a client that asks the server for columns is refused, or asks
-for those of a table that does not exist yet. `DataFrame.to` tells the client the columns; each step that
-would lose them is followed by another one.
+Flows of declarative pipelines need this. In a flow, the server refuses a client that asks for columns, or the
+table does not exist yet. `DataFrame.to` gives the columns to the client; it is repeated after each step that
+would lose them.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ Schema = StructType | str
 
 
 def declare_columns(df: DataFrame, schema: Schema | None) -> tuple[DataFrame, bool]:
-    """Give the input of an operator the columns that its caller declares.
+    """Cast the input of an operator to the columns that its caller declares.
 
     Parameters
     ----------
     df : DataFrame
         The input.
     schema : StructType or str, optional
-        Its columns; by default its own. A classic session analyses the input all the same.
+        The declared columns; by default the columns of the input. A classic session analyses the input in any
+        case.
 
     Returns
     -------
@@ -77,12 +78,12 @@ def declare_columns(df: DataFrame, schema: Schema | None) -> tuple[DataFrame, bo
 def declare_sides(
     left: DataFrame, right: DataFrame, schema: Schema | Mapping[str, Schema] | None
 ) -> tuple[DataFrame, DataFrame, bool]:
-    """Give both sides of a join the declared columns; see `declare_columns`.
+    """Cast both sides of a join to the declared columns; see `declare_columns`.
 
     Raises
     ------
     InvalidUsageError
-        As `declare_columns`, or if a mapping of the schemas has other keys than ``left`` and ``right``.
+        As for `declare_columns`; or if a mapping of schemas has a key other than ``left`` and ``right``.
     """
     schemas = schema if isinstance(schema, Mapping) else {"left": schema, "right": schema}
     if schemas.keys() != {"left", "right"}:
@@ -98,7 +99,7 @@ def parse_columns(schema: Schema, option: str) -> StructType:
     Raises
     ------
     InvalidUsageError
-        If it is neither columns nor their DDL, or two columns have the same name.
+        If `schema` is neither columns nor their DDL, or two columns have the same name.
     """
     if isinstance(schema, str):
         return spark_schema(parse_schema(schema))
@@ -113,13 +114,13 @@ def parse_columns(schema: Schema, option: str) -> StructType:
 
 
 def with_column(columns: StructType, name: str, kind: DataType) -> StructType:
-    """Return columns with a last one without nulls; another one of the name is replaced."""
+    """Return columns with a last column without nulls, which replaces any column of the same name."""
     kept = [field for field in columns if field.name.lower() != name.lower()]
     return StructType([*kept, StructField(name, kind, nullable=False)])
 
 
 def whole_name(place: int) -> str:
-    """Return the name of a column of the input in the rows of windows, which no other column has."""
+    """Return the unique name that a column of the input has in the rows of windows."""
     return f"{RESERVED_PREFIX}whole_{place}"
 
 
@@ -139,11 +140,11 @@ def window_columns(
     columns : StructType
         The columns of the input.
     keys : iterable of str
-        Those of the group.
+        The columns of the group.
     time : str
-        That of the time.
+        The column of the time.
     values : mapping of str to str
-        Further columns by the expressions that make them.
+        Further columns, and the expressions that compute them.
     flags : iterable of str
         Columns of 0 and 1.
     whole : bool
@@ -152,7 +153,7 @@ def window_columns(
     Raises
     ------
     InvalidUsageError
-        If only Spark knows the type of an expression.
+        If only Spark can determine the type of an expression.
     """
     at = columns[time].dataType
     if isinstance(at, DateType):
@@ -173,7 +174,7 @@ def aggregate_fields(aggregates: Mapping[str, str], columns: StructType) -> list
     Raises
     ------
     InvalidUsageError
-        If only Spark knows the type of one.
+        If only Spark can determine the type of an aggregate.
     """
     arrow = as_arrow_of_spark(columns)
     return _fields(

@@ -1,9 +1,9 @@
-"""``foreachBatch`` behind Spark Connect: tell an operator's tasks to which micro-batch they belong.
+"""``foreachBatch`` with Spark Connect: pass the micro-batch's ids to an operator's tasks.
 
 In a classic session the function runs in the query's thread, whose jobs carry the ids of query and
-micro-batch. A server of Spark Connect runs the function in a process of its own, and the jobs that it starts
-carry nothing of the query, so that an operator would not find its state. Spark's settings go with every job,
-so the function runs with one that has the ids, under the name of the operator in Spark's plans.
+micro-batch. A server of Spark Connect runs the function in a separate process, whose jobs carry no ids, so an
+operator would not find its state. Spark's settings go with every job. So the function runs with a setting
+that has the ids, under the name of the operator in Spark's plans.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["batch_of_setting", "note_function", "tell_batches"]
 
 _PREFIX: Final = "spark.penstock.batch."
 _FUNCTION: Final = "_penstock_function"
-"""The attribute of a writer that holds the function that its user gave."""
+"""The attribute of a writer that holds the user's function."""
 
 BatchFunction: TypeAlias = Callable[[DataFrame, int], None]
 
@@ -76,12 +76,12 @@ def note_function(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tell_batches(writer: Any, operators: Iterable[str], checkpoint: str | None, name: str | None) -> None:
-    """Let the function of a writer that is about to start tell its operators' tasks their micro-batch.
+    """Make a starting writer's function pass the micro-batch's ids to its operators' tasks.
 
     Raises
     ------
     InvalidUsageError
-        If the writer has a function and no checkpoint.
+        If the writer has a function but no checkpoint.
     """
     function = vars(writer).get(_FUNCTION)
     if function is None:
@@ -96,7 +96,7 @@ def tell_batches(writer: Any, operators: Iterable[str], checkpoint: str | None, 
 
 
 def batch_of_setting(context: TaskContext | None, operator: str) -> tuple[str | None, str | None, str | None]:
-    """Return the query's id, the micro-batch's number and the query's name, as a setting tells them."""
+    """Return the query's id, the micro-batch's number and the query's name from the setting."""
     told = context and context.getLocalProperty(_PREFIX + operator)
     query, number, name = json.loads(told) if told else (None, None, None)
     return query, number, name

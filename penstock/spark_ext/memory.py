@@ -35,7 +35,7 @@ class _Usage(ctypes.Structure):
 
 @cache
 def _glibc() -> Any:
-    """Return glibc's malloc; None if malloc is another or an old one, or configured by the environment."""
+    """Return glibc's malloc; None if it is not in use, too old, or configured by the environment."""
     tuned = "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
     if platform.libc_ver()[0] != "glibc" or tuned or any(name in os.environ for name in _SETTINGS):
         return None
@@ -50,9 +50,9 @@ def _glibc() -> Any:
 def keep_freed(kept_bytes: int = KEPT_BYTES) -> bool:
     """Let this process and its forks keep free memory; return whether they do.
 
-    Only glibc's malloc (from 2.33) supports this; all threads then share one heap. Arrow then allocates from
-    malloc, too, if it was not imported before and the environment names no other pool. If the environment
-    sets malloc's thresholds, nothing is changed.
+    Only glibc's malloc (from 2.33) supports this; all threads then share one heap. Arrow then also allocates
+    from malloc, if it was not imported before this call and the environment names no other pool. If the
+    environment sets malloc's thresholds, nothing is changed.
 
     Parameters
     ----------

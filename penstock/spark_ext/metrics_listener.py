@@ -25,9 +25,9 @@ Receiver = Callable[[list[OperatorBatch]], object]
 
 
 class BatchListener(StreamingQueryListener):
-    """Calls a function with the metrics of each micro-batch that has any.
+    """Calls a function with the metrics of each micro-batch that has metrics.
 
-    Spark calls listeners in a thread of their own, some time after the micro-batch has ended, in order.
+    Spark calls listeners in a separate thread, some time after each micro-batch has ended, in order.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class BatchListener(StreamingQueryListener):
         self._one_ended = threading.Condition()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Record a run, whose last batch is still to come. Spark calls this before ``start()`` returns."""
+        """Record a run whose batches are to be awaited. Spark calls this before ``start()`` returns."""
         self._started.add(str(event.runId))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
@@ -70,7 +70,7 @@ class BatchListener(StreamingQueryListener):
         """Wait until Spark has reported all batches of an ended query's run; return whether it has.
 
         A run of another session is not waited for. Spark notifies listeners some time after a batch has
-        ended, and maybe after the query has.
+        ended, and possibly after the query has ended.
         """
         if run not in self._started:
             return True
@@ -81,13 +81,13 @@ class BatchListener(StreamingQueryListener):
 class MetricsListener(BatchListener):
     """A listener of Spark that calls a function with the metrics of each micro-batch.
 
-    Add it with ``spark.streams.addListener``. Spark calls listeners in a thread of their own, some time after
-    a micro-batch has ended; errors of the function are logged by Spark and do not reach the query.
+    Add it with ``spark.streams.addListener``. Spark calls listeners in a separate thread, some time after a
+    micro-batch has ended; errors of the function are logged by Spark and do not reach the query.
 
     Parameters
     ----------
     receive : callable
-        Takes the entries of one micro-batch, one for each operator, as `penstock.metrics` has them.
+        Takes the entries of one micro-batch, one for each operator, in the form of `penstock.metrics`.
     query : str, optional
         The name of the query or graph to listen to; by default all queries of the session.
 

@@ -1,4 +1,4 @@
-"""Penstock itself as files, for archives from which other machines import it."""
+"""The files of Penstock itself, for archives from which other machines import it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute aggregates of windows, and the selections and projections behind them, outside of Spark.
+"""Compute the aggregates of windows, and the selections and projections after them, outside of Spark.
 
 Columns are computed on demand. So for rows that a selection drops, only the columns that the selection reads
 are computed.
@@ -31,7 +31,7 @@ Step: TypeAlias = str | Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The bounds of windows that begin with their first row: sessions, and windows of rows.
+    """The bounds of windows that begin at their first row: sessions, and windows of rows.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Finish:
     assembly : Assembly
         The aggregates.
     steps : tuple of Step
-        The selections and projections behind the windows, in order.
+        The selections and projections downstream of the windows, in order.
     span : Span, optional
         The columns with the bounds of windows, if these do not follow from `START`.
     marks : mapping of str to str
@@ -215,7 +215,7 @@ class WindowRows:
         return self._take(self._starts).to_numpy()
 
     def groups(self, names: Sequence[str]) -> tuple[list[pa.Array[Any]], Integers]:
-        """Return columns after the last projection, a row per group if all are of groups, else per window.
+        """Return columns after the last projection, with a row per group if possible, or else per window.
 
         Returns
         -------

@@ -28,7 +28,7 @@ class GroupSampling:
     Parameters
     ----------
     min_rows : int
-        Fewer rows are not sampled; their groups count as not repeating.
+        If there are fewer rows, no sample is taken, and groups are assumed not to repeat.
     sample_rows : int
         The size of the sample.
     min_rows_per_group : int
@@ -41,9 +41,9 @@ class GroupSampling:
 
 
 class GroupCodec:
-    """Convert group columns to `Keys` and back. A null is a group of its own, as in Spark.
+    """Convert group columns to `Keys` and back. Nulls form a separate group, as in Spark.
 
-    The first word of a key has a bit for each null column. Without columns all rows are one group.
+    The first word of a key has a bit for each null column. If there are no columns, all rows are one group.
 
     Parameters
     ----------

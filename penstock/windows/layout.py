@@ -54,9 +54,9 @@ class WindowLayout:
         The partial that counts the rows of an entry.
     assembly : Assembly, optional
         Computes aggregates. If given, emitted windows have means and deviations instead of the partials that
-        only those need.
+        are needed only for these.
     bounds : tuple of str
-        Partials that emitted windows have, too: the times of the first and last row.
+        Partials that emitted windows also have: the times of the first and last row.
     """
 
     spec: WindowSpec
@@ -173,15 +173,15 @@ class DeletingLayout(WindowLayout):
         The length of a pane in steps of the time.
     mark : str
         The partial of deletes: `NO_DELETE`, `DELETE_INSIDE` or `DELETE_LAST`. Its input column is 1 in rows
-        that delete their group, else 0.
+        that delete their group, and 0 in other rows.
     """
 
     NO_DELETE: ClassVar[int] = 0
     """The pane has no delete."""
     DELETE_INSIDE: ClassVar[int] = 1
-    """The pane has a delete, and its partials are of the rows after the last one."""
+    """The pane has a delete, and its partials are computed from the rows after its last delete."""
     DELETE_LAST: ClassVar[int] = 2
-    """The pane's last row is a delete. Its other partials mean nothing."""
+    """The pane's last row is a delete. Its other partials have no meaning."""
 
     arriving: pa.Schema
     pane_steps: int
@@ -200,7 +200,7 @@ class SessionLayout(WindowLayout):
     Parameters
     ----------
     gap : int
-        The distance, in steps of the time, from which on an event begins a new session.
+        The least distance, in steps of the time, at which an event begins a new session.
     """
 
     gap: int
@@ -215,7 +215,7 @@ class PanesResult:
     windows : list of pyarrow.RecordBatch
         Closed windows with the schema `WindowLayout.window`. The windows of a group are in order.
     rows_in, late : int
-        Number of input rows, and of those whose windows had all closed.
+        Number of input rows, and of input rows whose windows had all closed.
     groups : int
         Number of groups that still have an open window.
     closed : int

@@ -1,4 +1,4 @@
-"""Windows in units of panes: their numbers, and the windows of a pane."""
+"""Windows in units of panes: the numbers of windows, and the windows that contain a pane."""
 
 from __future__ import annotations
 

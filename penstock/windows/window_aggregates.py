@@ -42,7 +42,7 @@ FOLDED = frozenset({"count", "sum", "m2", "min", "max"})
 class NumberingLimits:
     """The limits up to which all possible window groups are numbered.
 
-    Beyond them, only window groups with rows get a number.
+    Beyond these limits, only window groups with rows get a number.
 
     Parameters
     ----------
@@ -261,7 +261,8 @@ class _Keys:
     starts : int64 array
         First panes of windows, repeated for each group.
     known : int64 array, optional
-        Index of each window group in the table of all groups by all starts; None if all of them have numbers.
+        Index of each window group in the table of all groups by all starts; None if all window groups have
+        numbers.
     """
 
     count: int

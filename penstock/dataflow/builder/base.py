@@ -92,7 +92,7 @@ class GraphBase:
         return matches[0]
 
     def _add_queue(self, node: UpdateQueue | UpdateUnion) -> Self:
-        """Add a queue, after projections of its inputs that mark deletes if the queue has any."""
+        """Add a queue. If it has deletes, first add projections of its inputs that mark them."""
         delete_when = node.options.delete_when
         if delete_when is None:
             return self._append(node)

@@ -88,7 +88,7 @@ def graph(name: str) -> GraphName:
 
 @dataclass(frozen=True, slots=True)
 class GraphName:
-    """A graph without operators."""
+    """The name of a new graph, which has no operators yet."""
 
     name: str
 
@@ -114,15 +114,15 @@ class GraphName:
             Spark DataFrame with these columns. Spark's ``timestamp`` is Arrow's ``timestamp("us", "UTC")``.
         kind : str
             ``push`` for a program that appends; it cannot be replayed. ``files``, ``parquet``, ``kafka``,
-            ``p-stream``, ``market``, ``rate`` and ``spark`` (any other source of Spark) can. From ``parquet``
-            files Penstock itself reads the columns that window fragments and conflation need.
+            ``p-stream``, ``market``, ``rate`` and ``spark`` (any other source of Spark) can be replayed.
+            Penstock itself reads ``parquet`` files for window fragments and conflation.
         options : mapping of str to str, optional
             Options of the source's reader.
         key, time : str or sequence of str, and str, optional
             For an update stream: the update key, and the column that orders the updates of a key. No operator
             may then drop or change the key.
         rejects_to : str, optional
-            The p-stream into which the reader puts records that it cannot read, for `explain`.
+            The p-stream to which the reader writes records that it cannot read; shown by `explain`.
 
         Raises
         ------
@@ -153,7 +153,7 @@ def _schema_of(declaration: Any) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Graph(Windows, Streams):
-    """An immutable graph of operators, identified by its last one. Every method returns a new graph.
+    """An immutable graph of operators, identified by its last operator. Every method returns a new graph.
 
     Column names are case-insensitive, as in Spark. Every operator takes a `name`, which ``plan(persist=...)``
     and errors use; the default is its kind and a number.
@@ -187,7 +187,8 @@ class Graph(Windows, Streams):
         Raises
         ------
         InvalidUsageError
-            If a column is missing, two have the same name, or an update stream would lose or change its key.
+            If a column is missing, two columns have the same name, or an update stream would lose or change
+            its key.
         """
         node_name = self._open("select", name)
         entries: list[tuple[str, Expression]] = []
@@ -232,7 +233,7 @@ class Graph(Windows, Streams):
         name: str | None = None,
         **options: Unpack[ApplyArguments],
     ) -> Self:
-        """Run an operator of your own; takes the arguments of `penstock.apply`.
+        """Run a user-defined operator; takes the arguments of `penstock.apply`.
 
         Raises
         ------
@@ -258,7 +259,7 @@ class Graph(Windows, Streams):
     ) -> Self:
         """Run a transaction for each tuple; takes the arguments of `penstock.transactions`.
 
-        `initial` names the tables that have first rows: ``penstock.start(..., tables={name: df})``.
+        `initial` names the tables that have initial rows: ``penstock.start(..., tables={name: df})``.
 
         Raises
         ------
@@ -285,7 +286,7 @@ class Graph(Windows, Streams):
     def lookup(
         self, table: str, schema: pa.Schema, *, on: str | Sequence[str], name: str | None = None
     ) -> Self:
-        """Inner join with a static table by columns of the same name.
+        """Join with a static table by columns of the same name (inner join).
 
         Raises
         ------
@@ -341,7 +342,7 @@ class Graph(Windows, Streams):
         Raises
         ------
         InvalidUsageError
-            If `persist` names no operator, or asks for a p-stream that cannot exist.
+            If `persist` names an unknown operator, or requests a p-stream that cannot exist.
         """
         return plan(self.name, self._ready(), statistics, persist)
 

@@ -61,8 +61,8 @@ class Streams(GraphBase):
         ----------
         key, time : str or sequence of str, and str, optional
             Treat the inputs as update streams with this key and time. Not needed for inputs that already are
-            update streams, except windows: their time is inside a struct, so compute a column, such as
-            ``select("k", at="window.end")``.
+            update streams, except windows. The time of a window is inside a struct, so compute a column for
+            it, such as ``select("k", at="window.end")``.
         prefer : int or str, optional
             The input that wins ties between update streams: its position (this graph is 0), or the name of
             its last operator or source.

@@ -43,17 +43,18 @@ class Windows(GraphBase):
     ) -> Self:
         """Define the windows, by time or row count, of the following aggregate.
 
-        In lazy and eager mode the aggregate is an update stream whose key is the group: the most recent
-        window of each group, served group by group. Windows of several groups are then not emitted together,
-        and row windows never are. So they can be neither joined nor aggregated by window.
+        In lazy and eager mode the aggregate is an update stream whose key is the group: it has the most
+        recent window of each group, served group by group. Windows of different groups are not emitted
+        together in these modes, nor are row windows in any mode. Such windows can be neither joined nor
+        aggregated by window.
 
         Parameters
         ----------
         time : str
             A column of timestamps, or of integers with a `unit`.
         size, slide : str or timedelta
-            A duration such as ``"60 s"``; without a slide, windows do not overlap. Or both as a number of
-            rows of a group, such as ``"100 rows"``, as in `penstock.update_window`.
+            A duration such as ``"60 s"``. By default the slide equals the size, and windows do not overlap.
+            Or a number of rows of a group for both, such as ``"100 rows"``, as in `penstock.update_window`.
         session : str or timedelta, optional
             The gap of session windows, such as ``"10 minutes"``, instead of size and slide; append mode only.
         unit : str, optional
@@ -68,7 +69,7 @@ class Windows(GraphBase):
         ------
         InvalidUsageError
             If the time, weight, mode or policy is unknown, the slide is longer than the size, or windows of
-            this kind or mode do not have an option.
+            this kind or mode do not support an option.
         """
         node_name = self._open("window", name)
         window_options = make_options(

@@ -1,7 +1,7 @@
 """The operators of a graph: immutable nodes that hold their inputs, so a node represents the graph above it.
 
 Every node has its output schema and validates itself at construction, both in the builder and in every rule
-that rewrites it. A column whose type only Spark knows has the type `UNKNOWN`.
+that rewrites it. A column whose type only Spark can determine has the type `UNKNOWN`.
 """
 
 from penstock.dataflow.nodes.base import Node, rebuild, topological

@@ -1,4 +1,4 @@
-"""Users' own operators in graphs."""
+"""User-defined operators in graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Apply", "ApplyArguments"]
 
 
 class ApplyArguments(TypedDict, total=False):
-    """Keyword arguments of own operators; see `penstock.apply`."""
+    """Keyword arguments of user-defined operators; see `penstock.apply`."""
 
     buckets: int | None
     state_location: str | os.PathLike[str] | None
@@ -26,12 +26,12 @@ class ApplyArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Apply(Node):
-    """An own operator over a stream.
+    """A user-defined operator over a stream.
 
     Parameters
     ----------
     operator, by, time
-        As `operator`, `key` and `time` in `penstock.apply`.
+        See `operator`, `key` and `time` in `penstock.apply`.
     options : StateOptions
         Other arguments of `penstock.apply`.
     """
@@ -56,7 +56,7 @@ class Apply(Node):
             raise self.wrong(error.fact, error.hint, **error.context) from error
 
     def _key(self) -> tuple[str, ...]:
-        # Only its author knows which of its rows replace others.
+        # It is unknown which output rows of a user-defined operator replace other rows.
         return ()
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:

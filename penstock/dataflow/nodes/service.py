@@ -1,4 +1,4 @@
-"""Checks and descriptions of how operators serve: weights, and where late rows go."""
+"""Checks and descriptions of operators' options: weights, limits, and the destination of late rows."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["check_weights", "describe_limit", "late_rows"]
 
 
 def late_rows(late_to: str | os.PathLike[str] | None) -> str:
-    """Describe where an operator's late rows go; nothing if they are not kept."""
+    """Describe the destination of an operator's late rows; empty if they are not kept."""
     return "" if late_to is None else f", late rows to {os.fspath(late_to)}"
 
 
 def describe_limit(budget: int | str | None, contract: FreshnessContract | None) -> str:
-    """Describe what limits a micro-batch: a budget, or the contract whose controller sets the budget."""
+    """Describe the limit of a micro-batch: a budget, or the contract whose controller sets the budget."""
     if contract is not None:
         return f", {contract.describe()}"
     return "" if budget is None else f", budget {budget}"

@@ -44,7 +44,7 @@ def _served(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
     try:
         return parse_schema(output)
     except InvalidUsageError:
-        return schema  # only Spark can tell; it checks when the graph starts
+        return schema  # only Spark can determine it, and checks when the graph starts
 
 
 def _check_results(node: Node, key: tuple[str, ...]) -> None:
@@ -106,10 +106,11 @@ class UpdateQueue(Node):
 
     @property
     def needs_newest_only(self) -> bool:
-        """True if a micro-batch conflated to the newest tuple of each key leads to the same queue.
+        """Return whether a micro-batch conflated to the newest tuple of each key leads to the same queue.
 
         False for linecutting and freshest, which count the tuples of each key; for staleness, which starts at
-        the first arrival; and for weights, which are checked even on tuples that a newer one replaces.
+        the first arrival; and for weights, which are checked even on tuples that are replaced by a newer
+        tuple.
         """
         options = self.options
         return options.may_conflate and not Policy(options.policy).uses_rates and not options.columns
@@ -255,7 +256,7 @@ class Join(Node):
         return left
 
     def needs(self, required: frozenset[str]) -> tuple[frozenset[str], ...]:
-        """Return the required columns of each side, with keys and time; all if whole late rows are kept."""
+        """Return the required columns of each side, with keys and time; or all, if late rows are kept."""
         if self.options.late_to is not None:
             return tuple(frozenset(input.schema.names) for input in self.inputs)
         used = required | {*self.on, self.time} | set(self.condition.columns if self.condition else ())

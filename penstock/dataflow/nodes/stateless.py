@@ -46,7 +46,7 @@ class Source(Node):
     time : str, optional
         The column that orders the updates of a key.
     rejects_to : str, optional
-        The p-stream of records that cannot be read, to be shown.
+        The p-stream of records that cannot be read, for display only.
     """
 
     label: ClassVar[str] = "source"
@@ -72,11 +72,11 @@ class Source(Node):
 
     @property
     def replayable(self) -> bool:
-        """True if tuples can be read more than once."""
+        """Whether tuples can be read more than once."""
         return self.kind in _REPLAYABLE
 
     def describe(self) -> str:
-        """Return its kind, the update key, and where bad records go."""
+        """Return the kind, the update key, and the destination of bad records."""
         kind = f"{self.name} ({self.kind}{', replayable' if self.replayable else ''})"
         kind += f", updates of ({', '.join(self.key)}) by {self.time}" if self.key else ""
         return kind if self.rejects_to is None else f"{kind}, bad records to {self.rejects_to}"

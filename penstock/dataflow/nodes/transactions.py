@@ -35,7 +35,7 @@ class Transactions(Node):
     procedure, time, keep
         As in `penstock.transactions`.
     initial : tuple of str
-        The tables that get first rows when the graph starts.
+        The tables that get initial rows when the graph starts.
     options : TransactionOptions
         Other arguments of `penstock.transactions`.
     """
@@ -80,7 +80,7 @@ class Transactions(Node):
             raise self.wrong(error.fact, error.hint, **error.context) from error
 
     def _key(self) -> tuple[str, ...]:
-        # Its rows are results of transactions, of which none replaces another one.
+        # The output rows are results of transactions, and no result replaces another.
         return ()
 
     @property
@@ -108,7 +108,7 @@ class Transactions(Node):
         return (frozenset({*self.event.names, *self.keep, *optional_columns}),)
 
     def describe(self) -> str:
-        """Return the procedure, the order of its transactions, and whether requests run beside them."""
+        """Return the procedure, the order of its transactions, and whether clients may send requests."""
         order = "" if self.time is None else f" by {self.time}"
         order += " in any order" if self.options.order == ANY_ORDER else ""
         requests = "" if self.options.requests is None else " beside requests"

@@ -59,7 +59,7 @@ class Window(Node):
     stateful: ClassVar[bool] = True
     label: ClassVar[str] = "window"
     separate: ClassVar[str | None] = None
-    """The name of windows that end at a different time for each group; readers make no fragments for them."""
+    """The name of windows whose ends differ between groups; readers make no fragments for them."""
 
     time: str
     time_unit: TimeUnit
@@ -84,7 +84,7 @@ class Window(Node):
 
     @property
     def by_key(self) -> bool:
-        """True if only each group's most recent window is served, in policy order."""
+        """Whether only each group's most recent window is served, in policy order."""
         return self.options.by_key
 
     @property
@@ -94,7 +94,7 @@ class Window(Node):
 
     @property
     def closes_together(self) -> bool:
-        """True if windows that end together are emitted together for all groups."""
+        """Whether windows that end together are emitted together for all groups."""
         return not self.by_key and self.separate is None
 
     @property
@@ -176,12 +176,12 @@ class RowWindow(Window):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionWindow(Window):
-    """Session windows of the following aggregate: rows of a group that follow each other closely.
+    """Session windows of the following aggregate: rows of a group with less than a gap between them.
 
     Parameters
     ----------
     gap_ms : int
-        The distance from which on a row begins a new session. The durations of `Window` are unused.
+        The least distance at which a row begins a new session. The durations of `Window` are unused.
     """
 
     separate: ClassVar[str | None] = "session windows"
@@ -204,14 +204,14 @@ class SessionWindow(Window):
 
 @dataclass(frozen=True, slots=True)
 class Extreme:
-    """The windows that an operator must emit; it may prune all others.
+    """The windows that an operator must emit; it may prune all other windows.
 
     Parameters
     ----------
     value : str
         The compared aggregate: a count, sum, minimum or maximum of integers or floats.
     greatest : bool
-        Whether windows with the greatest value are kept, or with the least.
+        Whether windows with the greatest value are kept, rather than the least.
     by : tuple of str
         Columns within which values are compared; empty compares all windows that end together.
     """
@@ -282,7 +282,7 @@ class Aggregate(Node):
         return distinct(self, pa.schema(fields))
 
     def _check_fold(self, partial: Partial, schema: pa.Schema) -> None:
-        """Refuse values of types that have no partials: all but numbers and times."""
+        """Refuse values of types that have no partials: all types except numbers and times."""
         if partial.kind in ("count", "first", "last"):
             return
         if partial.kind == "sketch":
@@ -420,7 +420,7 @@ def window_by_key(node: Node) -> Window | None:
 
 
 def window_apart(node: Node) -> Window | None:
-    """Return an input's windows whose groups are not emitted together; None if there are none."""
+    """Return an input's windows that are emitted group by group, not together; None if there are none."""
     return _window(node, lambda window: not window.closes_together)
 
 

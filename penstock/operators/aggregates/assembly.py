@@ -44,7 +44,7 @@ class Assembly:
     quantiles : mapping of str to (str, float, bool)
         Maps the name of a quantile to the name of its sketch, the fraction, and whether to interpolate.
     own : mapping of str to (str, str)
-        Maps the name of an own aggregate's result to the name of its states and the aggregate.
+        Maps the name of a user-defined aggregate's result to the name of its states and the aggregate.
     wraps : bool
         Whether a sum of integers beyond 64 bits wraps around, as in Spark without ANSI mode. By default such
         a sum is an error.
@@ -69,7 +69,7 @@ class Assembly:
 
     @property
     def derived_names(self) -> tuple[str, ...]:
-        """The names of means, deviations, quantiles and own aggregates."""
+        """The names of means, deviations, quantiles and user-defined aggregates."""
         return (*self.means, *self.deviations, *self.quantiles, *self.own)
 
     @property
@@ -81,7 +81,7 @@ class Assembly:
         }
 
     def finish(self, values: pa.RecordBatch, kept: Iterable[str]) -> pa.RecordBatch:
-        """Return the partials as Spark represents them, then means, deviations, quantiles and own aggregates.
+        """Return the partials as Spark represents them, and the derived columns.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class Assembly:
     def compute(self, name: str, parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:
         """Compute a derived column from its parts, row by row."""
         if name in self.own:
-            # Plans need no compiler.
+            # Imported here, because plans need no compiler.
             from penstock.operators.aggregates.own_states import finish_own
 
             return finish_own(parts[0], self.own[name][1])
@@ -135,7 +135,7 @@ class Assembly:
 
 
 class _Divisions:
-    """Replace divisions, quantiles and own aggregates by columns with their values."""
+    """Replace divisions, deviations, quantiles and user-defined aggregates by columns with their values."""
 
     def __init__(self, decomposition: Decomposition) -> None:
         self._places = {

@@ -40,8 +40,8 @@ class Decomposition:
     Partials of one pane and group are combined by kind. ``count`` and ``sum`` are added. ``m2`` is added,
     with a term for the distance between the means. ``min`` and ``max`` keep the least or greatest value.
     ``first`` and ``last`` take the value with the least or greatest time, which is another partial (see
-    `times`). ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that
-    count. ``kll`` estimates quantiles. ``own`` has states of a user's aggregate, which merges them.
+    `times`). ``distinct`` counts the values in the union of all fragments; ``sketch`` estimates that count.
+    ``kll`` estimates quantiles. ``own`` has states of a user-defined aggregate, which also merges them.
 
     Parameters
     ----------
@@ -292,7 +292,7 @@ class _Partials:
         return quantile(self._column("kll", text, size), str(fraction), interpolates=interpolates)
 
     def _own(self, call: Tree, texts: list[str], condition: str | None) -> str:
-        """Return the expression of an own aggregate."""
+        """Return the expression of a user-defined aggregate."""
         if len(call.parts) != 2 or call.parts[0].kind != "string":
             raise InvalidUsageError(
                 "an own aggregate is not called with its name and one value",
@@ -306,9 +306,9 @@ class _Partials:
 
 
 def replace_own(text: str) -> str:
-    """Return the text of an aggregate with averages for own aggregates, whose types are the same.
+    """Return the text of an aggregate with user-defined aggregates replaced by averages of the same type.
 
-    Spark, which knows only the averages, can then say the type of the whole.
+    Spark can then determine the type of the whole.
     """
     whole = Expression.parse(text)
     calls = [call for call in aggregates_of(whole.tree) if call.value == OWN_FUNCTION]
@@ -316,18 +316,18 @@ def replace_own(text: str) -> str:
 
 
 def own_references(texts: Iterable[str]) -> list[str]:
-    """Return the own aggregates in aggregates, each as ``module:Class``."""
+    """Return the user-defined aggregates in these texts, each as ``module:Class``."""
     calls = [call for text in texts for call in aggregates_of(Expression.parse(text).tree)]
     return [str(call.parts[0].value)[1:-1] for call in calls if call.value == OWN_FUNCTION and call.parts]
 
 
 def own(reference: str, name: str) -> str:
-    """Return the text of an own aggregate of a column of states, which only `Assembly` can compute."""
+    """Return the text of a user-defined aggregate of a column of states. Only `Assembly` can compute it."""
     return f"{OWN_FUNCTION.upper()}('{reference}', {name})"
 
 
 def quantile(name: str, fraction: str, *, interpolates: bool) -> str:
-    """Return the text of a quantile of a column of sketches, which only `Assembly` can compute."""
+    """Return the text of a quantile of a column of sketches. Only `Assembly` can compute it."""
     return f"{'PERCENTILE' if interpolates else 'APPROX_PERCENTILE'}({name}, {fraction})"
 
 

@@ -1,4 +1,4 @@
-"""Users' own aggregates: their definition, and how SQL text names them.
+"""User-defined aggregates: their definition, and their names in SQL text.
 
 SQL names an aggregate by its module, so that every worker can import it, as in
 ``own('shop:GeometricMean', price)``.
@@ -25,18 +25,18 @@ _MAX_WORDS: Final = 1 << 16
 
 
 class Aggregate:
-    """An aggregate of your own, for windows: subclass it in a module, with `words` and four static methods.
+    """A user-defined aggregate for windows: subclass it in a module, with `words` and four static methods.
 
-    A state is an array of `words` float64 numbers. Penstock keeps one for each pane and group, stores it with
-    the windows' state, and compiles the methods with Numba, so they can use what Numba can. None of them may
-    depend on anything but its arguments.
+    A state is an array of `words` float64 numbers. Penstock keeps a state for each pane and group, and stores
+    it with the windows. It compiles the methods with Numba, so they can use only what Numba supports. A
+    method may depend only on its arguments.
 
     Rows without a value (null) are skipped. Values are float64, so whole numbers are exact up to 2**53. The
     result is a double; `finish` may return None for null.
 
-    `merge` is called in an order that depends on micro-batches. It must be commutative and associative, and a
-    state that `init` made must change nothing. Results are the same for any order if the arithmetic is exact;
-    otherwise they may differ in the last bits, like ``sum`` and ``avg`` of floats.
+    `merge` is called in an order that depends on micro-batches. It must be commutative and associative, and
+    merging a state made by `init` must change nothing. Results are the same for any order if the arithmetic
+    is exact; otherwise they may differ in the last bits, like ``sum`` and ``avg`` of floats.
 
     Attributes
     ----------

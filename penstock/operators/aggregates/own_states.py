@@ -1,4 +1,4 @@
-"""States of own aggregates: rows of float64 numbers, stored as binary values in little-endian order."""
+"""States of user-defined aggregates: rows of float64 numbers, stored as little-endian binary values."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _WORD = np.dtype("<f8")
 class _Kernels:
     """The compiled functions of an aggregate.
 
-    Numba compiles them at their first call in each process. They are not cached on disk: numba would not see
-    a change in a module that another one calls.
+    Numba compiles them at their first call in each process. They are not cached on disk: numba would not
+    notice a change in a module that the methods call.
     """
 
     words: int
@@ -39,7 +39,7 @@ class _Kernels:
 
 
 def _compiled(reference: str) -> _Kernels:
-    aggregate: Any = find_aggregate(reference)  # mypy takes no class with such a type as hashable
+    aggregate: Any = find_aggregate(reference)  # mypy does not accept a class of this type as hashable
     return _compile(aggregate)
 
 
@@ -199,7 +199,7 @@ def check_own_images(images: pa.Array[Any], reference: str) -> None:
     Raises
     ------
     CorruptDataError
-        If a state is null or has another number of words.
+        If a state is null or has the wrong number of words.
     """
     size = 8 * find_aggregate(reference).words
     if images.null_count:

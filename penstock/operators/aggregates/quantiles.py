@@ -23,7 +23,7 @@ from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.operators.aggregates.sketches import unite_ranges
 
 if TYPE_CHECKING:
-    # That module loads kernels, which plans do not need.
+    # Not imported at run time: that module loads kernels, which plans do not need.
     from penstock.operators.update_stream.stream import Integers
 
 __all__ = [
@@ -47,7 +47,7 @@ _PURPOSE = "median, percentile and approx_percentile"
 def rank_error(log2_size: int) -> float:
     """Return the rank error of a sketch of a size, as a fraction of the number of values.
 
-    The formula is the library's (``get_normalized_rank_error``); it was fitted to measurements.
+    The formula is the library's (``get_normalized_rank_error``), which was fitted to measurements.
     """
     return 2.296 / float(2**log2_size) ** 0.9723
 
@@ -81,7 +81,7 @@ def _library() -> Any:
 
 
 class QuantileSketches:
-    """Sketches by slot number, which grow.
+    """Sketches by slot number. New values can be added to them.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def check_quantile_images(images: pa.Array[Any], log2_size: int) -> None:
     Raises
     ------
     CorruptDataError
-        If an image is null, damaged, or of another size.
+        If an image is null, damaged, or of the wrong size.
     """
     kll = _library()
     for image in images.to_pylist():
@@ -231,6 +231,6 @@ def _quantile(sketch: Any, fraction: float, interpolates: bool) -> float | None:
 
 def _values_at(sketch: Any, ranks: Sequence[int]) -> list[float]:
     """Return the values at ranks, counted from 1."""
-    # Half a rank less, so that rounding cannot reach the next one.
+    # Half a rank less, so that rounding cannot reach the next rank.
     values: list[float] = sketch.get_quantiles([(rank - 0.5) / sketch.n for rank in ranks], True)
     return list(values)

@@ -9,7 +9,7 @@ bytes::
 
     preamble     longs before the hashes (2; 3 with theta), 3, 3, 0, 0, flags, hash of the seed (2 bytes)
     retained     number of hashes
-    theta        only if there are more hashes than fit
+    theta only if there are more hashes than fit
     hashes       ascending
 
 The library adds values one at a time. So this module builds images from whole columns of hashes. The library
@@ -152,7 +152,7 @@ def hashes_in(images: pa.Array[Any]) -> tuple[Integers, _Words]:
 
 
 class SketchUnion(Protocol):
-    """A union of sketches that grows."""
+    """A union of sketches, to which more can be added."""
 
     def add(self, sketch: Any) -> None:
         """Unite with a sketch."""
@@ -174,7 +174,7 @@ def unite_ranges(
     sketches : sequence
         n sketches.
     low, high : int64 arrays of m
-        Ranges, none empty. Within a group both bounds ascend. The ranges of the next group begin behind the
+        Ranges, none empty. Within a group both bounds ascend. The ranges of the next group begin after this
         group.
     new_union : callable
         Makes an empty union.

@@ -1,8 +1,8 @@
 """Integer sums that may exceed 64 bits.
 
 Such a sum has two words; the lower word equals the result of wrapping 64-bit arithmetic. A column of sums is
-int64 if every sum fits, else `WIDE`, which holds both words. So sums that fit cost nothing extra, in memory
-or in checkpoints.
+int64 if every sum fits, and otherwise `WIDE`, which holds both words. So sums that fit take no extra space in
+memory or in checkpoints.
 """
 
 from __future__ import annotations

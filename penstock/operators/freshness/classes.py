@@ -32,8 +32,8 @@ class KeyClasses:
     by : str
         A column, or an SQL expression over the columns of a tuple. Its value as text is the class.
     names : tuple of str
-        The classes, from the most to the least important one. Tuples that name no other class, or null, are
-        of the last one.
+        The classes, from the most to the least important one. Tuples that name no class in this list, or
+        null, belong to the last class.
     """
 
     by: str
@@ -41,7 +41,7 @@ class KeyClasses:
 
     @staticmethod
     def of(contract: FreshnessContract) -> KeyClasses | None:
-        """Return the classes of a contract; None without any."""
+        """Return the classes of a contract; None if it has none."""
         return None if contract.by is None else KeyClasses(contract.by, contract.classes)
 
     @property
@@ -66,16 +66,16 @@ class KeyClasses:
 def list_urgent(
     ids: Integers, staleness_us: Integers, classes: Integers | None, urgent_us: Sequence[int]
 ) -> list[Integers]:
-    """Return the keys whose promise would break if they waited, for each promise that has any.
+    """Return, for each promise that has any, the keys that would break it if they waited.
 
     Parameters
     ----------
     ids, staleness_us : int64 array
         The waiting keys and their staleness.
     classes : int64 array or None
-        The class of each of them; None if all have the first promise.
+        The class of each key; None if all keys have the first promise.
     urgent_us : sequence of int
-        The staleness, by promise, from which on a key cannot wait.
+        By promise, the least staleness at which a key cannot wait.
     """
     found = []
     for number, least_us in enumerate(urgent_us):
@@ -97,7 +97,7 @@ def pop_urgent(
     urgent : sequence of int64 array
         The output of `list_urgent`.
     keys : int
-        The key numbers are below.
+        All key numbers are below this number.
     """
     chosen, left = [], limit
     for ids in urgent:

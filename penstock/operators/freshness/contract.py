@@ -61,8 +61,8 @@ class FreshnessContract:
     promises : tuple of Promise
         The classes, from the most to the least important one.
     by : str or None
-        The column, or SQL expression, with the class of a key; None without classes. Keys of no class have no
-        promise and are the least important, unless a class is named `OTHER`.
+        The column, or SQL expression, with the class of a key; None if there are no classes. Keys of no class
+        have no promise and are the least important, unless a class is named `OTHER`.
     """
 
     share: float
@@ -76,7 +76,7 @@ class FreshnessContract:
         Raises
         ------
         InvalidUsageError
-            If it is not of the form of the hint.
+            If it does not have the form that the hint of the error shows.
         """
         if not isinstance(value, Mapping):
             raise _wrong("the contract of freshness is not a mapping", got=type(value).__name__)
@@ -105,7 +105,7 @@ class FreshnessContract:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of classes by number; empty without classes. The last one may be keys of no class."""
+        """The names of classes by number, if any. The last name may stand for keys of no class."""
         if self.by is None:
             return ()
         names = tuple(promise.name for promise in self.promises)
@@ -118,7 +118,7 @@ class FreshnessContract:
 
     @property
     def tightest_us(self) -> int:
-        """The shortest limit."""
+        """The shortest limit of any promise, in microseconds."""
         return min(promise.limit_us for promise in self.promises)
 
     @property
@@ -162,7 +162,7 @@ def check_contract_of_queue(contract: FreshnessContract, semantics: str, working
     Raises
     ------
     InvalidUsageError
-        If the queue never drops a tuple, or its classes of keys would not be known.
+        If the queue never drops a tuple, or the classes of its keys would be unknown.
     """
     if semantics == Semantics.APPEND:
         raise InvalidUsageError(

@@ -50,7 +50,7 @@ class ContractControl:
     queue : ControlledQueue
         The bucket's queue, which keeps the controller's state.
     since_us : int, optional
-        The arrival of the oldest entering tuple, if it is known.
+        The arrival time of the oldest entering tuple, if known.
     place : str
         Names the bucket in the log; by default nothing is logged.
     """

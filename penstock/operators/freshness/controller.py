@@ -1,22 +1,22 @@
 """Choose how much a micro-batch serves, so that a freshness contract holds.
 
 A cycle, from the start of a micro-batch to the start of the next one, takes ``F + s n`` for n served tuples:
-F is fixed (planning, logs, commit, other operators), s is a tuple's cost in the operator and behind it.
-`Fit` learns both from the cycles. A budget of time B serves ``B / s`` tuples, so a cycle takes ``F + B``.
-Let U be the work of serving all waiting keys once, those of more important classes included. A row waits up
-to a cycle until a micro-batch takes it. If U fits into the budget, its result leaves one cycle later; else
-its turn comes after U / B cycles. So its staleness is at most about ::
+F is fixed (planning, logs, commit, other operators), s is a tuple's cost in the operator and downstream of
+it. `Fit` estimates both from the cycles. A budget of time B serves ``B / s`` tuples, so a cycle takes ``F +
+B``. Let U be the work of serving all waiting keys once, keys of more important classes included. A row waits
+up to a cycle until a micro-batch takes it. If U fits into the budget, the row's result leaves one cycle
+later; otherwise the row is served after U / B cycles. So its staleness is at most about ::
 
     (F + B) max(2, 1 + U / B)
 
 A contract allows an interval of budgets (`allowed_budgets`). A large budget has fewer fixed costs, so the
-controller takes the greatest that keeps the promise of every class, with a margin. If the promise of a class
-cannot hold, it takes the one with the least staleness of that class, sqrt(F U), within the interval of the
-more important classes.
+controller takes the greatest budget that keeps the promise of every class, with a margin. If the promise of a
+class cannot hold, it takes the budget with the least staleness of that class, sqrt(F U), within the interval
+of the more important classes.
 
-All here are pure functions of the state and the measurements of a micro-batch; nothing reads a clock. The
-state is stored with the bucket's version and times come from the recorded clock, so a repeated micro-batch
-decides the same.
+All functions here are pure functions of the state and the measurements of a micro-batch; nothing reads a
+clock. The state is stored with the bucket's version and times come from the recorded clock, so a repeated
+micro-batch makes the same decisions.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ MARGIN = 0.8
 _LEARNING = 0.15
 """Weight of the newest cycle in `Fit`."""
 _SURPRISE = 2.0
-"""A cycle that took so many times longer, or shorter, than expected counts more."""
+"""A cycle that took this many times longer, or shorter, than expected has more weight."""
 _LEARNING_FROM_SURPRISE = 0.5
 _WAITING_WEIGHT = 0.3
 """Weight of the newest number of waiting keys."""
 _SPREAD = 0.1
-"""Variation of n, relative to its mean, below which cycles say little of the cost of a tuple."""
+"""Variation of n, relative to its mean, below which cycles show little about the cost of a tuple."""
 _LONGEST_JUMP = 4.0
 """A cycle counts as at most this multiple of what was expected or promised, so that pauses fade quickly."""
 _LEAST_CHANGE = 0.15
 """A budget changes only by more than this share."""
 _FIRST_ROWS = 1024
 _ROWS_GROWTH = 4.0
-"""A micro-batch serves at most this multiple of the tuples of the last ones: costs may grow with them."""
+"""A micro-batch serves at most this multiple of recent micro-batches' tuples: costs may grow with them."""
 _ROWS_DECAY = 0.9
 _WINDOW_US = 2_000_000.0
-"""The promise is judged over about this time, or twice the limit if that is longer."""
+"""The promise is measured over about this time, or twice the limit if that is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class Fit:
     rows, cycle_us : float
         Means.
     variance, covariance : float
-        Of the number of tuples, and of both.
+        The variance of the number of tuples, and its covariance with the duration.
     slope_us : float
-        The cost of a tuple that cycles with different numbers of tuples have shown. It stays as it is while
-        their numbers do not differ.
+        The cost of a tuple, estimated from cycles with different numbers of tuples. It does not change while
+        the numbers are equal.
     row_us : float
         Mean cost of a tuple within the operator; 0 while unknown.
     """
@@ -155,17 +155,17 @@ class ControllerState:
     fit : Fit
         The cost of a cycle.
     classes : tuple of ClassState
-        One for each promise; empty before the first micro-batch.
+        The state of each promise; empty before the first micro-batch.
     budget_us : float
         The budget of the last micro-batch; 0 before the first.
     limit : int
-        The tuples that it allowed.
+        The number of tuples that the last micro-batch allowed.
     reached : float
         The most tuples that a recent micro-batch served.
     started_us, finished_us : int
         Start and end of the last micro-batch in this bucket; 0 before the first.
     served, left : int
-        Tuples that it served, and that still waited after it.
+        Tuples that the last micro-batch served, and tuples that still waited after it.
     """
 
     fit: Fit = field(default_factory=Fit)
@@ -217,15 +217,16 @@ class Decision:
     Attributes
     ----------
     rows : int
-        At most so many tuples.
+        The greatest number of tuples to serve.
     duration_us : int
-        No further chunk starts after this time, in case that tuples cost more than expected.
+        No further chunk starts after this time, in case tuples cost more than expected.
     urgent_us : tuple of int
-        By promise: a key of this staleness, or more, would break it if it waited for the next micro-batch.
+        By promise: the least staleness at which a key would break the promise if it waited for the next
+        micro-batch.
     needs : tuple of float
-        By promise: the work of its keys over the work that could be done in time. Above 1 the promise cannot
-        hold; then so many times the cores would help, or as many times less cost or load. Infinite if the
-        fixed cost of a micro-batch alone is too long.
+        By promise: the work of its keys divided by the work that could be done in time. Above 1 the promise
+        cannot hold; it could with this many times the cores, or with cost or load divided by this number.
+        Infinite if the fixed cost of a micro-batch alone is too long.
     """
 
     rows: int
@@ -235,7 +236,7 @@ class Decision:
 
 
 def allowed_budgets(limit_us: float, fixed_us: float, work_us: float) -> tuple[float, float] | None:
-    """Return the least and greatest budget whose staleness is within a limit; None if no budget's is."""
+    """Return the least and greatest budget that keep staleness within a limit; None if no budget does."""
     fits = 2 * (fixed_us + work_us) <= limit_us
     if not fits and (work_us < fixed_us or limit_us < (math.sqrt(fixed_us) + math.sqrt(work_us)) ** 2):
         return None
@@ -253,7 +254,7 @@ def greatest_work(limit_us: float, fixed_us: float) -> float:
 
 
 def _choose_budget(limits: Sequence[float], fixed_us: float, works: Sequence[float]) -> float:
-    """Return the budget for promises of these limits and works, from the most important one."""
+    """Return the budget for promises with these limits and works, the most important promise first."""
     low, high = 0.0, math.inf
     for limit_us, work_us in zip(limits, works, strict=True):
         allowed = allowed_budgets(limit_us, fixed_us, work_us)
@@ -283,8 +284,8 @@ def plan(
     started_us : int
         The start of the micro-batch.
     since_us : int, optional
-        The arrival of the oldest tuple that entered now. If the last micro-batch was over then, the time
-        between may have been idle.
+        The arrival time of the oldest tuple that entered now. If it is after the end of the last micro-batch,
+        the time between them may have been idle.
     """
     fit = state.fit
     cycle_us = started_us - state.started_us
@@ -335,10 +336,10 @@ def settle(
     Parameters
     ----------
     staleness : sequence of Staleness
-        By promise, since the last call. The fixed cost of a cycle is added before it is compared with the
-        limit, because a result is seen only after its micro-batch is committed.
+        The staleness by promise since the last call. The fixed cost of a cycle is added before it is compared
+        with the limit, because a result is seen only after its micro-batch is committed.
     served, left : int
-        Served tuples, and those that still wait.
+        The numbers of tuples served, and still waiting.
     serving_us : int
         The time that serving took.
     """

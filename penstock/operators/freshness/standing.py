@@ -1,4 +1,4 @@
-"""How well a micro-batch keeps a promise of freshness."""
+"""The degree to which a micro-batch keeps a freshness promise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Standing"]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The standing of one promise in one bucket, or in several (`merge`).
+    """The standing of one promise in one bucket, or in several buckets (`merge`).
 
     Attributes
     ----------
@@ -24,11 +24,11 @@ class Standing:
     staleness : Staleness
         Application staleness of the class in the micro-batch.
     late_us, time_us : float
-        Time beyond the limit, and all time, summed over keys, in the last seconds. Here staleness includes
+        Time beyond the limit, and all time, summed over keys, in the last seconds. This staleness includes
         the fixed cost of a micro-batch.
     needs : float or None
-        The work of the class over the work that can be done in time; see `Decision.needs`. None if the fixed
-        cost of a micro-batch alone is too long.
+        The work of the class divided by the work that can be done in time; see `Decision.needs`. None if the
+        fixed cost of a micro-batch alone is too long.
     fixed_us : float
         The fixed cost of a micro-batch.
     """
@@ -47,7 +47,7 @@ class Standing:
         return self.late_us <= (1.0 - self.share) * self.time_us
 
     def advise(self) -> str:
-        """Say what would help; empty if the promise can hold."""
+        """Return advice on how to keep the promise; empty if it can hold."""
         if self.needs is None:
             fixed, limit = self.fixed_us / 1000, self.limit_us / 1000
             return f"a micro-batch's fixed {fixed:.0f} ms are too long for {limit:g} ms; promise more time"

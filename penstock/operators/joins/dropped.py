@@ -34,7 +34,7 @@ def dropped_in(
     newest_match : int64 array
         The time of the newest match of each tuple's key, or `NEVER`.
     """
-    # Below the least integer, a difference would be a great one.
+    # A difference below the least integer would wrap around.
     missed = np.maximum(newest_match, NEVER + within) - within
     bounds = [] if watermark is None else [watermark]
     bounds += [] if lives is None else [lives.horizon + 1]

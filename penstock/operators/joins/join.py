@@ -3,12 +3,12 @@
 Two tuples of equal key match if their times differ by at most ``within``, inclusive, and the condition is
 true. Matches are ordered by the greater of their two times, then by the left time, then by the right time.
 After a micro-batch the newest match of each key is delivered if it is newer than the key's previous match. So
-results are fresh, but not complete.
+results are fresh, but older matches are left out.
 
-The state has the times of each key's last match, and the tuples of each side that a future match may need.
-The source has no tuples out of order. Here, a tuple is *late* if it is older than the watermark, or more than
+The state has the times of each key's last match, and the tuples of each side that a future match may need. In
+UpStream no tuples are out of order. Here a tuple is *late* if it is older than the watermark, or more than
 ``within`` older than the last match of its key. The watermark is the newest time of earlier micro-batches
-less ``delay``. With a time to live, a tuple is also late if keys without a newer tuple have left
+less ``delay``. With a time to live, a tuple is also late if keys whose newest tuple has its time have left
 (`penstock.operators.joins.key_lives`). Late tuples are dropped. Of several tuples with the same side, key and
 time, the first is kept. A delete removes tuples and matches (`penstock.operators.joins.key_deletes`).
 
@@ -53,7 +53,7 @@ _SIDES: Final = ("left", "right")
 
 
 class UpdateJoin:
-    """A join of update streams; in Spark, one bucket of it.
+    """A join of update streams. In Spark, each instance is one bucket of the whole join.
 
     Not thread-safe. One task at a time calls `join`, then `delta`.
 
@@ -62,7 +62,7 @@ class UpdateJoin:
     joined : JoinedStream
         The sides, the interval, the condition.
     page_rows : int
-        Locations in a page of the paged memory.
+        The number of locations in a page of the paged memory.
     """
 
     def __init__(self, joined: JoinedStream, *, page_rows: int = _PAGE_ROWS) -> None:
@@ -176,7 +176,7 @@ class UpdateJoin:
         return ids[order[new]], gone
 
     def _take_away(self, ids: Integers, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Add to the new matches a row for each key whose last match lost a tuple and was not replaced."""
+        """Add to the new matches a row for each key whose last match lost a tuple and has no successor."""
         if self._deletes is None or not len(ids):
             return rows
         taken = self._deletes.take_away(ids, self._matched)
@@ -234,7 +234,7 @@ class UpdateJoin:
             owners = np.repeat(np.arange(len(pairs.ids)), np.diff(bounds))
             rows = self._rows_of(pairs.ids[owners], *found)
             true = self.joined.holds(rows).to_numpy(zero_copy_only=False)
-            # Pairs come newest first: take the first of each key for which the condition holds.
+            # Pairs come newest first: take each key's first pair for which the condition holds.
             which, first = np.unique(owners[true], return_index=True)
             best = np.flatnonzero(true)[first]
             for matched, side, places in zip(self._matched, self._sides, found, strict=True):
@@ -256,7 +256,7 @@ class UpdateJoin:
         return self.joined.match(keys, here, there)
 
     def _expire(self, newest: int | None) -> Expired:
-        """Let keys leave that had no tuple for too long."""
+        """Remove keys that had no tuple for their time to live."""
         if self._lives is None or self.joined.ttl is None:
             return self._let_go(np.zeros(0, np.int64))
         for ids in self._lives.settle(newest, self.joined.ttl):
@@ -268,7 +268,7 @@ class UpdateJoin:
     def _let_go(self, ids: Integers) -> Expired:
         """Remove keys from the state, and return them."""
         if self._lives is not None:
-            # The numbers of keys depend on what this copy loaded, their hashes do not.
+            # The numbers of keys depend on what this copy loaded; their hashes do not.
             ids = ids[np.lexsort((self._index.keys.hashes[ids], self._lives.last[ids]))]
         keys = self.joined.left.codec.decode(self._index.words, self._index.starts(ids))
         if self._lives is None or not len(ids):
@@ -282,7 +282,7 @@ class UpdateJoin:
             side.free(places[leaves[side.owner[places]]])
             side.head[ids] = NOBODY
         self._forget(ids)
-        # That they left follows from the horizon.
+        # Not stored: it follows from the horizon that they left.
         self._dirty[ids] = False
         return expired
 
@@ -309,7 +309,8 @@ class UpdateJoin:
         if self._lives is not None and self.joined.tells_silent:
             alive |= self._lives.last[:keys] != NEVER
         if self._deletes is not None:
-            # A match may be taken away at any time. A delete makes tuples late that the watermark does not.
+            # A match may be taken away at any time. A delete makes tuples late even if they are after the
+            # watermark.
             alive |= (newest != NEVER) & (self._deletes.away[:keys] == 0)
             deleted = np.maximum(*self._deletes.sides)[:keys]
             alive |= deleted >= max(oldest, NEVER + 1)
@@ -349,8 +350,8 @@ class UpdateJoin:
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored.
 
-        Freed tuples are not included, because they follow from the newest time, the delay and the last
-        matches.
+        Freed tuples are not included, because they can be computed from the newest time, the delay and the
+        last matches.
         """
         dirty = [np.flatnonzero(side.dirty) for side in self._sides]
         changed = self._dirty[: len(self._index)].copy()
@@ -395,7 +396,8 @@ class UpdateJoin:
             blocks[name] = pa.RecordBatch.from_arrays(
                 [owner, *payload.columns], [_OWNER, *payload.schema.names]
             )
-        # The delay may change at a restart; tuples freed before follow from the previous delay.
+        # The delay may change at a restart; which tuples were freed before it follows from the previous
+        # delay.
         meta = {"rows": self.keys, "held": self.held, "newest": self.newest, "delay": self.joined.delay}
         return PUnit(kind, meta if self._lives is None else meta | self._lives.meta, blocks)
 
@@ -406,7 +408,7 @@ class UpdateJoin:
             self._apply(unit)
             fields = unit.fields
             if self._lives is not None:
-                # Keys that return later begin anew.
+                # Keys that return later start as new keys.
                 self._lives.restore(fields)
                 self._let_go(self._lives.find_gone())
         if fields is None:

@@ -37,7 +37,7 @@ def mark_old(ids: Integers, times: Integers, left_at: Integers, right_at: Intege
 def link(
     ids: Integers, times: Integers, locations: Integers, head: Integers, after: Integers, held: Integers
 ) -> Any:
-    """Insert tuples into the lists of their keys; mark the inserted ones. Of equal times the first stays."""
+    """Insert tuples into their keys' lists; mark the inserted tuples. Of equal times the first stays."""
     new = np.zeros(ids.shape[0], np.bool_)
     for i in range(ids.shape[0]):
         time = times[i]
@@ -77,7 +77,7 @@ def find_pairs(
     out_left: Integers,
     out_right: Integers,
 ) -> None:
-    """Write up to `limit` more pairs of each key, newest first, that are newer than the key's last match.
+    """Write up to `limit` more pairs of each key that are newer than the key's last match, newest first.
 
     Pairs are ordered by the greater of both times, then by the left one, then by the right one. The two lists
     are merged by time. Each step takes the newest remaining tuple and pairs it with the remaining tuples of

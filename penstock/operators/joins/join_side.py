@@ -63,7 +63,7 @@ class JoinSide:
         return new
 
     def delete(self, ids: Integers, times: Integers) -> int:
-        """Remove the tuples of keys up to a time of each; return their number."""
+        """Remove each key's tuples up to the given time; return the number of removed tuples."""
         freed = np.empty(len(self), np.int64)
         count = unlink_older(ids, times, self.head, self.after, self.times, freed)
         self.free(freed[:count])
@@ -76,7 +76,7 @@ class JoinSide:
         self.memory.free(locations)
 
     def compact(self) -> None:
-        """Give memory of freed tuples back."""
+        """Release the memory of freed tuples."""
         if self.memory.shrink():
             self._resize()
         if self.rows.may_compact:

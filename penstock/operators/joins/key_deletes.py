@@ -1,8 +1,9 @@
 """Deletes of the tuples of a join, by key.
 
-A delete removes the tuples of its side and key that are not newer, and makes those that come later late. If
-the key's last match has a tuple that is removed, the match is *taken away*: the join emits a row that says
-so. In the order of matches, the delete then takes the place of that tuple, so only a newer match may follow.
+A delete removes the tuples of its side and key that are not newer, and makes such tuples late if they arrive
+after it. If a removed tuple is part of the key's last match, the match is *taken away*: the join emits a row
+that marks this. In the order of matches, the delete then takes the place of that tuple, so only a newer match
+may follow.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ __all__ = ["KeyDeletes"]
 
 
 class KeyDeletes:
-    """The newest delete of each side, by key number, and which matches are taken away.
+    """The newest delete of each side by key number, and marks for matches that are taken away.
 
     Attributes
     ----------
     left, right : int64 array
-        The time of the newest delete; `NEVER` without one.
+        The time of the newest delete; `NEVER` if there is none.
     away : int64 array
         1 if the key's last match is taken away.
     """
@@ -34,7 +35,7 @@ class KeyDeletes:
 
     @property
     def arrays(self) -> tuple[Integers, ...]:
-        """The arrays, as `names` names them."""
+        """The arrays, in the order of `names`."""
         return self.left, self.right, self.away
 
     @property
@@ -60,7 +61,7 @@ class KeyDeletes:
         self.away[ids] = 0
 
     def take_away(self, ids: Integers, matched: list[Integers]) -> Integers:
-        """Put deletes in the place of the tuples that they remove from last matches.
+        """Replace, in last matches, the times of deleted tuples by the times of their deletes.
 
         Parameters
         ----------
@@ -72,7 +73,7 @@ class KeyDeletes:
         Returns
         -------
         int64 array
-            The keys whose match is taken away only now.
+            The keys whose match is taken away by this call.
         """
         hit = np.zeros(len(ids), np.bool_)
         for times, deleted in zip(matched, self.sides, strict=True):

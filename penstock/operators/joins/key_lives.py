@@ -1,7 +1,7 @@
-"""Keys that leave the state of a join after a time without tuples of either side.
+"""Keys that leave the state of a join when neither side had a tuple for the time to live.
 
 The clock and the horizon are those of queues (`penstock.operators.queues.expiry`). Every tuple at or before
-the horizon of earlier micro-batches is late, so no match of a key that left comes back.
+the horizon of earlier micro-batches is late, so no match of a removed key comes back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class KeyLives:
     Attributes
     ----------
     last : int64 array
-        These times; `NEVER` for a key without state.
+        The time of each key's newest tuple; `NEVER` for a key without state.
     horizon : int
         Keys up to this time have left.
     expired : int

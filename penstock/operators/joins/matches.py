@@ -21,8 +21,8 @@ class Matched:
     Attributes
     ----------
     rows : pyarrow.RecordBatch
-        The newest match of each key that has a newer match than before, and with deletes the keys whose match
-        is taken away.
+        The newest match of each key that has a newer match than before, and, with deletes, the keys whose
+        match is taken away.
     rows_in : int
         Arriving tuples.
     late : int

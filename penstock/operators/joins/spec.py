@@ -33,7 +33,7 @@ class JoinedStream:
     condition : Expression, optional
         A further condition for a match, over the columns of `schema`.
     ttl : int, optional
-        How long a key lives without a tuple of either side, in the same steps; by default for ever.
+        How long a key lives after its last tuple on either side, in the same steps; by default for ever.
     tells_silent : bool
         Whether a key stays until its time to live has passed, so that a silent key's last time can be
         reported. Otherwise a key leaves as soon as no future match needs it.
@@ -44,8 +44,8 @@ class JoinedStream:
         The columns of the left side, then the columns of the right side without key and time, and without the
         marks of deletes (`UpdateStream.deleted`). The time is the greater of both times.
     results : pyarrow.Schema
-        The columns of results. If a side has deletes, these are those of `schema`, which may all be null, and
-        a mark of deletes.
+        The columns of results. If a side has deletes, these are the columns of `schema`, which may all be
+        null, and a mark of deletes.
 
     Raises
     ------
@@ -160,7 +160,7 @@ class JoinedStream:
         return pa.RecordBatch.from_arrays([*rows.columns, marks], schema=self.results)
 
     def deletes(self, keys: list[pa.Array[Any]], times: Integers) -> pa.RecordBatch:
-        """Return the rows that take back the last match of each key."""
+        """Return the rows that retract the last match of each key."""
         count = len(times)
         known = dict(zip(self.left.key, keys, strict=True))
         known[self.left.time] = to_times(times, self.left.schema.field(self.left.time).type)

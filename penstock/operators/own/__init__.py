@@ -1,1 +1,1 @@
-"""Users' own operators: their definition, and their state."""
+"""User-defined operators: their definition, and their state."""

@@ -1,4 +1,4 @@
-"""The base class of users' own operators."""
+"""The base class of user-defined operators."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["Operator", "load_operator", "name_of_operator", "output_schema"]
 
 
 class Operator(ABC):
-    """An operator of your own, with state: subclass it and give an object to `penstock.apply`.
+    """A user-defined operator with state: subclass it and pass an instance to `penstock.apply`.
 
     Penstock makes a copy of the object for each bucket; all rows of a key are in one bucket. In a worker it
-    calls `restore` with the bucket's newest committed tables, if there are any, then `run` once a micro-batch
-    with the rows that arrived, and `snapshot` after it. The tables are stored with the micro-batch: a
-    micro-batch that runs again starts from the same tables, and results count once. Without rows a bucket
-    does not run, unless `waiting` was above 0.
+    calls `restore` with the bucket's newest committed tables, if there are any. Then, in each micro-batch, it
+    calls `run` with the rows that arrived, and `snapshot`. The tables are stored with the micro-batch: a
+    micro-batch that runs again starts from the same tables, and only one of its runs has an effect. A bucket
+    without rows does not run, unless `waiting` was above 0.
 
-    `run` must give the same results for the same tables, rows and times. All that it remembers must be in the
-    tables, because the next micro-batch may run in another process.
+    `run` must give the same results for the same tables, rows and times. Everything it remembers must be in
+    the tables, because the next micro-batch may run in another process.
 
     Attributes
     ----------
@@ -38,7 +38,8 @@ class Operator(ABC):
         checkpoint, as are the class's name and the columns of the input.
     uses_clock : bool
         Whether `run` may ask for the time. The times are recorded before results are seen, so that a
-        micro-batch that runs again hears the same. It costs a small file for each bucket and micro-batch.
+        micro-batch that runs again gets the same times. This costs a small file for each bucket and
+        micro-batch.
 
     Examples
     --------
@@ -70,11 +71,11 @@ class Operator(ABC):
 
     @abstractmethod
     def restore(self, tables: Mapping[str, pa.Table]) -> None:
-        """Take over the tables of an earlier `snapshot`. They are immutable, and may be kept."""
+        """Restore the tables of an earlier `snapshot`. They are immutable, and may be kept."""
 
     @abstractmethod
     def run(self, batch: pa.Table, clock: Clock) -> pa.Table:
-        """Take in the rows of a micro-batch and return results.
+        """Process the rows of a micro-batch and return results.
 
         Parameters
         ----------
@@ -94,14 +95,15 @@ class Operator(ABC):
     def snapshot(self) -> Mapping[str, pa.Table]:
         """Return the state as tables by name.
 
-        Called after each `run`. A table that is the same object as in the last snapshot, or equals it, is not
-        written again; another one is written whole.
+        Called after each `run`. A table is written whole, unless it is the same object as in the last
+        snapshot or equals it.
         """
 
     def waiting(self) -> int:
         """Return the number of keys that wait for the next micro-batch even if no row arrives.
 
-        For timeouts, for example. Override it only if keys wait: Spark then triggers without input, too.
+        Keys may wait for a timeout, for example. Override this method only if keys wait, because Spark then
+        also triggers without input.
         """
         return 0
 
@@ -118,7 +120,7 @@ def name_of_operator(operator: Operator) -> str:
 
 
 def load_operator(reference: str, arguments: Mapping[str, Any]) -> Operator:
-    """Make an operator that a text names as ``module:Class``.
+    """Make the operator that a text names as ``module:Class``.
 
     Parameters
     ----------
@@ -157,7 +159,7 @@ def output_schema(operator: Operator) -> pa.Schema:
     Raises
     ------
     InvalidUsageError
-        If this is no operator, or its `output` is no DDL.
+        If this is not an operator, or its `output` is not DDL.
     """
     if not isinstance(operator, Operator):
         raise InvalidUsageError(

@@ -1,4 +1,4 @@
-"""The state of an own operator's bucket: named tables, written when they change."""
+"""The state of a user-defined operator's bucket: named tables, written when they change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def call(operator: Operator, method: str, *arguments: Any) -> Any:
         return getattr(operator, method)(*arguments)
     except PenstockError:
         raise
-    except Exception as error:  # users' code raises anything
+    except Exception as error:  # users' code may raise any exception
         raise InvalidUsageError(
             f"{method} of an operator raised an error",
             operator=name_of_operator(operator),
@@ -43,8 +43,8 @@ def call(operator: Operator, method: str, *arguments: Any) -> Any:
 class OperatorState:
     """An operator with the tables of its newest version. A working copy.
 
-    A unit names all tables in its metadata and has those as blocks that changed; a table that a unit does not
-    name is gone. A snapshot has all of them::
+    A unit names all tables in its metadata and holds the changed tables as blocks. A table that a unit does
+    not name was removed. A snapshot holds all tables::
 
         meta    tables: schemas of all tables by name, as Arrow IPC in base64; rows: their rows;
             waiting: keys that wait
@@ -53,7 +53,7 @@ class OperatorState:
     Parameters
     ----------
     template : Operator
-        The operator as its user made it; the state has a copy.
+        The operator that the user made; the state has a copy.
     start : str
         The start of the query that it was made for.
     """
@@ -121,11 +121,11 @@ class OperatorState:
         return pa.RecordBatch.from_arrays(arrays, table.column_names)
 
     def snapshot(self) -> Iterator[PUnit]:
-        """Return all tables as of the newest version."""
+        """Return all tables of the newest version."""
         return iter([PUnit("snapshot", self._meta(), dict(self._blocks))])
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply stored units in order, and let the operator take over the tables.
+        """Apply stored units in order, and let the operator restore the tables.
 
         Raises
         ------
@@ -147,7 +147,7 @@ class OperatorState:
         self._make()
 
     def renew(self, template: Operator, start: str) -> None:
-        """Make the operator anew if the state is from another start of the query.
+        """Create the operator again if the state is from another start of the query.
 
         A worker may outlive a restart at which code or arguments changed.
         """

@@ -59,7 +59,7 @@ class KeyedQueue(ABC):
         self.measured_cost_us: float | None = None
         self.weights = weights
         self.urgent_us: tuple[int, ...] = ()
-        """The staleness from which on a key goes first, by promise of a contract; see `list_urgent`."""
+        """By promise of a contract, the least staleness at which a key goes first; see `list_urgent`."""
         self.dropped: list[DroppedTuples] | None = None
         """Late tuples and duplicates, if the owner sets a list. Arrivals must not be conflated then."""
 
@@ -69,7 +69,7 @@ class KeyedQueue(ABC):
 
     @property
     def servable(self) -> int:
-        """Number of tuples that an unlimited `dequeue` would serve: all that wait."""
+        """Number of tuples that an unlimited `dequeue` would serve: all waiting tuples."""
         return len(self)
 
     @property
@@ -79,7 +79,7 @@ class KeyedQueue(ABC):
 
     @property
     def controller(self) -> ControllerState | None:
-        """The state of the controller of freshness; None before the first micro-batch under a contract."""
+        """The state of the freshness controller; None before the first micro-batch under a contract."""
         return self.accounts.controller
 
     @controller.setter
@@ -141,8 +141,8 @@ class KeyedQueue(ABC):
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now; return queue and application staleness since the last call.
 
-        In a stream with an arrival column a tuple may have arrived before the last call. This call then books
-        its whole staleness, so the sum over all calls is exact.
+        In a stream with an arrival column a tuple may have arrived before the previous call. The next call
+        then books its whole staleness, so the sum over all calls is exact.
         """
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ class KeyAccounts:
     table : TableMaker, optional
         Creates the table for records of idle keys; by default records stay in memory.
     forgetting : ForgetRule, optional
-        When records in memory go to the table.
+        The rule for moving records from memory to the table.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class KeyAccounts:
         self.by_class: list[Staleness] = []
         """Application staleness of each class in the last closed period."""
         self.controller: ControllerState | None = None
-        """The state of the controller of freshness, if the queue has a contract."""
+        """The state of the freshness controller, if the queue has a contract."""
         self.birth_us: int | None = None
         """Arrival time of the first tuple."""
         self.settled_at_us: int | None = None
@@ -148,9 +148,9 @@ class KeyAccounts:
     def update_rates(self, ids: Integers, count: Integers, now_us: int) -> npt.NDArray[np.float64]:
         """Update and return the keys' mean time between updates.
 
-        The mean is exponentially weighted. `count` tuples since the key was last seen count as that many
-        equal intervals. The first interval of a key begins at the queue's first arrival, so a key that
-        appears late starts as a slow updater.
+        The mean is exponentially weighted. If `count` tuples arrived since the key was last seen, they are
+        counted as that many equal intervals. The first interval of a key begins at the queue's first arrival,
+        so a key that appears late starts as a slow updater.
         """
         records = self.records
         if not self._policy.uses_rates:

@@ -1,14 +1,14 @@
-"""A queue of append semantics, and one that switches between append and update with the load (UpStream §8).
+"""Queues of append semantics, and of semantics that switch with the load (UpStream §8).
 
 Under *append* semantics every tuple waits and is served, in the order of arrival. Under *update* semantics
 the queue is an `UpdateQueue`. An *adaptive* queue appends while it keeps up. When the waiting and arriving
 tuples would take more than `_MAX_TRIGGERS_TO_APPEND` triggers, it switches to update: the waiting tuples are
-conflated to the newest one of each key. When all of them can be served in `_MAX_TRIGGERS_TO_RESUME` triggers,
-new tuples are appended again, and the update queue's tuples are served before them. Between the two limits
-nothing changes. A freshness contract sets the first limit.
+conflated to the newest tuple of each key. When all of them can be served in `_MAX_TRIGGERS_TO_RESUME`
+triggers, new tuples are appended again, and the update queue's tuples are served before them. Between the two
+limits nothing changes. A freshness contract sets the first limit.
 
-An adaptive queue never serves an older tuple of a key after a newer one. So under append semantics, too, a
-tuple is late if a newer one of its key has arrived. In a plain append queue nothing is late.
+An adaptive queue never serves an older tuple of a key after a newer one. So a tuple is late if a newer tuple
+of its key has arrived, under append semantics, too. In a plain append queue nothing is late.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["AdaptiveQueue", "Semantics"]
 _MAX_TRIGGERS_TO_APPEND = 4
 """An adaptive queue conflates if its tuples would take more triggers than this."""
 _MAX_TRIGGERS_TO_RESUME = 1
-"""It appends again if its tuples can be served in this many triggers."""
+"""An adaptive queue appends again if its tuples can be served in this many triggers."""
 _ARRIVED = f"{RESERVED_PREFIX}arrived"
 
 

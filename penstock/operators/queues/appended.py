@@ -30,7 +30,7 @@ class TupleChunk:
     arrived_us: Integers
 
     def cut(self, count: int) -> tuple[TupleChunk, TupleChunk]:
-        """Return the first `count` tuples, and the others."""
+        """Return the first `count` tuples, and the remaining tuples."""
         head, tail = slice(None, count), slice(count, None)
         return (
             TupleChunk(self.rows[head], self.ids[head], self.arrived_us[head]),
@@ -41,7 +41,7 @@ class TupleChunk:
 class AppendedTuples:
     """The waiting tuples of append semantics; a `KeyHolder` for the update queue.
 
-    Tuples are numbered in the order of arrival. Those from `head` to before `tail` wait.
+    Tuples are numbered in the order of arrival. The tuples from `head` to before `tail` wait.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class AppendedTuples:
         return self._concat(parts)
 
     def begin_at(self, number: int) -> None:
-        """Drop all tuples; the next one gets this number."""
+        """Drop all tuples; the next tuple gets this number."""
         self._chunks.clear()
         self.head = self.tail = number
 

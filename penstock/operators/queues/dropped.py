@@ -35,7 +35,8 @@ def find_dropped(
     ids : int64 array
         The number of each key of `arrivals`.
     accepted, newest, given_way : arrays
-        By key: whether its newest tuple is in time, whether it will wait, and the number of duplicates.
+        By key: whether its newest tuple is in time, whether this tuple will wait, and the number of
+        duplicates.
     horizon : int
         Keys whose last time is at most this may have left.
     """
@@ -59,7 +60,7 @@ def find_dropped(
 def find_replaced_duplicates(
     stream: UpdateStream, records: KeyRecords, ids: Integers, times: Integers, newest: npt.NDArray[np.bool_]
 ) -> Integers:
-    """Return the keys whose waiting tuple gives way to one of the same time, in a union."""
+    """Return the keys whose waiting tuple is replaced by a tuple of the same time, in a union."""
     if not stream.source:
         return ids[:0]
     same = (records["location"][ids] != NOWHERE) & (times == records["waiting"][ids])

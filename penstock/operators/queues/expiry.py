@@ -3,11 +3,11 @@
 The clock is the stream's own: the newest time of all tuples of the query so far. A *horizon* is this time
 less a time to live, and never moves back. An idle key (one that does not wait) leaves at the end of the first
 micro-batch in which its newest emitted tuple is at or before the horizon. A later tuple of a key without a
-record is late if it is at or before the horizon too, because the key may have been served with a newer one.
+record is also late if it is at or before the horizon, because a newer tuple of the key may have been served.
 So no key goes back in time, and the same input gives the same result, in whatever micro-batches it is read.
 
-Nothing is stored for a key that left: stored records at or before the stored horizon do not count, unless
-they wait.
+Nothing is stored for a key that left: stored records at or before the stored horizon are ignored, unless they
+wait.
 
 Most keys are far from the horizon. A *pass* over all keys finds those that may leave before the horizon has
 moved on by a 16th of the time to live. Until then a micro-batch looks only at these *candidates*.
@@ -42,7 +42,7 @@ class Lives:
     Parameters
     ----------
     key, deleted : int or None
-        The time to live of a key, and of one whose last update deleted it; None for ever.
+        The time to live of a key, and of a deleted key; None for ever.
     """
 
     key: int | None = None
@@ -56,7 +56,7 @@ class Lives:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Keys that left the state, the longest silent first.
+    """Keys that left the state, the longest-silent key first.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class KeyExpiry:
     Attributes
     ----------
     horizon, deleted_horizon : int
-        The horizons for keys, and for deleted keys; `NEVER` at the beginning.
+        The horizons for keys, and for deleted keys; initially `NEVER`.
     expired : int
         The number of keys that left so far.
     """
@@ -109,7 +109,7 @@ class KeyExpiry:
         self._limits, self.candidates = (NEVER, NEVER), self.candidates[:0]
 
     def advance(self, newest: int, lives: Lives) -> None:
-        """Move the horizons to what the newest time of the stream says."""
+        """Move the horizons according to the newest time of the stream."""
         if lives.key is not None:
             self.horizon = max(self.horizon, newest - min(lives.key, newest - NEVER))
         if lives.deleted is not None:
@@ -117,14 +117,14 @@ class KeyExpiry:
 
     @property
     def last_horizon(self) -> int:
-        """The later horizon; a key without a record may have left with a tuple up to this time."""
+        """The later horizon. A key without a record may have left with a tuple up to this time."""
         return max(self.horizon, self.deleted_horizon)
 
     def find_late(
         self, emitted: Integers, resident: npt.NDArray[np.bool_], times: Integers
     ) -> npt.NDArray[np.bool_]:
         """Mark arrivals of keys without a record that may have left with a newer tuple."""
-        # The least time is a time, too, unless a key may have left.
+        # The least integer is a valid time, unless a key may have left.
         late = times <= self.last_horizon if self.last_horizon != NEVER else np.zeros(len(times), np.bool_)
         return (emitted == NEVER) & ~resident & late
 
@@ -141,7 +141,7 @@ class KeyExpiry:
         Parameters
         ----------
         lives : Lives, optional
-            The times to live, which say how far a pass looks ahead; by default not at all.
+            The times to live, which determine how far a pass looks ahead; by default it does not look ahead.
         """
         if self.horizon == self.deleted_horizon == NEVER:
             return self.candidates[:0]

@@ -26,12 +26,12 @@ from penstock.state_store.tables.working_copy import TableMaker
 __all__ = ["BOOKED", "ForgetRule", "KeyRecords", "TabledKeyRecords", "is_before_horizon", "new_key_records"]
 
 BOOKED = (("queue_booked_us", "dequeued_us"), ("application_booked_us", "delivered_us"))
-"""For each column with a time up to which staleness is booked: the column that equals it for idle keys."""
+"""Columns with the time up to which staleness is booked, and the columns that equal them for idle keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetRule:
-    """The rule that says when idle keys are forgotten. Forgetting rebuilds the index, at a cost per kept key.
+    """The rule for forgetting idle keys. Forgetting rebuilds the index, at a cost per kept key.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class KeyRecords:
     stored : sequence of str
         The columns that are stored for every key.
     forgetting : ForgetRule
-        When the numbers of keys that left are forgotten.
+        The rule for forgetting the numbers of keys that left.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class KeyRecords:
         return arrays + self.dirty.nbytes + self._index.size_bytes
 
     def find(self, keys: Keys) -> Integers:
-        """Return the number of each key; -1 for a key without one."""
+        """Return the number of each key; -1 for a key without a number."""
         return self._index.find(keys)
 
     def find_or_add(self, keys: Keys) -> Integers:
@@ -181,16 +181,16 @@ class KeyRecords:
         return ids, ids[waiting]
 
     def update_table(self, block: pa.RecordBatch, ids: Integers) -> None:
-        """Put changed keys, whose numbers are `ids`, into the table; without a table, do nothing."""
+        """Put changed keys, whose numbers are `ids`, into the table, if there is one."""
 
     def fetch_older(self, time: int, deleted_time: int) -> None:
-        """Give a number to each key whose newest emitted tuple is at most so new; in memory all have one.
+        """Give a number to each key whose newest emitted tuple is not after `time`. In memory, all have one.
 
-        The second time is for keys that this tuple deleted.
+        `deleted_time` is for keys that this tuple deleted.
         """
 
     def remove(self, ids: Integers) -> None:
-        """Let keys leave. Numbers are kept until `keep`, and records until the keys return as new keys.
+        """Mark keys as gone. Numbers are kept until `keep`, and records until the keys return as new keys.
 
         If a key changed since it was stored, its record is stored once more: it may have waited before.
         """
@@ -203,7 +203,7 @@ class KeyRecords:
 
     @property
     def has_many_gone(self) -> bool:
-        """True if it pays to `keep` only the keys that have not left."""
+        """Whether it pays to `keep` only the keys that have not left."""
         return self._forgetting.should_forget(self._gone, len(self) - self._gone)
 
     def may_forget(self, kept: int) -> bool:
@@ -266,7 +266,7 @@ class TabledKeyRecords(KeyRecords):
     stream, columns, stored
         As in `KeyRecords`.
     forgetting : ForgetRule
-        When idle keys are forgotten.
+        The rule for forgetting idle keys.
     table : TableMaker
         Creates the table.
     """
@@ -297,7 +297,7 @@ class TabledKeyRecords(KeyRecords):
         return super().size_bytes + self._table.size_bytes
 
     def find_or_add(self, keys: Keys) -> Integers:
-        """Return the number of each key; assign numbers to the others and fetch their records."""
+        """Return the number of each key; assign numbers to keys without one and fetch their records."""
         size, gone = len(self), self._gone
         ids = super().find_or_add(keys)
         self._new += gone - self._gone
@@ -306,7 +306,7 @@ class TabledKeyRecords(KeyRecords):
             rows, mask = self._table.get(pa.RecordBatch.from_arrays(self.key_columns(added), list(self._key)))
             self._new += len(added) - int(np.count_nonzero(mask))
             self._set(added[mask], rows.filter(pa.array(mask)).columns)
-            # When the key became idle, its staleness was booked up to then.
+            # The staleness of the key was booked up to the time at which it became idle.
             for booked, until in BOOKED:
                 self._arrays[booked][added] = self._arrays[until][added]
         return ids
@@ -327,7 +327,7 @@ class TabledKeyRecords(KeyRecords):
         self._new = 0
 
     def fetch_older(self, time: int, deleted_time: int) -> None:
-        """Give a number to each key whose newest emitted tuple is at most so new, in one scan."""
+        """Give a number to each key whose newest emitted tuple is not after `time`, in one scan."""
         for block in self._table.rows():
             older = is_before_horizon(block, time, deleted_time)
             if older.any():
@@ -345,7 +345,7 @@ class TabledKeyRecords(KeyRecords):
         return self._forgetting.should_forget(len(self) - kept, kept)
 
     def split_records(self, ids: Integers) -> tuple[Integers, Iterator[pa.RecordBatch]]:
-        """Return the records of keys in memory, then the others from the table."""
+        """Return the records of keys in memory, then the remaining records from the table."""
         changed = np.flatnonzero(self.dirty[: len(self)])
         self.update_table(self.block(changed), changed)
         # Copy now, because the index changes while the other records are written.

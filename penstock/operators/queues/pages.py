@@ -2,9 +2,9 @@
 
 A page is `page_rows` locations. The *page pool* holds unused pages. The *empty locations pool* (ELP) holds
 used pages that have available locations, with a list of these locations per page. A new location comes from
-the *next available page* (NAP), else from a page of the ELP, else from a new page of the pool. A page whose
-last location is freed returns to the pool at once. All lists are chains in the arrays `_next_location` and
-`_next_page`.
+the *next available page* (NAP), or else from a page of the ELP, or else from a new page of the pool. A page
+whose last location is freed returns to the pool at once. All lists are chains in the arrays `_next_location`
+and `_next_page`.
 
 Departure from the source: the pool hands out its lowest page first, so that `page_capacity` can shrink.
 """
@@ -128,7 +128,7 @@ class PagedMemory:
     Parameters
     ----------
     page_rows : int
-        Locations in a page; at least 1.
+        The number of locations in a page; at least 1.
     """
 
     def __init__(self, page_rows: int) -> None:

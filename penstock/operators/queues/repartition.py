@@ -1,15 +1,15 @@
-"""Move the keys of an update queue to another number of buckets, on the stored form of its state.
+"""Repartition the stored state of an update queue to another number of buckets.
 
 A bucket is a range of keys' hashes (`penstock.state_store.keys.key_words`), so a new bucket gets its keys
-from a few neighbouring old ones. A key's record and waiting tuple move unchanged, except for the place in the
-queue. If all waiting keys of a new bucket are from one old bucket, their places stay, too. Otherwise the
+from a few neighbouring old buckets. A key's record and waiting tuple move unchanged, except for the place in
+the queue. If all waiting keys of a new bucket are from one old bucket, their places stay, too. Otherwise the
 queues are merged:
 
 - Keys of one old bucket keep their order.
-- Keys that cut the line precede all others, as before.
+- Keys that cut the line precede all other keys, as before.
 - Keys of different old buckets are ordered by the arrival of their oldest pending update, but no key
-  overtakes one that was ahead in its old queue. State has no other time of a key, so this is approximate for
-  ``fifo`` and for keys that cut the line.
+  overtakes a key that was ahead of it in its old queue. State has no other time of a key, so this is
+  approximate for ``fifo`` and for keys that cut the line.
 - With weights, the virtual times of the old queues are shifted onto one clock, so each key is due as long
   from now as before.
 """
@@ -179,10 +179,10 @@ def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState
         "served_at_us": max(known("served_at_us"), default=None),
         "cost_us": sum(costs) / len(costs) * cost_factor if costs else None,
     }
-    # What a controller has learnt of an old bucket does not hold for a new one.
+    # A controller's estimates for an old bucket do not hold for a new bucket.
     meta.pop("controller", None)
     if "horizon" in meta:
-        # All buckets hear the same clock, so only a bucket without a micro-batch can be behind.
+        # All buckets get the same clock, so only a bucket without a micro-batch can be behind.
         meta |= {name: max(known(name)) for name in ("horizon", "deleted_horizon")}
         meta["expired"] = sum(known("expired"))
     if clock is not None:
@@ -237,9 +237,9 @@ def _set_column(table: pa.Table, name: str, values: npt.NDArray[Any]) -> pa.Tabl
 
 
 def _concat(parts: Sequence[pa.RecordBatch | pa.Table]) -> pa.Table:
-    """Concatenate parts. The last decides the width of texts' offsets, which is a setting of Spark.
+    """Concatenate parts. The last part determines the width of texts' offsets, which is a setting of Spark.
 
-    Columns that were added later are null in earlier parts.
+    A column that was added later is null in parts written before.
     """
     tables = [pa.Table.from_batches([part]) if isinstance(part, pa.RecordBatch) else part for part in parts]
     types = {field.name: field for table in tables for field in table.schema}

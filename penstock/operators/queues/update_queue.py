@@ -74,13 +74,13 @@ class UpdateQueue(KeyedQueue):
     stream, policy, cost_us, weights
         See `KeyedQueue`.
     page_rows : int
-        Locations in a page of the paged memory.
+        The number of locations in a page of the paged memory.
     table : TableMaker, optional
         Creates the table for records of idle keys; by default records stay in memory.
     holder : KeyHolder, optional
         Holder of more tuples of the same keys. Their staleness is booked in the same records.
     forgetting : ForgetRule, optional
-        When records of idle keys go to the table.
+        The rule for moving records of idle keys to the table.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class UpdateQueue(KeyedQueue):
         """Enqueue arrivals of one moment, ordered by position.
 
         A tuple older than its key's newest emitted tuple is late and dropped. A tuple older than the waiting
-        one is conflated. Of equal times the later arrival is newer. In a union (UpStream §3.2) a tuple with
-        the time of the newest emitted tuple is a duplicate. Of two tuples with equal times, the one with the
-        greater source number is the duplicate; if the sources are equal, the later arrival.
+        tuple is conflated. Of equal times the later arrival is newer. In a union (UpStream §3.2) a tuple with
+        the time of the newest emitted tuple is a duplicate. Of two tuples with equal times, the tuple with
+        the greater source number is the duplicate; if the sources are equal, the later arrival is.
         """
         total = int(arrivals.count.sum())
         if not total:
@@ -197,7 +197,7 @@ class UpdateQueue(KeyedQueue):
         return Served(rows, ids, arrived, np.maximum(now_us - arrived, 0), booked)
 
     def _choose(self, limit: int, now_us: int) -> Integers:
-        """Remove keys from the scheduler, first those that a promise forbids to wait."""
+        """Remove keys from the scheduler, starting with the keys that must not wait under a promise."""
         ids, records = self._waiting_keys(), self._records
         classes = None if self.stream.classes is None else records["class"][ids]
         urgent = list_urgent(ids, now_us - records["arrived_us"][ids], classes, self.urgent_us)
@@ -205,7 +205,7 @@ class UpdateQueue(KeyedQueue):
 
     @property
     def waiting_by_promise(self) -> list[int]:
-        """Number of waiting keys of each class; of all keys without classes."""
+        """Number of waiting keys of each class; if there are no classes, of all keys."""
         if self.stream.classes is None:
             return [len(self)]
         return self.accounts.count_classes(self._records["location"][: len(self._records)] != NOWHERE)
@@ -215,14 +215,15 @@ class UpdateQueue(KeyedQueue):
         ids, records = served.ids, self._records
         begin = np.maximum(served.booked_us, records["delivered_us"][ids])
         self.accounts.book_application(ids, served.arrived_us, begin, now_us)
-        # An update that arrived meanwhile is now the oldest pending one.
+        # An update that arrived during the service is now the oldest pending update.
         records["application_booked_us"][ids] = np.maximum(records["application_booked_us"][ids], now_us)
         self.accounts.deliver(ids, now_us)
 
     def account_staleness(self, now_us: int) -> tuple[Staleness, Staleness]:
         """Book the staleness up to now; see `KeyedQueue.account_staleness`."""
         waiting = self._waiting_keys()
-        # A key in service has an older pending update than the waiting one; `deliver` books all of it.
+        # A key in service has a pending update older than its waiting update; `deliver` books its whole
+        # staleness.
         alone = waiting[self._records["in_service"][waiting] == 0]
         self.accounts.book_until(waiting, now_us, alone=alone)
         staleness = self.accounts.close_period(now_us)
@@ -230,7 +231,7 @@ class UpdateQueue(KeyedQueue):
         return staleness
 
     def expire(self, newest: int | None, lives: Lives) -> Expired:
-        """Let idle keys leave that had no update for too long; see `penstock.operators.queues.expiry`.
+        """Remove idle keys that had no update for too long; see `penstock.operators.queues.expiry`.
 
         Parameters
         ----------
@@ -240,7 +241,7 @@ class UpdateQueue(KeyedQueue):
         if newest is not None:
             self.expiry.advance(newest, lives)
         ids, records = self.expiry.find(self._records, lives), self._records
-        # The numbers of keys depend on what this copy loaded, their hashes do not.
+        # The numbers of keys depend on what this copy loaded; their hashes do not.
         ids = ids[np.lexsort((records.hashes(ids), records["emitted"][ids]))]
         deleted = records["deleted"][ids] != 0 if self.stream.deleted else np.zeros(len(ids), np.bool_)
         expired = Expired(records.key_columns(ids), records["emitted"][ids], deleted)
@@ -355,7 +356,7 @@ class UpdateQueue(KeyedQueue):
         return np.unique(np.concatenate([self._waiting_keys(), self.expiry.candidates, *held]))
 
     def _forget(self) -> None:
-        """Forget idle keys if their records are in a table and there are many, and many keys that left."""
+        """Forget idle keys whose records are in a table, and keys that left, if there are many."""
         count = len(self) + len(self.expiry.candidates) + (0 if self._holder is None else len(self._holder))
         # The numbers of keys in service are still in use.
         if self.accounts.in_service:
@@ -420,7 +421,7 @@ class UpdateQueue(KeyedQueue):
             records[booked][ids] = begin
 
     def _shares(self, rows: pa.RecordBatch, keys: Keys) -> Integers | None:
-        """Return the shares of keys by weight; None without weights."""
+        """Return the shares of keys by weight; None if there are no weights."""
         if self.weights is not None:
             return self.weights.shares(keys)
         return None if self.stream.weight is None else column_shares(self.stream, rows)

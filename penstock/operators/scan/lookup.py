@@ -19,7 +19,7 @@ __all__ = ["Lookup", "can_be_looked_up"]
 
 
 def can_be_looked_up(kind: pa.DataType) -> bool:
-    """Return whether equal values of a type have equal bytes, which is false for floats and nested types."""
+    """Return whether equal values of a type have equal bytes. Floats and nested types do not."""
     return not (pa.types.is_floating(kind) or pa.types.is_nested(kind) or pa.types.is_null(kind))
 
 

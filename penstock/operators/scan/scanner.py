@@ -118,7 +118,7 @@ class Scanner:
     def run(self, blocks: Iterable[tuple[Piece, TableBlock]]) -> Iterator[pa.RecordBatch]:
         """Run the scan on p-units.
 
-        Yields rows after each p-unit, but newest rows of keys, and fragments, at the end.
+        Yields rows after each p-unit. Newest rows of keys, and fragments, come at the end.
 
         Raises
         ------
@@ -274,8 +274,8 @@ def _divide(
 ) -> tuple[tuple[Expression, ...], tuple[Interval, ...]]:
     """Split a predicate into intervals, which replace conjuncts, and the conjuncts to evaluate.
 
-    Intervals are applied first. So a conjunct after one that can fail is not replaced: it would hide rows
-    from the one that can fail.
+    Intervals are applied first. So a conjunct after a conjunct that can fail is not replaced: it would hide
+    rows from that conjunct.
     """
     evaluated: list[Expression] = []
     intervals: list[Interval] = []

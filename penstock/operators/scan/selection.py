@@ -19,7 +19,7 @@ __all__ = ["select_rows"]
 def _find_true(bits: Bytes, first: int, count: int, rows: Ints) -> int:
     """Write the positions of the set bits among the `count` bits from bit `first` on; return their number.
 
-    `rows` has room for one entry more. The loop has no branch, because set bits are unpredictable.
+    `rows` has room for one more entry. The loop has no branch, because set bits are unpredictable.
     """
     found: Any = 0
     for i in range(count):

@@ -3,7 +3,7 @@
 The graph's planner creates a `Scan`; users do not. The reader gets the scan as JSON and executes it in this
 order:
 
-1. **read**: read the columns in `columns`, and no others;
+1. **read**: read only the columns in `columns`;
 2. **where**: keep the rows for which the predicate is true, neither false nor null;
 3. **select**: compute the output columns, in the order of the mapping;
 4. at most one of: **latest_by**, the newest row of each key; **fragments**, partial aggregates of each pane
@@ -116,7 +116,7 @@ class Partial:
         - ``min``, ``max``: least or greatest non-null value, in the expression's type; null if all values are
           null. As in Spark, NaN is greater than all numbers;
         - ``first``, ``last``: the value, possibly null, in the row with the least or greatest time, in the
-          expression's type. Of equal times the first or last arrival counts;
+          expression's type. Of equal times, the first or last arrival is used;
         - ``distinct``: list of the distinct non-null values; no nested types;
         - ``union``: union of such lists;
         - ``sketch``: a sketch (`penstock.operators.aggregates.sketches`) of 64-bit hashes that are not null,
@@ -128,9 +128,9 @@ class Partial:
     name : str
         The output column.
     log2_size : int
-        Size of a ``sketch`` or ``kll`` as a power of two, else 0.
+        Size of a ``sketch`` or ``kll`` as a power of two; 0 for other kinds.
     function : str
-        The aggregate of an ``own``, as ``module:Class``, else empty.
+        The aggregate of an ``own``, as ``module:Class``; empty for other kinds.
 
     Raises
     ------
@@ -196,8 +196,8 @@ class Fragments:
     A pane is ``[k * pane_ms, (k + 1) * pane_ms)`` since 1970-01-01T00:00:00Z, k of any sign. So windows
     assembled from panes are aligned like Spark's ``window()``. The output columns are `PANE` (the pane's
     start, in the type of the time column), `group_by`, and the partials. The output has one row for each pane
-    and group in the input of a reader call, in any order. Nulls in a group column are a group of their own.
-    Rows with a null time are in no pane; the reader counts them.
+    and group in the input of a reader call, in any order. Nulls in a group column form a separate group. Rows
+    with a null time are in no pane; the reader counts them.
 
     Parameters
     ----------
@@ -385,7 +385,7 @@ class Scan:
 
 
 def _drop_defaults(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return fields as a mapping, without those rare fields that have their default."""
+    """Return fields as a mapping, without rare fields that have their default value."""
     rare = (("log2_size", 0), ("function", ""), ("delay_ms", 0), ("by_last", False))
     return {name: value for name, value in fields if (name, value) not in rare}
 

@@ -77,7 +77,7 @@ class Scheduler(ABC):
             The `load` of the tuples that are dequeued but not delivered. Only linecutting reads it.
         shares : int64 array, optional
             The share of each key from now on (`penstock.operators.scheduling.weights`). A scheduler with
-            weights requires shares; one without weights ignores them.
+            weights requires shares; other schedulers ignore them.
         arrived_us : int64 array, optional
             Arrival time of each update, ignored for keys that already wait. Only freshest reads it, and
             requires it.

@@ -61,7 +61,7 @@ def _link_tail(k: int, registers: Integers, before: Integers, after: Integers, r
 
 @kernel
 def _link_cut(k: int, registers: Integers, before: Integers, after: Integers, rank: Integers) -> None:
-    """Link k behind the last key that cut."""
+    """Link k after the last key that cut the line."""
     p = registers[_LAST_CUT]
     if p >= 0:
         n = after[p]
@@ -226,7 +226,7 @@ class LinkedScheduler(Scheduler):
 
     @property
     def meta(self) -> dict[str, float]:
-        """Empty: the ranks are the whole state."""
+        """An empty mapping: the ranks are the whole state."""
         return {}
 
     def store(self, ids: Integers) -> dict[str, Any]:

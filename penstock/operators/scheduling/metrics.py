@@ -27,14 +27,14 @@ class BatchMetrics:
     Attributes
     ----------
     rows_in, conflated, late, duplicates, dropped, emitted : int
-        Numbers of tuples: all arrivals; tuples replaced by a newer tuple; older than an emitted tuple; with
-        the key and time of another tuple of a union; dropped for a null; served. With ``apply``, `emitted`
-        counts the tuples that it takes.
+        Numbers of tuples, in this order: all arrivals; replaced by a newer tuple; older than an emitted
+        tuple; with the key and time of another tuple of a union; dropped for a null; served. With ``apply``,
+        `emitted` counts the tuples that it takes.
     rows_out : int
         Output rows; differs from `emitted` if ``apply`` filters or multiplies rows.
     waiting_keys, keys : int
-        Keys that wait after the batch (under append semantics, tuples); all keys ever seen that have not
-        left, or for a join the keys with state.
+        Keys that wait after the batch (under append semantics, tuples); all keys ever seen that have not left
+        (for a join, keys with state).
     expired : int
         Keys that left the state because they had no update for their time to live.
     held, freed : int
@@ -46,16 +46,16 @@ class BatchMetrics:
     rejections : dict of str to int
         The number of rejected transactions by reason, which is a text of the procedure.
     requests : int
-        For transactions: requests that were answered beside the stream.
+        For transactions: answered requests of clients.
     forwarded : int
-        For transactions over several buckets: those that ran on the coordinator.
+        Transactions that ran on the coordinator, because they need several buckets.
     budget_used_rows : int
-        Served tuples that count for the budget. Differs from `emitted` only for eager windows: some served
-        windows are not complete yet.
+        Served tuples that are charged to the budget. Differs from `emitted` only for eager windows: some
+        served windows are not complete yet.
     budget_rows : int
-        Tuples that the controller of a freshness contract allowed to serve; 0 without a contract.
+        Tuples that the controller of a freshness contract allowed to serve; 0 if there is no contract.
     freshness : dict of str to Standing
-        How well each promise of a freshness contract is kept, by class of key.
+        The standing of each promise of a freshness contract, by class of key.
     budget_used_ms : float
         Time spent serving, summed over buckets.
     cost_us : float or None
@@ -108,7 +108,7 @@ class BatchMetrics:
     buckets: int = 1
 
     def count_outcomes(self, reasons: pa.Array[Any]) -> None:
-        """Count transactions by the reasons for their rejections, which are null for committed ones."""
+        """Count transactions by reason of rejection, which is null for committed transactions."""
         self.committed += reasons.null_count
         if reasons.null_count < len(reasons):
             for one in reasons.drop_null().value_counts().to_pylist():

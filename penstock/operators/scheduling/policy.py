@@ -13,13 +13,13 @@ class Policy(StrEnum):
     FIFO
         Keys in the order of their newest arrivals: an update goes to the tail (UpStream §5.2).
     IN_PLACE
-        An update takes the place of the older one. Minimizes staleness if all keys update equally often
-        (UpStream §5.2).
+        An update takes the place of the older update. This minimizes staleness if all keys update equally
+        often (UpStream §5.2).
     LINECUTTING
-        As IN_PLACE, but an update of a slow key, one with ``u_k < 1 / (c * n)``, goes to the front
-        (UpStream §5.3). n is the number of waiting keys and keys in service, the key itself included: all of
-        them are served before the key's next turn. Keys that cut keep their order among themselves, so the
-        queue is IN_PLACE if all keys are slow.
+        As IN_PLACE, but an update of a slow key (``u_k < 1 / (c * n)``) goes to the front (UpStream §5.3). n
+        is the number of waiting keys and keys in service, the key itself included: all of them are served
+        before the key's next turn. Keys that cut the line keep their order among themselves, so the queue is
+        IN_PLACE if all keys are slow.
     FRESHEST
         The key whose service lowers weighted staleness most goes first, by its staleness and update rate
         (`penstock.operators.scheduling.schedulers.freshest_scheduler`).

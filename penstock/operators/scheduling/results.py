@@ -20,9 +20,9 @@ class Enqueued:
     rows_in : int
         All arriving tuples, conflated ones included.
     conflated : int
-        Tuples replaced by a newer one of their key before they were served.
+        Tuples replaced by a newer tuple of their key before they were served.
     late : int
-        Tuples dropped because a newer one of their key had been emitted.
+        Tuples dropped because a newer tuple of their key had been emitted.
     duplicates : int
         For a union: tuples dropped because another tuple with the same key and time was kept.
     """

@@ -30,13 +30,13 @@ _MAX_CHUNK_GROWTH = 4
 
 
 class BudgetControl(Protocol):
-    """Chooses the budget of a micro-batch, and learns from it."""
+    """Chooses the budget of a micro-batch, and adapts to its measurements."""
 
     def plan(self, started_us: int) -> Budget:
-        """Return the budget, once the arrivals are in the queue."""
+        """Return the budget. Called when the arrivals are in the queue."""
 
     def settle(self, finished_us: int, serving_us: int, metrics: BatchMetrics) -> None:
-        """Record what was served; all metrics but those of state are set."""
+        """Record the served tuples. All metrics except the metrics of state are set."""
 
 
 class ServedQueue(Protocol[A_contra]):
@@ -93,7 +93,7 @@ class Query:
     output : pyarrow.Schema
         Output schema. The result of `apply` must have these columns, by name.
     key : tuple of str
-        The update key's columns, which must survive (UpStream §3.2).
+        The update key's columns, which the results must have (UpStream §3.2).
     staleness_column : bool
         Whether to add `STALENESS_COLUMN` (before `apply`).
     """
@@ -105,7 +105,7 @@ class Query:
     _codec: KeyCodec = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check that the key survives."""
+        """Check that the results have the key."""
         missing = [name for name in self.key if name not in self.output.names]
         if missing:
             raise InvalidUsageError(
@@ -212,11 +212,11 @@ def serve(
     Parameters
     ----------
     budget : Budget or BudgetControl
-        The limits. Under a control, all results count as delivered at the end, when a micro-batch returns
-        them.
+        The limits. Under a `BudgetControl`, all results are counted as delivered at the end, when the
+        micro-batch returns them.
     buckets_per_task : int
-        Number of queues that share one processor. The scheduler's cost of a tuple is the time of `query`,
-        times this number.
+        Number of queues that share one processor. The scheduler's cost of a tuple is the time of `query`
+        multiplied by this number.
     chunk_rows : int
         Maximum number of tuples that are served at once.
 

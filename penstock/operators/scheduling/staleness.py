@@ -89,7 +89,7 @@ class Staleness:
 
     @property
     def average_ms(self) -> float:
-        """Average over time and keys, in ms; 0 without any time."""
+        """Average over time and keys, in ms; 0 if no time was measured."""
         return self.area / self.key_time / 1000 if self.key_time else 0.0
 
     @property
@@ -126,7 +126,7 @@ class Staleness:
         return [float(time) for time in np.interp(bounds_us, values, cumulative)]
 
     def sample_us(self, count: int) -> list[float]:
-        """Return `count` evenly spaced percentiles in µs; none without any time."""
+        """Return `count` evenly spaced percentiles in µs; none if no time was measured."""
         values, cumulative = self._distribution()
         if not cumulative[-1]:
             return []

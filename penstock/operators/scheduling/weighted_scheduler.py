@@ -145,7 +145,7 @@ def _pop_weighted(
     size = registers[_RESIDENTS]
     out = np.empty(min(limit, size), np.int64)
     count, passed = 0, 0
-    # heap[:size] is the heap; skipped keys are behind it.
+    # heap[:size] is the heap; skipped keys come after it.
     while size > 0 and count < out.shape[0]:
         k = heap[0]
         size -= 1
@@ -183,9 +183,9 @@ class WeightedScheduler(Scheduler):
     FIFO
         An update restarts the wait, as in the paper: a key that updates all the time may starve.
     LINECUTTING
-        As IN_PLACE, but a slow key, one with ``u_k < s_k / (c * S)``, goes to the front. S is the sum of the
-        shares of the keys that the paper's ``n`` counts. A slow key updates less often than its share allows,
-        so it cannot exceed its share. Keys that cut keep their order, whatever their weights.
+        As IN_PLACE, but a slow key (``u_k < s_k / (c * S)``) goes to the front. S is the sum of the shares of
+        the keys that the paper's ``n`` counts. A slow key updates less often than its share allows, so it
+        cannot exceed its share. Keys that cut the line keep their order, whatever their weights.
     """
 
     columns = {"rank": pa.int64(), "start": pa.float64(), "share": pa.int64()}  # noqa: RUF012  # a ClassVar

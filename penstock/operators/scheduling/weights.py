@@ -81,7 +81,7 @@ class KeyWeights:
     stream : UpdateStream or GroupKey
         The stream or group that defines the key.
     weights : mapping
-        Key values, or all of them as text, to positive, finite numbers.
+        Maps key values to positive, finite numbers. The key values may all be given as text.
 
     Raises
     ------

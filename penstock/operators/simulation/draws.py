@@ -18,7 +18,7 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def draws(seed: int, start: int, count: int) -> npt.NDArray[np.float64]:
-    """Return the draws of `seed` with the numbers from `start` to ``start + count - 1``, uniform in [0, 1).
+    """Return draws `start` to ``start + count - 1`` of the sequence of `seed`, uniform in [0, 1).
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Forecast how stale results get, from a sample of rows, by policy, load and cores."""
+"""Forecast the staleness of results from a sample of rows, by policy, load and cores."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from penstock.operators.update_stream.stream import Integers, UpdateStream, as_i
 __all__ = ["Forecast", "Sample", "forecast"]
 
 _WARM_UP = 0.2
-"""The share of a run before staleness counts."""
+"""The share of a run before staleness is measured."""
 _LEAST_S = 20.0
-"""A sample is repeated until it lasts so long."""
+"""A sample is repeated until it lasts at least this long."""
 _MOST_ROWS = 2_000_000
 _TIME, _ARRIVAL = "__time", "__arrival"
 
@@ -36,7 +36,7 @@ class Sample:
     Parameters
     ----------
     rows : pyarrow.RecordBatch
-        The rows; also the columns that the classes of a contract depend on.
+        The rows, with the columns that the classes of a contract depend on.
     key : tuple of str
         The update key.
     order : int64 array
@@ -52,7 +52,7 @@ class Sample:
 
     @staticmethod
     def of(table: pa.Table, key: Sequence[str], time: str, arrival: str | None = None) -> Sample:
-        """Return the sample in a table. Without an arrival column, rows arrive at their time.
+        """Return the sample in a table. If there is no arrival column, rows arrive at their time.
 
         Raises
         ------
@@ -83,11 +83,11 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Rows a second."""
+        """Rows per second."""
         return len(self.arrived_us) / self.span_us * 1e6
 
     def at_load(self, load: float) -> tuple[pa.RecordBatch, Integers]:
-        """Return rows that arrive `load` times as fast, repeated if they are few, with time and arrival."""
+        """Return the rows, arriving `load` times as fast and repeated if few, with times and arrivals."""
         span = self.span_us / load
         times = max(int(np.ceil(_LEAST_S * 1e6 / span)), 1)
         count = len(self.arrived_us)
@@ -105,12 +105,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The staleness that one run had.
+    """The staleness of one run.
 
     Attributes
     ----------
     load : float
-        Times the load of the sample.
+        The load, as a multiple of the load of the sample.
     cores : int
         The number of cores, and of buckets.
     policy : Policy
@@ -118,7 +118,7 @@ class Forecast:
     staleness : Staleness
         Application staleness of all keys.
     by_class : dict of str to Staleness
-        The same by class; with a contract, not empty.
+        Application staleness by class; not empty if there is a contract.
     kept : dict of str to bool
         Whether each promise holds.
     served : int

@@ -1,4 +1,4 @@
-"""A server of keys alone: a scheduler and the staleness of its queue, without tuples."""
+"""A server of keys without tuples: a scheduler, and the staleness of its queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["simulate_keys"]
 
 _NOBODY = -1
 _WARM_UP = 0.1
-"""The share of a run before staleness counts: rates are not known yet."""
+"""The share of a run before staleness is measured, because rates are not known yet."""
 
 
 def simulate_keys(scheduler: Scheduler, trace: Trace, cost_us: int, weights: Floats) -> float:
@@ -49,7 +49,7 @@ def simulate_keys(scheduler: Scheduler, trace: Trace, cost_us: int, weights: Flo
         arrived[ids] = np.where(waits, arrived[ids], times)
 
     def stale_until(ids: Integers, now: int) -> float:
-        """Return the weighted integral of the keys' staleness up to now, after the warm-up."""
+        """Return the weighted integral of the keys' staleness, from the end of the warm-up until now."""
         since, own = arrived[ids], weights[ids]
         low, high = np.maximum(begin_us - since, 0), np.maximum(now - since, 0)
         return float(own @ np.maximum(high.astype(float) ** 2 - low.astype(float) ** 2, 0)) / 2.0

@@ -34,7 +34,7 @@ class Engine:
     cost_us : float
         Time to process a tuple in the operator, on one core.
     sink_us : float
-        Time to write a result, behind all cores.
+        Time to write a result, in one sink downstream of all cores.
     """
 
     fixed_us: int
@@ -49,7 +49,7 @@ class MicroBatch:
     Attributes
     ----------
     started_us, ended_us : int
-        From its trigger until its results are in the sink.
+        The times of the trigger, and of the results being in the sink.
     metrics : BatchMetrics
         The metrics of all buckets.
     """
@@ -76,11 +76,11 @@ def run_micro_batches(
     Parameters
     ----------
     queues : sequence of KeyedQueue
-        New queues of the same kind, one for each bucket. Each bucket has a core of its own.
+        New queues of the same kind, one for each bucket. Each bucket has its own core.
     rows : pyarrow.RecordBatch
         All rows, in order of arrival.
     arrived_us : int64 array
-        Their arrivals.
+        The arrival times of the rows.
     engine_at : callable
         Returns the engine at a time.
     limits : Budget or FreshnessContract

@@ -1,4 +1,4 @@
-"""The least staleness that any order of service reaches, to compare policies with.
+"""The least staleness of any order of service, for comparison with policies.
 
 The model is that of `draw_arrivals` and `simulate`: one update arrives at each whole number of units, of key
 i with probability p_i, and a service takes a whole number of units. A server that becomes free at the moment
@@ -22,7 +22,7 @@ MAX_STATES = 300_000
 """States of a decision process that `find_optimum` solves in some seconds."""
 
 _AGES_PER_SERVICE = 4
-"""Staleness is counted up to this many services of each key; no good order lets a key wait so long."""
+"""Ages are bounded by this many services of each key; no good order lets a key wait that long."""
 _TOLERANCE = 1e-4
 _MAX_ROUNDS = 5_000
 _GOLDEN_STEPS = 80
@@ -31,16 +31,16 @@ _GOLDEN_STEPS = 80
 def lower_bound(rates: Floats, cost: float, weights: Floats | None = None) -> float:
     """Return a lower bound of the mean queue staleness in units, weighted by `weights`.
 
-    The bound lets the server serve several keys at once, as long as it serves one in `cost` units on average
-    (a Lagrangian relaxation). Then each key can be served at a staleness of its own choice, for a price that
-    is equal for all services. Every price gives a bound; the best one is returned.
+    The bound lets the server serve several keys at once, as long as it serves one key per `cost` units on
+    average (a Lagrangian relaxation). Then each key can choose the staleness at which it is served, for a
+    price that is equal for all services. Every price gives a bound; the best bound is returned.
 
     Parameters
     ----------
     rates : float64 array
         The probability of each key at an arrival.
     cost : float
-        Duration of a service, in units. The bound of a fraction is looser.
+        Duration of a service, in units. If it is a fraction, the bound is looser.
     weights : float64 array, optional
         Weights of the keys; by default all are 1.
     """
@@ -124,15 +124,15 @@ def find_optimum(
 ) -> float:
     """Return the least mean queue staleness in units of a server that never idles while a key waits.
 
-    By dynamic programming (value iteration) on all combinations of the keys' staleness. No order that knows
-    only the past and the rates is better.
+    It is found by dynamic programming (value iteration) on all combinations of the keys' staleness. No order
+    that depends only on the past and the rates is better.
 
     Parameters
     ----------
     rates, cost, weights
         See `lower_bound`.
     oldest : int, optional
-        The staleness at which a key stops growing staler, so that states are finite.
+        The greatest staleness of a key in the model, so that the number of states is finite.
     """
     keys = len(rates)
     weights = np.ones(keys) if weights is None else weights
@@ -152,7 +152,7 @@ def find_optimum(
         low, high = float(gains.min()), float(gains.max())
         if high - low <= _TOLERANCE * high:
             return (low + high) / 2.0 / cost / float(weights.sum())
-        # A step of half the way also converges if keys are served in turns.
+        # Half a step also converges if keys are served in turns.
         values = values + gains / 2.0
         values -= values[0]
     raise InternalError("value iteration does not converge", keys=keys, cost=cost, rounds=_MAX_ROUNDS)

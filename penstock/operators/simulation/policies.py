@@ -25,7 +25,7 @@ OPTIMUM = "optimum"
 """Name of the row with the least staleness of any order (`find_optimum`), for few keys."""
 
 LOWER_BOUND = "lower bound"
-"""Name of the row with a bound that no order beats (`lower_bound`)."""
+"""Name of the row with a lower bound for all orders (`lower_bound`)."""
 
 
 def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed: int = 1) -> pa.Table:
@@ -50,8 +50,8 @@ def compare_policies(load: float, keys: int, skew: float, updates: int, *, seed:
     pyarrow.Table
         One row per queue with ``queue``, ``results``, ``queue_staleness`` and ``application_staleness``.
         Staleness is averaged over time and keys, in numbers of updates of the stream. The last rows have only
-        queue staleness: the optimum if few keys make it computable, and a lower bound, both for a run without
-        end.
+        queue staleness: the optimum, if there are few enough keys to compute it, and a lower bound. Both are
+        for an infinite run.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Keys in random order, to compare policies with."""
+"""Service in random order, for comparison with policies."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def simulate(
     A free server takes the tuple at the head, if any, and delivers its result after `cost_us`. At equal times
     the server takes a tuple before an arrival enters. If `stream` has an arrival column, all arrivals during
     a service enter the queue together, which does not matter to schedulers that ignore time (FIFO, IN-PLACE).
-    Else each arrival enters at its own time.
+    Otherwise each arrival enters at its own time.
 
     Parameters
     ----------

@@ -53,8 +53,8 @@ def draw_arrivals(weights: Floats, rate: float, duration: float, *, seed: int) -
 def make_steady_arrivals(rates: Floats, duration: float, *, seed: int, jitter: float = 0.5) -> Trace:
     """Return arrivals of keys that update at different rates.
 
-    The time between two updates of key i is ``1 / rates[i]``, varied uniformly by up to `jitter` of itself,
-    so that keys do not stay in step.
+    The time between two updates of key i is ``1 / rates[i]``, varied uniformly by up to the fraction
+    `jitter`, so that keys do not stay in step.
     """
     times, keys = [], []
     for key, rate in enumerate(rates):

@@ -1,9 +1,10 @@
 """Arrivals: tuples on their way into an update queue, conflated or not.
 
-All tuples of a micro-batch arrive at one moment. For each key only the newest tuple reaches the queue, with
-the number of the key's tuples and the position of the first. In a union (`UpdateStream.source`) only one
-tuple per key and time is kept; the others are counted separately. Conflation is associative: before a
-shuffle, after the shuffle, or both, the result is the same (a property test checks this).
+All tuples of a micro-batch arrive at one moment. If they are conflated, only the newest tuple of each key
+reaches the queue, with the number of the key's tuples and the position of the first. In a union
+(`UpdateStream.source`) only one tuple per key and time is kept; the other tuples are counted separately.
+Conflation is associative: it gives the same result before a shuffle, after it, or both (a property test
+checks this).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Arrivals:
     first_arrival_us : int64 array or None
         Earliest arrival time of these tuples; None if the stream has no arrival column.
     tied : int64 array or None
-        In a union, the number of other tuples with the row's time; else None.
+        In a union, the number of other tuples with the row's time; otherwise None.
     """
 
     rows: pa.RecordBatch
@@ -68,8 +69,8 @@ class Arrivals:
         position : int
             The position of the first row within its part, below 2**40.
         part : int
-            The part of the micro-batch that the rows come from, below 2**23. Parts arrive one after the
-            other.
+            The number of the part of the micro-batch that the rows come from, below 2**23. Parts arrive in
+            the order of their numbers.
         """
         begin = first_position(part) + position
         first = np.arange(begin, begin + rows.num_rows, dtype=np.int64)
@@ -182,7 +183,7 @@ def conflate(stream: UpdateStream, arrivals: Arrivals, keys: Keys | None = None)
     """Return the newest arrival of each key, in the order of the keys' first rows.
 
     The newest arrival has the greatest time. Of equal times the later position is newer (UpStream §4.1); in a
-    union the preferred source is (`UpdateStream.source`).
+    union the tuple of the preferred source is newer (`UpdateStream.source`).
 
     Parameters
     ----------

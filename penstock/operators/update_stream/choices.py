@@ -8,10 +8,10 @@ __all__ = ["Semantics", "WindowMode"]
 
 
 class Semantics(StrEnum):
-    """Treatment of a key's waiting tuple when a newer one arrives.
+    """Treatment of a key's waiting tuple when a newer tuple arrives.
 
     UPDATE
-        The newer tuple replaces it.
+        The newer tuple replaces the waiting tuple.
     APPEND
         Both tuples are served.
     ADAPTIVE
@@ -27,9 +27,9 @@ class WindowMode(StrEnum):
     """The windows of a key that are computed.
 
     LAZY
-        The newest complete one at each service (UpStream §6.2.1).
+        At each service, the newest complete window (UpStream §6.2.1).
     EAGER
-        The one that started last at each service, as its tuples arrive (UpStream §6.2.2).
+        At each service, the window that started last, as its tuples arrive (UpStream §6.2.2).
     APPEND
         All windows; no window queue is needed.
     """

@@ -129,14 +129,14 @@ class Conflation:
     part : int
         The part of the micro-batch that the rows come from; see `Arrivals.from_rows`.
     held_bytes : int
-        When the kept rows exceed these bytes, drop those that are no longer the newest of their keys.
+        When the kept rows exceed this size, drop the rows that are no longer the newest of their keys.
 
     Attributes
     ----------
     rows_seen, bytes_seen : int
         Number of rows added, and their bytes.
     newest_bytes : int
-        Bytes of the newest rows when others were last dropped.
+        Bytes of the newest rows when older rows were last dropped.
     """
 
     def __init__(self, stream: UpdateStream, part: int = 0, held_bytes: int = _HELD_BYTES) -> None:

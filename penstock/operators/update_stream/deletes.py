@@ -1,4 +1,4 @@
-"""Deletes of update streams: rows that end their key, marked in a column of their own."""
+"""Deletes of update streams: rows that delete their key, marked in a separate column."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parse_delete_when(text: object) -> Expression:
     Raises
     ------
     InvalidUsageError
-        If it is not an expression, aggregates, or makes several rows from one.
+        If the text is not an expression, contains an aggregate, or makes several rows of one row.
     """
     if not isinstance(text, str):
         raise InvalidUsageError(
@@ -66,7 +66,7 @@ def mark_deletes(
 ) -> tuple[Expression, tuple[tuple[str, Expression], ...]]:
     """Return the condition over these columns, and a projection that adds `DELETED_COLUMN`.
 
-    A row for which the condition is null is no delete. If the condition is a column of the name
+    A row for which the condition is null is not a delete. If the condition is a column of the name
     `DELETED_COLUMN`, the mark replaces this column.
 
     Raises

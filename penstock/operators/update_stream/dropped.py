@@ -1,4 +1,4 @@
-"""Tuples that operators drop, each with the reason and the time that it missed."""
+"""Tuples that operators drop, each with the reason and the first time that would not have been late."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from penstock.state_store.keys.key_words import KeyCodec
 __all__ = ["DUPLICATE", "LATE", "REASON", "SIDE", "WATERMARK", "DroppedForm", "DroppedTuples", "order_ties"]
 
 REASON, WATERMARK, SIDE = "reason", "watermark", "side"
-"""The columns that dropped rows have beside their own; `SIDE` only those of joins."""
+"""The columns that are added to dropped rows; `SIDE` only in joins."""
 
 LATE, DUPLICATE = "late", "duplicate"
-"""The reasons of tuples; rows without a key or a time have others."""
+"""The reasons for dropping tuples. Rows without a key or a time have other reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class DroppedTuples:
     reason : str
         `LATE` or `DUPLICATE`.
     missed : int64 array or None
-        The first time of each late tuple that would not have been late, as from `as_int64`.
+        For each late tuple, the first time that would not have been late, in the form of `as_int64`.
     """
 
     rows: pa.RecordBatch
@@ -55,7 +55,7 @@ class DroppedTuples:
 
 @dataclass(frozen=True)
 class DroppedForm:
-    """The form in which an operator writes what it drops. Made on the driver, used in workers.
+    """The form in which an operator writes dropped rows. Created on the driver, used in workers.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class DroppedForm:
         missed: Integers | None = None,
         side: str = "",
     ) -> pa.RecordBatch:
-        """Return rows in this form. Columns that they lack are null."""
+        """Return rows in this form. Columns that the rows lack are null."""
         count = rows.num_rows
         given: dict[str, pa.Array[Any]] = dict(zip(rows.schema.names, rows.columns, strict=True))
         given[REASON] = pa.repeat(pa.scalar(reasons), count) if isinstance(reasons, str) else reasons
@@ -94,9 +94,9 @@ class DroppedForm:
 def order_ties(stream: UpdateStream, arrivals: Arrivals) -> Arrivals:
     """Return arrivals whose positions do not depend on how Spark divides a micro-batch.
 
-    Of tuples with equal key and time, one is kept, by position. They exchange their positions, so that they
-    are in the order of their values; all other positions stay. So a micro-batch that runs again drops the
-    same tuples.
+    Of tuples with equal key and time, one is kept, by position. So these tuples exchange their positions
+    until they are in the order of their values. All other positions stay. So a micro-batch that runs again
+    drops the same tuples.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def _sortable(columns: Iterable[pa.Array[Any]]) -> list[pa.Array[Any]]:
         if pa.types.is_struct(column.type):
             found += [column.is_valid(), *_sortable(column.flatten())]
         elif pa.types.is_nested(column.type) or pa.types.is_null(column.type):
-            # Arrow compares no lists; only tuples of equal key and time come here.
+            # Arrow cannot compare lists. Only tuples of equal key and time come here, so this is rare.
             found.append(pa.array([repr(value) for value in column.to_pylist()], pa.string()))
         else:
             found.append(column)

@@ -1,4 +1,4 @@
-"""How long keys live without updates: options, and rows that tell which keys went silent."""
+"""Times to live of keys without updates: options, and rows for keys that went silent."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = [
 ]
 
 SILENT_COLUMN: Final = "silent"
-"""The boolean column, never null, that is true in rows which say that a key went silent."""
+"""The boolean column, never null, that is true in rows for keys that went silent."""
 
 Ttl = int | str | timedelta
-"""A time to live: a duration such as ``"10 minutes"``, or a number of steps of an integer time."""
+"""A time to live: a duration such as ``"10 minutes"``, or a number in the unit of an integer time."""
 
 _ON_SILENT: Final = (None, "row")
 
@@ -48,7 +48,7 @@ class LifeOptions(Protocol):
 
 
 def check_lives(options: LifeOptions, delete_ttl: Ttl | None = None) -> None:
-    """Check the options of a time to live, as far as that needs no column types.
+    """Check the options of a time to live, except the checks that need column types.
 
     Raises
     ------
@@ -88,17 +88,17 @@ class WindowLives(LifeOptions, Protocol):
 
 
 def check_windows(options: WindowLives, kind: str | None) -> None:
-    """Refuse deletes and times to live of windows that do not have them.
+    """Refuse deletes and times to live for windows that do not support them.
 
     Parameters
     ----------
     kind : str or None
-        The name of windows of another kind than windows of time, such as ``"windows of rows"``.
+        The name of the kind of windows, if they are not windows of time, such as ``"windows of rows"``.
 
     Raises
     ------
     InvalidUsageError
-        If these windows do not have an option.
+        If these windows do not support an option.
     """
     if options.ttl is not None and kind is not None:
         raise InvalidUsageError(
@@ -150,7 +150,7 @@ def life_steps(option: str, life: Ttl | None, kind: pa.DataType, unit: str | Non
 
 
 def describe_lives(options: LifeOptions, delete_ttl: Ttl | None = None) -> str:
-    """Return the end of an operator's description; empty if keys live for ever."""
+    """Return the last part of an operator's description; empty if keys live for ever."""
     parts = [f", {name} {life}" for name, life in (("ttl", options.ttl), ("deletes", delete_ttl)) if life]
     return "".join(parts) + (", silent rows" if options.on_silent else "")
 
@@ -183,7 +183,7 @@ def silent_rows(
     Parameters
     ----------
     output : pyarrow.Schema
-        The columns, of which `SILENT_COLUMN` is one. The time is null if it has another type there.
+        The columns, of which `SILENT_COLUMN` is one. The time is null if its column has another type.
     key, keys
         Names and values of the key columns.
     time, times

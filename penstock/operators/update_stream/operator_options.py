@@ -269,7 +269,7 @@ class QueueOptions(StateOptions):
 
     @property
     def may_conflate(self) -> bool:
-        """True if older tuples of a key may be dropped before they reach the queue."""
+        """Whether older tuples of a key may be dropped before they reach the queue."""
         return self.combine is not False and self.semantics == Semantics.UPDATE and self.late_to is None
 
 
@@ -286,7 +286,7 @@ class JoinOptions(StateOptions):
     def __post_init__(self) -> None:
         """Check the options.
 
-        A later check, which knows the type of the time, tests that the delay is a whole number of steps.
+        A later check, when the type of the time is known, tests that the delay is a whole number of steps.
         """
         StateOptions.__post_init__(self)
         check_lives(self)
@@ -297,7 +297,7 @@ class JoinOptions(StateOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions(StateOptions):
-    """The options of windows: how late rows may be, which windows are emitted, and when.
+    """The options of windows, such as the allowed lateness and the windows to emit.
 
     See `penstock.update_window`.
 
@@ -354,7 +354,7 @@ class WindowOptions(StateOptions):
 
     @property
     def by_key(self) -> bool:
-        """True if only each key's most recent window is emitted, in policy order."""
+        """Whether only each key's most recent window is emitted, in policy order."""
         return self.mode != WindowMode.APPEND
 
     @property

@@ -37,7 +37,7 @@ E = TypeVar("E", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The serving limit of one micro-batch; without limits, all waiting tuples.
+    """The serving limit of one micro-batch. If there is no limit, all waiting tuples are served.
 
     Parameters
     ----------

@@ -43,10 +43,10 @@ class UpdateStream:
     time : str
         The column that orders the updates of a key: an integer, float, date or timestamp.
     arrival : str, optional
-        A timestamp column with each tuple's arrival time. Without it a tuple arrives with its micro-batch.
+        A timestamp column with each tuple's arrival time. By default a tuple arrives with its micro-batch.
     source : str, optional
-        For a union: an integer column without nulls. A union keeps one tuple per key and time: the one with
-        the least source number, then the first arrival.
+        For a union: an integer column without nulls. A union keeps one tuple per key and time: the tuple with
+        the least source number and, if several have it, the first arrival.
     weight : str, optional
         A numeric column with the weight of the key: positive, finite numbers.
     deleted : str, optional
@@ -117,7 +117,7 @@ class UpdateStream:
 
     @property
     def may_add(self) -> frozenset[str]:
-        """The columns that the stream may gain at a restart: those that may be null and have no role."""
+        """The columns that a restart may add to the stream: columns that may be null and have no role."""
         roles = {*self.key, self.time, self.arrival, self.source, self.weight}
         roles |= set() if self.classes is None else set(self.classes.columns)
         return frozenset(one.name for one in self.schema if one.nullable and one.name not in roles)
@@ -135,7 +135,7 @@ class UpdateStream:
         return as_int64(rows.column(self.time))
 
     def sources(self, rows: pa.RecordBatch) -> Integers:
-        """Return the source numbers of `rows`; empty without a source column."""
+        """Return the source numbers of `rows`; empty if there is no source column."""
         if self.source is None:
             return np.zeros(0, np.int64)
         return rows.column(self.source).to_numpy().astype(np.int64, copy=False)

@@ -21,12 +21,12 @@ def refuse_collations(schema: StructType, names: Iterable[str]) -> None:
     schema : StructType
         The rows' columns.
     names : iterable of str
-        The compared columns; missing ones are ignored.
+        The compared columns; missing columns are ignored.
 
     Raises
     ------
     InvalidUsageError
-        If there is one.
+        If there is such a column.
     """
     for name in names:
         if name in schema.names and _has_collation(schema[name].dataType):

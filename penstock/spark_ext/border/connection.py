@@ -82,7 +82,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 _WORKERS = "PENSTOCK_WORKERS"
-"""An environment variable that nothing reads: Spark keeps the workers of each environment separate."""
+"""An environment variable that is never read. Spark keeps the workers of each environment separate."""
 _MOST_SHARED_BYTES: Final = 16 << 20
 """The server refuses messages of more than 128 MiB, and a plan may hold a function several times."""
 _ANALYZED = re.compile(r"== Analyzed Logical Plan ==\n(.*?)\n\n== Optimized", re.DOTALL)
@@ -91,7 +91,7 @@ _EXPRESSION_ID = re.compile(r"#\d+L?\b")
 _PARTITIONS = re.compile(r"\bRange \(.*splits=(?:Some\()?(\d+)")
 _IN_PROGRAM = {"LocalRelation", "OneRowRelation", "Range"}
 _ANEW = ("CURRENT_LIKE", "PLAN_EXPRESSION", "PYTHON_UDF", "SCALA_UDF")
-"""Expressions that may change between micro-batches: of time, of other tables, and of user programs."""
+"""Expressions that may change between micro-batches: times, other tables, and user programs."""
 
 
 def is_connect(spark: SparkSession) -> bool:
@@ -217,7 +217,7 @@ def _is_constant_leaf(leaf: Any) -> bool:
 
 
 def p_stream_options(df: DataFrame) -> dict[str, str] | None:
-    """Return the options of reading a p-stream; None unless `df` only selects its columns."""
+    """Return the options of reading a p-stream; None unless `df` only selects columns of a p-stream."""
     if is_connect(df.sparkSession):
         return _p_stream_options_of_client(df)
     plan = df._jdf.queryExecution().analyzed()
@@ -235,12 +235,12 @@ def p_stream_options(df: DataFrame) -> dict[str, str] | None:
 
 
 def check_own_readers(*inputs: DataFrame) -> None:
-    """Refuse a query in which two sources read a p-stream under one name: one releases rows of the other.
+    """Refuse a query in which two sources read a p-stream under one name and release each other's rows.
 
     Raises
     ------
     InvalidUsageError
-        If there are two.
+        If two sources have the same reader name.
     """
     seen: set[tuple[str, str]] = set()
     for options in (options for df in inputs for options in _options_of_p_streams(df)):
@@ -269,7 +269,7 @@ def _options_of_p_streams(df: DataFrame) -> Iterator[dict[str, str]]:
 
 
 def _plans_of_client(plan: Any) -> Iterator[Any]:
-    """Yield a plan of Spark Connect and all below it."""
+    """Yield a plan of Spark Connect and all plans below it."""
     yield plan
     for value in vars(plan).values():
         for one in value if isinstance(value, list | tuple) else (value,):
@@ -320,7 +320,7 @@ def share(spark: SparkSession, value: _T, what: str) -> Any:
     Raises
     ------
     InvalidUsageError
-        If it is too large for Spark Connect.
+        If the value is too large for Spark Connect.
     """
     if not is_connect(spark):
         return spark.sparkContext.broadcast(value)
@@ -399,7 +399,7 @@ def observed_metrics(progress: StreamingQueryProgress) -> dict[str, dict[str, An
     """Return the values of each observation in a progress report, by the names of both."""
     rows = {name: row.asDict() for name, row in (progress.observedMetrics or {}).items()}
     return {
-        # Spark Connect makes a row of the JSON of the row.
+        # Spark Connect makes a new row from the JSON of the row.
         name: dict(zip((field["name"] for field in row["schema"]["fields"]), row["values"], strict=True))
         if row.keys() == {"values", "schema"}
         else row
@@ -408,7 +408,7 @@ def observed_metrics(progress: StreamingQueryProgress) -> dict[str, dict[str, An
 
 
 def is_available_now(query: Any, writer: Any = None) -> bool:
-    """Return whether a query's trigger is ``availableNow``; behind Spark Connect its writer knows it."""
+    """Return whether a query's trigger is ``availableNow``; with Spark Connect, its writer records it."""
     if hasattr(query, "_jsq"):
         return str(query._jsq.streamingQuery().trigger().toString()) == "AvailableNowTrigger"
     return writer is not None and bool(writer._write_proto.available_now)

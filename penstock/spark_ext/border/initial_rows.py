@@ -1,4 +1,4 @@
-"""The first rows of tables: DataFrames or Arrow tables, loaded once into the buckets."""
+"""The initial rows of tables: DataFrames or Arrow tables, loaded once into the buckets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Parcels: TypeAlias = list[dict[str, list[bytes]]]
 
 @dataclass(frozen=True)
 class InitialRows:
-    """The first rows of tables, broadcast to Spark's tasks.
+    """The initial rows of tables, broadcast to Spark's tasks.
 
     Parameters
     ----------
@@ -60,13 +60,13 @@ class InitialRows:
         buckets : int
             The number of buckets.
         route : pyarrow.DataType, optional
-            The type of the attribute that chooses the bucket of an event, if there are several buckets and
-            one attribute chooses.
+            The type of the attribute that chooses the bucket of an event, if there is one and there are
+            several buckets.
 
         Raises
         ------
         InvalidUsageError
-            If a table or a column is unknown, rows do not fit it, or two rows have the same key.
+            If a table or a column is unknown, rows do not fit their table, or two rows have the same key.
         """
         parcels = InitialRows.split(given, tables, buckets, route).parcels.value
         return InitialRows(share(spark, parcels, "the first rows of the tables"))

@@ -41,17 +41,18 @@ _ARROW_PARCELS = as_arrow_of_spark(PARCELS)
 
 @dataclass(frozen=True, slots=True)
 class PackingLimits:
-    """The limits that cut rows into chunks, and the sizes of the measurements that decide about conflation.
+    """The limits of chunks, and the sizes of the measurements that decide about conflation.
 
     Parameters
     ----------
     chunk_rows, chunk_bytes : int
-        The rows or bytes of a chunk that is packed without conflation, and of the first one, which measures
-        whether conflating pays off.
+        The rows or bytes of a chunk that is packed without conflation, and of the first chunk, which measures
+        whether conflation pays off.
     held_bytes : int
         The limit of the conflated rows in memory.
     remembered_rows, remembered_partitions : int
-        A measurement of at least so many rows is valid for so many further partitions of the worker.
+        A measurement of at least `remembered_rows` rows is valid for the worker's next
+        `remembered_partitions` partitions.
     parcels : ParcelLimits
         The limits of a parcel.
     """
@@ -86,7 +87,7 @@ class _Choice:
         return self.combine
 
     def remember(self, partitions: int, *, combine: bool) -> None:
-        """Keep an answer for the next partitions."""
+        """Keep an answer for this number of partitions."""
         self.combine, self.uses_left = combine, partitions
 
 
@@ -129,7 +130,7 @@ def side_of(batch: pa.RecordBatch) -> str:
 
 
 def newest_of(batch: pa.RecordBatch) -> int | None:
-    """Return the newest time that a parcel tells all buckets; None if it tells none."""
+    """Return the newest time that a parcel sends to all buckets; None if it has none."""
     newest: bytes | None = (batch.schema.metadata or {}).get(_NEWEST)
     return None if newest is None else int(newest)
 
@@ -149,11 +150,11 @@ class Packer:
     combine : bool or None
         Whether to conflate before the shuffle; None decides by the effect on the first chunk.
     name : str
-        The operator's name, under which a worker remembers that decision.
+        The operator's name, under which a worker stores this decision.
     side : str
         The rows' side of a join, which `side_of` reads from a parcel.
     tells_newest : bool
-        Whether each bucket gets one more parcel, without rows, that has the newest time of all rows
+        Whether each bucket gets an additional parcel, without rows, with the newest time of all rows
         (`newest_of`).
     most_left : float
         With `combine` None, conflation continues only if it leaves at most this share of the rows.
@@ -192,7 +193,7 @@ class Packer:
             yield parcel_row(bucket_labels(self.buckets)[0], facts.rows, None)
 
     def _tell(self, newest: int) -> Iterator[pa.RecordBatch]:
-        """Return a parcel without rows for each bucket, which tells the newest time of this partition."""
+        """Return, for each bucket, a parcel without rows that has the newest time of this partition."""
         nothing = Arrivals.from_rows(
             self.stream, pa.RecordBatch.from_pylist([], self.stream.schema)
         ).to_batch()

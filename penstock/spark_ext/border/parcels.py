@@ -61,10 +61,10 @@ _DEFAULT_LIMITS = ParcelLimits()
 
 
 def to_parcels(batches: Iterable[pa.RecordBatch], limits: ParcelLimits = _DEFAULT_LIMITS) -> Iterator[bytes]:
-    """Return `batches` as parcels of bounded size; an empty one is a parcel, too.
+    """Return `batches` as parcels of bounded size. An empty batch also makes a parcel.
 
-    Large batches are packed if this shrinks them a lot, because Spark copies each byte several times. The
-    first rows of the first large batch decide. Each parcel keeps the schema's metadata.
+    Large batches are packed if this shrinks them a lot, because Spark copies each byte several times. This is
+    measured on the first rows of the first large batch. Each parcel keeps the schema's metadata.
     """
     packs: bool | None = None
     for batch in batches:
@@ -99,7 +99,7 @@ def _pack(batch: pa.RecordBatch) -> bytes | None:
             batch, codecs=choose_packed_cascades(batch.schema, floats="plain", others="plain")
         )
     except InvalidUsageError:
-        # Two columns of one name, or text that is not UTF-8, which Spark can have.
+        # There are two columns of one name, or text that is not UTF-8. Both can occur in Spark.
         return None
     facts = {name.decode(_ANY): text.decode(_ANY) for name, text in (batch.schema.metadata or {}).items()}
     parcel = encode(PUnit(_KIND, facts), {_KIND: block}).obj
@@ -124,7 +124,7 @@ class Unpacker:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the rows; a null parcel has none."""
+        """Return the rows; a null parcel has no rows."""
         for batch in batches:
             for payload in batch.column(0).drop_null():
                 yield cast_to_schema(from_parcel(payload.as_py()), self.schema)

@@ -78,10 +78,10 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
         max_bytes: int
 
     class SupportsTriggerAvailableNow(DataSourceStreamReader):
-        """Calls a subclass's ``latestOffset(start, limit)`` where Spark calls ``latestOffset()``.
+        """Calls a subclass's ``latestOffset(start, limit)`` when Spark calls ``latestOffset()``.
 
-        `start` is None if Spark has not passed an offset yet: after a restart, Spark passes the last one only
-        later.
+        `start` is None if Spark has not passed an offset yet. After a restart, Spark passes the last offset
+        only later.
         """
 
         _last_offset: dict[str, Any] | None = None
@@ -109,7 +109,7 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
 
 
 def require_admission_control(what: str) -> None:
-    """Refuse an option that Spark cannot keep.
+    """Refuse an option that this Spark cannot honour.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def require_admission_control(what: str) -> None:
 
 
 def as_arrow_schema(schema: StructType, *, large: bool = False, unique: bool = False) -> pa.Schema:
-    """Return the Arrow schema in which Spark hands over rows; timestamps are in UTC.
+    """Return the Arrow schema in which Spark passes rows; timestamps are in UTC.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def as_arrow_schema(schema: StructType, *, large: bool = False, unique: bool = F
 
 
 class _RowWriter(DataSourceStreamWriter):
-    """Calls a subclass's ``write`` with Arrow batches where Spark hands over rows.
+    """Calls a subclass's ``write`` with Arrow batches if Spark passes rows.
 
     A subclass has the columns as its attribute ``schema``.
     """
@@ -171,7 +171,7 @@ def _batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBa
 
 
 def _converter(kind: DataType) -> Callable[[Any], Any]:
-    """Return a function that converts a value of Spark's Python rows to one that Arrow accepts."""
+    """Return a function that converts values of Spark's Python rows to values that Arrow accepts."""
     match kind:
         case StructType():
             fields = [(field.name, _converter(field.dataType)) for field in kind]

@@ -31,7 +31,7 @@ _BATCH = "streaming.sql.batchId"
 
 
 class Route(Enum):
-    """The way of rows to the task of their bucket."""
+    """The way in which rows reach the task of their bucket."""
 
     SPARK = "through_spark"
     READERS = "packed_by_readers"
@@ -55,9 +55,9 @@ class TransactionPacker:
     buckets : int
         Number of buckets.
     wakes : bool
-        Whether the first micro-batch runs in all buckets, even without rows.
+        Whether the first micro-batch runs in all buckets, including buckets without rows.
     forwarding : Forwarding, optional
-        Names the buckets of a row that may need several; it goes to each of them.
+        Determines the buckets of a row that may need several; the row goes to each of them.
     """
 
     schema: pa.Schema
@@ -121,7 +121,7 @@ class TransactionPacker:
 def place_rows(
     batch: pa.RecordBatch, names: Sequence[str], time: str | None, position: int
 ) -> pa.RecordBatch:
-    """Return the needed columns and those that order rows: their time, if any, and their position.
+    """Return the needed columns, and the columns that order rows: the time, if any, and the position.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def sort_rows(
     column_count : int
         The number of columns before those that order rows (`place_rows`).
     with_places : bool
-        Whether to pass on those, too.
+        Whether to pass on the columns that order rows.
     """
     rows = concat(list(parcels))
     keys = [rows.column(place).to_numpy() for place in range(rows.num_columns - 1, column_count - 1, -1)]
@@ -170,7 +170,7 @@ def sort_rows(
 
 def bucket_of_values(values: pa.Array[Any], buckets: int) -> npt.NDArray[np.int64]:
     """Return the bucket of each value of a routing attribute."""
-    # A transaction whose routing attribute is null is rejected, in whichever bucket.
+    # A transaction whose routing attribute is null is rejected, whatever its bucket.
     if values.null_count:
         values = values.fill_null(_nothing(values.type))
     return KeyCodec([pa.field("route", values.type)]).encode([values]).bucket(buckets)

@@ -1,7 +1,7 @@
 """Packing of windows' entries: pack fragments of the map side into parcels for their buckets.
 
 Every task of the map side sends each bucket a parcel, even an empty one, with the task's newest pane. So all
-buckets of a micro-batch know the same watermark and close the same windows, even buckets whose groups are
+buckets of a micro-batch have the same watermark and close the same windows, even buckets whose groups are
 idle.
 """
 
@@ -136,7 +136,7 @@ class EntryPacker:
             yield parcel_row(bucket_labels(self.buckets)[0], left_out, None)
 
     def _newest(self, batch: pa.RecordBatch, entries: pa.RecordBatch) -> int:
-        """Return the newest time, or the newest pane: the watermark's plus the delay in panes, rounded up."""
+        """Return the newest time or pane; the pane is the watermark's plus the delay in panes, rounded up."""
         if self.newest is not None:
             return int(np.max(entries.column(self.newest).to_numpy()))
         if self.delayed is None:
@@ -154,7 +154,7 @@ class EntryPacker:
     def _parcels(
         self, entries: pa.RecordBatch, facts: dict[bytes, bytes], *, everywhere: bool = False
     ) -> Iterator[pa.RecordBatch]:
-        """Cut entries into parcels by bucket; buckets without entries get one only with `everywhere`."""
+        """Cut entries into parcels by bucket; buckets without entries get a parcel only with `everywhere`."""
         order, bounds = self._sort_by_bucket(entries)
         # The indices are a permutation; bounds checks would take a third of the time.
         sorted_entries = pc.take(entries, pa.array(order), boundscheck=False).replace_schema_metadata(facts)
@@ -248,20 +248,20 @@ def null_time_error(rows: int) -> InvalidUsageError:
 
 @dataclass(frozen=True)
 class WholeRows:
-    """Sends whole rows in addition to their fragments, so that a bucket can tell which rows are late.
+    """Sends whole rows in addition to their fragments, so that a bucket can find the late rows.
 
     A row goes to the bucket of its group, however Spark divides a micro-batch.
 
     Parameters
     ----------
     schema : pyarrow.Schema
-        The columns of the rows, which follow those of a packer.
+        The columns of the rows, which follow the columns of a packer.
     steps : int
         The length of a pane in steps of the time.
     buckets : int
         The number of buckets.
     group_by : tuple of str
-        The columns of the group, among those of a packer.
+        The columns of the group, which are columns of a packer.
     """
 
     schema: pa.Schema
@@ -277,7 +277,7 @@ class WholeRows:
         Parameters
         ----------
         batch : pyarrow.RecordBatch
-            The packer's input; the last columns are those of the rows.
+            The packer's input; the last columns are the columns of the whole rows.
         input_rows : pyarrow.RecordBatch
             The packer's own columns.
         time : str
@@ -316,7 +316,7 @@ class RowPacker:
     nulls : str
         ``"error"`` or ``"drop"``: the treatment of rows without a time.
     whole : WholeRows, optional
-        Sends whole rows, too.
+        Also sends whole rows.
     """
 
     schema: pa.Schema

@@ -1,8 +1,8 @@
-"""Copies of buckets' tables, by which the coordinator runs transactions whose rows their events do not name.
+"""Copies of buckets' tables, on which the coordinator runs transactions whose events do not name their rows.
 
-A worker keeps the copies from micro-batch to micro-batch, and reads only the deltas since. It reads all again
-if Spark moves the coordinator to another worker or keeps another attempt of a bucket, or if a snapshot has
-replaced the deltas. So the copies equal the versions at the pointers, whatever is kept.
+A worker keeps the copies from micro-batch to micro-batch, and reads only newer deltas. It reads a whole state
+again if Spark moves the coordinator to another worker or commits another attempt of a bucket, or if a
+snapshot has replaced the deltas. So the copies always equal the versions at the pointers.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class BucketCopies:
         self._handles: dict[int, Handle] = {}
 
     def follow(self, stores: Mapping[int, BucketStore], pointers: Mapping[int, Pointer]) -> None:
-        """Make the tables of some buckets those of the versions at `pointers`.
+        """Update the tables of some buckets to the versions at `pointers`.
 
-        Tables of other buckets may stay older, or missing.
+        Tables of other buckets may be older, or missing.
 
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `BucketStore.load`.
+            As for `BucketStore.load`.
         """
         for bucket, pointer in pointers.items():
             held = self._handles.get(bucket)
@@ -55,14 +55,14 @@ class BucketCopies:
                 self._handles[bucket] = stores[bucket].load(pointer, self.state)
                 continue
             handle = stores[bucket].catch_up(pointer, self.state, held)
-            if handle is None:  # rows that were deleted since would stay, so read all again
+            if handle is None:  # deleted rows would otherwise stay, so read all again
                 self.state, self._handles = TableSet(self._specs), {}
                 self.follow(stores, pointers)
                 return
             self._handles[bucket] = handle
 
     def advance(self, stores: Mapping[int, BucketStore], pointers: Mapping[int, Pointer]) -> None:
-        """Take note that the tables have the changes of newer versions, which are published."""
+        """Record that the tables have the changes of newer versions, which are published."""
         for bucket, pointer in pointers.items():
             self._handles[bucket] = stores[bucket].look(pointer)[0]
         self.state.forget_deleted()
@@ -72,9 +72,9 @@ _KEPT: dict[str, tuple[tuple[TableSpec, ...], BucketCopies]] = {}
 
 
 def take_copies(location: str, tables: tuple[TableSpec, ...]) -> BucketCopies:
-    """Return the copies that this process has kept of an operator's state, or empty ones.
+    """Return the copies of an operator's state that this process has kept, or empty copies.
 
-    They are no longer kept. An operator that has started again may have other indexes.
+    The process no longer keeps them. They are not used if the operator was restarted with other indexes.
     """
     kept_tables, copies = _KEPT.pop(location, ((), None))
     return copies if copies is not None and kept_tables == tables else BucketCopies(tables)

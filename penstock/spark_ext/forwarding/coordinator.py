@@ -1,8 +1,8 @@
-"""The coordinator: runs the forwarded transactions of a micro-batch, after a shuffle behind the buckets.
+"""The coordinator: runs the forwarded transactions of a micro-batch, after the buckets and a shuffle.
 
 Steps: 1. run the transactions over the exported rows, or over copies of the buckets' tables, 2. sync Spark's
-plan of the micro-batch, so that no other events come under its number, 3. publish the continuation of each
-bucket that takes part, 4. emit the results. All steps give the same when another attempt repeats them.
+plan of the micro-batch, so that no other events can get its number, 3. publish the continuation of each
+bucket that takes part, 4. emit the results. All steps have the same result when another attempt repeats them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from penstock.spark_ext.forwarding.exports import BUCKET, NUMBER, BucketNote, Ex
 from penstock.state_store.bucket_store import BucketStore
 
 if TYPE_CHECKING:
-    # The codecs are loaded only where something is written.
+    # The codecs are loaded only by processes that write.
     from penstock.spark_ext.sources.p_stream_rows import OperatorRows
 
 __all__ = ["Coordinator"]
@@ -55,11 +55,11 @@ class Coordinator:
     tables : tuple of TableSpec
         The tables of the database.
     columns : int
-        The number of columns of an event, without those that order events.
+        The number of columns of an event, without the columns that order events.
     rows : ResultRows
         Makes rows of results.
     into : OperatorRows, optional
-        Writes the results; then the output is descriptors instead of rows.
+        Writes the results. If given, the output is descriptors instead of rows.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Coordinator:
     into: OperatorRows | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the results of the buckets, then those of forwarded transactions."""
+        """Return the results of the buckets, then the results of forwarded transactions."""
         held: list[bytes] = []
         output = None
         for batch in batches:
@@ -135,7 +135,7 @@ class Coordinator:
     ) -> None:
         """Publish the continuations of buckets."""
         failpoint("coordinator.before_continuations")
-        # Spark does not tell workers where its checkpoint is.
+        # Spark does not pass the location of its checkpoint to workers.
         make_durable(None)
         tables = {spec.name: spec for spec in self.tables}
         for note in notes:

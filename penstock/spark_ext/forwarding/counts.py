@@ -1,4 +1,4 @@
-"""Count the transactions of a query, and those that were forwarded: while it runs, or in its checkpoint."""
+"""Count the transactions of a query, and how many were forwarded, while it runs or from its checkpoint."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ Ran = StreamingQuery | SeveralQueries | str | os.PathLike[str]
 def count_transactions(
     ran: Ran, *, state_location: str | os.PathLike[str] | None = None, operator: str | None = None
 ) -> TransactionCounts:
-    """Count the transactions that a query has run, and those that it has forwarded.
+    """Count the transactions that a query has run, and how many of them it has forwarded.
 
-    Called on the driver. Of a query or graph, the micro-batches count that Spark still reports (see
-    `penstock.metrics`); of a checkpoint, all that are committed. No Spark is needed for a checkpoint, unless
-    its state store is not Spark's default one.
+    Called on the driver. For a query or graph, the counts cover the micro-batches that Spark still reports
+    (see `penstock.metrics`); for a checkpoint, all committed micro-batches. A checkpoint is read without
+    Spark if it uses Spark's default state store.
 
     Parameters
     ----------
     ran : StreamingQuery, RunningGraph, str or path
         The query, the graph, or the checkpoint of either.
     state_location : str or path, optional
-        The state location, if `ran` is a checkpoint; that of a graph is by default in its checkpoint.
+        The state location, if `ran` is a checkpoint. For a graph, the default is the location in its
+        checkpoint.
     operator : str, optional
         The `name` of the operator; needed if several run transactions.
 
     Raises
     ------
     InvalidUsageError
-        If no operator of transactions has run, or more than one fits, or the state location is missing.
+        If no operator of transactions has run, more than one fits, or the state location is missing.
     CorruptDataError
         If the checkpoint or the state is damaged.
     UnavailableError
@@ -113,7 +114,7 @@ def _count_stored(
 
 
 def _count_operator(checkpoint: str, batch: int, operator: Operator) -> dict[str, TransactionCounts]:
-    """Return the counts of an operator by its name; nothing if it does not run transactions."""
+    """Return an operator's counts by its name; empty if it does not run transactions."""
     if operator.files is None:
         return {}
     specification = specification_of(operator.files)

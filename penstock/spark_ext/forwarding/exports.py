@@ -1,7 +1,7 @@
 """The parcels from the buckets of a micro-batch to its coordinator.
 
-A bucket passes on the forwarded transactions that it counts, the rows that forwarded transactions need, and a
-note that names its new version.
+A bucket passes on the forwarded transactions that it counts, the rows that any forwarded transactions need,
+and a note with its new version.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 BUCKET = f"{RESERVED_PREFIX}bucket"
 NUMBER = f"{RESERVED_PREFIX}number"
-"""The columns of a forwarded event that say which bucket counts it, and its number there."""
+"""The columns of a forwarded event with the bucket that counts it, and its number there."""
 
 _EVENTS, _ROWS, _NOTE = "forwarded events", "rows of ", "bucket"
 
@@ -78,7 +78,7 @@ def export_events(rows: pa.RecordBatch, columns: int, bucket: int, numbers: Numb
     Parameters
     ----------
     rows : pyarrow.RecordBatch
-        The events, with the columns that order them behind the first `columns`.
+        The events; the columns that order them follow the first `columns` columns.
     columns : int
         The number of other columns.
     bucket : int
@@ -98,7 +98,7 @@ def export_rows(rows: Mapping[str, pa.RecordBatch]) -> list[pa.RecordBatch]:
 
 
 def is_export(batch: pa.RecordBatch) -> bool:
-    """Return whether a batch is for the coordinator."""
+    """Return whether a batch is an export, for the coordinator."""
     return side_of(batch) != ""
 
 

@@ -52,17 +52,17 @@ __all__ = [
 ]
 
 _CYCLES_PER_LIMIT = 8
-"""Trigger intervals that fit into the tightest limit of a freshness contract."""
+"""Number of trigger intervals in the tightest limit of a freshness contract."""
 
 
 @contextmanager
 def errors_named(node: Node) -> Iterator[None]:
-    """Add a node's name to the errors of building its DataFrame; a source's errors have it already.
+    """Add a node's name to errors raised while its DataFrame is built; a source's errors already have it.
 
     Raises
     ------
     InvalidUsageError
-        Instead of an error of Spark's analyser, and with the node's name.
+        In place of an error of Spark's analyser, with the node's name.
     """
     try:
         yield
@@ -90,9 +90,9 @@ def check_runnable(root: Node) -> None:
 
 
 def find_trigger_interval(results: Node) -> str | None:
-    """Return a trigger interval that leaves freshness contracts room; None if there is no contract.
+    """Return a trigger interval that lets freshness contracts hold; None if there is no contract.
 
-    Without an interval micro-batches follow each other, even if a later one would be soon enough.
+    Without an interval, micro-batches run back to back, even if a later start would be early enough.
     """
     contracts = [
         node.options.contract
@@ -157,7 +157,7 @@ def _refuse(node: Node, nodes: list[Node]) -> None:
 
 
 def _describe_exclusive(node: Node) -> str | None:
-    """Describe an operator that may have only one reader; None for others."""
+    """Describe an operator that may have only one reader; None for other operators."""
     if isinstance(node, Transactions):
         return "an operator of transactions"
     if isinstance(node, Apply):
@@ -248,7 +248,8 @@ def check_frame(df: DataFrame, schema: StructType, name: str, *, streaming: bool
     Raises
     ------
     InvalidUsageError
-        If a column is missing or of another type, or the DataFrame is wrongly streaming or not streaming.
+        If a column is missing or has the wrong type, or the DataFrame is streaming when it must not be, or
+        vice versa.
     """
     if df.isStreaming != streaming:
         raise InvalidUsageError(
@@ -272,7 +273,7 @@ def check_frame(df: DataFrame, schema: StructType, name: str, *, streaming: bool
 def check_one_row_each(table: DataFrame, node: StreamTableJoin) -> None:
     """Refuse a table that would turn one update into several tuples (UpStream §3.2)."""
     keys = [quote(name) for name in node.on]
-    # A null matches no key.
+    # A null key matches nothing.
     table = table.where(" AND ".join(f"{name} IS NOT NULL" for name in keys))
     if table.groupBy(*keys).count().where("count > 1").limit(1).count():
         raise InvalidUsageError(

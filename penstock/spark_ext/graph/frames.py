@@ -88,8 +88,8 @@ class SinkInput:
     readings : tuple of Reading
         The subscriptions that it reads.
     direct, deterministic : bool
-        Whether the operator itself writes the results, so that `rows` are descriptors. Whether a micro-batch
-        that runs again has the same results in the same order.
+        `direct`: whether the operator itself writes the results, so that `rows` are descriptors.
+        `deterministic`: whether a micro-batch that runs again has the same results in the same order.
     """
 
     rows: DataFrame
@@ -114,11 +114,11 @@ class Frames:
     sources, tables : mapping of str to DataFrame
         The DataFrames of static tables, and of sources that are not p-streams.
     streams, paths : mapping of str to str
-        The locations of p-streams by name: of the graph's own, and of sources.
+        The locations of p-streams by name: of those that the graph writes, and of sources.
     state : str
         The location for operators' state.
     max_rows : int, optional
-        The most rows that a reader takes in a micro-batch.
+        The greatest number of rows that a reader takes in a micro-batch.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Frames:
         Raises
         ------
         InvalidUsageError
-            If a source or table is missing, or has other columns.
+            If a source or table is missing, or has the wrong columns.
         CorruptDataError, UnavailableError
             If a p-stream is damaged, or the file system refuses.
         """
@@ -197,7 +197,7 @@ class Frames:
         return SinkInput(windows.write_directly(place, finish, target), rows.schema, readings, direct=True)
 
     def state_of(self, end: Node) -> StatePlace | None:
-        """Return the place of the state of a node's query; None if it has none.
+        """Return the place of the state of a node's query; None if the query has no state.
 
         Raises
         ------
@@ -326,7 +326,7 @@ class Frames:
         return plan_assembly(node, pack_rows(node, self._build(above), buckets))
 
     def _aggregate_by_window(self, node: Aggregate) -> DataFrame:
-        """Return windows aggregated by window, in the buckets that make them if possible."""
+        """Return windows aggregated by window; if possible, in the buckets that make the windows."""
         at, steps = split_steps(node.inputs[0])
         if not _makes_windows(at):
             return aggregate_windows(node, self._build(node.inputs[0]))

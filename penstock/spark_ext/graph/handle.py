@@ -66,11 +66,11 @@ class GraphProgress:
 
 
 class RunningGraph:
-    """All queries of a started graph, as one handle.
+    """A handle for all queries of a started graph, returned by `penstock.start`.
 
-    Made by `penstock.start`. A thread watches the queries. If one fails, it stops the others. With
-    ``available_now`` it starts a query when its predecessors have ended, and ends queries that Spark does not
-    end, because they may have timeouts. All methods may be called from any thread::
+    A thread watches the queries. If one fails, it stops the others. With ``available_now`` it starts a query
+    when its predecessors have ended, and ends queries that Spark does not end, because they may have
+    timeouts. All methods may be called from any thread::
 
         state      ends when
         ---------  -------------------------------------------------
@@ -78,7 +78,8 @@ class RunningGraph:
                    `stop` was called: stopped
                    a query failed, and the others are stopped: failed
 
-    Leaving a ``with`` block stops it. Stopping loses nothing: a start with the same checkpoint goes on.
+    Leaving a ``with`` block stops the graph. Stopping loses nothing: a start with the same checkpoint
+    continues.
 
     Attributes
     ----------
@@ -149,7 +150,7 @@ class RunningGraph:
         """Poll the queries once, and react to failures and ends."""
         if self._ended.is_set():
             return
-        # Ask once: a query that ends meanwhile may have failed, which the next poll sees.
+        # Ask once: a query that ends during this poll may have failed, which the next poll detects.
         ended = {name for name, run in self._runs.items() if not run.query.isActive}
         for name, run in self._runs.items():
             last = run.read()
@@ -164,7 +165,7 @@ class RunningGraph:
             if name in ended and self._drain and run.start_again():
                 ended.remove(name)
             elif last is not None and run.is_done(last, drain=self._drain):
-                # The next batch may have begun, and ends before the query stops.
+                # The next batch may have begun. It ends before the query stops.
                 stop_between_batches(run.query, self._spark)
         self._start_ready(ended)
         if not self._waiting and ended >= self._runs.keys():
@@ -232,17 +233,17 @@ class RunningGraph:
         _LOGGER.info("graph %s [graph=%s]", state, self.name)
 
     def _stop_queries(self) -> None:
-        """Stop all queries, upstream ones first, so that later ones can still read their last output."""
+        """Stop all queries, upstream first, so that later queries can still read their last output."""
         with ExitStack() as stack:
             for run in reversed(self._runs.values()):
-                # A query that cannot be stopped must not keep the others running.
+                # A query that cannot be stopped must not keep other queries running.
                 stack.callback(stop_between_batches, run.query, self._spark)
 
     # ---------------------------------------------------------------------------------- the caller
 
     @property
     def queries(self) -> dict[str, StreamingQuery]:
-        """Spark's started queries by name; the last one makes the results."""
+        """Spark's started queries by name; the last query makes the results."""
         with self._lock:
             return {name: run.query for name, run in self._runs.items()}
 
@@ -253,7 +254,7 @@ class RunningGraph:
 
     @property
     def recovery(self) -> RecoveryReport | None:
-        """The report of this start's recovery; None without a recovery, or until it has ended."""
+        """The report of this start's recovery; None if there is no recovery, or until it has ended."""
         return None if self._recovery is None else self._recovery.report
 
     def status(self) -> dict[str, Any]:
@@ -263,8 +264,8 @@ class RunningGraph:
         -------
         dict
             ``graph``, ``state``, ``recovering``, and ``queries``: by name ``active``, ``message``,
-            ``micro_batch`` (the newest one or None), and ``writes``: ``"through Spark"``, or ``"directly"``
-            if the operator writes its results into a p-stream.
+            ``micro_batch`` (the newest, or None), and ``writes``: ``"through Spark"``, or ``"directly"`` if
+            the operator writes its results into a p-stream.
 
         Raises
         ------
@@ -326,7 +327,7 @@ class RunningGraph:
         Raises
         ------
         CorruptDataError
-            If its checkpoint is damaged.
+            If the graph's checkpoint is damaged.
         UnavailableError
             If the file system refuses, or Spark's driver has ended.
         """
@@ -367,7 +368,7 @@ class RunningGraph:
                 if run is not None and not self._ended.is_set() and run.query.isActive:
                     run.query.processAllAvailable()
             except (PySparkException, Py4JError, ConnectionError):
-                self._ended.wait(_STOP_S)  # the watcher tells
+                self._ended.wait(_STOP_S)  # the watcher reports it
             self._raise()
         with self._lock, self._translate_errors():
             self._look()
@@ -379,7 +380,7 @@ class RunningGraph:
         Raises
         ------
         PySparkException
-            If Spark cannot stop one.
+            If Spark cannot stop a query.
         UnavailableError
             If Spark's driver has ended.
         """

@@ -51,7 +51,7 @@ def join_table(rows: DataFrame, table: DataFrame, on: Sequence[str]) -> DataFram
     """
     other_columns = [quote(name) for name in table.columns if name not in on]
     keys = {quote(name): f"{RESERVED_PREFIX}key_{number}" for number, name in enumerate(on)}
-    # Spark parses the name of a join column as an expression, and not every name is one.
+    # Spark parses the name of a join column as an expression, and not every name is a valid expression.
     keyed = table.select(*(sf.col(name).alias(key) for name, key in keys.items()), *other_columns)
     conditions = [sf.col(name) == sf.col(key) for name, key in keys.items()]
     return rows.join(keyed, conditions).select(*map(quote, rows.columns), *other_columns)

@@ -4,9 +4,9 @@
    committed micro-batches from these logs, and the rows of p-streams from the logs of the p-streams.
 2. **Upstream requesting**: find the row from which each query needs its p-streams again; check that these
    rows are not released.
-3. **Data recovery**: check by name and length that the p-units from there on exist, and so do the state files
-   of every bucket at each query's last commit (`penstock.spark_ext.graph.state`). The tasks that load the
-   files check their content.
+3. **Data recovery**: check, by name and length, that the p-units from there on exist, and the state files of
+   every bucket at each query's last commit (`penstock.spark_ext.graph.state`). The tasks that load the files
+   check their content.
 4. **Upstream replay**: lasts until the results query has committed its first micro-batch; ends at once if
    there is nothing to replay.
 """
@@ -59,19 +59,19 @@ class QueryStreams:
 
 
 class GraphRecovery:
-    """One recovery of a graph: the constructor runs the first three phases, `record_commit` ends the fourth.
+    """One recovery of a graph: the constructor runs phases 1 to 3, `record_commit` ends phase 4.
 
-    Used on the driver, before the queries start and while they run. After a crash in it, the next start
-    recovers again.
+    Used on the driver, before the queries start and while they run. After a crash during a recovery, the next
+    start recovers again.
 
     Parameters
     ----------
     name : str
         The graph's name.
     directory : GraphDirectory
-        Its checkpoint.
+        The graph's checkpoint.
     queries : sequence of QueryStreams
-        Its queries.
+        The graph's queries.
     clock : callable
         Returns seconds on a clock that never goes back.
     held_by_spark : callable, optional
@@ -137,7 +137,7 @@ class GraphRecovery:
         self._end_phase(checkpoint=self._checkpoint)
 
     def _trace(self) -> None:
-        """Trace the rows from which the queries go on."""
+        """Trace the rows from which the queries continue."""
         queries = {
             name: {
                 "id": query.id,

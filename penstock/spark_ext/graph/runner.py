@@ -65,7 +65,7 @@ def start(
     """Run a graph: one streaming query for each p-stream that it writes, and one for its results.
 
     Called on the driver. Returns when the queries run; their first micro-batches may still be running. With
-    an existing checkpoint, it recovers and goes on, exactly once.
+    an existing checkpoint, the graph recovers and continues, exactly once.
 
     Parameters
     ----------
@@ -74,17 +74,17 @@ def start(
     spark : SparkSession
         The session; Penstock is registered with it.
     checkpoint : str or path
-        The graph's directory, which need not exist: its plan, its p-streams, state, and Spark's checkpoints.
+        The graph's directory, which need not exist. It holds the plan, the p-streams, state, and Spark's
+        checkpoints.
     sources : mapping of str to DataFrame or path, optional
-        For each source of the graph, its streaming DataFrame. Instead, the path of its files for the kind
-        ``parquet``, or the location of a p-stream to read for any other kind. A source that has a path in the
+        For each source of the graph, its streaming DataFrame; or, for the kind ``parquet``, the path of its
+        files; or, for any other kind, the location of a p-stream to read. A source that has a path in the
         graph may be left out.
     tables : mapping of str to DataFrame, optional
         The static tables of its lookups.
     sink : callable, optional
         A function from the DataFrame of the results to its writer, such as ``lambda rows:
-        rows.writeStream.foreachBatch(keep)``; by default the graph's sink: Spark's name of a format, and its
-        options.
+        rows.writeStream.foreachBatch(keep)``. By default the graph's sink is used.
     statistics : Statistics, optional
         The result of `Graph.measure`, for the plan.
     persist : str or mapping, optional
@@ -95,10 +95,10 @@ def start(
         The time between two checkpoint markers, which commit results. By default as short as possible, or
         with a freshness contract an eighth of its tightest limit.
     available_now : bool
-        Whether to end when the current input is processed; then the queries run one after the other.
+        Whether to end when the current input is processed. If true, the queries run one after the other.
     drain : bool
-        With `available_now`, whether queries with a budget go on until no key waits, or end with their input.
-        The next start serves keys that still wait.
+        With `available_now`, whether queries with a budget continue until no key waits, rather than end with
+        their input. The next start serves keys that still wait.
     max_rows : int, optional
         The maximum number of rows of a p-stream in a micro-batch.
 
@@ -188,7 +188,7 @@ def start(
         ]
         by_spark = partial(read_pointers, spark)
         recovery = GraphRecovery(graph.name, directory, queries, held_by_spark=by_spark)
-    # A later query may start only when earlier ones have ended, so check all before the first one reads.
+    # A query may start only when earlier queries have ended, so check all queries before the first one reads.
     for stage in stages:
         check_writer(stage.writer)
     directory.put("graph", graph_document(plan, readings, writers))
@@ -228,7 +228,7 @@ def _trace(
 def _locate(
     graph: Graph, sources: Mapping[str, DataFrame | str | os.PathLike[str]]
 ) -> tuple[Graph, dict[str, str]]:
-    """Return the graph with the kind of p-stream sources set, and their locations."""
+    """Return the graph, with the kind of p-stream sources set, and the locations of these sources."""
     nodes = {node.name: node for node in topological(graph.root) if isinstance(node, Source)}
     unknown = sorted(sources.keys() - nodes.keys())
     if unknown:

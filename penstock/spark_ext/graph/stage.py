@@ -25,7 +25,7 @@ class Stage:
     Parameters
     ----------
     name : str
-        Its name in the graph, its checkpoint and errors.
+        The query's name in the graph, its checkpoint and errors.
     writer : DataStreamWriter
         The writer that starts it.
     after : tuple of str
@@ -52,7 +52,7 @@ class QueryTotals:
     batches : int
         Micro-batches that it committed.
     rows : int
-        Rows that entered Spark, without those that a p-stream's reader filtered out.
+        Rows that entered Spark, without the rows that a p-stream's reader filtered out.
     batch_ms : tuple of int
         The durations of its newest micro-batches, oldest first, at most a hundred.
     """
@@ -71,7 +71,7 @@ class StageRun:
     stage : Stage
         The stage.
     query : StreamingQuery
-        Its newest query.
+        The newest query of the stage.
     """
 
     stage: Stage
@@ -84,7 +84,7 @@ class StageRun:
         self._reader = ProgressReader(self.query)
 
     def read(self) -> StreamingQueryProgress | None:
-        """Count the query's micro-batches since the last call; return the newest one's report."""
+        """Count the query's micro-batches since the last call; return the report of the newest."""
         new = self._reader.new()
         if not new:
             return None

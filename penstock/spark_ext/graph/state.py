@@ -3,8 +3,8 @@
 Steps, for each query: 1. read the description of its operator, 2. read the pointers of its last committed
 micro-batch from Spark's state, 3. check by name and length the files that a load of each pointer reads.
 Errors are the same as those of a task that loads the bucket. Uncommitted files, garbage, and buckets never
-written are not checked. Neither are clock records, since only a task knows whether its operator still follows
-the clock.
+written are not checked. Clock records are not checked, either, because only a task knows whether its operator
+still follows the clock.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["FoundState", "HeldBySpark", "StatePlace", "find_state"]
 _LOGGER = logging.getLogger(__name__)
 
 _PARALLEL_READS = 16
-"""The number of directories to check in parallel: on remote stores most of the time is waiting."""
+"""The number of directories to check in parallel: on remote stores most of the time is spent waiting."""
 
 HeldBySpark = Callable[[str], Held]
 """Reads the pointers in a query's checkpoint with Spark tasks, which takes seconds."""
@@ -71,7 +71,7 @@ def find_state(
     place: StatePlace,
     held_by_spark: HeldBySpark | None = None,
 ) -> FoundState:
-    """Find the state from which a query goes on; see the module.
+    """Find the state from which a query continues; see the module.
 
     Called on the driver, before the query starts.
 
@@ -84,16 +84,16 @@ def find_state(
     progress : QueryProgress
         The query's progress.
     place : StatePlace
-        The place of its operator's state.
+        The place of the operator's state.
     held_by_spark : callable, optional
-        Called if only Spark can read the format of its state. Without it the tasks find any damage.
+        Called if only Spark can read the format of its state. If not given, the tasks find any damage.
 
     Raises
     ------
     CorruptDataError
         If a file is missing or cut, or a file that is read is damaged.
     InvalidUsageError
-        If the state is not an operator's with buckets.
+        If the state does not belong to an operator with buckets.
     UnavailableError
         If the file system refuses.
     """
@@ -152,7 +152,8 @@ def _select_pointers(stored: Held, files: Files, buckets: int) -> dict[int, Poin
         return pointers_by_bucket
     labels = {label: bucket for bucket, label in enumerate(bucket_labels(buckets))}
     if len(stored) == 1:
-        # A query has one operator of ours, so these pointers belong to it, although all their files are gone.
+        # A query has one Penstock operator, so these pointers belong to it, although all their files are
+        # gone.
         (pointers,) = stored.values()
         return {labels[label]: pointer for label, pointer in pointers.items() if label in labels}
     return {}

@@ -15,7 +15,7 @@ __all__ = ["apply_step", "apply_steps", "select_item", "split_steps", "step_text
 
 
 def split_steps(node: Node) -> tuple[Node, list[Where | Select]]:
-    """Return the node before selections and projections, and these in order."""
+    """Return the node before selections and projections, and these steps in order."""
     steps: list[Where | Select] = []
     while isinstance(node, Where | Select | Sink):
         if not isinstance(node, Sink):

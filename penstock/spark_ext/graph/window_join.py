@@ -4,7 +4,7 @@ Spark reads each side's sources at its own pace, so one side may be ahead of the
 go to one operator, which closes windows of both by the watermark of the slower side (`SeveralPanes`). So all
 windows with the same end close in one micro-batch, and later steps need no state.
 
-Behind the operator, rows of a side are a struct in that side's column::
+After the operator, rows of a side are a struct in that side's column::
 
     side        int                     the side of the row
     end         long                    the end of its window, in microseconds
@@ -84,7 +84,7 @@ class Side:
     windows : PlannedWindows
         The plan of its windows.
     steps : tuple of Where, Select or Aggregate
-        The steps before the join; aggregates are by window.
+        The steps between the windows and the join; aggregates are by window.
     """
 
     windows: PlannedWindows
@@ -93,7 +93,7 @@ class Side:
 
 @dataclass(frozen=True)
 class SidesOperator:
-    """Windows of several sides as an `Operator`.
+    """The `Operator` for windows of several sides.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def _open(rows: DataFrame, side: int) -> DataFrame:
 
 
 def _replace_side(rows: DataFrame, side: int, columns: Sequence[Column]) -> DataFrame:
-    """Return rows with other columns for one side."""
+    """Return rows with new columns for one side."""
     struct = sf.when(sf.col(ROW_SIDE) == side, sf.struct(*columns)).alias(STRUCTS[side])
     names = [struct if name == STRUCTS[side] else sf.col(name) for name in rows.columns]
     return _open(rows, side).select(*names)
@@ -311,7 +311,7 @@ class _Fold:
     output: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return one row for each window and group of the side, and the rows of the other."""
+        """Return one row for each window and group of the side, and the rows of the other side."""
         place = self.output.get_field_index(STRUCTS[self.side])
         fragments = self.by_window.fragments
         fragmenter = row_fragmenter(self.values, fragments)

@@ -61,7 +61,7 @@ START_COLUMN = f"{RESERVED_PREFIX}start"
 """The column of a window's start, in microseconds, while it is aggregated."""
 
 SIZE_COLUMN = f"{RESERVED_PREFIX}size"
-"""The column of its length."""
+"""The column of a window's length, while it is aggregated."""
 
 
 def plan_assembly(node: Assemble, parcels: DataFrame) -> PlannedWindows:
@@ -123,7 +123,7 @@ def pack_rows(node: Assemble, rows: DataFrame, buckets: int) -> DataFrame:
 
 
 def fragment_packer(node: Assemble, buckets: int) -> FragmentPacker:
-    """Return the packer of fragments that are looked up behind their reader."""
+    """Return the packer of fragments that are looked up after their reader."""
     fragments, schema = _fragments(node)
     return FragmentPacker(schema, EntryPacker.build(fragments, schema, buckets))
 
@@ -181,12 +181,12 @@ def plan_count_windows(node: Aggregate, rows: DataFrame, buckets: int) -> Planne
 
 
 def plan_local_windows(node: Aggregate, columns: StructType, buckets: int) -> RowWindows:
-    """Return windows of rows with given columns, as `plan_count_windows`; needs no Spark session.
+    """Do `plan_count_windows` for rows with given columns; needs no Spark session.
 
     Raises
     ------
     InvalidUsageError
-        If only Spark knows the type of an expression.
+        If only Spark can determine the type of an expression.
     """
     window, arguments = _arguments(node)
     planned = plan_row_windows(columns, *arguments, session=_gap(window), unit=_unit(window), buckets=buckets)
@@ -225,8 +225,8 @@ def _in_graph(plan: WindowPlan, node: Aggregate, window: Window) -> WindowPlan:
 def aggregate_windows(node: Aggregate, windows: DataFrame) -> DataFrame:
     """Return aggregates of windows, without state.
 
-    All groups of a window close in the same micro-batch, because all buckets know the same watermark. So an
-    aggregate by window is complete in it.
+    All groups of a window close in the same micro-batch, because all buckets have the same watermark. So an
+    aggregate by window is complete in that micro-batch.
     """
     by_window = ByWindow.build(node, wraps=wraps_around(windows.sparkSession))
     rows = windows.select(*by_window.values)
@@ -244,7 +244,7 @@ def window_accumulator(
     steps: Sequence[Step],
     schemas: Sequence[StructType],
 ) -> WindowAccumulator | None:
-    """Return the accumulator that folds windows in the buckets that make them; None if only Spark can.
+    """Return the accumulator that folds windows in their buckets; None if only Spark can fold them.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def window_accumulator(
     rows : DataFrame
         The windows after the steps, as Spark makes them.
     steps : sequence of Step
-        The steps between.
+        The steps between the windows and the aggregate.
     schemas : sequence of StructType
         The schemas of the windows, and after each projection.
     """

@@ -1,1 +1,1 @@
-"""Records of Kafka, as Spark's connector gives them, as rows."""
+"""Decode the records of Spark's Kafka connector."""

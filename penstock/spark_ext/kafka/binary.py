@@ -34,14 +34,14 @@ from penstock.spark_ext.border.types import as_arrow_of_spark, convert, spark_sc
 __all__ = ["VALUE", "decode_values", "envelope_columns", "known_columns", "make_decoder", "table_columns"]
 
 VALUE: Final = "kafka_value"
-"""The struct of a value's columns and `BAD_RECORD`, which is the reason here."""
+"""The struct of a value's columns and `BAD_RECORD`, which holds the reason."""
 _WIDER: Final[dict[type[DataType], tuple[type[DataType], ...]]] = {
     ByteType: (ShortType, IntegerType, LongType),
     ShortType: (IntegerType, LongType),
     IntegerType: (LongType, DoubleType),
     FloatType: (DoubleType,),
 }
-"""For types those that hold all their values."""
+"""For each type, the types that hold all its values."""
 _POSITION: Final = ("ts_ms", "lsn")
 
 
@@ -75,12 +75,12 @@ def known_columns(
 
 
 def table_columns(decoder: Decoder, declared: StructType | None) -> StructType:
-    """Make a decoder read the declared columns only, or all without them; return these columns.
+    """Make a decoder read only the declared columns, or all if none are declared; return these columns.
 
     Raises
     ------
     InvalidUsageError
-        If the schema lacks one, or has it with another type.
+        If the schema lacks a declared column, or has it with another type.
     """
     columns = _choose(spark_schema(decoder.schema), declared)
     decoder.schema = pa.schema([decoder.schema.field(name) for name in columns.names])
@@ -88,12 +88,12 @@ def table_columns(decoder: Decoder, declared: StructType | None) -> StructType:
 
 
 def _choose(known: StructType, declared: StructType | None) -> StructType:
-    """Return the columns to take of those that a schema has.
+    """Return the columns of a schema to read.
 
     Raises
     ------
     InvalidUsageError
-        If the schema lacks one, or has it with another type.
+        If the schema lacks a declared column, or has it with another type.
     """
     if declared is None:
         return StructType([StructField(one.name, one.dataType) for one in known])
@@ -118,17 +118,17 @@ def _choose(known: StructType, declared: StructType | None) -> StructType:
 
 
 def _holds(wide: DataType, narrow: DataType) -> bool:
-    # Their texts have no nullability.
+    # The texts of declared columns do not include nullability.
     return isinstance(wide, _WIDER.get(type(narrow), ())) or wide.simpleString() == narrow.simpleString()
 
 
 def envelope_columns(decoder: Decoder, declared: StructType | None) -> tuple[StructType, StructType]:
-    """Make a decoder read what is needed of Debezium's events; return its columns and the table's.
+    """Make a decoder read the needed columns of Debezium's events; return them and the table's columns.
 
     Raises
     ------
     InvalidUsageError
-        If the schema is not one of change events, or does not fit the declared columns of the table.
+        If the schema is not a schema of change events, or does not fit the declared columns of the table.
     """
     known = spark_schema(decoder.schema)
     kinds = {one.name: one.dataType for one in known}
@@ -165,13 +165,13 @@ def decode_values(
     Parameters
     ----------
     records : DataFrame
-        With the column ``value``.
+        Rows with the column ``value``.
     decoder : Decoder
-        Has `columns`, with the same or narrower types.
+        The decoder, which has `columns` with the same or narrower types.
     columns : StructType
         The columns of the value.
     keep : sequence of str
-        Other columns to keep; also ``value`` if it is wanted as it is.
+        Other columns to keep; ``value`` keeps the undecoded value.
     """
     given = records.select("value", *(one for one in keep if one != "value"))
     value = StructType([*columns, StructField(BAD_RECORD, StringType())])

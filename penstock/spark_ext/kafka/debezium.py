@@ -48,14 +48,14 @@ def decode_debezium(text: Column, table: StructType) -> Column:
 
 
 def read_change(event: Column, columns: StructType, table: StructType) -> Column:
-    """Return a decoded envelope as such a struct.
+    """Return a decoded envelope as a struct, as `decode_debezium` does.
 
     Parameters
     ----------
     event : pyspark.sql.Column
-        A struct of ``before``, ``after``, ``op`` and ``source``, and the reason in `BAD_RECORD`.
+        A struct of ``before``, ``after``, ``op``, ``source`` and `BAD_RECORD`, which holds the reason.
     columns : pyspark.sql.types.StructType
-        Its fields but the reason.
+        The fields of the struct, except the reason.
     table : pyspark.sql.types.StructType
         The columns of the table.
     """

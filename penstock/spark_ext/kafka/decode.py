@@ -42,43 +42,43 @@ def decode_kafka(
     message: str | None = None,
     registry: SchemaRegistry | None = None,
 ) -> DataFrame:
-    """Return the columns that the values of Kafka's records hold.
+    """Decode the values of Kafka's records into columns.
 
     The records may come from a source, or from an update queue over it. In the second case only the records
-    that leave the queue are decoded. Called on the driver when a query is made.
+    that leave the queue are decoded. Called on the driver when a query is built.
 
     Parameters
     ----------
     records : pyspark.sql.DataFrame
-        Rows with the column ``value``, and those that `keep` names.
+        Rows with the column ``value`` and the columns that `keep` names.
     columns : str, optional
-        Names and types of the value's columns, as in CREATE TABLE. Avro and Protobuf have the columns of
-        their schema without it.
+        Names and types of the value's columns, as in CREATE TABLE. By default, Avro and Protobuf have all
+        columns of their schema.
     format : {"json", "avro", "protobuf", "debezium", "debezium_avro"}
         ``debezium`` is the JSON of Debezium's change events, with or without their schema, and
-        ``debezium_avro`` their Avro. `columns` are those of the table; ``deleted BOOLEAN``,
-        ``change_op STRING``, ``change_ms BIGINT`` and ``change_lsn BIGINT`` follow. A deleted row has its
-        old columns; the database may send only those of the key. Tombstones are left out.
+        ``debezium_avro`` their Avro. `columns` are the columns of the table; ``deleted BOOLEAN``, ``change_op
+        STRING``, ``change_ms BIGINT`` and ``change_lsn BIGINT`` follow. A deleted row has its old values; the
+        database may send only the columns of the key. Tombstones are left out.
     keep : sequence of str
         Kafka's own columns to keep: ``key``, ``topic``, ``partition``, ``offset``, ``timestamp``,
-        ``headers``. Each gets the prefix ``kafka_`` and follows the others.
+        ``headers``. Each gets the prefix ``kafka_`` and follows the other columns.
     on_error : {"keep", "skip", "fail"}
         The treatment of a value that cannot be read, or has a field of another type: kept with nulls, left
         out, or a failure of the query. `penstock.metrics` counts them as ``bad_records``.
     name : str
-        The name under which they are counted; another one for each call in a query.
+        The name under which such values are counted. Each call in a query needs a different name.
     reject_to : str or path, optional
         The location of a p-stream for such records, each exactly once: ``source`` (the name), ``value``,
         ``topic``, ``partition`` and ``offset`` if `records` have them, and ``reason``. With ``"keep"`` the
-        rows are kept, too. See ``docs/how-to/late-rows.md``.
+        rows are also kept. See ``docs/how-to/late-rows.md``.
     value_schema : str or path, optional
-        The Avro or Protobuf schema that the columns come from, as a text, an Avro schema's file, a
-        ``.proto`` file, or a file with a ``FileDescriptorSet``; by default the newest of the registry.
+        The Avro or Protobuf schema that the columns come from, as a text, an Avro schema's file, a ``.proto``
+        file, or a file with a ``FileDescriptorSet``; by default the newest schema in the registry.
     message : str, optional
-        The full name of the message of Protobuf; may be left out if the schema has one only.
+        The full name of the Protobuf message; may be left out if the schema has only one message.
     registry : SchemaRegistry, optional
-        The registry that has the schemas of values, which begin with a schema's number then. Without it,
-        all values have `value_schema`, and nothing before them.
+        The registry of the values' schemas. If given, each value begins with the number of its schema.
+        Otherwise all values have `value_schema` and no such prefix.
 
     Raises
     ------

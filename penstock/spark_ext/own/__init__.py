@@ -1,1 +1,1 @@
-"""Users' own operators on Spark."""
+"""User-defined operators on Spark."""

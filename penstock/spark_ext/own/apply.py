@@ -1,4 +1,4 @@
-"""`apply`: an own operator over any streaming DataFrame."""
+"""`apply`: a user-defined operator over any streaming DataFrame."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def apply(
     schema: Schema | None = None,
     name: str = "apply",
 ) -> DataFrame:
-    """Run an operator of your own over a stream, with exactly-once state; return its results.
+    """Run a user-defined operator over a stream, with exactly-once state; return its results.
 
     The result is for ``outputMode("append")``. See ``docs/how-to/own-code.md``.
 
@@ -52,13 +52,13 @@ def apply(
     df : DataFrame
         A streaming DataFrame.
     operator : Operator
-        The operator. Spark sends it to the workers, so it can be pickled, and its module can be imported
-        there.
+        The operator. Spark sends it to the workers, so it must be picklable, and workers must be able to
+        import its module.
     key : str or iterable of str
         The columns whose rows go to the same bucket. Nulls are equal to each other.
     time : str, optional
-        A timestamp, date or integer column that orders the rows of a micro-batch; ties, and all rows without
-        it, are in order of arrival. It may not be null.
+        A timestamp, date or integer column that orders the rows of a micro-batch; ties are in order of
+        arrival. It may not be null. By default all rows are in order of arrival.
     buckets : int, optional
         The number of buckets for the keys; each has a copy of the operator. Fixed for the life of a
         checkpoint. By default the number of shuffle partitions.
@@ -102,7 +102,7 @@ def run_operator(
     *,
     declared: bool = False,
 ) -> DataFrame:
-    """Return the results of an own operator; see `apply`."""
+    """Return the results of a user-defined operator; see `apply`."""
     if not declared:
         check_streaming(df)
     place = Stateful.plan(df.sparkSession, name, options, declared=declared)
@@ -114,7 +114,7 @@ def run_operator(
 
 @dataclass(frozen=True)
 class PlannedOperator:
-    """An own operator that is planned for a schema.
+    """A user-defined operator that is planned for a schema.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ def plan_operator(
     *,
     large: bool = False,
 ) -> PlannedOperator:
-    """Plan an own operator; needs no Spark session.
+    """Plan a user-defined operator; needs no Spark session.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""An own operator as the operator of a bucket's task."""
+"""A user-defined operator as the operator of a bucket's task."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["OwnOperator"]
 
 @dataclass(frozen=True)
 class OwnOperator:
-    """An own operator as an `Operator` of a bucket's task. Made on the driver, sent to the workers.
+    """A user-defined operator as an `Operator` of a bucket's task. Made on the driver, sent to the workers.
 
     Parameters
     ----------
     operator : Operator
-        The operator as its user made it.
+        The operator that the user made.
     schema, output : pyarrow.Schema
         The columns of its input and of its results.
     key : tuple of str
@@ -56,7 +56,7 @@ class OwnOperator:
             "time": self.time,
             "schema": list(self.columns),
             "output": [f"{field.name} {field.type}" for field in self.output],
-            # Keys that wait need timeouts, with which Spark's own state has another schema.
+            # Waiting keys need timeouts, with which Spark's own state has a different schema.
             "waits": self.operator.may_wait,
         }
 
@@ -77,7 +77,7 @@ class OwnOperator:
         Raises
         ------
         InvalidUsageError
-            If the operator raises an error, or returns no table of its output.
+            If the operator raises an error, or its result is not a table with its output columns.
         """
         held = [parcel.batch for parcel in parcels if parcel.batch is not None]
         rows = self.schema.empty_table()

@@ -1,4 +1,4 @@
-"""The map side of own operators: each row goes to the bucket of its key, with its position."""
+"""The map side of user-defined operators: each row goes to the bucket of its key, with its position."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHUNK_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class KeyPacker:
-    """The map side of an own operator, for ``mapInArrow``. Called once per partition, in a worker.
+    """The map side of a user-defined operator, for ``mapInArrow``. Called once per partition, in a worker.
 
     Parameters
     ----------

@@ -164,20 +164,20 @@ class MarketDataSource(DataSource):
     Options
     -------
     rowsPerSecond : 10000
-        Rows in a second of event time, and of real time too when `realTime` is true.
+        Rows per second of event time; if `realTime` is true, also per second of real time.
     symbols : 3000
         Number of symbols.
     skew : 4305
-        The ratio of updates of the most and the least active symbol.
+        The ratio between the updates of the most active and the least active symbol.
     seed : 0
-        Another seed gives other trades.
+        The seed of the trades.
     numPartitions : 2
-        Spark tasks that make the rows of a batch. It does not change the rows.
+        The number of Spark tasks that make the rows of a batch. It does not change the rows.
     startTime
-        Event time of row 0 in microseconds since the epoch. Streams: the moment of the query's first start,
-        unless given. Batches: 2006-01-03 14:30 UTC, unless given.
+        Event time of row 0 in microseconds since the epoch. By default, for a stream the time of the query's
+        first start, and for a batch 2006-01-03 14:30 UTC.
     maxRowsPerTrigger
-        The most rows of a micro-batch. Unlimited by default.
+        The greatest number of rows of a micro-batch. Unlimited by default.
     rows
         The number of rows after which the stream ends. Required for a batch read.
     realTime : true
@@ -190,8 +190,8 @@ class MarketDataSource(DataSource):
     checkpoint resumes exactly, and a batch that runs again gets the same rows. A restart with other values of
     these options is refused.
 
-    ``Trigger.AvailableNow`` reads up to `rows`, whatever the clock says, when that option is given; without
-    it, the rows whose event time has come.
+    If `rows` is given, ``Trigger.AvailableNow`` reads up to `rows`, regardless of the clock. Otherwise it
+    reads the rows whose event time has come.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

@@ -45,7 +45,7 @@ _WRITE = (
 )
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
 _INTERNAL = frozenset({"buckets", "descriptors", "lookup", "scan", "transactions"})
-"""Options that only Penstock itself gives."""
+"""Options that only Penstock itself sets."""
 
 
 def _known_options(options: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
@@ -67,7 +67,7 @@ def path_in(options: Mapping[str, str]) -> str:
     Raises
     ------
     InvalidUsageError
-        If it is not given.
+        If the location is not given.
     """
     path = {name.lower(): text for name, text in options.items()}.get("path")
     if not path:
@@ -137,9 +137,9 @@ class ReadOptions:
     max_rows, max_bytes : int or None
         The limits of a micro-batch.
     partitions : int or None
-        The most tasks of a batch.
+        The greatest number of tasks of a batch.
     scan : Scan or None
-        The work of the readers; then `columns` is None.
+        The work of the readers. If given, `columns` is None.
     buckets : int or None
         The number of buckets for parcels of a scan's fragments.
     lookup : str or None
@@ -167,7 +167,7 @@ class ReadOptions:
         Raises
         ------
         InvalidUsageError
-            If one is unknown or wrong.
+            If an option is unknown or wrong.
         """
         texts = _known_options(options, _READ)
         if "scan" in texts and "columns" in texts:
@@ -192,7 +192,7 @@ class ReadOptions:
         )
 
     def start_in(self, stream: PStream) -> int | str:
-        """Return the start as `PStream` takes it."""
+        """Return the start in the form that `PStream` takes."""
         if not isinstance(self.start, datetime):
             return self.start
         stream.refresh()
@@ -230,7 +230,7 @@ class WriteOptions:
     goal : str
         The goal of the compression; see `penstock.compression.choice.goals.goal_of`.
     unit_rows : int
-        The most rows of a p-unit.
+        The greatest number of rows of a p-unit.
     descriptors : bool
         Whether the input is descriptors of rows that an operator has written.
     deterministic : bool
@@ -261,7 +261,7 @@ class WriteOptions:
         Raises
         ------
         InvalidUsageError
-            If one is unknown or wrong.
+            If an option is unknown or wrong.
         """
         texts = _known_options(options, _WRITE)
         goal = texts.get("goal", "balanced")

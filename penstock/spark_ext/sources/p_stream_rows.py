@@ -1,4 +1,4 @@
-"""Write a p-stream's rows in tasks, and describe the segments to other tasks.
+"""Write a p-stream's rows in tasks, and describe the written segments to other tasks.
 
 A p-stream's sink writes the rows that reach it. If an operator writes its results itself, only descriptors
 reach the sink: the segments' names and p-units. Both write through `SegmentRows`, so the segments have the
@@ -79,7 +79,7 @@ class SegmentRows:
     def write(
         self, rows: Iterable[pa.RecordBatch], writer: str, batch: int, partition: int
     ) -> tuple[Segment, ...]:
-        """Make a task's rows durable; return their segments, none if there are no rows."""
+        """Make a task's rows durable; return their segments, which are empty if there are no rows."""
         coder = _coder(self._goal, self._identity)
         segments = SegmentWriter(self._segments, coder, writer, batch, partition, unit_rows=self._unit_rows)
         for some in rows:
@@ -97,7 +97,8 @@ class SegmentRows:
 def _coder(goal: str, identity: str) -> Coder:
     """Return this worker's encoder for a p-stream, which remembers the choices for its columns.
 
-    With few groups, tasks differ much in length, and other cores are idle while the longest task writes.
+    If there are few groups, tasks differ much in length, and other cores are idle while the longest task
+    writes.
     """
     return Coder(goal, threads=2)
 
@@ -165,7 +166,7 @@ def segments_in(descriptors: Iterator[pa.RecordBatch], writer: str, batch: int) 
     Raises
     ------
     InternalError
-        If one belongs to another writer or batch, which would break garbage collection.
+        If a segment belongs to another writer or batch, which would break garbage collection.
     """
     segments = tuple(
         Segment(row["segment"], tuple(Unit(u["at"], u["size_bytes"], u["rows"]) for u in row["units"]))

@@ -58,11 +58,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
     Spark creates it on the driver for every micro-batch, and again in the process that commits, so it keeps
     no state between batches.
 
-    The writer of the commits is the query, and their number the micro-batch's. If the driver dies between
-    this commit and Spark's, Spark runs the micro-batch again. The log has its number already, so the second
-    commit is dropped. Before a commit, Spark's checkpoint files are synced, so that even after a power cut
-    Spark runs the same rows again under that number. Files of attempts that Spark did not choose are never
-    visible, and are deleted some batches later.
+    Each commit has the query as its writer and the number of the micro-batch. If the driver dies between this
+    commit and Spark's, Spark runs the micro-batch again. The log already has its number, so the second commit
+    is dropped. Before a commit, Spark's checkpoint files are synced, so that Spark runs the same rows again
+    under that number even after a power cut. Files of attempts that Spark did not choose are never visible,
+    and are deleted some batches later.
 
     With the option ``descriptors`` an operator has already written the rows, and the input describes their
     segments (`penstock.spark_ext.sources.p_stream_rows`). They are committed in the same way.
@@ -156,7 +156,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             stream.cut_back(writer)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Leave the written files: the batch may run again, and a later sweep deletes them."""
+        """Leave the written files: the batch may run again, and a later sweep deletes the files."""
 
 
 def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options: WriteOptions) -> None:
@@ -182,7 +182,7 @@ def _check_same_batch(newest: WriterState, batch: int, plan: int | None, options
 
 
 def _check_same_rows(stream: PStream, writer: str, batch: int, segments: Sequence[Segment]) -> None:
-    """Refuse a micro-batch that ran again and made other rows: the program has changed meanwhile.
+    """Refuse a micro-batch that ran again and made other rows, because the program has changed.
 
     Raises
     ------
@@ -191,7 +191,7 @@ def _check_same_rows(stream: PStream, writer: str, batch: int, segments: Sequenc
     """
     commits = [commit for commit in stream.log.commits if commit.writer == writer and commit.rows]
     if not commits or commits[-1].offset < stream.start:
-        return  # they are no longer kept
+        return  # the rows are no longer kept
     ours = replace(commits[-1], segments=tuple(segments))
     written = list(pieces([ours], ours.offset, ours.end))
     blocks = read_blocks(stream.segments, written, stream.schema)
@@ -200,7 +200,7 @@ def _check_same_rows(stream: PStream, writer: str, batch: int, segments: Sequenc
         [block.read(names, piece.first, piece.stop) for piece, block in blocks], stream.schema
     )
     theirs = pa.Table.from_batches(stream.read(commits[-1].offset, commits[-1].end), stream.schema)
-    # Arrow says that NaN differs from NaN.
+    # For Arrow, NaN differs from NaN.
     if not (rows.equals(theirs) or repr(rows.to_pylist()) == repr(theirs.to_pylist())):
         raise CorruptDataError(
             "the results of a micro-batch that runs again differ from those in the p-stream",

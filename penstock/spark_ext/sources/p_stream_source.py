@@ -47,14 +47,15 @@ _Scan: TypeAlias = "Columns | Pushed | TransactionScan"
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRule:
-    """When the rows of done micro-batches are released. Each release syncs all disks.
+    """The rule for releasing the rows of finished micro-batches. Each release syncs all disks.
 
     Parameters
     ----------
     batches, size_bytes : int
-        The micro-batches, or the bytes of their input, per release.
+        The number of micro-batches, or the bytes of their input, per release.
     most_batches : int
-        The most micro-batches between syncs, however slow they are: Spark deletes logs after a hundred.
+        The greatest number of micro-batches between syncs, however slow they are: Spark deletes logs after a
+        hundred.
     """
 
     batches: int = 16
@@ -71,11 +72,11 @@ class PStreamDataSource(DataSource):
         The location of the p-stream.
     reader
         A name to subscribe under (streams only). Rows that the query has not committed are kept for it,
-        independently of other readers. Without it no rows are kept. One name belongs to one query.
+        independently of other readers. If no name is given, no rows are kept. A name belongs to one query.
     start : earliest
-        The begin of a query with a new checkpoint: ``earliest``, ``latest``, an offset, or an ISO 8601 time
-        (by default in UTC), which means the first commit at or after it. An existing subscriber goes on after
-        its last release.
+        The position at which a query with a new checkpoint begins: ``earliest``, ``latest``, an offset, or an
+        ISO 8601 time (by default in UTC), which means the first commit at or after it. An existing subscriber
+        continues after its last release.
     columns
         The columns to read: comma-separated names, or a JSON list. By default all.
     scan
@@ -89,9 +90,9 @@ class PStreamDataSource(DataSource):
     transactions
         The part of the rows that transactions take; `penstock.transactions` sets it.
     maxRows, maxBytes
-        The most rows and stored bytes of a micro-batch, but at least one p-unit.
+        The limits of a micro-batch in rows and stored bytes. It has at least one p-unit.
     partitions
-        The most tasks of a micro-batch. By default Spark's default parallelism.
+        The greatest number of tasks of a micro-batch. By default Spark's default parallelism.
 
     Options for writing
     -------------------
@@ -100,25 +101,25 @@ class PStreamDataSource(DataSource):
     writer
         The writer's name in the commit log; by default the query's id, or a new one for each batch job.
     batch
-        With `writer`, and for batch jobs only, as in ``foreachBatch``: the writer's batch number. A number
-        not above its last one was written already, and the rows are dropped.
+        With `writer`, and for batch jobs only, as in ``foreachBatch``: the writer's batch number. If the
+        number is not above the writer's last number, the batch was already written, and its rows are dropped.
     goal : balanced
         The goal of compression; see `penstock.compression.Chooser`.
     unitRows : 65536
-        The most rows of a p-unit.
+        The greatest number of rows of a p-unit.
     key, time, deleteWhen, keepDeletes
         Make a new p-stream an update log; see `penstock.PStreamWriter`. `key` is one name, several separated
         by commas, or a JSON list.
     directIo
-        Whether rows of a new p-stream bypass the page cache on write and read; an existing one keeps its
+        Whether rows of a new p-stream bypass the page cache on write and read. An existing p-stream keeps its
         setting.
 
     Notes
     -----
     An offset holds the number of rows before it, and the identity of the p-stream, so that a checkpoint
     cannot continue on another p-stream at the same path. Spark reports a micro-batch as done when it has
-    planned the next one. Then its rows are released, several micro-batches at a time, after a sync of the
-    disks.
+    planned the next one. Its rows are released after that, several micro-batches at a time, after a sync of
+    the disks.
     """
 
     parallelism = 1
@@ -163,7 +164,7 @@ class PStreamDataSource(DataSource):
 
 
 def p_stream_source(parallelism: int) -> type[PStreamDataSource]:
-    """Return the data source for a session of this default parallelism.
+    """Return the data source for a session with this default parallelism.
 
     Spark creates its Python objects in processes without a session.
     """
@@ -185,7 +186,7 @@ def _plan_scan(options: ReadOptions, stream: PStream, schema: StructType) -> _Sc
     if options.transactions:
         return _scan_of(options, stream.schema, None)
     if options.scan:
-        # The scanner takes long to load and made this schema in `PStreamDataSource.schema`.
+        # The scanner is slow to load, and has already made this schema in `PStreamDataSource.schema`.
         return Pushed(options.scan, stream.schema, schema, options.buckets, options.lookup)
     scan = Columns.select(stream.schema, options.columns or tuple(schema.names))
     check_same(schema, scan.spark, stream.files.location)
@@ -244,7 +245,7 @@ class _Plan:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return a task's rows, at most a p-unit at a time."""
-        # Spark makes a partition of its own for a batch without any.
+        # Spark makes its own partition for a batch without partitions.
         pieces = partition.pieces if isinstance(partition, _Pieces) else ()
         if not isinstance(self.scan, Columns | Pushed):
             part = partition.part if isinstance(partition, _Pieces) else 0
@@ -292,7 +293,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         self._is_known = False
         self._releases = Releases()
         self._released = 0
-        self._pending_batches = rule.batches  # the first one of a start is released
+        self._pending_batches = rule.batches  # the first batch of a start is released
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out state that only the driver's process uses."""
@@ -331,7 +332,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         return self._offset(self._subscribe(self._options.start_in(self._plan.stream)))
 
     def _begin(self, row: int) -> None:
-        """Once a start: check that the next rows are kept, and subscribe the reader."""
+        """Once at each start: check that the next rows are kept, and subscribe the reader."""
         if not self._is_known:
             stream = self._plan.stream
             stream.offset_of(row)
@@ -373,7 +374,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         if max_bytes is not None and row < end:
             end = _end_within(stream.pieces(row, end), row, max_bytes)
         if stream.update_log is not None and row < end:
-            # Before Spark plans these rows, so that they are the same if it plans them again.
+            # Claim before Spark plans these rows, so that they are the same if it plans them again.
             stream.claim(self._options.reader or "", end)
         return self._offset(max(row, end))
 

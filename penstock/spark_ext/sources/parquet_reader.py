@@ -1,4 +1,4 @@
-"""Parquet files that Spark lists and commits, and Penstock reads for a scan.
+"""Read Parquet files for a scan in Penstock, while Spark lists and commits the files.
 
 Spark's own reader is fast, but its rows cross to Python one value at a time. So if a source's rows are
 reduced to fragments of windows, or to the newest tuples of keys, no row crosses. Spark's file stream lists
@@ -56,7 +56,7 @@ _LENGTH_BYTES = 4
 
 
 def parquet_files(spark: SparkSession, source: Source) -> DataFrame:
-    """Return the rows of a source's files, as Spark reads them.
+    """Return the rows of a source's files, read by Spark.
 
     Raises
     ------
@@ -125,7 +125,7 @@ class _ReadRanges:
 
 
 def ranges_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Return the row ranges that a task reads of each file, in order, with adjacent ranges merged.
+    """Return, for each file, the row ranges that a task reads, in order, with adjacent ranges merged.
 
     Parameters
     ----------
@@ -148,12 +148,12 @@ def ranges_of(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[tup
 def rows_in(
     file: str, ranges: Iterable[tuple[int, int]], columns: pa.Schema, batch_bytes: int = _BATCH_BYTES
 ) -> Iterator[pa.Table]:
-    """Return rows of a Parquet file, up to a million at a time; dictionary-encoded texts stay so.
+    """Return rows of a Parquet file, up to a million at a time; encoded texts stay dictionary-encoded.
 
     Parameters
     ----------
     file : str
-        Its URI as Spark has it.
+        The file's URI, in Spark's form.
     ranges : iterable of pair of int
         The first row, and the end row; rows beyond the file are ignored.
     columns : pyarrow.Schema
@@ -245,7 +245,7 @@ def _batch_rows(opened: ParquetFile, group: int, batch_bytes: int) -> int:
 
 
 def _cast(batch: pa.RecordBatch, file: str, columns: pa.Schema, opened: ParquetFile) -> pa.Table:
-    """Return rows in the source's types; dictionary-encoded texts stay so."""
+    """Return rows in the source's types; encoded texts stay dictionary-encoded."""
     made = []
     for field in columns:
         column = batch.column(field.name)
@@ -254,7 +254,7 @@ def _cast(batch: pa.RecordBatch, file: str, columns: pa.Schema, opened: ParquetF
             made.append(column)
             continue
         if _is_int96(opened, field.name):
-            # Spark's legacy timestamps, which Arrow takes for local times.
+            # Spark's legacy timestamps, which Arrow reads as local times.
             column = column.cast(pa.timestamp("us", "UTC"))
         if not fits(column.type, field.type):
             raise _unlike(file, field, kind)
@@ -285,7 +285,7 @@ def _unlike(file: str, field: pa.Field, kind: pa.DataType) -> InvalidUsageError:
 
 @contextlib.contextmanager
 def _translate_errors(file: str) -> Iterator[None]:
-    """Turn errors of a file system or a decoder into Penstock's."""
+    """Turn errors of a file system or a decoder into Penstock errors."""
     with refusals("a file of a source cannot be read", file, file):
         try:
             yield

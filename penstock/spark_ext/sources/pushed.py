@@ -50,7 +50,7 @@ class Columns:
         Raises
         ------
         InvalidUsageError
-            If there is no such column, it is named twice, or Spark lacks its type.
+            If a column does not exist, is named twice, or has a type that Spark lacks.
         """
         selection = stored.names if names is None else list(names)
         unknown = [name for name in selection if name not in stored.names]
@@ -191,11 +191,11 @@ def look_up_fragments(fragments: Fragments, schema: pa.Schema, group_by: tuple[s
     Parameters
     ----------
     fragments : Fragments
-        The fragments before.
+        The fragments before the look-up.
     schema : pyarrow.Schema
-        Their columns, in Spark's types.
+        The columns of the fragments, in Spark's types.
     group_by : tuple of str
-        Their groups after the look-up.
+        The groups after the look-up.
     """
     unit = "us" if pa.types.is_timestamp(schema.field(PANE).type) else fragments.time_unit
     return replace(fragments, time=PANE, time_unit=unit, group_by=group_by)

@@ -1,6 +1,6 @@
 """Rows that tasks commit to a p-stream themselves, independently of the sink of their query.
 
-The rows of a task and a micro-batch are one commit of a writer that only this bucket or partition has. The
+The rows of a task in a micro-batch are one commit, by a writer that only this bucket or partition uses. The
 micro-batch's plan is durable before its rows are visible. So a repeated micro-batch makes the same rows, and
 finds them in the p-stream. Invisible files of other attempts are deleted some micro-batches later.
 """
@@ -49,7 +49,7 @@ class TaskRows:
     rows: SegmentRows
 
     def commit(self, batches: list[pa.RecordBatch], writer: str, batch: int, part: int) -> PStream | None:
-        """Make rows of a micro-batch durable and visible, unless another attempt did.
+        """Make rows of a micro-batch durable and visible, unless another attempt already has.
 
         Steps: 1. write them, 2. sync the micro-batch's plan, 3. commit the rows.
 
@@ -58,7 +58,7 @@ class TaskRows:
         batches : list of pyarrow.RecordBatch
             The rows.
         writer : str
-            The writer, which no other bucket or partition has.
+            The writer, which no other bucket or partition uses.
         batch, part : int
             The micro-batch, and the number of the bucket or partition.
 
@@ -70,7 +70,8 @@ class TaskRows:
         Raises
         ------
         CorruptDataError
-            If the p-stream has other rows under this micro-batch's number, or newer ones.
+            If the p-stream has different rows under this micro-batch's number, or rows of a newer
+            micro-batch.
         UnavailableError
             If the file system refuses.
         """
@@ -78,7 +79,7 @@ class TaskRows:
         state = stream.log.writers.get(writer)
         if state is None or state.batch < batch:
             segments = self.rows.write(batches, writer, batch, part)
-            # Spark does not tell workers where its checkpoint is.
+            # Spark does not pass the location of its checkpoint to workers.
             make_durable(None)
             failpoint("task_rows.before_commit")
             committed = stream.log.commit(writer, batch, segments)
@@ -98,7 +99,7 @@ class TaskRows:
         commits = [commit for commit in stream.log.commits if commit.writer == writer and commit.rows]
         if newest == batch:
             if not commits or commits[-1].offset < stream.start:
-                return  # they are no longer kept
+                return  # the rows are no longer kept
             theirs = pa.Table.from_batches(stream.read(commits[-1].offset, commits[-1].end), stream.schema)
             if _same_rows(theirs, pa.Table.from_batches(batches)):
                 return
@@ -122,7 +123,7 @@ def _same_rows(ours: pa.Table, theirs: pa.Table) -> bool:
 
 @dataclass(frozen=True)
 class LateStream:
-    """Writes the rows that an operator drops into a p-stream. Made on the driver, used in workers.
+    """Writes the rows that an operator drops to a p-stream. Made on the driver, used in workers.
 
     The columns are those of the input, `REASON`, and `WATERMARK` if the operator has one.
 
@@ -149,16 +150,16 @@ class LateStream:
         location : str or path
             The p-stream: an absolute path or a URI.
         name : str
-            The operator's name, which is a part of the writers'.
+            The operator's name, which is a part of the writers' names.
         columns : StructType
             The result of `dropped_columns`.
         state : str
-            The state location, which must be another one.
+            The state location, which must differ from `location`.
 
         Raises
         ------
         InvalidUsageError
-            If the p-stream has other columns, or the location is that of the state.
+            If the p-stream has other columns, or the location is the state location.
         UnavailableError
             If the location cannot be written.
         """
@@ -194,12 +195,12 @@ def dropped_columns(columns: StructType, watermark: DataType | None, *, sides: b
     watermark : DataType, optional
         The type of `WATERMARK`, if the operator has one.
     sides : bool
-        Whether the rows are those of a join's sides, and have the columns of both.
+        Whether the rows come from the sides of a join, and have the columns of both sides.
 
     Raises
     ------
     InvalidUsageError
-        If a column of the rows has the name of an added one.
+        If a column of the rows has the name of an added column.
     """
     added = [StructField(REASON, StringType())]
     added += [] if watermark is None else [StructField(WATERMARK, watermark)]

@@ -34,7 +34,7 @@ __all__ = ["PieceReader", "TransactionScan", "parcels_of_p_stream"]
 _POSITION = "position"
 _PART_BITS = 40
 _THREADS = 2
-"""The kernel runs in one thread; the next p-units are decoded beside it."""
+"""The kernel runs in one thread; the other thread decodes the next p-units."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class PieceReader:
     segments : Files
         The segments of the p-stream.
     stored : pyarrow.Schema
-        Its columns.
+        The columns of the p-stream.
     columns : Columns
         The needed columns, and the time.
     """
@@ -131,12 +131,12 @@ class PieceReader:
 def parcels_of_p_stream(df: DataFrame, packer: TransactionPacker) -> tuple[DataFrame, PieceReader] | None:
     """Return the parcels of a p-stream's rows, and the reader of rows that are not in the parcels.
 
-    None if `df` is more than columns of a p-stream under their own names.
+    The result is None unless `df` only selects columns of a p-stream under their own names.
     """
     options = p_stream_options(df)
     if options is None or "transactions" in options:
         return None
-    # A graph reads columns by a scan that does nothing else.
+    # A graph reads columns through a scan that does nothing else.
     if json.loads(options.pop("scan", '{"columns": []}')).keys() != {"columns"}:
         return None
     stream = PStream(options["path"])

@@ -1,8 +1,8 @@
 """A source without rows that makes Spark plan one micro-batch whenever a query starts.
 
-Spark plans a micro-batch for an expired timeout only if another micro-batch ran in the same process before.
+Spark plans a micro-batch for an expired timeout only after another micro-batch has run in the same process.
 So keys that wait when a query stops would wait after a restart until there is new input. A union with this
-source prevents that: its offset is new at each start, and a new offset counts as new input.
+source prevents that: its offset is new at each start, and Spark treats a new offset as new input.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def add_wake(df: DataFrame) -> DataFrame:
     Raises
     ------
     InvalidUsageError
-        In a flow of a declarative pipeline: Spark never ends a run whose keys may wait.
+        In a flow of a declarative pipeline, because Spark never ends a run whose keys may wait.
     """
     if _defines_flows():
         raise InvalidUsageError(
@@ -61,7 +61,7 @@ def _defines_flows() -> bool:
 
 
 def register_wake(spark: SparkSession) -> None:
-    """Make the source known to a session, once: a flow of a declarative pipeline may not do it."""
+    """Register the source with a session, once: a flow of a declarative pipeline may not do it."""
     if spark not in _registered:
         spark.dataSource.register(WakeSource)
         _registered.add(spark)

@@ -53,20 +53,20 @@ def fork_state(
     """Copy a query at a committed micro-batch, so that a second query continues from there.
 
     Called on the driver; starts no JVM. The copy is a new checkpoint and a new directory in the state
-    location. Nothing of the old query changes, and it may run meanwhile. If the call is interrupted at any
-    point, call it again with the same arguments: it continues.
+    location. Nothing of the old query changes, and it may run during the copy. If the call is interrupted at
+    any point, call it again with the same arguments, and it continues.
 
     Parameters
     ----------
     checkpoint : str or path
-        The query's checkpoint, on a local disk. Not that of a graph or of a pipeline.
+        The query's checkpoint, on a local disk. It may not be the checkpoint of a graph or a pipeline.
     path : str or path
         The query's state location.
     to : str or path
-        The new checkpoint, on a local disk; nothing may be there yet.
+        The new checkpoint, on a local disk. The path must not exist yet.
     at : int, optional
-        The micro-batch; by default the newest committed one. The query must still have its state: with
-        `retain_versions` n at least that of the newest n micro-batches.
+        The micro-batch; by default the newest committed micro-batch. The query must still have its state.
+        With `retain_versions` n, it has the state of at least the newest n micro-batches.
     progress : callable, optional
         Called after each copied bucket with the numbers of finished parts and of all parts.
 
@@ -79,9 +79,9 @@ def fork_state(
     ------
     InvalidUsageError
         If this is not the checkpoint of a query with state at this location, the micro-batch was not
-        committed, the new checkpoint exists, or an unfinished fork to it has other arguments.
+        committed, the new checkpoint exists, or an unfinished fork to it was started with other arguments.
     CorruptDataError
-        If a file of the micro-batch is damaged or gone; a running query may have deleted it.
+        If a file of the micro-batch is damaged or missing; a running query may have deleted it.
     UnavailableError
         If the file system refuses.
 
@@ -112,7 +112,7 @@ def fork_state(
 
 
 def _copy_bucket(bucket: CopiedBucket, to: Files) -> None:
-    """Copy the files in the chain of a pointer, the newest last."""
+    """Copy the files in the chain of a pointer, the newest file last."""
     present = {facts.name for facts in to.list()}
     if bucket.pointer.file_name in present:
         return

@@ -1,8 +1,8 @@
-"""Move the keys of windows and joins to another number of buckets, on the units of a restored state.
+"""Move the keys of windows and joins to another number of buckets, using the units of restored states.
 
-Each old bucket's state is restored, and written as a snapshot, whose rows go to the new buckets of their
-groups or keys. All buckets of windows have the same watermark, and so have the new ones. A bucket of a join
-has the newest time of its tuples; a new bucket gets the newest one of its old buckets.
+Each old bucket's state is restored and written as a snapshot, whose rows go to the new buckets of their
+groups or keys. All buckets of windows have the same watermark, and new buckets get it. A bucket of a join has
+the newest time of its tuples; a new bucket gets the newest such time of its old buckets.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 _OWNER = f"{RESERVED_PREFIX}cell"
 SIDES = ("left", "right")
-"""The blocks with the tuples of a join's sides; the settings with their columns have these names, too."""
+"""The blocks with the tuples of a join's sides. The settings with their columns have the same names."""
 _MARK = f"{DELETED_COLUMN} boolean"
 _UNIT_ROWS = 1 << 20
 
@@ -68,13 +68,13 @@ class WrittenState:
 
 
 class OldUnits:
-    """Reads the old buckets of a copy; keeps the units of the last one read."""
+    """Reads the old buckets of a copy; keeps the units of the bucket that was read last."""
 
     def __init__(self, copy: QueryCopy, specification: Mapping[str, Any]) -> None:
         self.buckets = int(specification["buckets"])
         self._places = {int(place.bucket): place for place in copy.buckets}
         self.units = functools.lru_cache(maxsize=2)(self._load)
-        """Returns the units of a bucket's snapshot and the stored metadata; nothing if it has no state."""
+        """Returns the units of a bucket's snapshot and the stored metadata; empty if it has no state."""
         self._specification = specification
 
     def _stored(self) -> Stored:
@@ -143,7 +143,7 @@ class WindowBuckets(OldUnits):
             for begin in range(0, max(entries.num_rows, 1), _UNIT_ROWS):
                 piece = entries.slice(begin, _UNIT_ROWS)
                 last = begin + _UNIT_ROWS >= entries.num_rows
-                # A snapshot begins where no entry is before; its first unit removes all others.
+                # The first unit of a snapshot removes all earlier entries.
                 meta = {**facts, "entries_before": max(count, 1) if parts else 0}
                 held = {"entries": piece, **(blocks if last else {})}
                 parts.append(PUnit("snapshot", meta, held, packed=True))
@@ -180,7 +180,7 @@ class JoinBuckets(OldUnits):
 
     @functools.cached_property
     def _joined(self) -> JoinedStream:
-        """The join, as far as a restore needs it. Its columns are those of the newest blocks."""
+        """The join, as far as a restore needs it. Its columns are taken from the newest blocks."""
         units = [self._newest(place) for place in self._places.values()]
         key, streams = tuple(self._specification["key"]), []
         for side in SIDES:
@@ -196,9 +196,9 @@ class JoinBuckets(OldUnits):
             streams[0],
             streams[1],
             self._specification["within"],
-            FOREVER,  # the stored delay counts
+            FOREVER,  # the stored delay is used
             None if condition is None else Expression.parse(condition),
-            ttl=1 if self._specification.get("ttl") else None,  # the stored horizon counts
+            ttl=1 if self._specification.get("ttl") else None,  # the stored horizon is used
             tells_silent=self._specification.get("on_silent") is not None,
         )
 
@@ -219,7 +219,7 @@ class JoinBuckets(OldUnits):
     def convert(
         self, bucket: int, change: Callable[[str, pa.RecordBatch], pa.RecordBatch]
     ) -> WrittenState | None:
-        """Return a bucket with other columns of its sides."""
+        """Return a bucket with new columns of its sides."""
         units, meta = self.units(bucket)
         parts = [
             replace(unit, blocks={**unit.blocks, **{side: change(side, unit.blocks[side]) for side in SIDES}})
@@ -260,6 +260,6 @@ def _join_state(parts: list[PUnit], stored: Sequence[Mapping[str, Any]]) -> Writ
     delays = [one["delay"] for one in stored if "delay" in one]
     meta |= {"delay": max(delays)} if delays else {}
     if horizons:
-        # All buckets hear the same clock, so only a bucket without a micro-batch can be behind.
+        # All buckets get the same clock, so only a bucket without a micro-batch can be behind.
         meta |= {"horizon": max(horizons), "expired": sum(one["expired"] for one in stored)}
     return WrittenState([replace(part, meta=meta) for part in parts])

@@ -49,7 +49,7 @@ class Migrated(CopiedQuery):
     Attributes
     ----------
     added, widened : tuple of str
-        The columns that were added, and those whose type is wider now.
+        The columns that were added, and the columns whose type was widened.
     """
 
     added: tuple[str, ...]
@@ -68,9 +68,9 @@ def migrate_state(
     """Copy the query of an update queue, union, join or windows for an input with more or wider columns.
 
     Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
-    directory in the state location, nothing of the old query changes, and a call that was interrupted
-    continues if it is repeated. Start the query with the new checkpoint and the new columns. Waiting tuples
-    have null in added columns.
+    directory in the state location, nothing of the old query changes, and an interrupted call continues if it
+    is repeated. Then start the query with the new checkpoint and the new columns. Waiting tuples have null in
+    added columns.
 
     Parameters
     ----------
@@ -89,18 +89,18 @@ def migrate_state(
     Raises
     ------
     InvalidUsageError
-        As `fork_state`; or if the operator is another one, a column is missing or has another type that is
-        not wider, or an added column does not allow nulls. Nothing has been written then.
+        As for `fork_state`; or if the operator is of another kind, a column is missing or its new type is not
+        wider, or an added column does not allow nulls. In these cases nothing has been written.
     CorruptDataError
-        If a file of the micro-batch is damaged or gone; a running query may have deleted it.
+        If a file of the micro-batch is damaged or missing; a running query may have deleted it.
     UnavailableError
         If the file system refuses.
 
     Notes
     -----
     Wider types are integers of more bits, ``double`` for ``float``, and ``timestamp_ntz`` for ``date``. The
-    key, the time and the columns of arrival and weight keep their types. Windows hold the arguments of their
-    aggregates; `Migrated.widened` names those, and no column counts as added.
+    key, the time and the columns of arrival and weight keep their types. Windows hold only the arguments of
+    their aggregates. So for windows `Migrated.widened` names arguments, and `Migrated.added` is empty.
 
     Examples
     --------
@@ -169,7 +169,7 @@ def _converted_joins(
     def change(side: str, rows: pa.RecordBatch) -> pa.RecordBatch:
         if side not in columns:
             return rows
-        # The mark of deletes is not stored, so it is a column only of the input.
+        # The mark of deletes is not stored, so it is only a column of the input.
         left_out = key | ({DELETED_COLUMN} if marks_deletes(specification, side) else set())
         table = _convert_rows(pa.Table.from_batches([rows]), columns[side], left_out).combine_chunks()
         return table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
@@ -184,7 +184,7 @@ def _parse(text: str) -> StructType:
 def _compare(
     copy: QueryCopy, specification: Mapping[str, Any], part: str, columns: StructType
 ) -> tuple[StructType, list[str], list[str]]:
-    """Return the new columns with the hidden one of a union, the names of added and of widened columns."""
+    """Return the new columns, with the hidden column of a union, and the added and widened names."""
     if not copy.buckets:
         raise InvalidUsageError("the query has no state yet", hint="start it with a new checkpoint")
     place = copy.buckets[0]
@@ -232,12 +232,12 @@ def _compare(
 
 
 def _convert(state: QueueState, columns: StructType, key: set[str]) -> QueueState:
-    """Return the state with other columns of waiting tuples."""
+    """Return the state with new columns of waiting tuples."""
     return replace(state, waiting=_convert_rows(state.waiting, columns, key))
 
 
 def _convert_rows(old: pa.Table, columns: StructType, left_out: set[str]) -> pa.Table:
-    """Return stored tuples with other columns. Those of Penstock stay, and come first."""
+    """Return stored tuples with new columns. Penstock's own columns stay, and come first."""
     ours = [name for name in old.schema.names if name.startswith(RESERVED_PREFIX) and name != SOURCE_COLUMN]
     fields = [field for field in as_arrow_schema(columns) if field.name not in left_out]
     present = set(old.schema.names)

@@ -1,8 +1,8 @@
 """Migrate the state of windows to wider columns of their input.
 
-Windows hold no columns of their input but its key, and partials of values: the arguments of aggregates. So a
-new column changes nothing, and a wider one makes wider the partials, and the waiting rows, of the values that
-are computed of it.
+Windows hold only the key columns of their input, and partials of values, which are the arguments of
+aggregates. So a new column changes nothing. A wider column widens the partials, and the waiting rows, of the
+values that are computed from it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WidenedWindows:
     schema : list of str
         Names and types of the columns from which fragments are made, as in the specification.
     arguments : tuple of str
-        The arguments of aggregates that are wider now.
+        The arguments of aggregates that are widened.
     types : mapping of str to pyarrow.DataType
         The new types of the stored columns whose type changes.
     """
@@ -57,7 +57,7 @@ class WidenedWindows:
 
 
 def widen_windows(specification: Mapping[str, Any], columns: StructType) -> WidenedWindows:
-    """Compare the stored columns of windows with those that an input makes.
+    """Compare the stored columns of windows with the columns that a new input makes.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def widen_windows(specification: Mapping[str, Any], columns: StructType) -> Wide
 
 
 def _described(name: str, kind: pa.DataType) -> str:
-    """Return a column as specifications have it."""
+    """Return a column in the form of specifications."""
     return columns_of(from_arrow_schema(pa.schema([(name, kind)]), prefer_timestamp_ntz=True))[0]
 
 
@@ -129,7 +129,7 @@ def _check_sketches(partials: Iterable[Partial], widened: set[str]) -> None:
 
 
 def _stored_types(partials: Iterable[Partial], kinds: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """Return the types of these values, which waiting rows have, and of their partials."""
+    """Return the types of these values in waiting rows, and of their partials."""
     found = tuple(one for one in partials_of_values(list(partials)) if one.expression in kinds)
     rows = pa.schema([(_PLACE, pa.int64()), *kinds.items()])
     made = row_fragmenter(rows, Fragments(1, _PLACE, "us", (), found)).schema

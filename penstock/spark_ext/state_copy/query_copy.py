@@ -95,7 +95,7 @@ class CopiedQuery:
 
 @dataclass(frozen=True, slots=True)
 class QueryCopy:
-    """A copy of a query that is planned or has begun.
+    """A copy of a query that is planned or under way.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ class QueryCopy:
         Raises
         ------
         ConflictError
-            If another call is faster.
+            If another call has written a plan first.
         """
         if not self.continues:
             LocalFiles(self.unfinished).publish(_PLAN, json.dumps(dict(self.plan)).encode())
@@ -205,7 +205,7 @@ def plan_copy(
     *,
     change: Mapping[str, Any] | None = None,
 ) -> QueryCopy:
-    """Find what a copy of a query needs, or an unfinished copy to continue. Writes nothing.
+    """Plan a copy of a query, or find an unfinished copy to continue. Writes nothing.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ def plan_copy(
     Raises
     ------
     InvalidUsageError, CorruptDataError, UnavailableError
-        See there.
+        As for `fork_state`.
     """
     old, new = _local(checkpoint), _local(to)
     if new.exists():
@@ -364,7 +364,7 @@ def _buckets(held: Held, operators: Mapping[str, Files], batch: int) -> list[Cop
 
 @contextlib.contextmanager
 def explain_missing_file(bucket: CopiedBucket) -> Iterator[None]:
-    """Explain it if a file cannot be read because the query has deleted the version.
+    """Add an explanation if a file cannot be read because the query has deleted the version.
 
     Raises
     ------

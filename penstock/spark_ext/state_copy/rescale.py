@@ -1,6 +1,6 @@
 """`rescale_state`: copy a query at a committed micro-batch, with another number of buckets.
 
-The keys go to the new buckets as `penstock.operators.queues.repartition` says.
+`penstock.operators.queues.repartition` describes how the keys are divided.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Rescaled(CopiedQuery):
     old_buckets, buckets : int
         The numbers of buckets before and now.
     keys : int
-        The number of keys; of windows in append mode, the number of pane partials.
+        The number of keys; for windows in append mode, the number of pane partials.
     """
 
     old_buckets: int
@@ -58,15 +58,15 @@ def rescale_state(
     """Copy the query of an update queue, union, join or windows with another number of buckets.
 
     Called on the driver; starts no JVM. As with `fork_state`, the copy is a new checkpoint and a new
-    directory in the state location, nothing of the old query changes, and a call that was interrupted
-    continues if it is repeated. Start the query with the new checkpoint and the new number of buckets.
+    directory in the state location, nothing of the old query changes, and an interrupted call continues if it
+    is repeated. Then start the query with the new checkpoint and the new number of buckets.
 
     Every key keeps the time of its newest emitted tuple, its waiting tuple, and the arrival of its oldest
-    pending update. In a new bucket with keys of several old ones, the keys of one old bucket keep their
+    pending update. In a new bucket with keys of several old buckets, the keys of one old bucket keep their
     order. Keys of different old buckets are ordered by the arrival of their pending updates; see "Change the
     number of buckets" in ``docs/how-to/state.md``. Windows keep their open panes, rows and sessions, and the
-    watermark; in lazy and eager mode also the window with which each group waits. Joins keep their held
-    tuples and last matches; a new bucket's watermark is that of the newest of its old ones.
+    watermark; in lazy and eager mode also each group's waiting window. Joins keep their held tuples and last
+    matches; a new bucket's watermark is the newest watermark of its old buckets.
 
     Parameters
     ----------
@@ -83,10 +83,10 @@ def rescale_state(
     Raises
     ------
     InvalidUsageError
-        As `fork_state`, or if the query has an append or adaptive queue, windows that are joined, or
-        transactions. Nothing has been written then.
+        As for `fork_state`; or if the query has an append or adaptive queue, windows that are joined, or
+        transactions. In these cases nothing has been written.
     CorruptDataError
-        If a file of the micro-batch is damaged or gone; a running query may have deleted it.
+        If a file of the micro-batch is damaged or missing; a running query may have deleted it.
     UnavailableError
         If the file system refuses.
 

@@ -1,8 +1,8 @@
 """Rewrite the buckets of an operator in a copy of its query.
 
 The steps are those of `penstock.spark_ext.state_copy.query_copy`. In step 2, each new bucket gets one
-version. In step 3, Spark's pointers are not copied but written anew, as a snapshot of each partition. A call
-that continues skips the new buckets that are finished.
+version. In step 3, Spark's pointers are not copied; new pointers are written, as a snapshot of each
+partition. A call that continues an unfinished copy skips finished buckets.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class RewrittenState(Protocol):
     """The state of a new bucket."""
 
     def units(self) -> Iterator[PUnit]:
-        """Return it as units, at least one."""
+        """Return the state as units, at least one."""
 
 
 class _Collector:
@@ -161,7 +161,7 @@ class _Collector:
 
 
 class OldBuckets:
-    """Reads the old buckets of a copy of an update queue's query; keeps the last one read."""
+    """Reads the old buckets of a copy of an update queue's query; keeps the bucket that was read last."""
 
     def __init__(self, copy: QueryCopy, specification: Mapping[str, Any]) -> None:
         self.buckets = int(specification["buckets"])
@@ -189,7 +189,7 @@ def _path_of(place: CopiedBucket) -> str:
 def _write_bucket(
     files: Files, bucket: int, state_of: Callable[[int], RewrittenState | None]
 ) -> Mapping[str, Any] | None:
-    """Write a new bucket unless it is there; return its metadata, None if it has no keys."""
+    """Write a new bucket unless it exists; return its metadata, or None if it has no keys."""
     store, pointer = BucketStore(files), Pointer(Version(1), _FILE_ID)
     if all(facts.name != pointer.file_name for facts in files.list()):
         state = state_of(bucket)

@@ -1,8 +1,8 @@
 """Move the groups of lazy and eager windows to another number of buckets.
 
-As in `penstock.spark_ext.state_copy.keyed_units`, each old bucket's state is restored, and written as a
-snapshot. Groups get new numbers in their new bucket. The order of waiting groups is merged as that of update
-queues (`penstock.operators.queues.repartition`), by the time since which they wait.
+As in `penstock.spark_ext.state_copy.keyed_units`, each old bucket's state is restored and written as a
+snapshot. Groups get new numbers in their new bucket. Waiting groups are merged in the same way as update
+queues (`penstock.operators.queues.repartition`), by the time at which they began to wait.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ServedWindowBuckets(OldUnits):
         return {"watermark": max((one for one in stored if one is not None), default=None), "next": None}
 
     def _select(self, units: Sequence[PUnit], bucket: int, buckets: int, first: int) -> _Part:
-        """Return the groups of an old bucket that belong to a new one, numbered from `first` on."""
+        """Return the groups of an old bucket that belong to a new bucket, numbered from `first` on."""
         codec, names = GroupCodec(list(self._layout.groups)), self._layout.groups.names
         listed = pa.concat_batches([unit.blocks["groups"] for unit in units if "groups" in unit.blocks])
         mine = (
@@ -155,7 +155,7 @@ def window_buckets(copy: QueryCopy, specification: Mapping[str, Any]) -> WindowB
 
 
 def _select_cells(unit: PUnit, stored: Integers, numbers: Integers) -> dict[str, pa.RecordBatch]:
-    """Return the cells of groups with these stored numbers, and their tuples, with their new numbers."""
+    """Return the cells and tuples of groups with these stored numbers, under their new numbers."""
     cells, rows = unit.blocks["cells"], unit.blocks["rows"]
     mine = np.isin(cells.column("key").to_numpy(), stored)
     owner = rows.column(0).to_numpy()
@@ -179,7 +179,7 @@ def _merge_cells(parts: Sequence[_Part]) -> pa.RecordBatch:
     ranks = cells.column("rank").to_numpy().copy()
     ranks[np.concatenate(waits)] = merge_ranks(lines)
     cells = _set(cells, "rank", ranks)
-    # Groups under processing stay in their order, those of several old buckets in turn.
+    # Groups under processing keep their order; groups of several old buckets alternate.
     places = []
     for part in parts:
         ready = part.cells.column("ready_rank").to_numpy().copy()
@@ -206,7 +206,7 @@ def _concat(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _shift(rows: pa.RecordBatch, by: int) -> pa.RecordBatch:
-    """Return tuples whose cells are further behind."""
+    """Return tuples with the numbers of their cells shifted."""
     return rows.set_column(0, rows.schema.field(0), pa.array(rows.column(0).to_numpy() + by))
 
 

@@ -23,12 +23,12 @@ _ZONE_HINT: Final = "the instant of a date depends on the session's time zone; u
 
 
 def check_wider(column: str, was: pa.DataType, now: pa.DataType) -> None:
-    """Check that a column's new type is a wider one.
+    """Check that a column's new type is wider.
 
     Raises
     ------
     InvalidUsageError
-        If the new type may not hold all values of the old one.
+        If the new type cannot hold all values of the old type.
     """
     if now not in _WIDER.get(was, ()):
         hint = _ZONE_HINT if was == pa.date32() else _HINT
@@ -38,7 +38,7 @@ def check_wider(column: str, was: pa.DataType, now: pa.DataType) -> None:
 def cast_exactly(
     column: pa.Array[Any] | pa.ChunkedArray[Any], field: pa.Field[Any]
 ) -> pa.Array[Any] | pa.ChunkedArray[Any]:
-    """Return a column in the type of a field, if it has another one that may become wider.
+    """Return a column in the type of a field, if this type is a wider one.
 
     Raises
     ------

@@ -1,12 +1,12 @@
 """Panes of windows of time whose rows may delete their group.
 
-A delete removes the rows of its group that are older, or as old and arrived before. So a window aggregates
-its rows behind the newest delete in it; without such rows, its result is a delete. Windows that end before a
-delete do not have it, and keep their rows.
+A delete removes the older rows of its group, and rows of equal time that arrived before it. So a window
+aggregates the rows after its newest delete; if there are none, its result is a delete. Windows that end
+before a delete do not contain it, and keep their rows.
 
-Only the order of single rows tells what a delete removes. So rows wait until the watermark has passed their
-pane, and are then folded into the pane's partials: those behind the pane's last delete, or the delete itself
-if there are none. The partial `DeletingLayout.mark` says which, and a window begins at its last pane with a
+What a delete removes depends on the order of single rows. So rows wait until the watermark has passed their
+pane. Then the rows after the pane's last delete, or this delete if no row follows it, are folded into the
+pane's partials. The partial `DeletingLayout.mark` records which. A window begins at its last pane with a
 delete. A row is late if the watermark has passed its pane.
 """
 
@@ -36,7 +36,7 @@ _UNIT_ROWS = 1 << 20
 
 
 def skip_deleted(layout: DeletingLayout, values: pa.RecordBatch, low: Integers, high: Integers) -> Integers:
-    """Return where windows begin if deletes remove what is before them.
+    """Return the first entry of each window that deletes have not removed.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def skip_deleted(layout: DeletingLayout, values: pa.RecordBatch, low: Integers, 
     Returns
     -------
     int64 array
-        The first entry of each window: behind its last delete, or this delete if nothing is behind it.
+        The first entry of each window: the entry after its last delete, or this delete if nothing follows it.
     """
     marks = values.column(layout.mark).to_numpy()
     last = np.maximum.accumulate(np.where(marks != layout.NO_DELETE, np.arange(len(marks)), -1))[high - 1]
@@ -59,7 +59,7 @@ def skip_deleted(layout: DeletingLayout, values: pa.RecordBatch, low: Integers, 
 class DeletingPanes(TimePanes):
     """The pane partials of time windows with deletes; inputs are `DeletingLayout.arriving`.
 
-    Watermarks are given as times, and kept as panes.
+    Watermarks are passed as times and stored as panes.
     """
 
     def __init__(

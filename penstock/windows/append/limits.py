@@ -22,9 +22,9 @@ class PaneLimits:
     min_sharing_for_stacks : int
         Minimum ratio of window length to the advance of a micro-batch for which stacks are built.
     min_silent_groups : int
-        Groups without entries are forgotten if there are more than this number ...
+        Groups without entries are forgotten if there are more of them than this number ...
     groups_per_live : int
-        ... plus this number per group with entries. The other groups are then renumbered.
+        ... plus this number per group with entries. The remaining groups are then renumbered.
     front_slack : int
         The front of stacks is compacted when it has this many times the needed entries.
     min_repeats_to_combine : int

@@ -19,7 +19,7 @@ __all__ = ["FREE_SPAN", "PanePartials", "WindowRanges", "empty", "is_narrow", "s
 
 FREE_SPAN = 1024
 _MAX_SPAN_PER_ROW = 4
-"""A range is narrow up to this many numbers per row, plus the free span."""
+"""A range is narrow if it has at most this many numbers per row, plus the free span."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class Panes(ABC):
         final : FinalPanes
             In the order in which they became final.
         rows_in, late : int
-            Number of input rows, and of those whose pane was final before.
+            Number of input rows, and of input rows whose pane was already final.
         """
         rows_in, late = self._enter(list(arriving), watermark)
         if not any(self._is_final(part).any() for part in self._held.parts):
@@ -147,7 +147,7 @@ class Panes(ABC):
     def oldest(self) -> int | None:
         """The first pane, or time of a row, that would not be late now.
 
-        None while nothing is late, or if groups differ.
+        It is None while nothing is late, or if groups differ.
         """
         return None
 
@@ -273,7 +273,7 @@ class Panes(ABC):
             Whether kept partials may be sorted again, together with the new ones.
         """
         if resort and len(self._held) < sum(map(len, parts)):
-            # One sort of everything saves a copy of the larger part.
+            # Sorting everything once saves a copy of the larger part.
             self._arrived.append(PanePartials.concat(parts))
             self._held.replace(merge_unsorted([*self._held.parts, *parts]))
             return

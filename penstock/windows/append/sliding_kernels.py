@@ -61,7 +61,7 @@ def order_by(values: Any, least: int, span: int, before: Any, out: Any) -> None:
 def merge(ids: Any, panes: Any, count: int, order: Any, out: Any) -> None:
     """Merge the first `count` entries and the other entries, both sorted.
 
-    The others come last among equals.
+    Among equal entries, the first `count` come first.
     """
     i, j, at = 0, 0, 0
     while i < count and j < order.shape[0]:
@@ -290,7 +290,7 @@ def slide_sum(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
     ----------
     values : array of n
     low, high : int64 arrays of m
-        Bounds of non-empty ranges of `values`. Both increase; a new group begins behind the previous one.
+        Bounds of non-empty ranges of `values`. Both increase; a new group begins after the previous one.
     suffix : array of n
         Buffer for the front stack.
     out : array of m

@@ -176,7 +176,7 @@ def combine_by_group(layout: WindowLayout, parts: Iterable[PanePartials], pane: 
     ----------
     parts : iterable of PanePartials
         Sorted parts with partials of fixed size. Entries of one group and pane are in order of arrival. Panes
-        may be in any order, because ``first`` and ``last`` have times of their own.
+        may be in any order, because ``first`` and ``last`` have their own times.
     pane : int
         The pane of the combined entries.
     """

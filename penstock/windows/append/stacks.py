@@ -16,8 +16,8 @@ The **front** has a suffix for each entry: the entry combined with all later fro
 whole back becomes a new front when no pane of the old front is in all closing windows. So each entry is
 processed a fixed number of times, however long windows are, and nothing is ever subtracted from a partial.
 
-Stacks exist only in memory and follow from the entries: a restored state starts without stacks. After the
-border is set, entries that arrive for panes before it stay among the held entries.
+Stacks exist only in memory and can be built from the entries, so a restored state starts without stacks.
+After the border is set, entries that arrive for panes before it stay among the held entries.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ __all__ = ["TimePanes"]
 class TimePanes(Panes):
     """The pane partials of time windows; inputs are `WindowLayout.entry`.
 
-    A window closes for all groups when the watermark passes its end. So windows of silent groups close, too,
-    and leave no state behind. A partial is late if its pane is in no open window. All buckets of a
-    micro-batch agree on the open windows, even buckets without partials.
+    A window closes for all groups when the watermark passes its end. So windows of silent groups also close
+    and leave no state. A partial is late if its pane is in no open window. All buckets of a micro-batch agree
+    on the open windows, even buckets without partials.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class TimePanes(Panes):
         self._forget_silent()
 
     def _stack(self, first: int, last: int) -> None:
-        """Create stacks if the closing windows share most of their panes, else drop the stacks."""
+        """Create stacks if the closing windows share most of their panes; otherwise drop the stacks."""
         spec, stacks, limits = self._layout.spec, self._stacks, self._limits
         if stacks is not None and spec.start(last) < stacks.border:
             return

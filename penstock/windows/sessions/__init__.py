@@ -1,1 +1,1 @@
-"""Session windows: events of a group that follow each other closely."""
+"""Session windows: events of a group with less than a gap between consecutive events."""

@@ -1,13 +1,13 @@
-"""Session windows: the events of a group that follow each other by less than the gap.
+"""Session windows: events of a group with less than a gap between consecutive events.
 
 The map side makes fragments of panes that are at most a gap long. Two events in one pane are less than a gap
 apart, so all events of a fragment belong to one session. A fragment has the times of its first and last
 event. A bucket combines fragments whose distance is less than the gap; it keeps one entry for each open
 session.
 
-A session closes when the watermark is at least a gap past its last event, because no event that comes later
-and in time can continue it. An event behind the watermark counts if it belongs to an open session, or makes
-one that is still open; else it is late.
+A session closes when the watermark is at least a gap past its last event, because no later event that is in
+time can continue it. An event older than the watermark is used if it belongs to an open session, or makes a
+session that is still open. Otherwise it is late.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SessionPanes(Panes):
     layout : SessionLayout
         The layout of the sessions.
     finalizes : bool
-        False: a session has no final panes.
+        Must be false: a session has no final panes.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SessionPanes(Panes):
 
     @property
     def border(self) -> int | None:
-        """None, because sessions of groups end at different times."""
+        """Always None, because sessions of groups end at different times."""
         return None
 
     # ------------------------------------------------------------------------------------- sessions
@@ -83,7 +83,7 @@ class SessionPanes(Panes):
         fresh : PanePartials
             At least one entry, in order of arrival.
         before : int, optional
-            The watermark before these entries came.
+            The watermark before these entries arrived.
         """
         layout, held = self._sessions, self._held.whole()
         touched = np.zeros(self.groups, np.bool_)
@@ -95,14 +95,14 @@ class SessionPanes(Panes):
         both = both.take(order)
         runs = np.empty(len(both), np.int64)
         runs = runs[: sliding_kernels.find_runs(both.ids, both.panes, runs)]
-        # Of equal times the first or last arrival counts, so each pane is combined by itself, in order.
+        # Of equal times the first or last arrival is used, so each pane is combined separately, in order.
         entries = combine_duplicates(layout, both, always=True)
         firsts, lasts = (self._times(entries, name) for name in layout.bounds)
         low = np.empty(len(entries), np.int64)
         low = low[: session_kernels.find_sessions(entries.ids, firsts, lasts, layout.gap, low)]
         high = np.append(low, len(entries))[1:]
         ends = np.maximum.reduceat(lasts, low)
-        # Restoring closes what has closed, so only entries of open sessions are stored.
+        # Restoring removes closed sessions, so only entries of open sessions are stored.
         sizes = np.diff(runs[low], append=len(both))
         stored = np.repeat(~self._is_closed(ends, self.watermark), sizes) & (order >= len(mine))
         if stored.any():
@@ -180,7 +180,7 @@ class SessionPanes(Panes):
         return iter(self._snapshot_units(self._held.parts))
 
     def restore(self, units: Iterable[PUnit]) -> None:
-        """Apply units in order: the watermark of each one decides which entries belong together."""
+        """Apply units in order. The watermark of each unit determines which entries belong together."""
         for kind, same in groupby(units, key=lambda unit: unit.kind):
             if kind == "snapshot":
                 self._held.replace(PanePartials.none(self._layout))

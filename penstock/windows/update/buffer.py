@@ -23,7 +23,7 @@ _KEY_ROW = f"{RESERVED_PREFIX}cell"
 _PANE = f"{RESERVED_PREFIX}pane"
 _MARK = f"{RESERVED_PREFIX}mark"
 OWN_COLUMNS = (_KEY_ROW, _PANE, _MARK)
-"""The columns of stored tuples outside of the payload."""
+"""The columns of stored tuples that are not in the payload."""
 _STORED = {
     "newest": zones.NEWEST,
     "closed": zones.CLOSED,
@@ -109,7 +109,7 @@ class WindowBuffers:
         return True
 
     def is_idle(self, ids: Integers) -> npt.NDArray[np.bool_]:
-        """Mark the keys of which no window waits, is under processing, or may still become complete."""
+        """Mark the keys with no window that waits, is under processing, or may still become complete."""
         of = self.key_rows[ids]
         idle = (of[:, zones.NEWEST] != zones.NEVER) & (of[:, zones.CANDIDATE] == zones.NEVER)
         idle &= (of[:, zones.SERVICE] == transitions.FREE) & (of[:, zones.IN_SERVICE] == 0)
@@ -220,7 +220,7 @@ class WindowBuffers:
     def restore(
         self, ids: Integers, key_rows: Mapping[str, Integers], rows: pa.RecordBatch, *, replace: bool
     ) -> None:
-        """Restore keys from the output of `store`: the whole state if `replace`, else new tuples."""
+        """Restore keys from the output of `store`: the whole state if `replace`, otherwise new tuples."""
         for name, column in _STORED.items():
             self.key_rows[ids, column] = key_rows[name]
         places, panes, marks = (rows.column(name).to_numpy() for name in OWN_COLUMNS)

@@ -1,13 +1,13 @@
-"""Groups that leave the state of lazy and eager windows after a time without tuples.
+"""Groups that leave the state of lazy and eager windows after their time to live without tuples.
 
 The clock is the watermark. A group leaves at the end of the first micro-batch in which its newest pane ended
 at least the time to live before the watermark, and none of its windows waits or may still become complete.
-Its later tuples are in later panes, so a group that returns makes the windows that it would have made
-otherwise, and no tuple is late that was not before.
+Later tuples of the group are in later panes. So a group that returns makes the same windows as if it had
+stayed, and no more tuples are late.
 
 Nothing is stored for a group that left: stored idle groups whose newest pane is at or before the stored
-*horizon* do not count. As in queues (`penstock.operators.queues.expiry`), a pass over all groups finds the
-candidates for a 16th of the time to live.
+*horizon* are ignored. As in queues (`penstock.operators.queues.expiry`), a pass over all groups finds the
+candidates for the next 16th of the time to live.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PASSES_PER_LIFE = 16
 
 @dataclass(frozen=True, slots=True)
 class SilentGroups:
-    """Groups that left, the longest silent first.
+    """Groups that left, the longest-silent group first.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class GroupLives:
     Attributes
     ----------
     horizon : int
-        Idle groups whose newest pane is at most this one have left.
+        Idle groups whose newest pane is at or before this pane have left.
     expired : int
         The number of groups that left so far.
     """
@@ -88,11 +88,11 @@ class GroupLives:
         self.renumber()
 
     def renumber(self) -> None:
-        """Forget the candidates, because groups have other numbers now; the next `find` passes over all."""
+        """Forget the candidates, because groups have new numbers; the next `find` passes over all groups."""
         self._limit = NEVER
 
     def advance(self, border: int | None) -> None:
-        """Move the horizon to what the watermark, as a pane, says."""
+        """Move the horizon according to the watermark, which is given as a pane."""
         if self.ttl is not None and border is not None:
             self.horizon = max(self.horizon, border - self.ttl - 1)
 
@@ -108,7 +108,7 @@ class GroupLives:
             return np.zeros(0, np.int64)
         newest = buffers.key_rows[:, zones.NEWEST]
         if self.horizon > self._limit:
-            # New tuples are behind the watermark, so later than the limit.
+            # New tuples are in panes that the watermark has just passed, so they are later than the limit.
             self._limit = self.horizon + (self.ttl or 0) // _PASSES_PER_LIFE
             self._candidates = np.flatnonzero((newest <= self._limit) & (newest != NEVER))
         ids = self._candidates

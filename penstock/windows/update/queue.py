@@ -24,9 +24,9 @@ committed window is served to its end) and never mixed (a result has the tuples 
 A window buffer has two sides in one list of zones (`penstock.windows.update.zones`): the dequeue side has the
 tuples of the committed window, from DF to WE, and the enqueue side has the tuples from WS to ET. Tuples on
 both sides are stored once. There are three departures from the source. A window is closed by its last pane,
-by a later pane of the key or by the watermark, so windows of silent keys close, too. A `win_spec` above 0 is
+by a later pane of the key or by the watermark, so windows of silent keys also close. A `win_spec` above 0 is
 the distance to the window's end, because pane numbers may be negative. A key that waits while it is under
-processing keeps its place, and the keys behind it are served first.
+processing keeps its place, and the keys after it are served first.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _PAGE_BLOCKS = 64
 
 
 class WindowQueue:
-    """A window queue; in Spark, one bucket of it.
+    """A window queue. In Spark, each instance is one bucket of the whole queue.
 
     Not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any number of times,
     then `account_staleness`, then `delta`. Time is an argument; nothing here reads a clock. Enqueuing a batch
@@ -163,7 +163,7 @@ class WindowQueue:
 
     @property
     def servable(self) -> int:
-        """Number of keys that an unlimited `dequeue` would serve; while above 0, calls make progress."""
+        """Number of keys that an unlimited `dequeue` would serve. Calls make progress while it is above 0."""
         registers = self.buffers.registers
         return len(self) - int(registers[zones.HELD]) + int(registers[zones.READIES])
 
@@ -206,18 +206,19 @@ class WindowQueue:
     ) -> EnqueuedPanes:
         """Enqueue entries in order, then advance the watermark.
 
-        Keys whose windows only the watermark completes begin to wait after the keys of the entries, ordered
-        by window end and then by key number.
+        Keys whose windows are completed only by the watermark begin to wait after the keys of the entries,
+        ordered by window end and then by key number.
 
         Parameters
         ----------
         ids, panes : int64 arrays
             Key numbers from the caller's index, and panes. The panes of each key increase within and across
-            calls, and no pane is before the watermark of an earlier call. Other entries are late and dropped.
+            calls, and no pane is before the watermark of an earlier call. Entries that break this rule are
+            late and dropped.
         rows : pyarrow.RecordBatch
             Payload of the panes.
         watermark : int, optional
-            All panes before it have arrived, with these entries. It never decreases.
+            All panes before it have arrived, including these entries. It never decreases.
         shares : int64 array, optional
             For a queue with weights, the shares of the entries' keys
             (`penstock.operators.scheduling.weights`). The share of a key's last entry applies from now on.
@@ -316,7 +317,7 @@ class WindowQueue:
         """Return the whole current state, in units of about `unit_rows` tuples."""
         key_rows = self.buffers.key_rows
         ids = np.flatnonzero(key_rows[:, zones.NEWEST] != zones.NEVER)
-        # A key counts as a tuple, so that the number of keys in a unit is bounded, too.
+        # A key is counted as a tuple, so that the number of keys in a unit is also bounded.
         part = np.cumsum(key_rows[ids, zones.ROWS] + 1) // self._unit_rows
         cuts = np.flatnonzero(np.diff(part)) + 1
         # Create the units now, because the queue changes while they are written.
@@ -417,7 +418,7 @@ class WindowQueue:
             self.scheduler.reserve(len(self.buffers.key_rows))
 
     def _arrive(self, events: Integers, now_us: int) -> None:
-        """Tell the scheduler which keys begin to wait, and which go on waiting with a newer window."""
+        """Pass to the scheduler the keys that begin to wait, or continue to wait with a newer window."""
         registers = self.buffers.registers
         ids, resident = events[: registers[zones.EVENTS]].T
         registers[zones.EVENTS] = 0

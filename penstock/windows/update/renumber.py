@@ -1,4 +1,4 @@
-"""Units of a window queue whose keys get other numbers."""
+"""Units of a window queue whose keys get new numbers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def renumber_cells(
     unit : PUnit
         The unit, with the blocks ``cells`` and ``rows``.
     rows : pyarrow.RecordBatch
-        The tuples, which may be in a newer form than those of `unit`.
+        The tuples, which may have a newer form than the tuples of `unit`.
     stored, numbers : int64 arrays
         Stored numbers, and the new number of each.
 
     Raises
     ------
     CorruptDataError
-        If a cell has an unknown number, or a tuple no cell.
+        If a cell has an unknown number, or a tuple has no cell.
     """
     cells = unit.blocks["cells"]
     for name, column in (("cells", _KEY), ("rows", _OWNER)):

@@ -49,11 +49,11 @@ class EnqueuedPanes:
     rows_in : int
         All entries.
     late : int
-        Entries dropped because they are behind the watermark or a newer pane of their key.
+        Entries dropped because they are older than the watermark or than a newer pane of their key.
     completed : int
         Windows that became complete.
     disregarded : int
-        Complete windows that a newer one replaced, so that they are not emitted. Some became complete in
+        Complete windows that were replaced by a newer window, and so are not emitted. Some became complete in
         earlier calls. At any time every completed window is either emitted, disregarded, waiting or
         committed.
     """

@@ -64,7 +64,7 @@ class WindowScheduler:
         self._shares[ids] = shares
 
     def forget(self, ids: Integers) -> None:
-        """Forget what is known of keys that do not wait."""
+        """Forget the rates and shares of keys that do not wait."""
         self._shares[ids] = 0
         self._seen_us[ids] = NEVER
         self._interval_us[ids] = 0
@@ -144,7 +144,7 @@ class WindowScheduler:
             self._shares[ids] = columns["share"]
         places = {**columns, "share": columns["waits_by"] if self._weighted else ONE}
         if self.policy is Policy.FRESHEST:
-            # Stored by other names: keys arrive in the scheduler when they begin to wait.
+            # Stored under other names: keys arrive in the scheduler when they begin to wait.
             places |= {"arrived": columns["since_us"], "interval": columns["interval_us"]}
         self._queue.put_back(ids, places)
 

@@ -4,7 +4,7 @@ Window k has the panes ``[k * slide, k * slide + size)``. The panes of a key arr
 no pane is older than the watermark. So everything before ``max(watermark, newest pane + 1)`` has arrived, and
 a window that ends there or earlier is *complete*.
 
-Some names are those of the source. `_mru_l` and `_mru_e` are the two rules for the most recent window;
+Some names are taken from the source. `_mru_l` and `_mru_e` are the two rules for the most recent window;
 `_is_update`, `_do_promote` and `_is_avail` are the conditions of the graph. `penstock.windows.update.queue`
 draws the graph.
 """
@@ -115,7 +115,7 @@ def _is_avail(k: int, state: State) -> bool:
 
 @kernel
 def _end(window: int, state: State) -> int:
-    """Return the pane behind a window's last pane (WE for the committed window)."""
+    """Return the pane after a window's last pane (WE for the committed window)."""
     _, _, registers, _, _, _ = state
     return window * registers[SLIDE] + registers[SIZE]
 
@@ -138,7 +138,7 @@ def _push_ready(k: int, state: State) -> None:
 
 @kernel
 def _pop_ready(before: int, state: State) -> None:
-    """Unlink the key behind `before` from upq; NONE means the head."""
+    """Unlink the key after `before` from upq; NONE means the head."""
     key_rows, _, registers, _, _, _ = state
     k = registers[READY_HEAD] if before < 0 else key_rows[before, READY_NEXT]
     following = key_rows[k, READY_NEXT]
@@ -265,7 +265,7 @@ def enter(
     watermark : int
         The watermark before these entries.
     events : int64 array of shape (2 n, 2)
-        Output: each key that begins to wait or goes on waiting with a newer window, and whether it waited
+        Output: each key that begins to wait or continues to wait with a newer window, and whether it waited
         before.
     locations : int64 array
         Output: location of each entry. The caller writes the entry's payload there if the slot still names
@@ -365,7 +365,7 @@ def serve_ready(limit: int, state: State) -> Integers:
 def put_back(ids: Integers, replace: bool, state: State) -> None:
     """Drop the tuples of each key that its stored key row no longer needs.
 
-    If `replace`, all of its tuples.
+    If `replace`, drop all tuples of the key.
     """
     key_rows, _, _, _, slots, _ = state
     for i in range(ids.shape[0]):

@@ -48,7 +48,7 @@ class WindowArrivals:
     entries : list of pyarrow.RecordBatch
         Batches with the schema `WindowLayout.entry` or `RowLayout.arriving`, in order of arrival.
     watermark : int or None
-        All panes before it have arrived. For windows of rows: all rows up to it have arrived.
+        The watermark: all panes before it have arrived; for windows of rows, all rows up to it.
     """
 
     entries: list[pa.RecordBatch]
@@ -75,7 +75,7 @@ class UpdateWindows:
     ttl : int, optional
         How long a group lives without tuples, in panes; see `penstock.windows.update.group_lives`.
     forgetting : ForgetRule, optional
-        When the numbers of groups that left are forgotten.
+        The rule for forgetting the numbers of groups that left.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class UpdateWindows:
     ) -> None:
         self.weights = weights
         self.controller: ControllerState | None = None
-        """The state of the controller of freshness, if there is a contract."""
+        """The state of the freshness controller, if there is a contract."""
         self._layout, self._mode, self._policy = layout, mode, policy
         self._forgetting = forgetting or ForgetRule()
         self._lives = GroupLives(ttl)
@@ -125,7 +125,7 @@ class UpdateWindows:
 
     @property
     def staleness_by_class(self) -> list[Staleness]:
-        """Nothing: windows have no classes of keys."""
+        """An empty sequence: windows have no classes of keys."""
         return []
 
     @property
@@ -187,7 +187,7 @@ class UpdateWindows:
         return self._panes.groups_of(ids)
 
     def enqueue(self, arrivals: WindowArrivals, now_us: int) -> Enqueued:
-        """Enqueue entries. `Enqueued.conflated` counts the windows that a newer one replaced.
+        """Enqueue entries. `Enqueued.conflated` counts the windows that were replaced by a newer window.
 
         Raises
         ------
@@ -240,11 +240,11 @@ class UpdateWindows:
         return self._queue.account_staleness(now_us)
 
     def expire(self) -> SilentGroups:
-        """Let groups leave, after the windows of a micro-batch are delivered. Call it once a micro-batch."""
+        """Remove silent groups. Call it once in each micro-batch, after its windows are delivered."""
         self._lives.advance(self._panes.border)
         ids = self._find_gone()
         newest = self._queue.buffers.key_rows[ids, NEWEST]
-        # The numbers of groups depend on what this copy loaded, their hashes do not.
+        # The numbers of groups depend on what this copy loaded; their hashes do not.
         order = np.lexsort((self._panes.hashes_of(ids), newest))
         self._gone = ids[order]
         self._lives.expired += len(ids)
@@ -303,13 +303,13 @@ class UpdateWindows:
         return self._lives.find(self._queue.buffers, held)
 
     def _forget_gone(self) -> None:
-        """Give groups that left the state of new groups."""
+        """Reset groups that left to the state of new groups."""
         self._queue.buffers.forget(self._gone)
         self._queue.scheduler.forget(self._gone)
         self._gone = self._gone[:0]
 
     def _renumber_alive(self) -> None:
-        """Give the groups that have not left new numbers, if many have left."""
+        """Renumber the groups that have not left, if many have left."""
         alive = self.keys
         if self._forgetting.should_forget(self._panes.groups - alive, alive):
             units, cost_us = list(self.snapshot()), self.given_cost_us

@@ -52,7 +52,7 @@ HEAD, ET, DF, CANDIDATE, COMMITTED = 0, 1, 2, 3, 4
 NEWEST, CLOSED = 5, 6
 SERVICE, READY_NEXT, READY_RANK, FIRST = 7, 8, 9, 10
 # Start of waiting; completion time of the oldest complete window that was not emitted, and of the oldest such
-# window newer than the committed one.
+# window newer than the committed window.
 SINCE, PENDING, NEXT_PENDING = 11, 12, 13
 QUEUE_BOOKED, APPLICATION_BOOKED, DELIVERED, IN_SERVICE = 14, 15, 16, 17
 # Time waited until the window was committed; number of tuples; spare locations in a batch; changed since
@@ -91,7 +91,7 @@ def blocks_needed(ids: Integers, state: State) -> int:
 
 @kernel
 def append(k: int, pane: int, mark: int, entry: int, state: State) -> int:
-    """Put a tuple behind the key's last one and return its location."""
+    """Append a tuple after the key's last tuple and return its location."""
     key_rows, _, registers, blocks, slots, stack = state
     rows = registers[BLOCK_ROWS]
     last = key_rows[k, ET]
@@ -183,7 +183,7 @@ def free_tail(k: int, limit: int, state: State) -> None:
 
 @kernel
 def successor(location: int, state: State) -> int:
-    """Return the location of the key's next tuple; NONE behind the last."""
+    """Return the location of the key's next tuple; NONE after the last."""
     _, _, registers, blocks, _, _ = state
     rows = registers[BLOCK_ROWS]
     block = location // rows

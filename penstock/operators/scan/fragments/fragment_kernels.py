@@ -147,7 +147,7 @@ def find_slots(
     begin: int,
     slots: Any,
 ) -> int:
-    """Find the slots of the rows from `begin` on; return the row before which an array was full.
+    """Find the slots of the rows from `begin` on; return the first row that did not fit.
 
     Parameters
     ----------
@@ -220,11 +220,11 @@ def find_slots(
 def find_runs(
     times: Any, steps: int, state: Any, panes: Any, begin: int, starts: Any, slots: Any
 ) -> tuple[int, int]:
-    """Find the runs of rows in one pane, without groups; return their number and the row behind the last run.
+    """Find the runs of rows in one pane, without groups; return their number and the row after the last.
 
-    Works like `find_slots`, but writes one entry per run: its first row to `starts`, its slot to `slots`.
-    Ends early when `panes` is full. Most rows are in the pane of the previous row, so 32 rows are compared at
-    once.
+    This works like `find_slots`, but writes one entry per run: its first row to `starts`, its slot to
+    `slots`. It ends early when `panes` is full. Most rows are in the pane of the previous row, so 32 rows are
+    compared at once.
     """
     count, low = state[0], state[1]
     high = low + steps if count > 1 else low

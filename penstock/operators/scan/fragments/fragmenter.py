@@ -134,7 +134,7 @@ class Fragmenter:
     def _keys(self, groups: list[pa.Array[Any]], rows: int) -> npt.NDArray[np.int64]:
         """Return the groups of rows as integers, (columns, rows)."""
         if any(codes.direct and group.null_count for codes, group in zip(self._codes, groups, strict=True)):
-            # These values are numbered from now on, so first finish the fragments so far.
+            # Values of this column are numbered from now on, so first finish the fragments so far.
             self._finish()
             for codes, group in zip(self._codes, groups, strict=True):
                 codes.direct = codes.direct and not group.null_count

@@ -72,7 +72,7 @@ def _compute_indexes(
 
 @kernel
 def take_greatest(limit: int, line: Integers, indexes: Floats) -> tuple[Integers, int]:
-    """Remove the keys with the greatest indexes from the line; of equal ones, the first.
+    """Remove the keys with the greatest indexes from the line; of equal indexes, the first.
 
     Returns
     -------
@@ -104,8 +104,8 @@ def take_greatest(limit: int, line: Integers, indexes: Floats) -> tuple[Integers
 class FreshestScheduler(Scheduler):
     """A scheduler of keys with or without weights, by their index; see `Scheduler`.
 
-    The keys that one `pop` chooses leave in the order in which they began to wait: they are served together.
-    Choosing takes time proportional to the number of waiting keys.
+    The keys that one `pop` chooses are served together, so they leave in the order in which they began to
+    wait. Choosing takes time proportional to the number of waiting keys.
     """
 
     columns = {  # noqa: RUF012  # declared as a ClassVar by the interface
@@ -176,7 +176,7 @@ class FreshestScheduler(Scheduler):
 
     @property
     def meta(self) -> dict[str, float]:
-        """Empty: the columns are the whole state."""
+        """An empty mapping: the columns are the whole state."""
         return {}
 
     def store(self, ids: Integers) -> dict[str, Any]:
