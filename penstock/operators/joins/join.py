@@ -8,9 +8,9 @@ results are fresh, but older matches are left out.
 The state has the times of each key's last match, and the tuples of each side that a future match may need. In
 UpStream no tuples are out of order. Here a tuple is *late* if it is older than the watermark, or more than
 ``within`` older than the last match of its key. The watermark is the newest time of earlier micro-batches
-less ``delay``. With a time to live, a tuple is also late if keys whose newest tuple has its time have left
-(`penstock.operators.joins.key_lives`). Late tuples are dropped. Of several tuples with the same side, key and
-time, the first is kept. A delete removes tuples and matches (`penstock.operators.joins.key_deletes`).
+less ``delay``. With a time to live, a tuple is also late if a key whose newest tuple is that old would have
+left (`penstock.operators.joins.key_lives`). Late tuples are dropped. Of several tuples with the same side,
+key and time, the first is kept. A delete removes tuples and matches (`penstock.operators.joins.key_deletes`).
 
 Nothing here reads a clock.
 """
@@ -309,8 +309,7 @@ class UpdateJoin:
         if self._lives is not None and self.joined.tells_silent:
             alive |= self._lives.last[:keys] != NEVER
         if self._deletes is not None:
-            # A match may be taken away at any time. A delete makes tuples late even if they are after the
-            # watermark.
+            # A match may be taken away at any time. Deletes can make tuples after the watermark late.
             alive |= (newest != NEVER) & (self._deletes.away[:keys] == 0)
             deleted = np.maximum(*self._deletes.sides)[:keys]
             alive |= deleted >= max(oldest, NEVER + 1)
@@ -396,8 +395,7 @@ class UpdateJoin:
             blocks[name] = pa.RecordBatch.from_arrays(
                 [owner, *payload.columns], [_OWNER, *payload.schema.names]
             )
-        # The delay may change at a restart; which tuples were freed before it follows from the previous
-        # delay.
+        # The delay may change at a restart; earlier tuples were freed by the previous delay.
         meta = {"rows": self.keys, "held": self.held, "newest": self.newest, "delay": self.joined.delay}
         return PUnit(kind, meta if self._lives is None else meta | self._lives.meta, blocks)
 
