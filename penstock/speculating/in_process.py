@@ -49,9 +49,9 @@ __all__ = ["MODES", "Mode", "Speculation", "Waiting", "use_speculation"]
 
 Mode = Literal["rows", "tables", "occ"]
 MODES = ("rows", "tables", "occ")
-_MOST_GROUPS = 16
+MAX_GROUPS_PER_STALL = 16
 """At most this many groups of waiting requests are examined per stall."""
-_FIRST_GUESS_S = 1e-6
+INITIAL_ESTIMATE_S = 1e-6
 """The assumed time of a transaction of a program that has not run yet."""
 _WEIGHT = 0.2
 """The weight of the latest time in the mean."""
@@ -156,10 +156,10 @@ class Speculation:
 
     Attributes
     ----------
-    offered : callable
+    offer_groups : callable
         Returns waiting groups, in their order.
-    ran, unlogged : list of Waiting
-        The groups with transactions that ran and are not yet answered, or not yet logged.
+    unlogged : list of Waiting
+        The groups with transactions that ran and are not yet logged.
     stalls : int
         The number of calls with transactions over several partitions while requests waited.
     transactions : int
@@ -176,8 +176,7 @@ class Speculation:
         self._tables, self._level, self._optimistic = tables, level, optimistic
         self._footprints = Footprints(database, tables.placements)
         self._times: dict[tuple[str, bool], float] = {}
-        self.offered: Callable[[], Iterable[Waiting]] = tuple
-        self.ran: list[Waiting] = []
+        self.offer_groups: Callable[[], Iterable[Waiting]] = tuple
         self.unlogged: list[Waiting] = []
         self.stalls = self.transactions = self.conflicts = self.rolled_back = 0
 
@@ -205,7 +204,7 @@ class Speculation:
         homes : ndarray
             The partition of each event, or a number below 0 if it needs several partitions.
         """
-        offered = list(itertools.islice(self.offered(), _MOST_GROUPS))
+        offered = list(itertools.islice(self.offer_groups(), MAX_GROUPS_PER_STALL))
         if not offered:  # then the transactions of the call run as if speculation were off
             return None
         self.stalls += 1
@@ -288,7 +287,6 @@ class Speculation:
             order = np.concatenate([places[one.homes[places] == home] for home, _ in results[number]])
             rows = concat([batch for _, batch in results[number]])
             one.waiting.taken, one.waiting.results = places, rows.take(pa.array(np.argsort(order)))
-            self.ran.append(one.waiting)
             self.unlogged.append(one.waiting)
             self._tables.transactions += len(places)
             self.transactions += len(places)
@@ -311,7 +309,7 @@ class Speculation:
         return copies
 
     def _time_of(self, program: Program, *, stalled: bool = False) -> float:
-        return self._times.get((program.digest, stalled), _FIRST_GUESS_S)
+        return self._times.get((program.digest, stalled), INITIAL_ESTIMATE_S)
 
     def _note_time(self, program: Program, count: int, seconds: float, *, stalled: bool) -> None:
         """Include the time of transactions in their program's mean."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 from penstock.errors import PenstockError
 from penstock.procedures.compiler.program import Program, event_schema
 from penstock.procedures.engine import TableSet
-from penstock.procedures.in_process.arrow_rows import batches_of
+from penstock.procedures.in_process.arrow_rows import arrow_errors, batches_of
 from penstock.procedures.in_process.command_log import Call
 from penstock.speculating.in_process import Speculation, Waiting
 
@@ -30,11 +31,12 @@ def _speculation(state: State) -> Speculation | None:
 
 
 def speculated_calls(state: State) -> Iterator[Call]:
-    """Yield the calls that ran beside the last call, in their order, for the log."""
+    """Take the calls that ran beside the last call, in their order, for the log."""
     speculation = _speculation(state)
-    while speculation is not None and speculation.unlogged:
-        one = speculation.unlogged.pop(0)
-        yield Call(one.procedure, one.program.digest, one.events.take(pa.array(one.taken)))
+    if speculation is None:
+        return iter(())
+    unlogged, speculation.unlogged = speculation.unlogged, []
+    return (Call(one.procedure, one.program.digest, one.events.take(pa.array(one.taken))) for one in unlogged)
 
 
 class QueuedGroups:
@@ -53,35 +55,49 @@ class QueuedGroups:
     def __init__(self, groups: list[Sequence[Request]], state: State, programs: OpenPrograms) -> None:
         self._groups, self._programs = groups, programs
         self._speculation = _speculation(state)
+        self._number = 0
         self._waiting: list[tuple[int, Waiting]] = []
+        self._unanswered: list[tuple[Sequence[Request], pa.RecordBatch]] = []
 
     def __iter__(self) -> Iterator[Sequence[Request]]:
-        """Yield the requests of each group that have not run, and offer the later groups."""
-        try:
-            for number in range(len(self._groups)):
-                if self._speculation is not None:
-                    self._waiting = []
-                    self._speculation.offered = partial(self._offer, self._speculation, number + 1)
-                if self._groups[number]:
-                    yield self._groups[number]
-        finally:
-            if self._speculation is not None:
-                self._speculation.offered = tuple
+        """Yield the requests of each group that have not run."""
+        for number in range(len(self._groups)):
+            self._number = number
+            if self._groups[number]:
+                yield self._groups[number]
 
-    def _offer(self, speculation: Speculation, begin: int) -> Iterator[Waiting]:
-        """Yield later groups, until one cannot be checked. Each is offered once while a group runs."""
-        speculation.offered = tuple
-        for number in range(begin, len(self._groups)):
+    @contextlib.contextmanager
+    def offer_later(self) -> Iterator[None]:
+        """Offer the groups after the current one to the call in this context.
+
+        The caller holds the lock of the database meanwhile: otherwise a call of another thread could take the
+        offer before the current group has run.
+        """
+        if self._speculation is None:
+            yield
+            return
+        self._speculation.offer_groups = partial(self._offer, self._speculation)
+        try:
+            yield
+        finally:
+            self._speculation.offer_groups = tuple
+            self._leave_out_speculated()
+
+    def _offer(self, speculation: Speculation) -> Iterator[Waiting]:
+        """Yield later groups, until one cannot be checked. They are offered once."""
+        speculation.offer_groups = tuple
+        for number in range(self._number + 1, len(self._groups)):
             group = self._groups[number]
             if not group:
                 continue
             try:
-                rows = pa.RecordBatch.from_struct_array(pa.array([one.attributes for one in group]))
+                with arrow_errors(group[0].procedure):
+                    rows = pa.RecordBatch.from_struct_array(pa.array([one.attributes for one in group]))
                 program = self._programs.find(group[0].procedure, rows.schema)
                 if not isinstance(program, Program):
                     return
-                batches = list(batches_of(rows, event_schema(program.event), owner=program.name))
-            except (PenstockError, pa.ArrowException, TypeError):  # it fails again in its turn
+                batches = batches_of(rows, event_schema(program.event), owner=program.name)
+            except PenstockError:  # it fails again in its turn
                 return
             if len(batches) != 1:
                 return
@@ -89,15 +105,18 @@ class QueuedGroups:
             self._waiting.append((number, waiting))
             yield waiting
 
-    def answer_speculated(self, answer: Answer) -> None:
-        """Answer the requests that ran beside the last group, and remove them from their own groups."""
-        if self._speculation is None:
-            return
-        ran, self._speculation.ran = self._speculation.ran, []
+    def _leave_out_speculated(self) -> None:
+        """Remove the requests that ran beside the current group from their own groups."""
         for number, waiting in self._waiting:
-            if waiting in ran and waiting.results is not None:
-                taken = set(waiting.taken.tolist())
-                group = self._groups[number]
-                done = [one for place, one in enumerate(group) if place in taken]
+            if waiting.results is not None:
+                group, places = self._groups[number], waiting.taken.tolist()
+                self._unanswered.append(([group[place] for place in places], waiting.results))
+                taken = set(places)
                 self._groups[number] = [one for place, one in enumerate(group) if place not in taken]
-                answer(done, waiting.results.to_pylist())
+        self._waiting = []
+
+    def answer_speculated(self, answer: Answer) -> None:
+        """Answer the requests that ran beside the last group."""
+        unanswered, self._unanswered = self._unanswered, []
+        for group, results in unanswered:
+            answer(group, results.to_pylist())

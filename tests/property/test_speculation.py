@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -50,7 +55,77 @@ def submit(db: OpenDatabase, made: list[Call]) -> list[list[dict[str, Any]]]:
     """Run calls as requests that all wait in the queue when the first one runs."""
     requests = [[Request(name, event) for event in events] for name, events in made]
     db._run_groups(list(group_requests([one for each in requests for one in each])))
+    assert speculation(db).unlogged == []
     return [[one.future.result(60) for one in each] for each in requests]
+
+
+MISFITS: dict[str, dict[str, Any]] = {
+    "deposit": {"id": 0, "amount": None},
+    "transfer": {"source": 0, "target": 1 << 70, "amount": 1},
+    "order": {"buyer": 1 << 40, "currency": "Bo"},
+}
+"""Requests that do not fit: the last two are grouped with requests that do."""
+
+
+def answer_of(request: Request) -> object:
+    """Return the answer of a request that has run: its results, or the type of its error."""
+    error = request.future.exception(0)
+    return type(error) if error is not None else request.future.result(0)
+
+
+def call_alone(db: OpenDatabase, name: str, event: dict[str, Any]) -> object:
+    """Return what a request has as its answer, from a call."""
+    try:
+        return db.call(name, **event)
+    except InvalidUsageError as error:
+        return type(error)
+
+
+def submit_beside(
+    db: OpenDatabase, made: list[Call], direct: Mapping[int, Call]
+) -> tuple[list[object], list[object]]:
+    """Run calls as queued requests, and a direct call of another thread just before some of their groups.
+
+    Return the answers of requests and direct calls in the order in which they ran, and those of a database
+    that runs all in this order.
+    """
+    requests = [Request(name, event) for name, events in made for event in events]
+    groups = list(group_requests(requests))
+    number_of = {id(one): number for number, group in enumerate(groups) for one in group}
+    order: list[tuple[str, list[dict[str, Any]], list[Request] | pa.Table]] = []
+    noted, left = set[int](), dict(direct)
+    run_group = db._run_group
+
+    def note_answered() -> None:
+        for one in requests:
+            if one.future.done() and id(one) not in noted:
+                noted.add(id(one))
+                order.append((one.procedure, [one.attributes], [one]))
+
+    def run_beside(group: Sequence[Request], offer: AbstractContextManager[None]) -> None:
+        call = left.pop(number_of[id(group[0])], None)
+        if call is not None:
+            note_answered()
+            with ThreadPoolExecutor(1) as thread:
+                results = thread.submit(db.run, call[0], pa.Table.from_pylist(call[1])).result(60)
+            order.append((*call, results))
+        run_group(group, offer)
+
+    with patch.object(db, "_run_group", run_beside):
+        db._run_groups(list(groups))
+    note_answered()
+    assert len(noted) == len(requests)
+    with BANK.open() as serial:
+        got, expected = list[object](), list[object]()
+        for name, events, answers in order:
+            if isinstance(answers, list):
+                got += map(answer_of, answers)
+            else:
+                got += answers.to_pylist()
+            expected += [call_alone(serial, name, event) for event in events]
+        assert tables(db) == tables(serial)
+    assert speculation(db).unlogged == []
+    return got, expected
 
 
 @pytest.mark.parametrize("mode", ["rows", pytest.param("tables", marks=pytest.mark.long), "occ"])
@@ -61,6 +136,64 @@ def test_queued_requests_equal_the_serial_order(mode: str, made: list[Call], par
         assert submit(db, made) == run(serial, made)
         assert tables(db) == tables(serial)
         assert db._state.transactions == serial._state.transactions
+
+
+@pytest.mark.parametrize("mode", ["rows", pytest.param("occ", marks=pytest.mark.long)])
+@settings(max_examples=EXAMPLES, deadline=None, phases=PHASES)
+@given(data=st.data())
+def test_direct_calls_and_misfits_keep_the_order(mode: str, data: st.DataObject) -> None:
+    made = data.draw(calls())
+    for name, events in made:
+        if name in MISFITS and data.draw(st.booleans()):
+            events.insert(data.draw(st.integers(0, len(events))), MISFITS[name])
+    transfers = st.lists(st.fixed_dictionaries(dict(EVENTS["transfer"])), min_size=1, max_size=4)
+    direct = data.draw(st.dictionaries(st.integers(3, 8), transfers, max_size=4))
+    with BANK.open(partitions=2, speculate=mode) as db:
+        got, expected = submit_beside(db, made, {place: ("transfer", one) for place, one in direct.items()})
+        assert got == expected
+
+
+def test_a_direct_call_does_not_overtake_queued_requests() -> None:
+    made: list[Call] = [
+        *FIRST,
+        ("deposit", [{"id": 4, "amount": 7}]),
+        ("close_account", [{"id": 4, "heir": 6}]),
+        ("deposit", [{"id": 4, "amount": 1}]),
+    ]
+    with BANK.open(**TWO, speculate=True) as db:
+        call = ("transfer", [{"source": 0, "target": 2, "amount": 4}] * 8)
+        got, expected = submit_beside(db, made, {4: call})
+        assert got == expected
+
+
+def test_later_groups_wait_for_a_group_of_which_a_request_does_not_fit() -> None:
+    transfers = [{"source": 0, "target": 2, "amount": 1}] * 3
+    made: list[Call] = [
+        *FIRST,
+        (
+            "transfer",
+            [
+                *transfers,
+                {"source": 0, "target": 1 << 70, "amount": 1},
+                {"source": 4, "target": 6, "amount": 9},
+            ],
+        ),
+        ("deposit", [{"id": 4, "amount": -3}]),
+    ]
+    with BANK.open(**TWO, speculate=True) as db:
+        got, expected = submit_beside(db, made, {})
+        assert got == expected
+
+
+@pytest.mark.parametrize("strange", [1 << 70, "\ud800"])
+def test_a_request_that_arrow_cannot_hold_fails_alone(tmp_path: Path, strange: object) -> None:
+    made: list[Call] = [*LATER[:1], ("deposit", [{"id": 4, "amount": strange}]), *LATER[1:2]]
+    with BANK.open(tmp_path / "bank", **TWO, speculate=True) as db:
+        run(db, FIRST)
+        requests = [Request(name, event) for name, events in made for event in events]
+        db._run_groups(list(group_requests(requests)))
+        errors = [type(one.future.exception(60)) for one in requests]
+        assert errors == [type(None)] * 8 + [InvalidUsageError] + [type(None)] * 4
 
 
 LATER: list[Call] = [

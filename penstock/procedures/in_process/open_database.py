@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never, TypeVar
@@ -192,11 +193,12 @@ class OpenDatabase:
         """Change the tables and log the call. The errors in `harmless` leave the tables unchanged."""
         with self._abandon_on_error(*harmless):
             result = change()
+        speculated = speculated_calls(self._state)
         if self._log is None:
             self._state.forget_deleted()
             return result
         with self._abandon_on_error():
-            for one in (call, *speculated_calls(self._state)):
+            for one in (call, *speculated):
                 self._log.append(one)
             self._checkpoint_if_due()
         return result
@@ -362,13 +364,13 @@ class OpenDatabase:
         """Run groups in order; if the database speculates, run requests of later groups beside them."""
         queued = QueuedGroups(groups, self._state, self._programs)
         for group in queued:
-            self._run_group(group)
+            self._run_group(group, queued.offer_later())
             queued.answer_speculated(self._answer_when_durable)
 
-    def _run_group(self, group: Sequence[Request]) -> None:
+    def _run_group(self, group: Sequence[Request], offer: AbstractContextManager[None]) -> None:
         """Run requests for one procedure whose values have the same types; answer each once it is durable."""
         try:
-            with self._lock:
+            with self._lock, offer:
                 if self._broken:
                     self._check_open()
                 with arrow_errors(group[0].procedure):
@@ -378,7 +380,7 @@ class OpenDatabase:
             if len(group) == 1 or not isinstance(error, InvalidUsageError):
                 return answer(group, error)
             for request in group:  # a request does not fit
-                self._run_group([request])
+                self._run_group([request], contextlib.nullcontext())
             return None
         return self._answer_when_durable(group, results)
 
@@ -388,9 +390,7 @@ class OpenDatabase:
             log, broken = self._log, self._broken
             end = log.end if log is not None else 0
         if broken:
-            return answer(
-                group, InvalidUsageError("a call could not be stored", hint="open the database again")
-            )
+            return answer(group, _not_stored())
         if log is None:
             return answer(group, results)
         return log.when_durable(end, lambda error: answer(group, results if error is None else error))
