@@ -107,4 +107,10 @@ def _without_side_effects(pipeline: Pipeline) -> Pipeline:
             quiet[name] = section.model_copy(update={"late_to": None})
     if getattr(pipeline.source, "reject_to", None) is not None:
         raise InvalidUsageError("a replay keeps no rejected records", hint="set source.reject_to=null")
+    if pipeline.database is not None and pipeline.database.requests is not None:
+        raise InvalidUsageError(
+            "a replay answers no requests",
+            requests=pipeline.database.requests,
+            hint="only a pipeline without database.requests can be replayed",
+        )
     return pipeline.model_copy(update=quiet)

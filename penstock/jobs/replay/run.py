@@ -102,7 +102,9 @@ class Replay:
         """Put the state before a micro-batch into the scratch location."""
         recording = self.recorded.recording
         place = open_files(self.scratch).child(recording.checkpoint.query).child(operator.name)
-        place.publish(SPECIFICATION_FILE, encode(PUnit("operator", operator.task.specification())))
+        # The first start's facts, such as whether a database had first rows, with the settings of this query.
+        described = {**recording.description(), **operator.task.specification()}
+        place.publish(SPECIFICATION_FILE, encode(PUnit("operator", described)))
         for label, pointer in first.before.items():
             state = self._load(label, pointer)
             try:
