@@ -109,6 +109,8 @@ class DatabaseTest:
             else:
                 died = False
         if died:
+            self._db._abandon()
+            self._db.close()
             self._db = self._database.open(self._directory)
             return
         raise InvalidUsageError("the call wrote nothing at which it could crash", procedure=procedure)

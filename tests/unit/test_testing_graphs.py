@@ -93,7 +93,10 @@ def test_procedures_give_results_rejections_and_tables(penstock_database: OpenDa
     assert test.call("transfer", source=1, target=2, amount=7) == {"rejected": None}
     assert test.run("transfer", [{"source": 1, "target": 2, "amount": 7}])[0]["rejected"] == "short"
     test.restart()
+    dead = test._db
     test.crash("transfer", source=2, target=1, amount=5)
+    with pytest.raises(InvalidUsageError, match="could not be stored"):
+        dead.checkpoint()
     assert sorted((one["id"], one["balance"]) for one in test.table("accounts")) == [(1, 8), (2, 2)]
     assert test.rejections == [{"procedure": "transfer", "rejected": "short"}]
 
