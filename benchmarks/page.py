@@ -223,10 +223,10 @@ def peers() -> str:
 
 
 def command(name: str) -> str:
-    """Return the first command of a file of results."""
+    """Return the first command of a file of results as Markdown, or that its scripts were not kept."""
     text = (RESULTS / f"{name}.txt").read_text()
-    found = re.search(r"python -m benchmarks\.[^\n(;,|]*", text)
-    return found.group().strip() if found else ""
+    found = re.search(r"(python -m benchmarks\.|script/)[^\n(;,|]*", text)
+    return f"`{found.group().strip()}`" if found else "not kept"
 
 
 def page() -> str:
@@ -234,7 +234,7 @@ def page() -> str:
     machine = re.search(r"2 cores, [^\n]*?numpy [\d.]+", (RESULTS / "update_queue_speed.txt").read_text())
     assert machine is not None
     files = sorted(path.stem for path in RESULTS.glob("*.txt"))
-    links = [[f"[{name}.txt](../benchmarks/results/{name}.txt)", f"`{command(name)}`"] for name in files]
+    links = [[f"[{name}.txt](../benchmarks/results/{name}.txt)", command(name)] for name in files]
     return f"""# Benchmarks
 
 This page is written by `python -m benchmarks.page` from the files in `benchmarks/results`. Each file names

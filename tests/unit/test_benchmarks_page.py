@@ -9,6 +9,13 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text() == page(), "run python -m benchmarks.page"
 
 
+def test_each_file_of_results_has_a_command_or_none_was_kept() -> None:
+    commands = dict(re.findall(r"^\| \[(\w+)\.txt\]\([^)]*\) \| (.*) \|$", PAGE.read_text(), re.M))
+    assert commands["contract_soak"] == "`script/soak --contract --minutes 8`"
+    assert [name for name, command in commands.items() if command == "``"] == []
+    assert commands["design_0003_border"] == "not kept"
+
+
 def test_the_figures_of_the_readme_stand_in_the_results_beside_their_command() -> None:
     text = (ROOT / "README.md").read_text()
     rows = re.findall(
