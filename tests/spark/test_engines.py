@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
-from penstock.conf.pipeline import Pipeline
+from penstock.cli import app
+from penstock.conf.pipeline import Pipeline, load_pipeline
 from penstock.jobs.pipelines.run import run_to_end
 
 SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
@@ -102,3 +106,54 @@ def test_engines_take_turns_with_the_results_of_one(spark: SparkSession, tmp_pat
         seen = {name: sorted(map(repr, rows)) for name, rows in turns.items()}
     for name, rows in seen.items():
         assert rows == seen["local"], name
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.parametrize("policy", ["fifo", "linecutting"])
+def test_micro_batches_that_spark_ran_are_replayed(spark: SparkSession, tmp_path: Path, policy: str) -> None:
+    (tmp_path / "in").mkdir()
+    document = {
+        "engine": "spark",
+        "source": {
+            "type": "files",
+            "format": "parquet",
+            "path": str(tmp_path / "in"),
+            "schema": "k STRING, t BIGINT, v DOUBLE",
+        },
+        "queue": {"key": "k", "time": "t", "policy": policy, "budget": 6, "buckets": 2},
+        "sink": {"type": "parquet", "path": str(tmp_path / "out")},
+        "query": {
+            "trigger": "available_now",
+            "drain": False,
+            "checkpoint": str(tmp_path / "checkpoint"),
+            "metrics": str(tmp_path / "metrics.jsonl"),
+            "retain_versions": 20,
+            "spark": {"spark.sql.shuffle.partitions": "2"},
+        },
+    }
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(json.dumps(document))
+    for number in range(3):
+        pq.write_table(updates(200, 200 * number), tmp_path / "in" / f"{number}.parquet")
+        run_to_end(load_pipeline(file), spark=spark)
+
+    def replay(*arguments: str) -> Any:
+        command = ["replay", str(tmp_path / "checkpoint"), "--pipeline", str(file), "--json", *arguments]
+        result = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert result.exit_code in (0, 1), result.output
+        return json.loads(result.stdout)
+
+    found = replay("--from", "0")
+    assert [one for one in found if one["differences"]] == []
+    # Spark tells no metrics of a micro-batch in which no bucket ran.
+    compared = {"rows", "state", "counts"} | ({"staleness"} if policy == "linecutting" else set())
+    busy = [one for one in found if one["rows_in"] or one["rows_out"]]
+    assert len(busy) >= 3
+    assert [one for one in busy if set(one["compared"]) != compared] == []
+    assert all({"rows", "state"} <= set(one["compared"]) for one in found)
+    assert sum(one["rows_in"] for one in found) == 600
+    answer = replay("--policy", "freshest")
+    assert list(answer) == [policy, "freshest"]
+    assert answer["freshest"]["rows_in"] == 600
+    assert 0 < answer["freshest"]["rows_out"] <= 6 * len(found)
