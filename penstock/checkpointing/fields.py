@@ -64,7 +64,7 @@ class Fields:
             value = self._values[key]
         except LookupError:
             value = None
-        # The type must be exact, because true and false are no numbers.
+        # The type must be exact, because true and false are not numbers.
         if type(value) is not kind:
             raise self.damage_error(key, _KINDS[kind])
         return value

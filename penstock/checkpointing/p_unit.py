@@ -59,10 +59,10 @@ CODEC = "zstd"
 """The default cascade of a column. It needs no compiled kernel, so no worker waits for a compilation."""
 
 PACKED = "base_delta>ns"
-"""The cascade of integers in units that are `PUnit.packed`. It takes a tenth of the default's time."""
+"""The cascade of integers in units that are `PUnit.packed`. It takes a tenth of the time of the default."""
 
 PACKED_FLOATS = f"decimal>{PACKED}"
-"""The cascade of floats in packed units; floats that are no decimals take `PACKED`."""
+"""The cascade of floats in packed units; floats that are not decimals take `PACKED`."""
 
 MAGIC = b"PENSTOCK"
 """The first bytes of a p-unit."""
@@ -105,13 +105,13 @@ class PUnit:
         """Return a block with a schema, with nulls only in its nullable fields.
 
         Text and binary may be stored with offsets of the other width, since that is a Spark setting, and
-        fields of structs may differ in nullability. Columns in `may_lack`, which were added since the block
-        was stored, are null, and may be anywhere.
+        fields of structs may differ in nullability. Columns in `may_lack`, which were added after the block
+        was stored, are null, and may be at any position.
 
         Raises
         ------
         CorruptDataError
-            If it is missing, has other columns, or has nulls in a field that allows none.
+            If the block is missing, has other columns, or has nulls in a field that allows none.
         """
         block = self.blocks.get(name)
         if block is None:
@@ -143,7 +143,7 @@ class PUnit:
         Raises
         ------
         CorruptDataError
-            If a number is out of range, or not greater than its predecessor although they must ascend.
+            If a number is out of range, or if `ascend` and a number is not greater than its predecessor.
         """
         numbers = self.blocks[name].column(column).to_numpy()
         if numbers.size and (
@@ -156,7 +156,7 @@ class PUnit:
 
 
 def _add_nulls(block: pa.RecordBatch, schema: pa.Schema, may_lack: Collection[str]) -> pa.RecordBatch:
-    """Return a block with the columns that it may lack; other blocks as they are."""
+    """Return a block with nulls for the columns that it may lack; return other blocks unchanged."""
     known = set(block.schema.names)
     if len(known) < block.num_columns or not known <= set(schema.names) <= known | set(may_lack):
         return block
@@ -232,7 +232,7 @@ def decode(content: bytes | memoryview, file: object) -> PUnit:
     Raises
     ------
     CorruptDataError
-        If the content is cut, changed, not a p-unit, or of a newer format than this code knows.
+        If the content is cut, changed, not a p-unit, or of a newer format than this code supports.
     """
     version, fields, streams = _parts(content, file)
     blocks = {
@@ -252,12 +252,13 @@ def head(read: Callable[[int, int], bytes | memoryview], size_bytes: int, file: 
     size_bytes : int
         The length of the file.
     file : object
-        Names it in errors.
+        Names the file in errors.
 
     Raises
     ------
     CorruptDataError
-        If the header is cut, changed, not a p-unit's, or of a newer format than this code knows.
+        If the header is cut, changed, not the header of a p-unit, or of a newer format than this code
+        supports.
     """
     begin = read(0, _FIRST_BYTES)
     version, header_size = _prefix(begin, size_bytes, file)
@@ -275,9 +276,9 @@ def tables(content: bytes | memoryview, file: object) -> dict[str, TableBlock]:
     Raises
     ------
     CorruptDataError
-        As `decode`.
+        As for `decode`.
     InvalidUsageError
-        If it is of format version 1, whose blocks are not coded.
+        If the p-unit has format version 1, whose blocks are not coded.
     """
     version, _, streams = _parts(content, file)
     if version == 1:

@@ -38,7 +38,9 @@ class Releases:
         self._pending[key] = release
 
     def run(self, *, now: bool = False) -> bool:
-        """Sync all disks, then run the pending releases, unless it is too soon and not `now`; return success.
+        """Sync all disks and run the pending releases, unless it is too soon; return whether it did.
+
+        With `now`, it is never too soon.
 
         Raises
         ------
@@ -48,7 +50,7 @@ class Releases:
         begin = self._clock()
         if not self._pending or (begin < self._not_before_s and not now):
             return False
-        # The checkpoint may be on any disk: Spark tells its location neither to readers nor to workers.
+        # The checkpoint may be on any disk: Spark passes its location neither to readers nor to workers.
         _durable.sync_everything()
         end = self._clock()
         self._not_before_s = end + _PAUSE * (end - begin)

@@ -52,7 +52,7 @@ _File = tuple[Files, str]
 def local_path(location: str) -> Path | None:
     """Return the local path of a checkpoint location in Spark's form; None if it is not on a local disk.
 
-    Spark takes a URI as it stands: ``%20``, ``#`` and ``?`` are parts of names.
+    Spark does not decode a URI: ``%20``, ``#`` and ``?`` are parts of names.
     """
     scheme = _SCHEME.match(location)
     if scheme is None:
@@ -94,8 +94,8 @@ def make_durable(location: str | None) -> None:
 def plan_of(location: str | None, batch: int) -> int | None:
     """Return a checksum of Spark's plan of a micro-batch; None if the plan is not on a local disk.
 
-    A micro-batch that runs again from Spark's log has the same checksum. One that is planned anew, because
-    the log went back, has another.
+    A micro-batch that runs again from Spark's log has the same checksum. A micro-batch that is planned again,
+    because the log was set back, has a different checksum.
 
     Raises
     ------
@@ -118,7 +118,8 @@ class Repair:
     Attributes
     ----------
     batch : int or None
-        The newest micro-batch whose plan is kept; None if the query begins anew, or needs no repair.
+        The newest micro-batch whose plan is kept; None if the query starts from the beginning, or needs no
+        repair.
     files : tuple of str
         The paths of the files.
     """
@@ -129,7 +130,7 @@ class Repair:
 
 @dataclass(slots=True)
 class _Log:
-    """The numbered files of a directory, and for each whether it is whole."""
+    """The numbered files of a directory, and whether each of them is whole."""
 
     files: Files
     names: dict[int, dict[str, bool]] = field(default_factory=dict)
@@ -160,11 +161,11 @@ def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True)
     """Delete the newest files of a query's checkpoint that a power cut damaged, so that Spark starts again.
 
     Called on the driver while the query does not run. If no file is torn, nothing is done. Otherwise the
-    query goes on from the newest micro-batch whose files are all whole; later files are deleted. If the
+    query continues from the newest micro-batch whose files are all whole, and later files are deleted. If the
     checkpoint is not on a local disk, only the remains of an unfinished first offset are deleted.
 
-    A planned micro-batch whose files are not whole is planned anew. A sink other than a p-stream may drop its
-    rows, if it skips micro-batch numbers that it has seen.
+    A planned micro-batch whose files are not whole is planned again. A sink other than a p-stream may drop
+    its rows, if it skips micro-batch numbers that it has already seen.
 
     Parameters
     ----------
@@ -176,7 +177,7 @@ def repair_checkpoint(location: str | os.PathLike[str], *, dry_run: bool = True)
     Raises
     ------
     CorruptDataError
-        If no micro-batch is left from which the query can go on.
+        If no micro-batch is left from which the query can continue.
     UnavailableError
         If the file system refuses.
 
@@ -212,7 +213,7 @@ def _find_deletions(files: LocalFiles) -> tuple[int | None, list[_File]]:
 
 
 def _torn_start(offsets: Files) -> list[_File]:
-    """Return the remains of an unfinished first offset, which Spark would take for those of another query."""
+    """Return the remains of an unfinished first offset, which Spark would attribute to another query."""
     names = [fact.name for fact in offsets.list()]
     return [] if any(map(str.isdecimal, names)) else [(offsets, name) for name in names if name[0] == "."]
 
@@ -230,7 +231,7 @@ class _Checkpoint:
     Parameters
     ----------
     files : Files
-        Its directory.
+        The checkpoint's directory.
     thorough : bool
         Whether the state is read whole; see `_states`.
     """
@@ -324,7 +325,7 @@ def _log(files: Files) -> _Log:
 
 
 def _states(files: LocalFiles, since: int) -> Iterator[_Log]:
-    """Yield the versions of each part of the state. An operator's description counts as version 1.
+    """Yield the versions of each part of the state. An operator's description is version 1.
 
     Files older than the version `since` are assumed to be whole. Snapshots are written late, so their lengths
     are compared with their checksum files. There are many files, so a file is read only if necessary.
@@ -369,7 +370,7 @@ def _sums_of(name: str) -> str:
 def _is_whole(files: Files, name: str, *, text: bool = False) -> bool:
     """Return whether a file is undamaged, by its checksums.
 
-    A text file without checksums is judged by its text.
+    For a text file without checksums, the text itself is checked.
     """
     content = bytes(files.read(name))
     if not content:

@@ -1,4 +1,4 @@
-"""Plan windows of rows from their columns; Spark is not asked."""
+"""Plan windows of rows from their columns, without asking Spark."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ class WindowColumns:
     Parameters
     ----------
     input : StructType
-        Those of the input.
+        The columns of the input.
     needed : StructType
-        Those of the packer: the time, the groups, the values of partials and the mark of deletes.
+        The columns of the packer: the time, the groups, the values of partials and the mark of deletes.
     output : StructType
-        Those of the results.
+        The columns of the results.
     split : Decomposition
         The aggregates.
     partials : tuple of Partial
-        Their partials, whose expressions are columns of `needed`.
+        The partials of the aggregates, whose expressions are columns of `needed`.
     """
 
     input: StructType
@@ -217,7 +217,7 @@ def time_unit(kind: DataType, time: str, unit: TimeUnit | None) -> TimeUnit:
 def window_output(
     columns: StructType, keys: tuple[str, ...], time: str, aggregates: Mapping[str, DataType]
 ) -> StructType:
-    """Return the output columns, as Spark's own windows have them.
+    """Return the output columns, in the form of Spark's own windows.
 
     Raises
     ------
@@ -247,7 +247,7 @@ class RowWindows:
     select : mapping of str to Expression
         The columns of the packer's input.
     needed : StructType
-        Those without the whole rows.
+        The columns of `select` without the columns of whole rows.
     """
 
     plan: WindowPlan
@@ -274,7 +274,7 @@ def plan_row_windows(
     Raises
     ------
     InvalidUsageError
-        If an argument is wrong, or only Spark knows the type of an expression.
+        If an argument is wrong, or only Spark can determine the type of an expression.
     """
     gap_ms = session_gap(session, size, slide, options)
     check_column("time", time, columns.names)
@@ -286,7 +286,7 @@ def plan_row_windows(
     flags = () if options.delete_when is None else (DELETES,)
     whole = options.late_to is not None
     needed = window_columns(columns, keys, time, texts, (), whole=False)
-    # As Spark has it: the marks of deletes are never null.
+    # As in Spark, the marks of deletes are never null.
     needed = StructType([*needed, *(StructField(name, LongType(), nullable=False) for name in flags)])
     select = {TIME: column(time)} | {name: column(name) for name in keys}
     select |= {name: Expression.parse(text) for text, name in texts.items()}

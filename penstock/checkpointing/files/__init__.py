@@ -51,12 +51,12 @@ _OTHER_NAMES = {"s3n": "s3", "wasb": "abfs", "wasbs": "abfss"}
 
 
 def absolute_location(location: str | os.PathLike[str]) -> str:
-    """Return an absolute path or a URI: workers, and the next start, may have other working directories.
+    """Return a location as an absolute path or a URI, valid in any working directory.
 
     Raises
     ------
     InvalidUsageError
-        If it is no path.
+        If `location` is not a path.
     """
     if not isinstance(location, str | os.PathLike):
         raise InvalidUsageError("a location is no path", got=type(location).__name__)
@@ -73,16 +73,16 @@ def open_files(location: str | os.PathLike[str]) -> Files:
         A path, relative to the working directory of this process if it is relative, or a URI: ``file:``,
         ``s3://bucket/prefix?region=...``, ``s3://bucket/prefix?endpoint=http://host:port``,
         ``gs://bucket/prefix``, ``abfss://container@account.dfs.core.windows.net/prefix``,
-        ``az://container/prefix?account_name=...``, ``hdfs://`` and any other that
-        ``pyarrow.fs.FileSystem.from_uri`` takes. Special characters in a URI are percent-encoded. The
+        ``az://container/prefix?account_name=...``, ``hdfs://`` and any other URI that
+        ``pyarrow.fs.FileSystem.from_uri`` accepts. Special characters in a URI are percent-encoded. The
         parameters for object stores are the settings of obstore's ``S3Config``, ``GCSConfig`` and
-        ``AzureConfig``. Other settings come from the environment variables named there, for S3 also from
-        AWS's shared files (profile), or from the machine's role.
+        ``AzureConfig``. Other settings come from the environment variables that these classes name, from the
+        machine's role, and for S3 from AWS's shared files (profile).
 
     Raises
     ------
     InvalidUsageError
-        If no file system is known for the location. Other mistakes in a URI are found at the first use.
+        If no file system is known for the location. Other mistakes in a URI are reported at the first use.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def open_files(location: str | os.PathLike[str]) -> Files:
         raise InvalidUsageError("a location is empty or has a null character", hint="give a path or a URI")
     match = _URI.match(text)
     if match is None:
-        # Workers, and the next run, may have other working directories.
+        # Workers, and the next start, may have other working directories.
         return LocalFiles(Path(text).absolute())
     scheme = match["scheme"].lower()
     if not isinstance(location, str):

@@ -1,4 +1,4 @@
-"""The interface of directories; `penstock.checkpointing.files` says what each kind promises."""
+"""The interface of directories. `penstock.checkpointing.files` lists the guarantees of each kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FileFacts:
 
     @property
     def is_unfinished(self) -> bool:
-        """True for the temporary file of an attempt that runs or was killed."""
+        """Whether this is the temporary file of an attempt that is running or was killed."""
         return self.name.startswith(".") and self.name.endswith(".tmp")
 
 
@@ -36,7 +36,7 @@ class Files(Protocol):
     """One directory of immutable files.
 
     The driver and Python workers use it, in any number of threads and processes at once. It is small, holds
-    no connection, and may be pickled. The first call in each process connects, so a process that forks before
+    no connection, and may be pickled. The first call in each process connects. So a process that forks before
     its first call passes no connection to its children.
     """
 
@@ -60,10 +60,10 @@ class Files(Protocol):
         Raises
         ------
         ConflictError
-            If a file of this name exists, and the file system can tell (see the module).
+            If a file of this name exists, and the file system can detect this (see the module).
         UnavailableError
-            If the file system refuses. The file may exist nevertheless, because a reply can get lost; it is
-            complete then.
+            If the file system refuses. The file may exist nevertheless, because a reply can get lost. If it
+            exists, it is complete.
         InvalidUsageError
             If the name or the location is not possible, or the content is empty.
         """
@@ -87,7 +87,7 @@ class Files(Protocol):
         Raises
         ------
         FileNotFoundError, UnavailableError, InvalidUsageError
-            As `read`.
+            As for `read`.
         """
 
     def delete(self, name: str) -> None:
@@ -102,10 +102,10 @@ class Files(Protocol):
         """
 
     def list(self) -> list[FileFacts]:
-        """Return the direct children by name, including unfinished files; none if there is no directory.
+        """Return the direct children by name, including unfinished files; empty if there is no directory.
 
         Commands and garbage collection use it; it is too slow for every batch. Files that are published or
-        deleted meanwhile may or may not be listed.
+        deleted during the call may or may not be listed.
 
         Raises
         ------

@@ -73,7 +73,7 @@ class LocalFiles:
 
 
 def _facts(entry: os.DirEntry[str]) -> FileFacts | None:
-    """Return the facts of an entry; None if it was deleted meanwhile."""
+    """Return the facts of an entry; None if it has been deleted."""
     try:
         if entry.is_dir():
             return FileFacts(entry.name, 0, is_directory=True)

@@ -19,7 +19,7 @@ _TELLING = frozenset({
     "retry_limit_seconds", "scheme", "server_side_encryption", "skip_signature", "timeout",
     "virtual_hosted_style_request",
 })  # fmt: skip
-"""The parameters of a URI that may be shown; the values of others could be secrets."""
+"""The parameters of a URI that may be shown; the values of other parameters could be secrets."""
 
 _FILE_SYSTEMS: dict[tuple[int, str], tuple[Any, str]] = {}
 """The connections of each process. A forked child never uses its parent's, whose threads did not survive."""
@@ -46,7 +46,7 @@ def file_system(uri: str) -> tuple[Any, str]:
                 hint="see pyarrow.fs.FileSystem.from_uri",
             ) from None
         if not _FILE_SYSTEMS:
-            # Registered after pyarrow's function, and so called before S3 is shut down.
+            # Registered after pyarrow's exit function, and so called before S3 is shut down.
             atexit.register(_FILE_SYSTEMS.clear)
         entry = _FILE_SYSTEMS[key] = system, path.rstrip("/")
     return entry

@@ -17,16 +17,16 @@ _ATTEMPT: Final = "attempt"
 """The metadata of an object that holds the id of the call that created it."""
 
 _MAX_CREATES: Final = 5
-"""So often is an object created whose name a store calls taken although there is no such object."""
+"""The number of attempts to create an object whose name is reported as taken though there is no object."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectFiles(UriFiles):
-    """A directory in S3, Google Cloud Storage, Azure, or what speaks as they do; see `Files`.
+    """A directory in S3, Google Cloud Storage, Azure, or a compatible store; see `Files`.
 
-    A file is one object, which one conditional request creates: the store refuses a name that is taken,
-    whoever else writes it at that moment and however late a request arrives. An object of S3 or Google that
-    is created so has at most 5 GiB. A read takes one request, and so do a deletion and a page of a list.
+    A file is one object, created by one conditional request: the store refuses a name that is taken, even if
+    another process writes at the same moment, or a request arrives late. On S3 and Google Cloud Storage such
+    an object has at most 5 GiB. A read, a deletion and a page of a list take one request each.
     """
 
     def publish(self, name: str, *content: Content) -> None:
@@ -37,12 +37,12 @@ class ObjectFiles(UriFiles):
             self._create(target, whole)
 
     def _create(self, name: str, content: Content) -> None:
-        """Create an object if there is none of its name.
+        """Create an object if there is no object of its name.
 
         Steps: 1. create it conditionally, marked with the id of this call; obstore repeats a request whose
-        reply was lost or that failed in the service, and so may meet its own object; 2. if the name is taken,
-        look at the mark; 3. if the object is ours, it is created; if there is none, then another request was
-        in flight (S3: ConditionalRequestConflict) and failed, or its object is deleted: begin again.
+        reply was lost or that failed in the service, and so may find its own object; 2. if the name is taken,
+        read the mark; 3. if the mark is ours, the object is created; if there is no object, another request
+        was in flight (S3: ConditionalRequestConflict) and failed, or its object was deleted: begin again.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError
@@ -68,7 +68,7 @@ class ObjectFiles(UriFiles):
         )
 
     def read(self, name: str) -> Content:
-        """Return the content of the file `name`, in memory of obstore's; see `Files.read`."""
+        """Return the content of the file `name`, in a buffer owned by obstore; see `Files.read`."""
         return self._read(name, 0, None)
 
     def read_range(self, name: str, at: int, size: int) -> Content:

@@ -25,8 +25,8 @@ class RemoteFiles(UriFiles):
     def publish(self, name: str, *content: Content) -> None:
         """Create the file `name`; see `Files.publish`.
 
-        Steps: 1. look whether the name is taken, 2. write a temporary file, 3. move it to its name.
-        Step 1 is needed because pyarrow's move replaces an existing file.
+        Steps: 1. check whether the name is taken, 2. write a temporary file, 3. move it to its name. Step 1
+        is needed because pyarrow's move replaces an existing file.
         """
         target, views = check_name(name), bytes_of(content)
         with self._refusals("cannot write state", self.path_of(name)):

@@ -1,7 +1,7 @@
 """Spark's settings of S3 (``spark.hadoop.fs.s3a.*``), as settings of obstore.
 
-The driver keeps them in an environment variable, which Spark hands to its Python workers. They are used only
-where a location, the environment and AWS's shared files say nothing.
+The driver keeps them in an environment variable, which Spark passes to its Python workers. A setting is used
+only if the location, the environment and AWS's shared files do not give it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _HOST_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 
 
 def keep_s3a(settings: Iterable[tuple[str, str]], *environments: MutableMapping[str, str]) -> None:
-    """Keep the settings of S3 among Spark's settings in environments, where `s3a_settings` finds them.
+    """Copy Spark's settings of S3 to environment variables, where `s3a_settings` finds them.
 
-    Called on the driver, once Spark's settings are known. Replaces what is kept there.
+    Called on the driver, once Spark's settings are known. Replaces earlier settings.
     """
     found = {name.removeprefix(_PREFIX): value.strip() for name, value in settings if _is_used(name)}
     for environment in environments:
@@ -51,14 +51,15 @@ def _is_used(name: str) -> bool:
 def s3a_settings(bucket: str, own: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return obstore's settings of a bucket that come from Spark.
 
-    Those of ``fs.s3a.bucket.BUCKET.*`` precede those of ``fs.s3a.*``. As in Hadoop, the bucket is a part of
-    the host's name unless ``path.style.access`` is true, or the host is an address, or the bucket's name
-    cannot be a part of it. Keys count as one, and so do the endpoint and the style of its addresses.
+    Settings under ``fs.s3a.bucket.BUCKET.*`` override settings under ``fs.s3a.*``. As in Hadoop, the bucket
+    is a part of the host's name unless ``path.style.access`` is true, the host is an address, or the bucket's
+    name cannot be a part of it. All keys are taken as one setting, and so are the endpoint and the style of
+    its addresses.
 
     Parameters
     ----------
     bucket : str
-        Its name.
+        The bucket's name.
     own : mapping of str to str
         The settings of the location and of AWS's shared files.
     environment : mapping of str to str

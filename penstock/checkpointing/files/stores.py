@@ -1,4 +1,4 @@
-"""Object stores by URI: their settings, one connection a process, and their errors in one line."""
+"""Object stores by URI: their settings, one connection per process, and their errors in one line."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ OBJECT_STORES: Final = {
 
 _RETRY_LIMIT_S: Final = 30.0
 _TIMEOUT: Final = "5 minutes"
-"""For one request. An upload is one request, however large."""
+"""The time for one request. An upload is one request, however large."""
 
 _OURS: Final = ("endpoint_override", "retry_limit_seconds", "scheme", "timeout")
-"""Parameters that are no settings of obstore; the first and third are those of pyarrow's URIs."""
+"""Parameters that are not settings of obstore; the first and third come from pyarrow's URIs."""
 
 _OFTEN: Final = (
     *_OURS, "access_key_id", "account_key", "account_name", "application_credentials", "base_url",
@@ -38,7 +38,7 @@ _OFTEN: Final = (
     "server_side_encryption", "service_account", "session_token", "skip_signature", "sse_kms_key_id",
     "tenant_id", "use_azure_cli", "virtual_hosted_style_request",
 )  # fmt: skip
-"""Settings to suggest for a misspelt one."""
+"""Settings to suggest for a misspelt setting."""
 
 _NOT_IN_URIS: Final = re.compile(r"[\x00-\x20\x7f<>\"{}|\\^`]")
 _URL: Final = re.compile(r"\w+://\S+")
@@ -100,7 +100,7 @@ def _connect(uri: str) -> tuple[Any, str]:
         made = getattr(store, f"{kind}Store")(
             bucket,
             config=settings,
-            # HTTP is used only where an endpoint says so.
+            # HTTP is used only if an endpoint's URL has it.
             client_options={"timeout": parameters.get("timeout", _TIMEOUT), "allow_http": True},
             retry_config={"retry_timeout": limit},
         )
@@ -210,7 +210,7 @@ def store_refusals(fact: str, file: str) -> Iterator[None]:
         yield
     except PenstockError:
         raise
-    except (BaseError, OSError, ValueError, NotImplementedError) as error:  # the last: a store lacks this
+    except (BaseError, OSError, ValueError, NotImplementedError) as error:  # last: unsupported
         if isinstance(error, FileNotFoundError) and error.filename == file:
             raise
         raise UnavailableError(

@@ -44,5 +44,5 @@ class UriFiles:
 
 
 def missing_file(file: str) -> FileNotFoundError:
-    """Return the error for a file that is not there, by its full name."""
+    """Return the error for a missing file, with its full name."""
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)

@@ -44,8 +44,8 @@ class QueryProgress:
     planned, committed : int
         The newest planned and the newest committed micro-batch; -1 if there is none.
     rows : mapping of str to int
-        For each p-stream that the query reads, by identity: the row up to which the query has committed. Of
-        several readers of one p-stream, the least row.
+        For each p-stream that the query reads, by identity: the row up to which the query has committed. If
+        the query has several readers of one p-stream, the least of their rows.
     """
 
     id: str | None = None
@@ -65,7 +65,7 @@ class GraphDirectory:
     Raises
     ------
     InvalidUsageError
-        If no file system is known for it.
+        If no file system is known for the location.
     """
 
     def __init__(self, location: str | os.PathLike[str]) -> None:
@@ -86,7 +86,7 @@ class GraphDirectory:
         CorruptDataError
             If the document is not a JSON object.
         InvalidUsageError
-            If the document's format is newer than this version of Penstock knows.
+            If the document's format is newer than this version of Penstock supports.
         UnavailableError
             If the file system refuses.
         """
@@ -95,7 +95,7 @@ class GraphDirectory:
             if number is None:
                 return None
             name = _name(kind, number)
-            # The file can be missing only if there is a newer one by now.
+            # The file can be missing only if there is now a newer file.
             with contextlib.suppress(FileNotFoundError):
                 content = bytes(self.files.read(name))
                 break
@@ -121,9 +121,9 @@ class GraphDirectory:
         Raises
         ------
         ConflictError
-            If another driver puts one at the same time.
+            If another driver publishes a document at the same time.
         CorruptDataError, UnavailableError
-            As `newest`.
+            As for `newest`.
         """
         full_document = {"format": FORMAT, **document}
         content = json.dumps(full_document, indent=1).encode()
@@ -145,7 +145,7 @@ class GraphDirectory:
         return self.place("queries", name)
 
     def progress(self, query: str) -> QueryProgress:
-        """Return a query's progress. The query may run meanwhile.
+        """Return a query's progress. The query may be running.
 
         Raises
         ------
@@ -161,7 +161,7 @@ class GraphDirectory:
     def batch_rows(self, query: str, batch: int) -> dict[str, int]:
         """Return the end row of a micro-batch in each p-stream, by identity.
 
-        Of several readers, the least.
+        If a p-stream has several readers, this is the least of their rows.
 
         Spark keeps the newest hundred micro-batches; for older ones the result is empty.
 
@@ -196,7 +196,7 @@ class GraphDirectory:
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `batch_rows`.
+            As for `batch_rows`.
         """
         log = self.files.child("queries").child(query).child("offsets")
         for batch in sorted(_batches(log), reverse=True):
@@ -246,7 +246,7 @@ def _offsets(text: str, file: str) -> Iterator[tuple[str, int]]:
         try:
             offset = json.loads(line)
         except (ValueError, RecursionError):
-            continue  # Other sources write offsets in formats of their own.
+            continue  # Other sources write offsets in their own formats.
         if isinstance(offset, dict) and {"identity", "offset"} <= offset.keys():
             fields = Fields(offset, file)
             yield fields.text("identity"), fields.count("offset")

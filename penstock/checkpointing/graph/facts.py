@@ -73,7 +73,7 @@ class StreamFacts:
     retained : int
         Batches that its writers have made durable.
     readers : tuple of ReaderFacts
-        The graph's readers. Other readers may be subscribed, too.
+        The graph's readers. Other readers may also be subscribed.
     """
 
     name: str
@@ -106,9 +106,9 @@ class GraphFacts:
     name, location : str
         The graph's name, and its checkpoint.
     queries : tuple of QueryFacts
-        In the order of the data flow; the last one writes the results.
+        The queries in the order of the data flow; the last query writes the results.
     streams : tuple of StreamFacts
-        Its p-streams.
+        The graph's p-streams.
     markers : Markers
         The counts of markers.
     recovery : mapping, optional
@@ -116,7 +116,7 @@ class GraphFacts:
     explanation : str
         The plan, as text.
     plan : mapping
-        The plan, as `penstock.dataflow.as_json` has it.
+        The plan, in the form of `penstock.dataflow.as_json`.
     """
 
     name: str
@@ -134,7 +134,7 @@ class GraphFacts:
 
 
 def facts_of(directory: GraphDirectory) -> GraphFacts:
-    """Read the facts in a graph's checkpoint. The graph may run meanwhile.
+    """Read the facts in a graph's checkpoint. The graph may be running.
 
     Raises
     ------

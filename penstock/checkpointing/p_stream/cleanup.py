@@ -1,4 +1,4 @@
-"""When a p-stream deletes rows and log entries that nobody needs, and what it has deleted."""
+"""The rule by which a p-stream deletes unneeded rows and log entries, and the result of a deletion."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ __all__ = ["CleanupRule", "Trimmed"]
 
 @dataclass(frozen=True, slots=True)
 class CleanupRule:
-    """The amounts that must be deletable, so that one deletion serves many commits; tests choose less.
+    """The amounts that must be deletable before a deletion, so that one deletion serves many commits.
 
     Parameters
     ----------
     min_trim_bytes, min_trim_commits : int
-        Released rows are deleted once they have this many bytes or came in this many commits.
+        Released rows are deleted once they have this many bytes or belong to this many commits.
     min_log_entries : int
-        Entries of the log are replaced by a start once there are this many, if few commits are kept.
+        Log entries are replaced by a start once there are this many of them, if few commits are kept.
     min_tail_rows : int
-        An update log is compacted once this many rows came since, and at least as many as it kept.
+        An update log is compacted once this many rows, and at least as many as the last compaction kept, have
+        been added.
     """
 
     min_trim_bytes: int = 16 << 20
@@ -37,13 +38,14 @@ class CleanupRule:
     def allows_compaction(self, kept: int, tail: int, added: int) -> bool:
         """Return whether an update log is to be compacted after a commit of `added` rows.
 
-        Of several writers, the one whose commit passes the limit compacts; while others pass it again, they
-        do, too, in case the first one has died.
+        The writer whose commit passes the limit compacts. A writer that passes the limit again also compacts,
+        in case the first writer has died.
 
         Parameters
         ----------
         kept, tail : int
-            The rows that the last compaction kept, and those that came since, with the added ones.
+            The number of rows that the last compaction kept, and of rows committed after it, including the
+            added rows.
         added : int
             The rows of the commit.
         """
@@ -62,7 +64,7 @@ class Trimmed:
     segments : int
         The number of files deleted.
     size_bytes : int
-        Their bytes, as far as known.
+        The bytes of these files, as far as known.
     """
 
     start: int

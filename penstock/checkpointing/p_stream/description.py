@@ -28,7 +28,7 @@ __all__ = [
 
 DESCRIPTION_FILE = "p-stream"
 COMPACTOR = "penstock.compactor"
-"""The name in the log of whoever compacts an update log; no writer can have it."""
+"""The writer's name in the log for compactions of an update log; no other writer can have it."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -60,7 +60,7 @@ def describe(schema: pa.Schema, direct_io: bool, update_log: UpdateLog | None) -
 
 
 def parse_description(content: bytes | memoryview, file: str) -> Description:
-    """Return what the file of a p-stream describes.
+    """Return the description in the file of a p-stream.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def check_name(name: str) -> str:
     Raises
     ------
     InvalidUsageError
-        If it cannot be one.
+        If the name is not valid.
     """
     if not _NAME.fullmatch(name):
         raise InvalidUsageError(
@@ -112,7 +112,7 @@ def check_schema(schema: pa.Schema, expected: pa.Schema, location: str) -> None:
     Raises
     ------
     InvalidUsageError
-        If a column is missing, too many, of another type, or given twice.
+        If a column is missing, unknown, of another type, or given twice.
     """
     names = schema.names
     if len(set(names)) < len(names):

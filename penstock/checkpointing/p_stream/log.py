@@ -1,4 +1,4 @@
-"""The commit log of a p-stream: numbered files, each whole or not there.
+"""The commit log of a p-stream: numbered files, each either whole or absent.
 
     00000000000000000041.entry       entry 41
     00000000000000000042.entry       entry 42, the newest
@@ -6,12 +6,12 @@
 
 Invariants (docs/design/0007-p-streams.md):
 
-1. Entry n + 1 is created exclusively, by a process that knows all entries up to n, so it takes them into
+1. Entry n + 1 is created exclusively, by a process that has read all entries up to n. So it takes them into
    account: a batch is committed once, a fenced session commits nothing, and a release passes no reader that
-   subscribed before.
-2. Entries are deleted in ascending order, and only those before the newest start's. So if entry n still
-   exists after a process has read or created entry n + 1, there is only one entry n + 1. If entry n is gone,
-   the process may have created a second entry n + 1, which nobody else will find.
+   was already subscribed.
+2. Entries are deleted in ascending order, and only entries before the newest start's entry. So if entry n
+   still exists after a process has read or created entry n + 1, there is only one entry n + 1. If entry n is
+   gone, the process may have created a second entry n + 1, which no other process will find.
 3. A start is durable before an entry that it replaces is deleted, and a release before a row is deleted.
 """
 
@@ -55,16 +55,16 @@ def _name(number: int, kind: str) -> str:
 
 
 class CommitLog:
-    """One process's view of a log; `refresh` loads the entries of others.
+    """One process's view of a log; `refresh` loads the entries of other processes.
 
-    Used by writers and by readers, each with an object of its own; it is not safe to share among threads.
+    Each writer and reader has its own object, which is not safe to share among threads.
 
     Parameters
     ----------
     files : Files
         The directory of the log.
     cleanup : CleanupRule, optional
-        When a start replaces entries.
+        The rule for replacing entries by a start.
 
     Raises
     ------
@@ -81,9 +81,9 @@ class CommitLog:
 
     def _set(self, start: Start) -> None:
         self.number = start.number
-        """The newest entry that is known."""
+        """The number of the newest known entry."""
         self.start = start.start
-        """The first row that is there."""
+        """The first row that is kept."""
         self.end = start.end
         """The number of rows ever committed."""
         self.commits = list(start.commits)
@@ -103,7 +103,7 @@ class CommitLog:
     # ------------------------------------------------------------------------------------- reading
 
     def refresh(self) -> None:
-        """Load all entries that others have added.
+        """Load all entries that other processes have added.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class CommitLog:
             self._apply(entry)
 
     def _is_there(self, number: int) -> bool:
-        """Return whether an entry still exists. Entry 0 counts as deleted with the first start."""
+        """Return whether an entry still exists. Entry 0 is regarded as deleted with the first start."""
         if number == 0:
             return not self._numbers("start")
         try:
@@ -202,7 +202,7 @@ class CommitLog:
                 self.commits = [commit for commit in self.commits if commit.end > start]
 
     def _replace(self, entry: Compaction) -> None:
-        """Replace the commits before the end of a compaction; keep those that claims cover."""
+        """Replace the commits before the end of a compaction; keep the commits that claims cover."""
         commit = entry.commit
         old = [one for one in self.commits if one.offset < entry.end]
         self.claims = {
@@ -224,14 +224,16 @@ class CommitLog:
     # ------------------------------------------------------------------------------------- writing
 
     def _append(self, decide: Callable[[], Entry | None], holds: Callable[[], bool]) -> bool:
-        """Add the entry that `decide` returns, given all others; return whether it returned one.
+        """Add the entry that `decide` returns, given all other entries; return whether it returned one.
 
         Parameters
         ----------
         decide : callable
-            Called again whenever others have added entries. Returns None if there is nothing left to add.
+            Called again whenever other processes have added entries. Returns None if there is nothing left to
+            add.
         holds : callable
-            Says whether the log already has the entry's effect; called if the entry itself cannot tell.
+            Returns whether the log already has the entry's effect; called if the entry itself does not show
+            this.
         """
         while True:
             self.refresh()
@@ -284,7 +286,7 @@ class CommitLog:
         Parameters
         ----------
         writer, batch, segments, clock, plan
-            As in `Commit`. The segments are durable by now.
+            See `Commit`. The segments must be durable.
         session : str
             The attempt that commits; see `begin`. Empty if any attempt of the writer may commit.
 
@@ -296,10 +298,9 @@ class CommitLog:
         Raises
         ------
         FencedError
-            If another session of this writer has begun since, or the writer has sessions and `session` is
-            empty.
+            If another session of this writer has begun, or the writer has sessions and `session` is empty.
         CorruptDataError, UnavailableError
-            As `refresh`. After `UnavailableError` the commit may be in the log; calling again finds out.
+            As for `refresh`. After `UnavailableError` the commit may be in the log; a second call is safe.
         """
 
         def decide() -> Commit | None:
@@ -328,7 +329,7 @@ class CommitLog:
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `refresh`.
+            As for `refresh`.
         """
 
         def decide() -> Commit:
@@ -357,7 +358,7 @@ class CommitLog:
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `refresh`.
+            As for `refresh`.
         """
         self._append(
             lambda: None if reader in self.readers else Subscribe(reader, offset_of()),
@@ -371,7 +372,7 @@ class CommitLog:
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `refresh`.
+            As for `refresh`.
         """
         return self._append(
             lambda: Unsubscribe(reader) if reader in self.readers else None,
@@ -390,7 +391,7 @@ class CommitLog:
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `refresh`.
+            As for `refresh`.
         """
         return self._append(
             lambda: Release(start) if (start := start_of()) > self.start else None,
@@ -398,12 +399,12 @@ class CommitLog:
         )
 
     def claim(self, reader: str, start: int, stop: int) -> None:
-        """Keep the rows from `start` to before `stop` as they are, whatever is compacted from now on.
+        """Keep the rows from `start` to before `stop` unchanged, despite later compactions.
 
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `refresh`.
+            As for `refresh`.
         """
         self._append(
             lambda: None if claims.covers(self.claims, reader, start, stop) else Claim(reader, start, stop),
@@ -411,12 +412,12 @@ class CommitLog:
         )
 
     def replace(self, compaction: Compaction) -> bool:
-        """Replace rows by the newest of each key; return False if another compaction came first.
+        """Replace rows by the newest row of each key; return False if another compaction was first.
 
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `refresh`.
+            As for `refresh`.
         """
 
         def decide() -> Compaction | None:
@@ -431,7 +432,7 @@ class CommitLog:
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `refresh`.
+            As for `refresh`.
         """
         if not self._cleanup.allows_shortening(self.number - self._started_at, len(self.commits)):
             return

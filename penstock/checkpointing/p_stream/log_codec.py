@@ -155,7 +155,7 @@ def from_bytes(content: bytes | memoryview, file: object) -> Entry | Start:
     Raises
     ------
     CorruptDataError
-        If it is cut, changed, of a newer format, or neither.
+        If the file is cut, changed, of a newer format, or neither an entry nor a start.
     """
     unit = decode(content, file)
     fields = Fields(unit.meta, file)
@@ -257,7 +257,7 @@ def _start(fields: Fields) -> Start:
     if start.compaction is not None and not start.commits:
         end = start.compaction.end
     for number, commit in enumerate(start.commits):
-        # The first may hold released rows.
+        # The first commit may hold released rows.
         if commit.end <= end or (number and commit.offset != end):
             raise fields.damage_error("commits", "commits that follow one another")
         end = commit.end
@@ -277,12 +277,12 @@ def _subscription(fields: Fields) -> Subscription:
 
 
 def check_follows(entry: Entry, end: int, commits: Sequence[Commit], file: str) -> None:
-    """Check that an entry can be the next one in a log that ends at row `end`.
+    """Check that an entry can be next in a log that ends at row `end`.
 
     Raises
     ------
     CorruptDataError
-        If it cannot.
+        If the entry cannot be next.
     """
     match entry:
         case Commit(offset=offset) if offset != end:

@@ -27,7 +27,7 @@ __all__ = [
 class Unit:
     """One p-unit of a segment: where its block begins, its bytes, and its rows.
 
-    A p-unit of a compacted segment stands for the rows of `span` offsets, of which it has the newest ones.
+    A p-unit of a compacted segment covers `span` offsets, and has only the newest rows of these offsets.
     """
 
     at: int
@@ -55,7 +55,7 @@ class Segment:
 
     @property
     def offsets(self) -> int:
-        """The number of offsets that they cover."""
+        """The number of offsets that the units cover."""
         return sum(unit.offsets for unit in self.units)
 
     @property
@@ -147,7 +147,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A reader of an update log reads the rows from `start` to before `stop`, and perhaps again."""
+    """A reader of an update log reads the rows from `start` to before `stop`, and may read them again."""
 
     reader: str
     start: int
@@ -156,18 +156,18 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """The rows before `end` of an update log are now those of one commit: the newest of each key.
+    """The rows before `end` of an update log are replaced by one commit: the newest row of each key.
 
     Parameters
     ----------
     commit : Commit
         The rows, in p-units with spans.
     end : int
-        The end of what is compacted.
+        The end of the compacted rows.
     deletes : int
-        The rows that delete their key.
+        The number of rows that delete their key.
     marks : tuple of (offset, time_us)
-        All rows before the offset were committed by the time. Ascending.
+        All rows before the offset were committed at or before the time. The marks ascend.
     """
 
     commit: Commit
@@ -186,7 +186,7 @@ Entry = Commit | Subscribe | Unsubscribe | Release | Claim | Compaction
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Commits as they were before a compaction, kept for the rows of a claim before `stop`."""
+    """The commits before a compaction, kept for the rows of a claim before `stop`."""
 
     stop: int
     commits: tuple[Commit, ...]
@@ -203,7 +203,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The beginning of a subscription: the number of its entry, which is unique, and the row."""
+    """The beginning of a subscription: the unique number of its entry, and its first row."""
 
     number: int
     offset: int

@@ -20,8 +20,8 @@ _POLL_S = 0.02
 class PStreamReader:
     """Reads a p-stream in order, from this reader's position.
 
-    With a name it is a subscriber: rows that it has not released are kept, and a later reader of that name,
-    in any process, goes on from the last release. Without a name no rows are kept for it.
+    A reader with a name is a subscriber: rows that it has not released are kept, and a later reader of that
+    name, in any process, continues from the last release. For a reader without a name no rows are kept.
 
     Not safe to share among threads.
 
@@ -32,17 +32,17 @@ class PStreamReader:
     reader : str, optional
         The name to subscribe under.
     start : str or int
-        ``"earliest"``, ``"latest"`` or an offset. An existing subscriber ignores it and goes on from its
+        ``"earliest"``, ``"latest"`` or an offset. An existing subscriber ignores it and continues from its
         release.
     columns : sequence of str, optional
         The columns to read; by default all.
     cleanup : CleanupRule, optional
-        When released rows and log entries are deleted.
+        The rule for deleting released rows and log entries.
 
     Raises
     ------
     InvalidUsageError
-        If there is no stream, no such column, or rows from `start` on are released.
+        If the stream or a column does not exist, or rows from `start` on are released.
     CorruptDataError
         If the stream's files are damaged.
     UnavailableError
@@ -88,7 +88,7 @@ class PStreamReader:
             self.offset = self._stream.subscribe(reader, start)
 
     def read(self, max_rows: int | None = None) -> pa.Table:
-        """Return at most `max_rows` committed rows that were not read yet; an empty table if there are none.
+        """Return at most `max_rows` committed, unread rows; an empty table if there are none.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class PStreamReader:
         return pa.Table.from_batches(batches, self.schema)
 
     def _read(self, stop: int, max_rows: int | None) -> tuple[int, list[pa.RecordBatch]]:
-        """Return the end of rows, and the rows; begin again if compactions delete their segments."""
+        """Return the end of the rows, and the rows; begin again if compactions delete their segments."""
         while True:
             before = self._stream.log.compaction
             try:
@@ -118,7 +118,7 @@ class PStreamReader:
                     raise
 
     def follow(self, *, max_rows: int | None = None, poll_s: float = _POLL_S) -> Iterator[pa.Table]:
-        """Yield rows as they are committed, for ever; wait while there are none.
+        """Yield rows as they are committed, for ever; wait while there are no new rows.
 
         Raises
         ------

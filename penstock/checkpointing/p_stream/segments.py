@@ -49,7 +49,7 @@ OFFSET: Final = "penstock_offset"
 
 _SEGMENT_BYTES = 32 << 20
 _AHEAD = 4
-"""The limit of encoded and unwritten p-units, for each encoding thread."""
+"""The limit of encoded but unwritten p-units for each encoding thread."""
 
 _NAME = re.compile(r"(?P<writer>.+)-(?P<batch>\d{12})-(?P<part>\d{4,})-(?P<id>[0-9a-f]{32})\.segment")
 
@@ -70,9 +70,9 @@ class Coder:
     error_bounds : mapping of str to float, optional
         Columns that may lose precision; see `penstock.compression.Chooser`.
     codecs : mapping of str to str, optional
-        Cascades for columns that no chooser decides about.
+        Cascades for columns, in place of a chooser's decision.
     threads : int, optional
-        By default the number of cores that this process may use, at most 4.
+        The number of threads; by default the number of cores that this process may use, at most 4.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Coder:
         return encode_table(pa.concat_tables(tables), chooser=chooser, codecs=self._codecs, schema=schema)
 
     def blocks(self) -> tuple[int, int]:
-        """Return how many column blocks the choosers decided, and how many had a value that did not fit."""
+        """Return the number of column blocks that choosers decided, and of blocks with misfits among them."""
         decisions = [one for chooser in self._choosers for one in list(chooser.columns.values())]
         return sum(one.blocks for one in decisions), sum(one.deoptimised for one in decisions)
 
@@ -131,7 +131,7 @@ class Coder:
 
 
 class SegmentWriter:
-    """Writes the rows of one commit, or of one task's share, as segments.
+    """Writes the rows of one commit, or one task's share of them, as segments.
 
     Parameters
     ----------
@@ -142,9 +142,9 @@ class SegmentWriter:
     writer, batch, part : str, int, int
         The parts of the segments' names.
     unit_rows : int
-        The most rows of a p-unit.
+        The greatest number of rows of a p-unit.
     schema : pyarrow.Schema, optional
-        The p-stream's schema, if texts of tables may be dictionary-encoded.
+        The p-stream's schema; required if texts of tables may be dictionary-encoded.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class SegmentWriter:
         self._segments: list[Segment] = []
 
     def add(self, table: pa.Table) -> None:
-        """Add rows. Returns before they are written, but blocks until most earlier rows are encoded.
+        """Add rows. Returns before the rows are written, but blocks until most earlier rows are encoded.
 
         Raises
         ------
@@ -187,7 +187,7 @@ class SegmentWriter:
             self._begin(self._unit_rows)
 
     def end(self) -> None:
-        """Start encoding the last rows; no more may follow.
+        """Start encoding the last rows; no more rows may follow.
 
         Raises
         ------
@@ -248,7 +248,7 @@ class SegmentWriter:
 
 
 def _alike(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with the texts of a schema plain."""
+    """Return rows with the texts of a schema decoded to plain texts."""
     for at, field in enumerate(schema):
         if is_coded_text(table.field(at).type, field.type):
             table = table.set_column(at, field, table.column(at).cast(field.type))
@@ -279,8 +279,8 @@ class Piece:
     at, size_bytes, rows : int
         The p-unit's position and size in the file, and its number of rows.
     first, stop : int
-        The rows of the p-unit to read; of a compacted p-unit the offsets, until `read_blocks` has found their
-        rows.
+        The rows of the p-unit to read; for a compacted p-unit, their offsets, until `read_blocks` has found
+        the rows.
     begin : int
         The offset of the p-unit's first row.
     compacted : bool
@@ -298,12 +298,12 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """The offset after it."""
+        """The offset after the piece."""
         return self.stop if self.compacted else self.begin + self.stop
 
     @property
     def most_rows(self) -> int:
-        """The limit of its rows, for dividing work."""
+        """The upper limit of the piece's rows, for dividing work."""
         return min(self.rows, self.stop - self.first)
 
 
@@ -342,7 +342,7 @@ def read_blocks(
     Raises
     ------
     CorruptDataError
-        If a segment is missing or cut, or the directory of a p-unit is damaged, or of another table.
+        If a segment is missing or cut, or the directory of a p-unit is damaged or belongs to another table.
     UnavailableError
         If the file system refuses.
     """
@@ -396,7 +396,7 @@ def stop_after(files: Files, schema: pa.Schema, wanted: Iterable[Piece], rows: i
     Raises
     ------
     CorruptDataError, UnavailableError
-        As `read_blocks`.
+        As for `read_blocks`.
     """
     for piece in wanted:
         if not piece.compacted:

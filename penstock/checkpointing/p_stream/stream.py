@@ -60,18 +60,20 @@ class PStream:
     location : str or path
         A directory; see `penstock.checkpointing.files.open_files`.
     schema : pyarrow.Schema, optional
-        Creates the stream if it does not exist; an existing stream must have these columns.
+        The columns with which the stream is created if it does not exist; an existing stream must have these
+        columns.
     direct_io : bool, optional
-        Whether rows bypass the page cache. By default the stream's own setting, or false for a new stream.
+        Whether rows bypass the page cache. By default the stream's own setting, which is false for a new
+        stream.
     update_log : UpdateLog, optional
         Makes a new stream an update log; an existing one must be this update log.
     cleanup : CleanupRule, optional
-        When released rows and log entries are deleted, and an update log is compacted.
+        The rule for deleting released rows and log entries, and for compacting an update log.
 
     Raises
     ------
     InvalidUsageError
-        If there is no stream and no schema, or the schema or the update log differs. If `direct_io`
+        If there is neither a stream nor a schema; if the schema or the update log differs; or if `direct_io`
         contradicts the stream, or is true and the location is not a local disk.
     CorruptDataError
         If the stream's files are damaged.
@@ -150,7 +152,7 @@ class PStream:
     # ------------------------------------------------------------------------------------- readers
 
     def refresh(self) -> None:
-        """Load the commits made since; see `CommitLog.refresh`."""
+        """Load new commits; see `CommitLog.refresh`."""
         self.log.refresh()
 
     @property
@@ -164,7 +166,7 @@ class PStream:
         return self.log.end
 
     def offset_at(self, time_us: int) -> int:
-        """Return the offset of the first commit at or after a time; the end if there is none."""
+        """Return the offset of the first commit at or after a time; the end if there is no such commit."""
         compaction = self.log.compaction
         for commit in self.log.commits:
             if commit.time_us >= time_us:
@@ -174,12 +176,12 @@ class PStream:
         return self.end
 
     def offset_of(self, start: str | int) -> int:
-        """Resolve ``"earliest"``, ``"latest"`` or a number to an offset, as of now.
+        """Resolve ``"earliest"``, ``"latest"`` or a number to a current offset.
 
         Raises
         ------
         InvalidUsageError
-            If it is something else, or rows from there on are released.
+            If `start` is something else, or rows from there on are released.
         """
         self.refresh()
         return self._offset_of(start)
@@ -207,12 +209,12 @@ class PStream:
             )
 
     def pieces(self, start: int, stop: int, reader: str | None = None) -> list[Piece]:
-        """Return the pieces that hold the rows from `start` to before `stop`; of a reader as it claimed them.
+        """Return the pieces with the rows from `start` to before `stop`; given `reader`, as it claimed them.
 
         Raises
         ------
         InvalidUsageError
-            If they are released, or not all committed.
+            If some of these rows are released or not committed.
         """
         if stop > self.end:
             self.refresh()
@@ -227,19 +229,19 @@ class PStream:
         Raises
         ------
         InvalidUsageError, CorruptDataError, UnavailableError
-            As `read`.
+            As for `read`.
         """
         if self.log.compaction is None or start >= self.log.compaction.end:
             return min(stop, start + max_rows)
         return stop_after(self.segments, self.schema, self.pieces(start, stop), max_rows) or stop
 
     def claim(self, reader: str, stop: int) -> None:
-        """Keep the rows before `stop` that a reader has not released as they are, whatever is compacted.
+        """Keep unchanged, despite compactions, the rows before `stop` that a reader has not released.
 
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `subscribe`.
+            As for `subscribe`.
         """
         self.log.claim(reader, self._progress(reader), stop)
 
@@ -249,7 +251,7 @@ class PStream:
         Raises
         ------
         InvalidUsageError
-            As `pieces`, or if there is no such column.
+            As for `pieces`; or if there is no such column.
         CorruptDataError, UnavailableError
             If the data is damaged, or the file system refuses.
         """
@@ -265,7 +267,7 @@ class PStream:
         Raises
         ------
         InvalidUsageError
-            If the name cannot be one, or rows from `start` on are released.
+            If the name is not valid, or rows from `start` on are released.
         CorruptDataError, UnavailableError
             If the log is damaged, or the file system refuses.
         """
@@ -279,7 +281,7 @@ class PStream:
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `subscribe`.
+            As for `subscribe`.
         """
         self.refresh()
         if reader not in self.log.readers:
@@ -297,14 +299,14 @@ class PStream:
     def trim_from(self, reader: str, offset: int) -> Trimmed:
         """Release the rows before `offset` for a reader: the release marker of a stream (Scabbard §3.3).
 
-        Rows that no subscribed reader needs are deleted in bulk, once there are enough.
+        Rows that no subscribed reader needs are deleted in bulk, once there are enough of them.
 
         Raises
         ------
         InvalidUsageError
-            If the reader is not subscribed, or the rows are not there yet.
+            If the reader is not subscribed, or the rows do not exist yet.
         CorruptDataError, UnavailableError
-            As `subscribe`.
+            As for `subscribe`.
         """
         self.refresh()
         if reader not in self.log.readers:
@@ -327,7 +329,7 @@ class PStream:
         notes = self._notes(reader)
         row = max(_offsets(notes), default=self.log.readers[reader].offset)
         if row > self.end:
-            self.refresh()  # it has released what was committed since
+            self.refresh()  # it has released rows committed after the last refresh
         if row > self.end:
             raise CorruptDataError(
                 "a reader has released rows beyond the end of the p-stream",
@@ -343,16 +345,16 @@ class PStream:
     # ------------------------------------------------------------------------------------ trimming
 
     def trim(self, *, now: bool = False) -> Trimmed:
-        """Delete rows that no subscribed reader needs, once there are enough or if `now`.
+        """Delete rows that no subscribed reader needs, if there are enough of them or `now` is set.
 
         Steps: 1. durably move the stream's first row to the least progress of a reader, 2. delete segments
-        that no commit names any more, 3. delete entries that a start replaces. Without a reader nothing is
-        deleted.
+        that no commit names any more, 3. delete entries that a start replaces. If there is no reader, nothing
+        is deleted.
 
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `subscribe`.
+            As for `subscribe`.
         """
         self.refresh()
         if now and self.update_log is not None:
@@ -372,16 +374,16 @@ class PStream:
         return Trimmed(self.start, len(orphans), size)
 
     def needed(self) -> int:
-        """Return the first row that is kept: that of a reader, or in an update log the first of all."""
+        """Return the first row to keep: the first that a reader needs, or the first of an update log."""
         return self.start if self.update_log is not None else min(self.readers().values(), default=self.start)
 
     def sweep(self) -> list[FileFacts]:
-        """Delete the segments that no commit names, now or ever; return them.
+        """Delete the segments that no commit names or can name later; return them.
 
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `subscribe`.
+            As for `subscribe`.
         """
         orphans = self._orphans()
         for fact in orphans:
@@ -389,7 +391,7 @@ class PStream:
         return orphans
 
     def _orphans(self) -> list[FileFacts]:
-        """Return the segments that no commit names, now or ever."""
+        """Return the segments that no commit names or can name later."""
         listed = self.segments.list()
         # List first, so that segments committed afterwards are kept.
         self.refresh()
@@ -402,16 +404,15 @@ class PStream:
         Parameters
         ----------
         writer : str
-            Its name.
+            The writer's name.
         session : str
-            The current session, which has written nothing so far; other sessions can no longer commit.
-            Without a session, attempts of a batch that is not in the log may still run, so their segments
-            stay.
+            The current session, which has written nothing so far; other sessions can no longer commit. If it
+            is empty, attempts at a batch that is not in the log may still run, so their segments stay.
 
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `subscribe`.
+            As for `subscribe`.
         """
         listed = self.segments.list()
         self.refresh()

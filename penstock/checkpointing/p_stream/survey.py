@@ -38,15 +38,15 @@ class Writer:
     Parameters
     ----------
     name : str
-        Its name.
+        The writer's name.
     batch : int
-        The number of that commit; -1 if there is none.
+        The number of the newest commit; -1 if there is none.
     session : str
-        The attempt that made it.
+        The attempt that made the newest commit.
     clock : mapping of str to int
-        Its position in each of its sources.
+        The writer's position in each of its sources.
     time_us : int or None
-        The time of that commit, by the writer's clock; None if its rows are released.
+        The time of the newest commit, by the writer's clock; None if its rows are released.
     """
 
     name: str
@@ -81,13 +81,13 @@ class LogFacts:
     Parameters
     ----------
     log : UpdateLog
-        Its key, time and deletes.
+        The key, time and deletes of the log.
     end : int
-        The end of what is compacted.
+        The end of the compacted rows.
     keys, deletes : int
-        The rows of the newest compaction, one for each key, and those that delete their key.
+        The number of rows of the newest compaction, one for each key, and of rows that delete their key.
     tail : int
-        The rows that came since. So many at most are superseded.
+        The number of rows committed after the newest compaction. At most this many rows are superseded.
     kept_bytes : int
         The bytes of replaced segments, which readers may still need until the next compaction.
     """
@@ -101,7 +101,7 @@ class LogFacts:
 
     @property
     def superseded_share(self) -> float:
-        """The limit of the share of superseded rows."""
+        """The upper limit of the share of superseded rows."""
         return self.tail / max(1, self.tail + self.keys)
 
 
@@ -112,7 +112,7 @@ class Survey:
     Parameters
     ----------
     location, identity, schema, direct_io
-        Its location, identity and columns, and whether it uses direct I/O.
+        The location, identity and columns of the p-stream, and whether it uses direct I/O.
     start, end : int
         The first row that is kept, and the number of rows ever committed.
     entries : int
@@ -122,15 +122,15 @@ class Survey:
     size_bytes : int
         The bytes of all files, including unfinished ones.
     writers, readers : tuple
-        Its writers and subscribed readers.
+        The writers and the subscribed readers.
     spare : tuple of Commit
         Commits that all readers have passed, which a trim deletes.
     garbage : tuple of Garbage
-        Files left by attempts and processes that ended.
+        Files left behind by attempts and processes that have ended.
     pending_files, pending_bytes : int
-        Segments that no commit names yet, but a later one may.
+        Segments that no commit names yet, but a later commit may name.
     damage : tuple of str
-        Problems of the segments that their sizes show.
+        Problems of segments that can be found from their sizes.
     log : LogFacts, optional
         The state of an update log.
     """
@@ -186,19 +186,19 @@ def is_p_stream(files: Files) -> bool:
 
 
 def survey_p_stream(stream: PStream, *, without: Collection[str] = ()) -> Survey:
-    """Look at all files of a p-stream, whether it is in use or not.
+    """Survey all files of a p-stream, which may be in use.
 
     Parameters
     ----------
     stream : PStream
-        The stream; refreshed by this.
+        The stream; refreshed by this call.
     without : collection of str
         Readers to treat as unsubscribed.
 
     Raises
     ------
     CorruptDataError
-        If its log is damaged.
+        If the log is damaged.
     UnavailableError
         If the file system refuses.
     """
@@ -278,7 +278,7 @@ def _old_entries(log: Iterable[FileFacts]) -> Iterator[FileFacts]:
 def _old_notes(
     stream: PStream, directory: str, facts: Iterable[FileFacts], progress: Mapping[str, int]
 ) -> Iterator[FileFacts]:
-    """Return the progress files of ended subscriptions, and a reader's progress files before its newest."""
+    """Return the progress files of ended subscriptions, and each reader's files before its newest."""
     number = _NOTES.fullmatch(directory)
     if number is None or int(number["number"]) > stream.log.number:
         return
@@ -309,7 +309,7 @@ def _damage(stream: PStream, commits: Iterable[Commit], listed: Iterable[FileFac
 
 
 def _size_now(stream: PStream, segment: Segment) -> int | None:
-    """Return the bytes of a segment that was not listed; None if it was released meanwhile."""
+    """Return the bytes of a segment that was not listed; None if it has been released."""
     try:
         return len(stream.segments.read_range(segment.name, 0, segment.size_bytes))
     except FileNotFoundError:

@@ -25,16 +25,16 @@ _Queue: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 class Threads:
     """A pool of threads that starts tasks in the order of submission. Any thread may call it.
 
-    Executors of the standard library refuse tasks once the main thread has ended. But other threads and
-    `atexit` handlers may append rows then, and wait until they are durable. Tasks that nobody waits for end
-    with the process.
+    Executors of the standard library refuse tasks once the main thread has ended. But after that, other
+    threads and `atexit` handlers may still append rows and wait until they are durable. Tasks that nothing
+    waits for end with the process.
 
     Parameters
     ----------
     count : int
-        The number of threads. They start at once, since none can start at interpreter exit.
+        The number of threads. They start at once, because no thread can start at interpreter exit.
     name : str
-        The beginning of their names.
+        The prefix of the threads' names.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -56,7 +56,7 @@ class Threads:
         Raises
         ------
         InternalError
-            If this is closed.
+            If the pool is closed.
         """
         future: Future[T] = Future()
         with self._lock:
@@ -78,7 +78,7 @@ class Threads:
 def _run(queue: _Queue) -> None:
     while (work := queue.get()) is not None:
         work()
-        del work  # which holds what it was given
+        del work  # it holds its arguments
 
 
 def _do(future: Future[T], work: Callable[[], T]) -> None:

@@ -54,18 +54,18 @@ class PStreamWriter:
 
     One name belongs to one process at a time: opening a writer fences the previous writer of its name.
     Several writers with different names may append to one stream. Any thread of the process that opened it
-    may call it. A forked process must open its own writer, since threads do not survive a fork.
+    may call it. A forked process must open its own writer, because threads do not survive a fork.
 
     Parameters
     ----------
     location : str or path
         The p-stream's location; see `penstock.checkpointing.files.open_files`.
     schema : pyarrow.Schema, optional
-        Its columns; required if the stream does not exist yet.
+        The columns of the stream; required if the stream does not exist yet.
     writer : str
         The writer's name.
     interval : str or timedelta
-        The longest wait of rows for a group commit; "200ms" by default.
+        The longest time that rows wait for a group commit; "200ms" by default.
     goal, error_bounds, codecs, threads
         The encoding of columns; see `penstock.compression.Chooser` and `encode_table`.
     unit_rows : int
@@ -76,19 +76,20 @@ class PStreamWriter:
         Whether rows of a stream that this call creates bypass the page cache on write and read. This takes
         less CPU time, but readers wait for the disk. An existing stream keeps its setting.
     key, time : str or sequence of str, str, optional
-        Make a new stream an update log: it keeps the newest row of each key, that with the greatest time. An
-        existing stream keeps its own.
+        Make a new stream an update log, which keeps the newest row of each key: the row with the greatest
+        time. An existing stream keeps its own key and time.
     delete_when : str, optional
         The SQL condition of rows that delete their key in an update log, such as ``"op = 'd'"``.
     keep_deletes : str or timedelta, optional
-        How long an update log keeps such rows at least; "1 day" by default.
+        The least time for which an update log keeps such rows; "1 day" by default.
     cleanup : CleanupRule, optional
-        When released rows and log entries are deleted, and an update log is compacted.
+        The rule for deleting released rows and log entries, and for compacting an update log.
 
     Raises
     ------
     InvalidUsageError
-        If there is no stream and no schema, the schema is another, or a setting is wrong.
+        If there is neither a stream nor a schema, the schema differs from the stream's, or a setting is
+        wrong.
     CorruptDataError
         If the stream's files are damaged.
     UnavailableError
@@ -175,15 +176,15 @@ class PStreamWriter:
         return self._stream.end
 
     def append(self, rows: Any, *, clock: Mapping[str, int] | None = None) -> None:
-        """Append rows; return before they are durable. Block while too much is pending.
+        """Append rows; return before they are durable. Blocks while too much is pending.
 
         Parameters
         ----------
         rows : pyarrow.Table, pyarrow.RecordBatch, pandas.DataFrame, list of dict, or dict
             Rows with the stream's columns, in any order. A dict holds columns as sequences, a list holds a
             dict for each row; both are slow. Arrow texts may be dictionary-encoded, which is faster. Arrow
-            memory is shared until it is encoded, and counts as pending; a whole dictionary counts for each
-            part.
+            memory is shared until it is encoded, and is counted as pending; a whole dictionary is counted for
+            each part.
         clock : mapping of str to int, optional
             The positions in the sources after these rows. Sources that are not named keep their position.
 
@@ -213,12 +214,12 @@ class PStreamWriter:
         Raises
         ------
         FencedError
-            If another process opened a writer of this name since.
+            If another process has opened a writer of this name.
         InvalidUsageError
             If the writer was aborted before all rows were committed, or belongs to another process.
         CorruptDataError, UnavailableError
-            If the stream is damaged or the file system refuses. This writer has lost the rows since the last
-            commit; a new writer's clock tells where to resume.
+            If the stream is damaged or the file system refuses. This writer has lost the rows after its last
+            commit; a new writer's clock gives the position from which to resume.
         """
         self._check_process()
         with self._changed:
@@ -236,7 +237,7 @@ class PStreamWriter:
         Raises
         ------
         PenstockError
-            As `flush`.
+            As for `flush`.
         """
         if self._closed:
             return
@@ -405,7 +406,7 @@ class PStreamWriter:
         return f"PStreamWriter({self._stream.files.location!r}, writer={self.name!r})"
 
     def metrics(self) -> dict[str, Any]:
-        """Return counts: calls of `append` and durable ones, bytes pending and written, rows of the stream.
+        """Return counts: calls of `append`, durable calls, pending and written bytes, rows of the stream.
 
         Also count the column blocks whose codec was chosen, and the deoptimised ones among them: blocks with
         a value that did not fit the choice, encoded by the default codec instead.

@@ -1,4 +1,4 @@
-"""The pointers in a checkpoint: which version of each bucket the newest micro-batch committed."""
+"""The pointers in a checkpoint: the version of each bucket that the newest micro-batch committed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def specification_of(files: Files) -> Mapping[str, Any]:
     Raises
     ------
     CorruptDataError
-        If it is missing or damaged.
+        If the specification is missing or damaged.
     InvalidUsageError
         If the operator has no buckets.
     UnavailableError
@@ -64,7 +64,7 @@ def query_of(spark: SparkSession, checkpoint: str) -> tuple[str, str]:
     Raises
     ------
     InvalidUsageError
-        If it is none.
+        If `checkpoint` is not a checkpoint.
     """
     for path in (checkpoint, f"{checkpoint}/{RESULTS_CHECKPOINT}"):
         try:
@@ -89,8 +89,9 @@ def _no_checkpoint(checkpoint: str) -> InvalidUsageError:
 def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> dict[int, Pointer]:
     """Return the pointers of the newest committed micro-batch by bucket, without empty buckets.
 
-    Called on the driver; reads them now, while the query may run. Spark numbers its stateful operators and
-    does not know our names; the directory that holds a pointer's file tells its operator.
+    Called on the driver. Reads the pointers immediately; the query may be running. Spark numbers its stateful
+    operators and does not store Penstock's names, so a pointer's operator is found from the directory that
+    holds its file.
 
     Parameters
     ----------
@@ -104,7 +105,7 @@ def committed_pointers(spark: SparkSession, checkpoint: str, files: Files) -> di
     Raises
     ------
     CorruptDataError
-        If no pointer is to a file of this operator, or the operator's description is damaged.
+        If no pointer names a file of this operator, or the operator's description is damaged.
     InvalidUsageError
         If the operator has no buckets.
     UnavailableError
@@ -130,7 +131,7 @@ def read_pointers(spark: SparkSession, checkpoint: str) -> Held:
     Raises
     ------
     pyspark.errors.PySparkException
-        If Spark cannot.
+        If Spark cannot read its state.
     """
     metadata = spark.read.format("state-metadata").load(checkpoint)
     rows = metadata.where(sf.col("operatorName") == SPARK_OPERATOR).select("operatorId").distinct().collect()
@@ -141,7 +142,7 @@ def read_pointers(spark: SparkSession, checkpoint: str) -> Held:
 def pointers_of(held: Held, files: Files, buckets: int) -> dict[int, Pointer] | None:
     """Return the pointers of the operator in the directory `files` by bucket; None if there are none.
 
-    A set of pointers belongs to it if at least one points to a file in its directory.
+    A set of pointers belongs to the operator if at least one of them points to a file in its directory.
 
     Raises
     ------
@@ -159,7 +160,7 @@ def pointers_of(held: Held, files: Files, buckets: int) -> dict[int, Pointer] | 
 
 
 def _pointers_of(spark: SparkSession, checkpoint: str, number: int) -> dict[int, Pointer] | None:
-    """Return the pointers of one of Spark's operators by label; None if it holds something else."""
+    """Return the pointers of one of Spark's operators by label; None if its state is not pointers."""
     try:
         states = spark.read.format("statestore").option("operatorId", number).load(checkpoint)
     except PySparkException as error:

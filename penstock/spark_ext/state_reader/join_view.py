@@ -22,7 +22,7 @@ __all__ = ["JoinView", "join_view"]
 _KEYS, _HELD = "keys", "held"
 _SIDES = ("left", "right")
 _NO_DELAY_STORED = FOREVER
-"""The delay of early files, which do not store it: no tuple counts as expired."""
+"""The delay for early files, which do not store it: no tuple is treated as expired."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
     Raises
     ------
     InvalidUsageError
-        If it has no such table.
+        If the join has no such table.
     """
     specification = stored.specification
     held = one_of_tables((_KEYS, _HELD), table, of="a join") == _HELD
@@ -97,7 +97,7 @@ def join_view(stored: Stored, table: str | None) -> JoinView:
         specification["within"],
         _NO_DELAY_STORED,
         None if condition is None else Expression.parse(condition),
-        # Which keys have left follows from the stored horizon.
+        # The stored horizon determines which keys have left.
         ttl=1 if specification.get("ttl") else None,
         tells_silent=specification.get("on_silent") is not None,
     )

@@ -1,4 +1,4 @@
-"""The tables of own operators as rows."""
+"""The tables of user-defined operators as rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["OwnView", "own_view"]
 
 
 class _Tables(Operator):
-    """Holds the tables of an operator whose class is not needed to read them."""
+    """Stands in for the operator, whose class is not needed to read its tables."""
 
     output = ""
 
     def restore(self, tables: Mapping[str, pa.Table]) -> None:
-        """Leave the tables to the state."""
+        """Do nothing: the state holds the tables."""
 
     def run(self, batch: pa.Table, clock: Clock) -> pa.Table:
         """Return the rows; never called."""
@@ -38,7 +38,7 @@ class _Tables(Operator):
 
 @dataclass(frozen=True)
 class OwnView:
-    """A table of an own operator, as a `StateView`.
+    """A table of a user-defined operator, as a `StateView`.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def own_view(stored: Stored, table: str | None) -> OwnView:
     Raises
     ------
     InvalidUsageError
-        If there is no such table, or several and none is named.
+        If there is no such table, or there are several tables and none is named.
     """
     schemas = stored_schemas(stored.unit)
     chosen = one_of_tables(list(schemas), table, of="an operator")

@@ -39,10 +39,10 @@ _STORED = {
     "dequeued_us": LongType(),
     "delivered_us": LongType(),
 }
-"""The columns stored with a tuple, and their types; the first two only while the key waits."""
+"""The columns stored with a tuple, and their types; the first two are set only while the key waits."""
 
 _UNKNOWN = {"seen_us": NEVER, "interval_us": 0, "dequeued_us": 0, "delivered_us": 0}
-"""The stored value for null."""
+"""The stored values that stand for null."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class QueueView:
 
     def new_state(self) -> KeyedQueue:
         """See `StateView.new_state`."""
-        # Places are stored with their shares, so weights may change at a restart.
+        # Places are stored with shares, so weights may change at a restart.
         weights = KeyWeights(self.stream, {}) if self.by_key else None
         if self.semantics is Semantics.UPDATE:
             return UpdateQueue(self.stream, self.policy, weights=weights)
@@ -104,7 +104,7 @@ def queue_view(stored: Stored, table: str | None) -> QueueView:
     Raises
     ------
     InvalidUsageError
-        If it has no such table.
+        If the queue has no such table.
     """
     specification = stored.specification
     semantics = Semantics(specification.get("semantics") or Semantics.UPDATE)

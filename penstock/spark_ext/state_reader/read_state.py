@@ -64,12 +64,13 @@ def read_state(
     columns are the key; ``emitted``, the time of the key's newest emitted tuple, or null; ``waiting``,
     whether a newer tuple waits; and the other columns of the waiting tuple, null if none waits. Then follow
     ``arrived_us``, the arrival of the oldest pending update, and ``rank``, the position in the queue (with
-    weights, the order in which keys came), both null if none waits; with linecutting or freshest ``seen_us``
-    and ``interval_us``, and with an arrival column ``dequeued_us`` and ``delivered_us``, null while unknown.
-    A union also has ``__penstock_source``: 0 if the waiting tuple is from the preferred input, else 1.
+    weights, the order in which keys arrived), both null if none waits. With linecutting or freshest
+    ``seen_us`` and ``interval_us`` follow, and with an arrival column ``dequeued_us`` and ``delivered_us``,
+    null while unknown. A union also has ``__penstock_source``: 0 if the waiting tuple is from the preferred
+    input, otherwise 1.
 
     Other operators have several tables, from which `table` chooses; ``docs/how-to/inspect.md`` lists their
-    columns. If a stream has a column of the same name, the name of ours begins with ``__penstock_``.
+    columns. If a stream has a column of the same name, Penstock's column gets the prefix ``__penstock_``.
 
     Parameters
     ----------
@@ -79,11 +80,12 @@ def read_state(
         The state location, or the directory of a query or an operator in it.
     checkpoint : str or path, optional
         The checkpoint of the query, in the form given to Spark, or the directory of a graph or pipeline,
-        which stands for the query of its results. With it, the state is exactly that of the
-        newest committed micro-batch: the pointers are read from Spark's own state, now. Without it, each task
-        chooses the file of the bucket's highest version if only one attempt wrote it, committed or not, else
-        the newest version that the files prove to be committed (`penstock.state_store.survey`). While the
-        query runs, buckets may then be of different micro-batches, and each action reads anew.
+        which stands for the query of its results. If given, the result is exactly the state of the newest
+        committed micro-batch, and its pointers are read from Spark's own state during this call. If not
+        given, each task chooses a version of its bucket: the highest version if only one attempt wrote it,
+        committed or not; otherwise the newest version that the files prove to be committed
+        (`penstock.state_store.survey`). Then, while the query runs, buckets may be of different
+        micro-batches, and each action reads the state again.
     operator : str, optional
         The `name` of the operator; needed if there are several.
     query : str, optional
@@ -92,8 +94,8 @@ def read_state(
         The table of the operator; needed if it has several. Queues of append or adaptive semantics have
         ``keys`` and ``appended``. Windows have ``panes``, in lazy or eager mode also ``keys`` and
         ``settled``, and windows of rows also ``rows`` and ``counts``. Joins have ``keys`` and ``held``, joins
-        of windows ``left`` and ``right``, transactions the tables of their database, own operators those
-        of their `snapshot`.
+        of windows ``left`` and ``right``, transactions the tables of their database, and user-defined
+        operators the tables of their `snapshot`.
 
     Returns
     -------
@@ -107,7 +109,7 @@ def read_state(
         is stored yet, so that the types of the columns are unknown.
     CorruptDataError
         If the operator's description is damaged, or the checkpoint names missing files. Damage that a task
-        finds fails the action. A running query may have deleted files that the checkpoint named before: read
+        finds fails the action. A running query may have deleted files that the checkpoint named; if so, read
         again.
     UnavailableError
         If the file system refuses.
@@ -159,7 +161,7 @@ def read_state(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the rows of buckets' states by the buckets' numbers, for ``mapInArrow``, in a worker.
+    """Reads the rows of buckets' states, given the buckets' numbers, for ``mapInArrow``, in a worker.
 
     Parameters
     ----------
@@ -203,7 +205,7 @@ class _Reader:
         return cast_to_schema(pa.RecordBatch.from_arrays([*placed, *columns], names), self.schema)
 
     def _load(self, files: Files, given: Pointer | None) -> tuple[Pointer | None, State]:
-        """Return the state at the pointer, or at the likely pointer, chosen again if its files are gone."""
+        """Return the state at the given or the likely pointer; choose again if its files are gone."""
         for attempt in range(1, _TRIES + 1):
             pointer = given or likely_pointer(files)
             state = self.view.new_state()
@@ -253,5 +255,5 @@ def _choose_operator(operators: list[Operator], query: str | None, name: str | N
 
 
 def _number_columns(schema: StructType) -> StructType:
-    """Return `schema` with names that Spark's Arrow functions find; they do not find names with dots."""
+    """Return `schema` with numbers as names, because Spark's Arrow functions do not find names with dots."""
     return StructType([StructField(f"c{i}", field.dataType) for i, field in enumerate(schema)])

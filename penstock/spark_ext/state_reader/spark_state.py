@@ -1,7 +1,7 @@
 """Read and write the pointers in Spark's own state, without a Spark task.
 
-Spark can read its state (`penstock.spark_ext.state_reader.committed`). But a process's first such query takes
-seconds, which is too slow for a recovery. This module reads the files of Spark's default provider for
+Spark can read its state (`penstock.spark_ext.state_reader.committed`). But the first such query of a process
+takes seconds, which is too slow for a recovery. This module reads the files of Spark's default provider for
 ``applyInPandasWithState``::
 
     CHECKPOINT/state/<operator>/_metadata/metadata             what operator it is, and its partitions
@@ -9,9 +9,9 @@ seconds, which is too slow for a recovery. This module reads the files of Spark'
     CHECKPOINT/state/<operator>/<partition>/<version>.delta    what a micro-batch put or removed
     CHECKPOINT/state/<operator>/<partition>/<version>.snapshot all keys and values
 
-Micro-batch ``b`` leaves version ``b + 1``. A file is blocks of LZ4, each with the length and the checksum of
-what is in it; in them are pairs of rows (Spark's ``UnsafeRow``), each after its length, big-endian. Other
-forms (another provider, codec or format, checksums of rows) are refused.
+Micro-batch ``b`` leaves version ``b + 1``. A file is a sequence of LZ4 blocks, each with the length and the
+checksum of its content. The content is pairs of rows (Spark's ``UnsafeRow``), each preceded by its length,
+big-endian. Other forms (another provider, codec or format, checksums of rows) are refused.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ _BLOCK_BYTES, _BLOCK_LEVEL = 1 << 15, 5
 """The size of the blocks that we write; Java takes ``1 << (10 + level)`` as the limit of a block."""
 _NO_TIMEOUT, _LONG_AGO_MS = -1, 1
 _MOST_BLOCK_BYTES = 1 << 25
-"""LZ4 in Java has no larger blocks."""
+"""The largest block of LZ4 in Java."""
 
 Run = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 """Like `map`, but may run calls in parallel."""
 
 
 class _UnknownError(Exception):
-    """A file is in a form that this module does not know."""
+    """A file is in a form that this module does not support."""
 
 
 _UNKNOWN = (
@@ -91,7 +91,7 @@ def read_pointer_files(state: Files, batch: int, labels: Iterable[int], run: Run
     batch : int
         The micro-batch.
     labels : iterable of int
-        The labels of all possible buckets. Once each has been seen, no older file is read.
+        The labels of all possible buckets. Once each label has been seen, no older file is read.
     run : callable, optional
         Like `map`, to read several partitions in parallel.
 
@@ -171,7 +171,7 @@ def encode_pointers(pointers: Mapping[int, Pointer], due: Container[int] | None)
 
 
 def _block(content: bytes) -> bytes:
-    """Return a block as Java's LZ4 stream has it, not compressed; the empty one is the last."""
+    """Return an uncompressed block of Java's LZ4 stream. An empty block is the last."""
     checksum = xxhash.xxh32_intdigest(content, _SEED) & _CHECKSUM_BITS if content else 0
     return _BLOCK.pack(_MAGIC, _RAW | _BLOCK_LEVEL, len(content), len(content), checksum) + content
 
@@ -230,7 +230,7 @@ def _newest(version: int, wanted: tuple[Files, set[int]]) -> dict[int, Pointer |
             if names is not None:
                 raise
             content, whole = files.read(f"{number}.snapshot"), True
-        # Within a version the last entry counts; among versions the newest.
+        # Within a version the last entry is valid; among versions, the newest.
         pointers = dict(_pairs(_decompress(content))) | pointers
         # Nearly always each bucket has a new pointer in each version.
         if whole or (labels and labels <= pointers.keys()):

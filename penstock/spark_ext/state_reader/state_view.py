@@ -47,7 +47,7 @@ class StateView(Protocol):
 
 
 class Ours(NamedTuple):
-    """A column that Penstock adds. It is renamed if the stream has a column of its name, in any case."""
+    """A column that Penstock adds. It is renamed if the stream has a column of this name, ignoring case."""
 
     name: str
     kind: DataType
@@ -72,7 +72,7 @@ def one_of_tables(tables: Sequence[str], table: str | None, *, of: str) -> str:
     Raises
     ------
     InvalidUsageError
-        If there is no such table, or none is named and there are several.
+        If there is no such table, or there are several tables and none is named.
     """
     if table is None and len(tables) == 1:
         return tables[0]
@@ -89,12 +89,12 @@ def one_of_tables(tables: Sequence[str], table: str | None, *, of: str) -> str:
 
 @dataclass(frozen=True)
 class Stored:
-    """A stored operator as the driver knows it.
+    """The driver's view of a stored operator.
 
     Parameters
     ----------
     specification : mapping
-        Its specification.
+        The operator's specification.
     look : callable
         Returns the newest unit of some bucket, without its chain; None if nothing is stored yet.
     large : bool
@@ -120,7 +120,7 @@ class Stored:
         return unit
 
     def columns(self, texts: Sequence[str], *blocks: str) -> StructType:
-        """Parse the columns in `texts`, each "name type" in Spark's words.
+        """Parse the columns in `texts`, each "name type", where the type is in Spark's notation.
 
         Parameters
         ----------
@@ -148,7 +148,7 @@ class Stored:
         return StructType([placed[i] for i in sorted(placed)])
 
     def arrow(self, columns: StructType) -> pa.Schema:
-        """Return the types of columns as Spark hands them to Arrow."""
+        """Return the Arrow types of columns from Spark."""
         return as_arrow_schema(columns, large=self.large)
 
 
@@ -159,7 +159,7 @@ def _column(text: str) -> StructField | None:
             kind = DataType.fromDDL(rest)
         except PySparkException:
             continue
-        # Two words are taken for a column of a table.
+        # Spark reads two words as a column of a table.
         if not isinstance(kind, StructType) or rest.startswith("struct<"):
             return StructField(name, kind)
     return None

@@ -57,7 +57,7 @@ def table_view(stored: Stored, table: str | None) -> TableView:
     Raises
     ------
     InvalidUsageError
-        If there is no such table, or several and none is named.
+        If there is no such table, or there are several tables and none is named.
     """
     tables = tuple(TableSpec.from_json(text) for text in stored.specification["tables"])
     chosen = one_of_tables([spec.name for spec in tables], table, of="transactions")

@@ -104,7 +104,7 @@ class WindowView:
     layout : WindowLayout
         The layout of the windows.
     mode, policy, weighted
-        See `UpdateWindows`; the last says whether there are weights.
+        See `UpdateWindows`. `weighted`: whether there are weights.
     places : _Places
         The meaning of panes' numbers.
     table : str
@@ -125,7 +125,7 @@ class WindowView:
         """See `StateView.new_state`."""
         if self.mode is WindowMode.APPEND:
             return new_panes(self.layout)
-        # The weights behind the shares do not matter.
+        # Only the shares matter, not the weights that they come from.
         return UpdateWindows(self.layout, self.mode, self.policy, "" if self.weighted else None)
 
     def rows(self, state: Panes | UpdateWindows, unit: PUnit) -> list[pa.Array[Any]] | None:
@@ -145,7 +145,7 @@ class WindowView:
         return [*state.groups_of(ids[owner.to_numpy()]), self.places.to_starts(pane.to_numpy()), *values]
 
     def _key_columns(self, cells: pa.RecordBatch) -> list[pa.Array[Any]]:
-        """Return the stored columns of groups in a window queue, as `_cell_columns` names them."""
+        """Return the stored columns of groups in a window queue, under the names of `_cell_columns`."""
         slide = self.layout.spec.slide
         of = {name: cells.column(name).to_numpy() for name in cells.schema.names}
         waits, busy = of["candidate"] != NEVER, of["service"] != FREE
@@ -207,7 +207,7 @@ def window_view(stored: Stored, table: str | None) -> WindowView:
     Raises
     ------
     InvalidUsageError
-        If they have no such table, or nothing is stored yet.
+        If the windows have no such table, or nothing is stored yet.
     """
     settings = stored.specification
     mode, policy = WindowMode(settings["mode"]), Policy(settings.get("policy", Policy.IN_PLACE))
@@ -260,7 +260,7 @@ def _entries(block: pa.RecordBatch, layout: WindowLayout, places: _Places) -> li
 
 
 def _entry_columns(layout: WindowLayout, places: _Places) -> list[StructField | Ours]:
-    # A bucket has sums of two words only if one is beyond 64 bits; this column is for all buckets.
+    # A bucket has sums of two words only if a sum exceeds 64 bits; this column must fit all buckets.
     sums = {partial.name for partial in layout.partials if partial.kind == "sum"}
     values = [
         field.with_type(WIDE) if field.name in sums and field.type == pa.int64() else field
@@ -296,7 +296,7 @@ def _layout(settings: Mapping[str, Any], entry: pa.Schema, arriving: pa.Schema |
     entry = upgrade_entries(empty(entry), named.values()).schema
     at = entry.get_field_index(ENTRY_PANE)
     groups, values = pa.schema(list(entry)[:at]), list(entry)[at + 1 :]
-    # Each bucket's stored columns say whether their sums have two words.
+    # Each bucket's stored columns show whether their sums have two words.
     types = tuple(
         pa.int64() if field.type == WIDE and named[field.name].kind == "sum" else field.type
         for field in values

@@ -57,7 +57,7 @@ _RELEASES = Releases()
 
 _CHECKED: set[tuple[str, str]] = set()
 _SERVED: dict[str, str] = {}
-"""The run of a query for which this process has served a bucket the last time, by the bucket's location."""
+"""By a bucket's location: the run of the query for which this process last served the bucket."""
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def _background() -> Executor:
 
 
 def _release(store: BucketStore, held: Handle) -> None:
-    """Delete the files that `held` proves unnecessary, once its arrival is durable, in the background."""
+    """In the background, delete the files that `held` proves unnecessary, once its arrival is durable."""
 
     def delete() -> None:
         if not store.release(held):
@@ -118,12 +118,13 @@ class TaskShare:
     parallel : int
         The number of buckets served in parallel: Spark's shuffle partitions.
     description : callable
-        Returns the operator's stored description, which the first start made.
+        Returns the operator's stored description, which the first start wrote.
     query_id : str
         The query.
     other_attempts : callable
-        Returns the facts that other attempts at this micro-batch have stored with their state. Nothing, once
-        this process has served the bucket in this run of the query: other runs made no later attempts.
+        Returns the facts that other attempts at this micro-batch have stored with their state. It returns
+        nothing once this process has served the bucket in this run of the query, because other runs made no
+        later attempts.
     """
 
     bucket: int
@@ -148,7 +149,7 @@ class Operator(Protocol[S]):
 
     @property
     def follows_clock(self) -> bool:
-        """True if its output depends on the clock, too."""
+        """Whether the output also depends on the clock."""
 
     def new_state(self) -> S:
         """Return an empty state."""
@@ -156,7 +157,7 @@ class Operator(Protocol[S]):
     def run(
         self, state: S, parcels: Iterable[Parcel], task_share: TaskShare, clock: Clock
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Apply arrivals to the state; return the rows to emit, and metrics except the state's."""
+        """Apply arrivals to the state; return the rows to emit, and the metrics except the state's."""
 
 
 @runtime_checkable
@@ -165,7 +166,7 @@ class GrowingOperator(Protocol):
 
     @property
     def may_add(self) -> Mapping[str, Collection[str]]:
-        """The settings that list columns, with the columns, as "name type", that may be new."""
+        """For each setting that lists columns: the columns, as "name type", that may be new."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ class BucketTask(Generic[S]):
     retain_versions : int
         The number of versions of the state that stay loadable.
     snapshots : SnapshotRule
-        When a bucket's state gets a snapshot.
+        The rule for snapshots of a bucket's state.
     sweep_batches : int
         The number of micro-batches between two syncs and sweeps of a bucket's directory.
     origin : mapping
@@ -219,7 +220,7 @@ class BucketTask(Generic[S]):
         """Run one bucket of one micro-batch; return its new pointer, the rows to emit and metrics.
 
         The query's name is stored with the operator's description, for people who inspect the state. The run
-        is one of the query's starts.
+        identifies one start of the query.
 
         Raises
         ------
@@ -245,7 +246,7 @@ class BucketTask(Generic[S]):
         query_name: str | None = None,
         run_id: str | None = None,
     ) -> ServedBucket[S]:
-        """Run one bucket of one micro-batch, as `run`, but leave the new version to the caller."""
+        """Run one bucket of one micro-batch, as `run` does, but let the caller publish the new version."""
         begin = monotonic_s()
         files = open_files(self.state_location).child(query_id).child(self.name)
         self._check_specification(files, pointer, query_name)
@@ -283,7 +284,7 @@ class BucketTask(Generic[S]):
             else:
                 batches, metrics = self.operator.run(held.state, parcels, task_share, clock)
         except BaseException:
-            # A failed attempt may have changed it.
+            # A failed attempt may have changed the state.
             held.state.close()
             raise
         metrics.duration_ms["load"] = 1000 * (loaded - begin)
@@ -316,7 +317,7 @@ class BucketTask(Generic[S]):
             try:
                 record.publish(heard.readings)
             except ConflictError:
-                # Another attempt was faster, and its output may have been seen.
+                # Another attempt recorded first, and its output may have been seen.
                 held.state.close()
                 held.replace_with(_CACHE.take(store, held.handle.pointer, self.operator.new_state))
                 heard = RecordedClock(clock, record.read() or [])
@@ -336,7 +337,7 @@ class BucketTask(Generic[S]):
         path = files.path_of(SPECIFICATION_FILE)
         theirs = specification_in(files)
         if theirs is None and pointer is None:
-            # If another task was faster, compare with its file.
+            # If another task wrote first, compare with its file.
             with contextlib.suppress(ConflictError):
                 described = self.specification() | dict(self.origin)
                 described |= {QUERY_NAME: query_name} if query_name else {}
@@ -352,7 +353,7 @@ class BucketTask(Generic[S]):
         _CHECKED.add(mark)
 
     def check_same(self, theirs: Mapping[str, Any], path: str) -> list[str]:
-        """Check that a checkpoint was made with the same settings; return those that have more columns now.
+        """Check that a checkpoint was made with the same settings; return settings that gained columns.
 
         Raises
         ------
@@ -384,7 +385,7 @@ class BucketTask(Generic[S]):
 
 @dataclass
 class ServedBucket(Generic[S]):
-    """A bucket that a micro-batch has served, whose new version is not stored yet.
+    """A served bucket of a micro-batch, whose new version is not stored yet.
 
     Call `publish`, on any thread, and then `finish`, which completes the metrics; or `close` after an error.
     """

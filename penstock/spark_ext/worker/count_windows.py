@@ -62,7 +62,7 @@ class CountWindowPlan(WindowPlan):
     size_rows, slide_rows : int
         Size and slide of the windows.
     arriving : pyarrow.Schema
-        As in `RowLayout`.
+        See `RowLayout`.
     """
 
     size_rows: int
@@ -144,7 +144,7 @@ class RowOrderPacker:
     nulls : str
         ``"error"`` or ``"drop"``: the treatment of rows without a time.
     whole : WholeRows, optional
-        Sends whole rows, too.
+        Also sends whole rows.
     """
 
     schema: pa.Schema

@@ -1,4 +1,4 @@
-"""Make Spark's workers run a Python that has Penstock, or raise an error that says how."""
+"""Make Spark's workers run a Python that has Penstock, or raise an error with instructions."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ _prepared: WeakSet[Any] = WeakSet()
 def prepare_workers(spark: SparkSession) -> None:
     """Ensure that a session's Python workers can run Penstock; called on the driver, before any function.
 
-    Without ``PYSPARK_PYTHON``, workers run the ``python3`` in PATH, whatever Python the driver runs. On one
-    machine they get the driver's Python, unless ``PYSPARK_PYTHON`` names one with Penstock's dependencies. On
-    a cluster, where paths and packages may differ, a small job checks one worker, once. Workers that lack
-    only Penstock itself are sent this package, for this application or session of Spark Connect.
+    If ``PYSPARK_PYTHON`` is not set, workers run the ``python3`` in PATH, whatever Python the driver runs. On
+    one machine they get the driver's Python, unless ``PYSPARK_PYTHON`` names one with Penstock's
+    dependencies. On a cluster, where paths and packages may differ, a small job checks one worker, once.
+    Workers that lack only Penstock itself are sent this package, for this application or session of Spark
+    Connect.
 
     Raises
     ------
     InvalidUsageError
         If workers on a cluster, or behind Spark Connect, cannot run Penstock, or have another version of it;
-        or if PySpark's functions are those of the other kind of session.
+        or if PySpark's functions belong to the other kind of session.
     """
     check_functions(spark)
     context: Any = spark if is_connect(spark) else spark.sparkContext

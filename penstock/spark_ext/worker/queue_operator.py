@@ -82,7 +82,7 @@ class QueueOperator:
             # The number 1, which no column's name equals, stands for weights by key; those may change.
             "weight": self.stream.weight if self.weights is None else 1,
             "semantics": None if semantics == Semantics.UPDATE else str(semantics),
-            # A budget needs timeouts, with which Spark's own state has another schema.
+            # A budget needs timeouts, with which Spark's own state has a different schema.
             "budget": "some" if self.options.limits != Budget() else "none",
             "on_silent": self.options.on_silent,
             # With a time to live, records of keys remember that the key is deleted.
@@ -163,7 +163,7 @@ class QueueOperator:
     def _expire(
         self, state: UpdateQueue, newest: int | None, batches: list[pa.RecordBatch], metrics: BatchMetrics
     ) -> list[pa.RecordBatch]:
-        """Let silent keys leave; return all rows to emit."""
+        """Remove silent keys; return all rows to emit."""
         expired = state.expire(newest, self.lives)
         metrics.expired, metrics.keys = len(expired), state.keys
         if self.silent is None:
@@ -173,7 +173,7 @@ class QueueOperator:
         return silent
 
     def _capacity(self, state: KeyedQueue, budget: Budget, task_share: TaskShare) -> float | None:
-        """Return the average number of tuples that a trigger can serve of a bucket; None if unbounded."""
+        """Return the average number of a bucket's tuples that a trigger can serve; None if unbounded."""
         rows = self.options.limits.rows
         if rows is not None:
             return rows / task_share.buckets
@@ -186,7 +186,7 @@ class QueueOperator:
     ) -> tuple[Arrivals | None, int, int | None, list[pa.RecordBatch]]:
         """Return the arrivals, conflated if memory requires it, the dropped rows, and the newest time.
 
-        The last result are the rows that were dropped before the shuffle, in their final form.
+        The dropped rows are the rows that were dropped before the shuffle, in their final form.
 
         Parcels come in any order: their rows carry their positions.
         """
@@ -234,8 +234,8 @@ def follows_clock(policy: Policy, budget: Budget) -> bool:
 def share(budget: Budget, task_share: TaskShare) -> Budget:
     """Return a bucket's share of a budget.
 
-    Shares of rows add up to the budget; the buckets that get one more rotate with the batch. Buckets of one
-    partition are served one after the other, so they divide its time.
+    Shares of rows add up to the budget; the buckets that get one more row rotate with the batch. Buckets of
+    one partition are served one after the other, so they divide its time.
     """
     rows, duration = budget.rows, budget.duration_us
     if rows is not None:

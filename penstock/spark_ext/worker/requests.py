@@ -1,12 +1,12 @@
-"""Requests to a stream of transactions: their way to the buckets, and the way of answers to clients.
+"""Requests to a stream of transactions: how they reach the buckets, and how answers reach clients.
 
-Requests travel like events: Spark plans which requests a micro-batch has, and a parcel brings them to their
-bucket. There they run before the events of the micro-batch. So Spark's log of offsets fixes the order of
+Requests travel like events: Spark plans the requests of a micro-batch, and parcels carry them to their
+buckets. There they run before the events of the micro-batch. So Spark's log of offsets fixes the order of
 requests and events, and a micro-batch that runs again gives the same answers.
 
 The task of a bucket publishes its answers itself, so that any sink may take the results. The order of a
-micro-batch is durable before its answers are visible, and they are one commit of the bucket's writer, under
-the micro-batch's number. Another attempt finds its answers there.
+micro-batch is durable before its answers are visible. The answers are one commit of the bucket's writer,
+under the micro-batch's number. Another attempt finds the answers there.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class PlannedRequests:
     Parameters
     ----------
     parcels : DataFrame
-        Their parcels, for a union with the parcels of the events.
+        The parcels of the requests, for a union with the parcels of the events.
     programs : RequestPrograms
-        What they may call.
+        The procedures that requests may call.
     answers : AnswerWriter
-        Publishes their answers.
+        Publishes the answers.
     """
 
     parcels: DataFrame
@@ -93,7 +93,7 @@ class PlannedRequests:
         location : str or path
             The location of the p-streams of requests and answers, which are created if they do not exist.
         catalog : Catalog
-            What the database has.
+            The content of the database.
         buckets : int
             The number of buckets.
         route : pyarrow.DataType, optional
@@ -118,16 +118,16 @@ class PlannedRequests:
 
 @dataclass(frozen=True)
 class OpenRequests:
-    """Requests without their reader.
+    """The p-streams of requests and answers, without a reader.
 
     Parameters
     ----------
     location : str
         The p-stream of the requests.
     packer : RequestPacker
-        Packs them.
+        Packs the requests.
     answers : AnswerWriter
-        Publishes their answers.
+        Publishes the answers.
     """
 
     location: str
@@ -148,13 +148,13 @@ class OpenRequests:
 
 @dataclass(frozen=True)
 class RequestPacker:
-    """The map side of requests, for ``mapInArrow``: each goes to the bucket of its event.
+    """The map side of requests, for ``mapInArrow``. Each request goes to the bucket of its event.
 
     Parameters
     ----------
     programs : RequestPrograms
-        The procedures that they may call. Requests for another procedure, or with other arguments, go to the
-        first bucket.
+        The procedures that requests may call. Requests for another procedure, or with other arguments, go to
+        the first bucket.
     buckets : int
         The number of buckets.
     route : pyarrow.DataType, optional
@@ -221,7 +221,7 @@ class AnswerWriter:
     buckets: int
 
     def publish(self, answers: pa.RecordBatch, query: str, batch: int, bucket: int) -> None:
-        """Make answers of a micro-batch durable and visible, unless another attempt did.
+        """Make answers of a micro-batch durable and visible, unless another attempt already has.
 
         Raises
         ------

@@ -1,8 +1,8 @@
-"""Check a query's output mode and its checkpoint when it starts.
+"""Check a query's output mode and checkpoint when it starts.
 
-Spark has no hook for that: it plans an operator anew at each start, and calls a function in a worker only if
-there are rows for it. So `check_starts` wraps ``DataStreamWriter.start`` and ``toTable``, once in this
-process. A query without a Penstock operator is refused only if a power cut damaged its checkpoint: Spark
+Spark has no hook for this check: it plans an operator again at each start, and calls a function in a worker
+only if there are rows for it. So `check_starts` wraps ``DataStreamWriter.start`` and ``toTable``, once in
+this process. A query without a Penstock operator is refused only if a power cut damaged its checkpoint: Spark
 would fail later, without naming the repair.
 """
 
@@ -48,9 +48,9 @@ _OUTPUT_MODE, _QUERY_NAME, _CHECKPOINT = "outputmode", "queryname", "checkpointl
 _SETTINGS = "_penstock_settings"
 """The attribute of a writer that holds its settings, which Spark does not expose, by names in lower case."""
 _START = "_penstock_start"
-"""The attribute of a query that holds the call that started it."""
+"""The attribute of a query that holds the call that started the query."""
 _CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
-"""Spark's setting for the directory of all checkpoints; each has the name of its query there."""
+"""Spark's setting for the directory of all checkpoints, each under the name of its query."""
 
 _planned: dict[str, BucketTask[Any]] = {}
 """The operators that this driver has planned, by the name that each has in Spark's plans."""
@@ -62,7 +62,7 @@ _checked: set[type[Any]] = set()
 def plan_task(spark: SparkSession, task: BucketTask[Any], route: str = "") -> str:
     """Remember an operator for the checks at its start; return its name in Spark's plans, unique here.
 
-    The name has the operator's `route`, for those who read the plan.
+    The name contains the operator's `route`, for readers of the plan.
     """
     check_starts(spark)
     name = "_".join(part for part in (task.name, route, str(next(_numbers))) if part)
@@ -71,7 +71,7 @@ def plan_task(spark: SparkSession, task: BucketTask[Any], route: str = "") -> st
 
 
 def check_starts(spark: SparkSession) -> None:
-    """Check every query that sessions of this kind start in this process from now on."""
+    """From now on, check every query that sessions of this kind start in this process."""
     writers = writer_class(spark)
     if writers in _checked:
         return
@@ -85,12 +85,12 @@ def check_starts(spark: SparkSession) -> None:
 
 
 def start_again(query: StreamingQuery) -> StreamingQuery | None:
-    """Start an ended query as it was started; None if another process, or no Penstock, started it.
+    """Start an ended query again; None if it was started by another process, or without Penstock.
 
     Raises
     ------
     InvalidUsageError
-        If the query has no checkpoint, or its sink cannot go on after a start.
+        If the query has no checkpoint, or its sink cannot continue after a restart.
     """
     start = _find_start(query)
     if start is None:
@@ -103,7 +103,7 @@ def start_again(query: StreamingQuery) -> StreamingQuery | None:
     if _checkpoint_of(writer, settings) is not None:
         try:
             return start()
-        except AnalysisException as error:  # the sink in memory has nothing to go on from
+        except AnalysisException as error:  # the sink in memory has no checkpoint to continue from
             reason = spark_message(error)
     raise InvalidUsageError(
         "the query cannot start again to serve the keys that wait",
@@ -117,14 +117,14 @@ def start_again(query: StreamingQuery) -> StreamingQuery | None:
 def was_available_now(query: StreamingQuery) -> bool:
     """Return whether a query's trigger is ``availableNow``.
 
-    Behind Spark Connect, only the writer that started it in this process knows.
+    With Spark Connect, only the writer that started the query in this process has this information.
     """
     start = _find_start(query)
     return is_available_now(query, None if start is None else start.args[0])
 
 
 def _find_start(query: StreamingQuery) -> functools.partial[StreamingQuery] | None:
-    # Users may wrap a query, by a class of their own.
+    # Users may wrap a query in a class of their own.
     call: functools.partial[StreamingQuery] | None = getattr(query, _START, None)
     return call
 
@@ -156,7 +156,7 @@ def _settings_in(
 
 
 def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
-    """Return a way to start a query that also checks its checkpoint and Penstock's operators in it.
+    """Return a function that checks a query's checkpoint and Penstock's operators, and starts it.
 
     It raises what `start` does, and
 
@@ -190,7 +190,7 @@ def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., Streamin
         spark = session_of_writer(writer)
         if is_connect(spark):
             tell_batches(writer, operators, checkpoint, settings.get(_QUERY_NAME))
-            # If the checkpoint is on the server's disk, only the started query knows its id.
+            # If the checkpoint is on the server's disk, its id is known only from the started query.
             has_id = _id_in(checkpoint) is not None
         else:
             has_id = checkpoint is None or local_path(checkpoint) is not None
@@ -221,7 +221,7 @@ def _has_commits(checkpoint: str | None) -> bool:
 
 
 def _check_writable(location: str) -> None:
-    """Make the directory of the state, if it is on a local disk."""
+    """Create the directory of the state, if it is on a local disk."""
     files = open_files(location)
     if isinstance(files, LocalFiles):
         make_directory(files.directory)
@@ -230,7 +230,7 @@ def _check_writable(location: str) -> None:
 def _id_in(checkpoint: str | None) -> str | None:
     """Return the id of the query to which a checkpoint on a local disk belongs; None if it has none.
 
-    Spark itself reports a checkpoint that is no directory, or has other metadata.
+    Spark itself reports a checkpoint that is not a directory, or has other metadata.
     """
     path = None if checkpoint is None else local_path(checkpoint)
     try:

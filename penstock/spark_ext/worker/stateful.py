@@ -42,7 +42,7 @@ from penstock.state_store.bucket_store import FileId, Pointer, Version
 if TYPE_CHECKING:
     import pandas as pd
 
-    # The codecs are loaded only where something is written.
+    # The codecs are loaded only by processes that write.
     from penstock.spark_ext.forwarding.coordinator import Coordinator
     from penstock.spark_ext.sources.p_stream_rows import OperatorRows
 
@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 STATE_LOCATION_SETTING = "spark.penstock.stateLocation"
-"""The Spark setting that says where state lives when no `state_location` is given."""
+"""The Spark setting with the default of `state_location`."""
 
 _RESULT_SCHEMA = StructType().add("payload", BinaryType()).add("metrics", StringType())
 _TARGETED_SCHEMA = StructType([*_RESULT_SCHEMA, *StructType().add("target", IntegerType())])
@@ -150,18 +150,18 @@ class Stateful:
         waits : bool
             Whether keys may be left for later triggers, which then come even without new input.
         own_workers : bool
-            Whether it runs in separate workers for such operators, because its state is slow to reload. Spark
-            assigns idle workers in turn, so among workers that also read and unpack, a bucket rarely meets
-            the one with its state. Separate workers take more than a second to start.
+            Whether the operator runs in separate workers, because its state is slow to reload. Spark assigns
+            idle workers in turn. So if workers also read and unpack, a bucket rarely gets the worker with its
+            state. Separate workers take more than a second to start.
         into : OperatorRows, optional
-            Writes the operator's results; then its output is descriptors instead of rows.
+            Writes the operator's results. If given, the output is descriptors instead of rows.
         route : str
-            How rows come to the operator; a part of its name in Spark's plans.
+            The way in which rows reach the operator; a part of its name in Spark's plans.
         origin : mapping, optional
             Facts of this start; see `BucketTask`.
         coordinator : Coordinator, optional
-            Runs what buckets export, in one task behind them. The versions of a bucket that exports something
-            go in pairs, its own and a continuation by the coordinator, so twice as many are retained.
+            Runs the transactions that buckets export, in one task after the buckets. A bucket with exports
+            gets two versions, its own and the coordinator's continuation, so twice as many are retained.
         """
         skip_size_of_each_row(parcels.sparkSession)
         versions = self.retain_versions * (1 if coordinator is None else 2)
@@ -190,7 +190,7 @@ class Stateful:
         if self.declared:
             results = results.to(schema)
         if coordinator is not None:
-            # Spark's shuffle cannot take the batches of the operator, but those of mapInArrow.
+            # Spark's shuffle takes the batches of mapInArrow, but not the batches of the operator.
             targeted = results.mapInArrow(pass_on, schema).repartition(self.parallel, "target")
             results = targeted.mapInArrow(replace(coordinator, into=into), _RESULT_SCHEMA)
         observed = results.observe(
@@ -286,11 +286,11 @@ def pass_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def take_exports(
     query: str, batch: int, bucket: int, pointer: Pointer, batches: list[pa.RecordBatch]
 ) -> tuple[Pointer, list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """Return the bucket's pointer, what goes to the coordinator, and the other results of an operator.
+    """Return the bucket's pointer, the exports to the coordinator, and an operator's other results.
 
-    If the coordinator gets something, it publishes the version at that pointer in the same micro-batch.
+    If there are exports, the coordinator publishes the version at this pointer in the same micro-batch.
     """
-    # The packer's kernels are loaded only where something is forwarded.
+    # The packer's kernels are loaded only by processes that forward transactions.
     from penstock.procedures.partitions.continuations import continuation_of
     from penstock.spark_ext.forwarding.exports import BucketNote, is_export
 
@@ -312,7 +312,7 @@ def _query_name(context: TaskContext | None) -> str | None:
 def result_frames(
     parcels: Iterable[bytes], batch_rows: int, held_bytes: int = _HELD_BYTES
 ) -> Iterator[pd.DataFrame]:
-    """Return parcels as rows of `_RESULT_SCHEMA`, in frames that Spark does not gather without bound.
+    """Return parcels as rows of `_RESULT_SCHEMA`, in frames that bound Spark's buffering.
 
     Spark passes a task's output on once it has more than `batch_rows` rows, whatever their size, so it would
     hold all windows of a large micro-batch at once, four times over. Pad with empty rows so that Spark
@@ -331,7 +331,7 @@ def result_frames(
 
 
 def _rows_of_a_batch(spark: SparkSession) -> int:
-    """Return how many rows Spark buffers; 0 for no limit."""
+    """Return the number of rows that Spark buffers; 0 for no limit."""
     return max(int(spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") or 0), 0)
 
 
@@ -345,7 +345,7 @@ def key_columns(key: str | Iterable[str], *schemas: StructType) -> tuple[str, ..
     Raises
     ------
     InvalidUsageError
-        If it is neither a name nor several, or a column of `schemas` has a collation.
+        If `key` is neither a name nor several names, or a column of `schemas` has a collation.
     """
     if not isinstance(key, str | Iterable):
         raise InvalidUsageError("the update key is neither a column name nor a list of them", key=repr(key))
@@ -356,7 +356,7 @@ def key_columns(key: str | Iterable[str], *schemas: StructType) -> tuple[str, ..
 
 
 def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
-    """Return a schema as Spark hands it to Arrow.
+    """Return the Arrow schema in which Spark passes rows of a schema.
 
     Raises
     ------
@@ -381,8 +381,8 @@ def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
 def with_safe_names(df: DataFrame, *, declared: bool = False) -> DataFrame:
     """Return `df` with column names that are safe for mapInArrow, which looks columns up by name.
 
-    It does not find names with dots, nor tell apart those that differ only in case. Other names stay, for
-    new ones cost a copy of each row.
+    It neither finds names with dots nor distinguishes names that differ only in case. Other names stay,
+    because new names cost a copy of each row.
     """
     names = df.columns
     if len({name.lower() for name in names}) == len(names) and all(name.isidentifier() for name in names):
@@ -404,7 +404,7 @@ def with_silent(output: StructType, known: Iterable[str]) -> StructType:
 
 
 def with_mark(output: StructType, known: Iterable[str], mark: str) -> StructType:
-    """Return columns and a mark of rows in which only `known` columns have values."""
+    """Return the columns, with a mark for rows in which only `known` columns have values."""
     never_null = set(known)
     columns = [
         StructField(one.name, one.dataType, one.nullable or one.name not in never_null) for one in output
@@ -436,8 +436,8 @@ def check_streaming(df: DataFrame) -> None:
     Raises
     ------
     InvalidUsageError
-        If it is not, its query has such an operator already, or two of its sources read a p-stream under one
-        name.
+        If it is not streaming, its query already has an operator with state, or two of its sources read a
+        p-stream under one name.
     """
     if not df.isStreaming:
         raise InvalidUsageError("the DataFrame is not streaming", hint="use spark.readStream")

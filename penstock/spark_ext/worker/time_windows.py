@@ -1,6 +1,6 @@
 """Windows of time and session windows as operators of Spark.
 
-The map side makes pane partials. Of windows with deletes, rows cross the shuffle, and buckets fold them.
+The map side makes pane partials. For windows with deletes, rows cross the shuffle, and buckets fold them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SESSION = "session"
 """The mark of session windows in the settings of a checkpoint."""
 
 DELETES, _MARK = f"{RESERVED_PREFIX}deletes", f"{RESERVED_PREFIX}delete_mark"
-"""The column of rows that is 1 in deletes, else 0."""
+"""The column of rows that is 1 in deletes, otherwise 0."""
 
 MARK = Partial("max", DELETES, _MARK)
 """The partial of deletes; see `DeletingLayout`."""
@@ -113,7 +113,7 @@ def session_fragments(
 ) -> Fragments:
     """Return the fragments of sessions, with their first and last times; panes are at most a gap long."""
     bounds = (Partial("min", time, FIRST_TIME), Partial("max", time, LAST_TIME))
-    # In a time column of seconds, a pane of one second has one time, so it may be longer than the gap.
+    # In a time column of seconds, a pane of one second has only one time, so it may exceed the gap.
     pane_ms = gap_ms if unit != "s" else max(gap_ms // 1000, 1) * 1000
     return Fragments(pane_ms, time, unit, keys, (*partials, *bounds))
 
@@ -125,7 +125,7 @@ class SessionWindowPlan(WindowPlan):
     Parameters
     ----------
     gap_ms : int
-        The distance from which on an event begins a new session.
+        The least distance at which an event begins a new session.
     """
 
     gap_ms: int
@@ -183,12 +183,12 @@ class SessionWindowPlan(WindowPlan):
 
 
 def delete_flags(df: DataFrame, delete_when: str, *, declared: bool = False) -> dict[str, Column]:
-    """Return the column `DELETES`, which is 1 in the rows for which the condition is true, else 0.
+    """Return the column `DELETES`, which is 1 where the condition is true, otherwise 0.
 
     Raises
     ------
     InvalidUsageError
-        If it is not a condition over the columns of `df`.
+        If `delete_when` is not a condition over the columns of `df`.
     """
     condition = parse_delete_when(delete_when).resolve(df.columns, option="delete_when")
     kind = BooleanType() if declared else df.selectExpr(condition.text).schema[0].dataType
@@ -207,7 +207,7 @@ def deleting_fragments(
 
 
 def add_mark(output: StructType, name: str, option: str) -> StructType:
-    """Return the output's columns with one that marks rows without aggregates.
+    """Return the output's columns, with a column that marks rows without aggregates.
 
     Raises
     ------
@@ -230,7 +230,7 @@ class DeletingWindowPlan(TimeWindowPlan):
     Parameters
     ----------
     arriving : pyarrow.Schema
-        As in `DeletingLayout`.
+        See `DeletingLayout`.
     """
 
     arriving: pa.Schema

@@ -35,7 +35,7 @@ from penstock.spark_ext.worker.requests import REQUEST_SIDE, AnswerWriter, sort_
 __all__ = ["TransactionOperator"]
 
 HAS_INITIAL_ROWS = "initial"
-"""The key of the fact that a start has first rows for tables."""
+"""The key of the fact that a start has initial rows for tables."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class TransactionOperator:
     identity : str
         The digest of the program that the checkpoint was begun with.
     initial : InitialRows, optional
-        The first rows of tables.
+        The initial rows of tables.
     reader : PieceReader, optional
         Reads the rows, if the parcels only have places in a p-stream.
     requests : RequestPrograms, optional
@@ -69,8 +69,8 @@ class TransactionOperator:
     order : str
         The order of transactions.
     forwarding : Forwarding, optional
-        Splits transactions if some need several buckets. What is for the coordinator is among the results, as
-        exports (`penstock.spark_ext.forwarding.exports`).
+        Splits transactions if some need several buckets. The results then include exports to the coordinator
+        (`penstock.spark_ext.forwarding.exports`).
     """
 
     program: Program | PlainProgram
@@ -93,7 +93,8 @@ class TransactionOperator:
             "program": self.identity,
             "tables": [spec.to_json() for spec in self.tables],
             "time": self.time,
-            # Requests are one more source, and Spark refuses another number of sources without a reason.
+            # Requests are one more source, and Spark refuses a changed number of sources without giving a
+            # reason.
             **({"requests": True} if self.requests is not None else {}),
             **({"batch": self.batch} if self.batch is not None else {}),
             **({"order": self.order} if self.order != ARRIVAL else {}),
@@ -101,7 +102,7 @@ class TransactionOperator:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Whether this start has first rows. An empty bucket takes them only if the first start had some."""
+        """Whether this start has initial rows. Empty buckets load them only if the first start had them."""
         return {HAS_INITIAL_ROWS: self.initial is not None}
 
     @property
@@ -178,7 +179,7 @@ class TransactionOperator:
                 )
 
     def _ordered(self, parcels: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the rows of parcels in their order."""
+        """Return the rows of parcels, in order."""
         if self.reader is None:
             if parcels:
                 yield sort_rows(parcels, len(self.needed), with_places=self.forwarding is not None)
@@ -194,7 +195,7 @@ class TransactionOperator:
     def _complete(
         self, arrived: pa.RecordBatch, waiting: pa.RecordBatch | None
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64] | None, pa.RecordBatch | None]:
-        """Return the rows of complete batches, the starts of the batches, and the rows that wait for more."""
+        """Return the rows of complete batches, the starts of these batches, and the remaining rows."""
         if self.batch is None:
             return arrived, None, None
         rows = arrived if waiting is None else concat([cast_to_schema(waiting, arrived.schema), arrived])
@@ -233,7 +234,7 @@ class TransactionOperator:
         results: pa.RecordBatch,
         metrics: BatchMetrics,
     ) -> pa.RecordBatch:
-        """Return results of transactions with these numbers, and count them."""
+        """Return the results of transactions with these numbers, and count their outcomes."""
         metrics.rows_out += results.num_rows
         metrics.count_outcomes(results.column(results.schema.get_field_index(REJECTED)))
         return ResultRows(self.keep, self.order).fill(

@@ -41,7 +41,7 @@ SILENT = f"{RESERVED_PREFIX}silent"
 """The column of windows that marks rows of silent groups."""
 
 _IsLate = Callable[[pa.RecordBatch], "pa.Array[Any]"]
-"""Marks the late ones of whole rows; rows without a time may have any mark, but no null."""
+"""Marks the late rows among whole rows. Rows without a time may have any mark except null."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class ParcelInputs:
 
     def arriving(self, side: int) -> list[pa.RecordBatch]:
         """Return the entries of an input, in order of arrival."""
-        # Parcels come in any order, rows do not.
+        # Parcels come in any order, but rows must be in order of arrival.
         return [batch for _, batch in sorted(self._arriving[side], key=lambda one: one[0])]
 
     def watermark(self, side: int, delay: int) -> int | None:
@@ -241,7 +241,7 @@ class WindowOperator:
         return batches, metrics
 
     def _with_silent(self, batches: list[pa.RecordBatch], silent: SilentGroups) -> list[pa.RecordBatch]:
-        """Return windows with their mark, and then a row with the last window of each group that left."""
+        """Return the marked windows, followed by a row with the last window of each group that left."""
         marked = [_mark(windows, silent=False) for windows in batches]
         if len(silent):
             slide = self.layout.spec.slide
@@ -258,12 +258,12 @@ def _mark(rows: pa.RecordBatch, *, silent: bool) -> pa.RecordBatch:
 
 
 def _older_than(oldest: int | None) -> _IsLate:
-    """Return the mark of rows before a pane or time."""
+    """Return the function that marks rows before a pane or time."""
     return lambda rows: pc.less(rows.column(PLACE), NEVER if oldest is None else oldest).fill_null(True)
 
 
 def _late_in(state: SessionPanes, codec: GroupCodec) -> _IsLate:
-    """Return the mark of rows in the sessions that were dropped."""
+    """Return the function that marks rows in the sessions that were dropped."""
 
     def mark(rows: pa.RecordBatch) -> pa.Array[Any]:
         late = state.late_sessions

@@ -85,7 +85,7 @@ class WindowPlan(ABC):
     weights : str or KeyWeights, optional
         See `WindowOperator`.
     extreme : Extreme, optional
-        The filter of windows, if not all are wanted.
+        The filter of windows, if not all windows are wanted.
     wraps : bool
         As in `Assembly`.
     dropped : StructType, optional
@@ -105,7 +105,7 @@ class WindowPlan(ABC):
     dropped: StructType | None = None
 
     def replace_options(self, options: WindowOptions) -> WindowPlan:
-        """Return the same windows, served in another way.
+        """Return the same windows with other serving options.
 
         Parameters
         ----------
@@ -187,7 +187,7 @@ class WindowPlan(ABC):
         return place.run(parcels, operator, schema, fold.made, waits=False, own_workers=own)
 
     def finish(self, steps: Sequence[Step]) -> Finish | None:
-        """Return the function with which the operator makes results of windows; None if only Spark can.
+        """Return the function that makes results of windows in the operator; None if only Spark can.
 
         Parameters
         ----------
@@ -354,7 +354,7 @@ def cast_to_field(column: Column, field: StructField) -> Column:
 
 
 def aggregate_text(df: DataFrame | None, name: str, aggregate: str | Column) -> str:
-    """Return an aggregate as SQL; a Spark column as its text, if Spark parses it back to the same.
+    """Return an aggregate as SQL; for a Spark column, its text, if Spark parses that to the same column.
 
     Parameters
     ----------
@@ -368,7 +368,7 @@ def aggregate_text(df: DataFrame | None, name: str, aggregate: str | Column) -> 
     Raises
     ------
     InvalidUsageError
-        If it has no SQL.
+        If the aggregate has no SQL.
     """
     if isinstance(aggregate, str):
         return aggregate
@@ -411,7 +411,7 @@ def has_own_workers(layout: WindowLayout) -> bool:
 
 
 def spark_windows(layout: WindowLayout) -> StructType:
-    """Return the schema of the windows' partials as Spark has it."""
+    """Return the schema of the windows' partials in Spark."""
     names = pa.schema([*layout.groups, *layout.results])
     fields = {field.name: field for field in spark_schema(names)}
     fields[START] = StructField(START, LongType())

@@ -1,4 +1,4 @@
-"""Compact an update log beside the commits of its writer."""
+"""Compact an update log in parallel with the commits of its writer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_due(stream: PStream, added: int, cleanup: CleanupRule) -> bool:
 
 
 def compact_if_due(stream: PStream, added: int, goal: str | Goal = "balanced") -> None:
-    """Compact an update log here and now if it is due after a commit of `added` rows.
+    """Compact an update log in this thread, if that is due after a commit of `added` rows.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def compact_if_due(stream: PStream, added: int, goal: str | Goal = "balanced") -
 
 
 class BackgroundCompactor:
-    """Compacts an update log in a thread of its own; does nothing for other p-streams.
+    """Compacts an update log in a separate thread; does nothing for other p-streams.
 
     Only the thread that commits may call it.
 
@@ -53,7 +53,7 @@ class BackgroundCompactor:
     goal : str or Goal
         The goal of compression.
     cleanup : CleanupRule, optional
-        When the log is compacted.
+        The rule for compacting the log.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class BackgroundCompactor:
         self._running: Future[None] | None = None
 
     def start_if_due(self, added: int) -> None:
-        """Start a compaction if it is due after a commit of `added` rows, and none is running.
+        """Start a compaction if it is due after a commit of `added` rows and no compaction is running.
 
         Raises
         ------

@@ -1,7 +1,7 @@
-"""Claims: the rows of an update log that a reader may read again, and must find as they were.
+"""Claims: rows of an update log that a reader may read again, and must find unchanged.
 
-A reader claims the rows of a micro-batch before it plans it, in the log. A later compaction keeps for the
-claim the commits that it replaces there. So a micro-batch that runs again reads the same rows.
+Before a reader plans a micro-batch, it claims the rows in the log. A later compaction keeps the commits that
+it replaces for these rows. So a micro-batch that runs again reads the same rows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = [
 
 
 def covers(claims: Mapping[str, Claimed], reader: str, start: int, stop: int) -> bool:
-    """Return whether a reader has claimed the rows from `start` to before `stop`, and none before."""
+    """Return whether a reader has claimed the rows from `start` to before `stop`, and no earlier rows."""
     known = claims.get(reader)
     return known is not None and known.start == start and known.stop >= stop
 
 
 def renew(known: Claimed | None, start: int, stop: int) -> Claimed:
-    """Return the claim of a reader that has released the rows before `start`, and reads on to `stop`."""
+    """Return the claim of a reader that has released the rows before `start` and will read to `stop`."""
     if known is None or known.stop <= start:
         return Claimed(start, stop)
     start = max(start, known.start)
@@ -44,9 +44,9 @@ def renew(known: Claimed | None, start: int, stop: int) -> Claimed:
 
 
 def keep_view(claimed: Claimed, commits: Sequence[Commit], end: int) -> Claimed:
-    """Return a claim that keeps its rows before `end` as these commits have them.
+    """Return a claim that keeps its rows before `end` in the form of these commits.
 
-    Rows that it keeps already stay as they are.
+    Rows that the claim already keeps do not change.
     """
     first = claimed.views[-1].stop if claimed.views else claimed.start
     stop = min(claimed.stop, end)
@@ -79,7 +79,7 @@ def claimed_pieces(
 
 
 def needed_segments(commits: Iterable[Commit], claims: Iterable[Claimed]) -> Iterator[str]:
-    """Return the names of the segments of commits, and of those that claims keep."""
+    """Return the names of the segments of commits, including the commits that claims keep."""
     kept = (commit for claimed in claims for view in claimed.views for commit in view.commits)
     return segment_names(chain(commits, kept))
 

@@ -1,7 +1,7 @@
 """Compact an update log: replace its rows by the newest row of each key.
 
-Rows keep their offsets. A reader at any offset goes on with the newest rows after it: it has read the newest
-row of each other key before. (docs/design/0018-update-logs.md)
+Rows keep their offsets. A reader at any offset continues with the newest rows after it, because it has
+already read the newest row of every other key. (docs/design/0018-update-logs.md)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["Compacted", "compact"]
 _LOGGER = logging.getLogger(__name__)
 
 _MARKS = 64
-"""How many times, over the time for which deletes are kept, tell how old a delete is."""
+"""The number of time marks, over the time for which deletes are kept, that date deletes."""
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -53,13 +53,13 @@ class Compacted:
     Parameters
     ----------
     end : int
-        The end of what is compacted.
+        The end of the compacted rows.
     before, rows : int
-        The rows there before and after.
+        The number of rows before and after.
     deletes : int
-        The rows that delete their key.
+        The number of rows that delete their key.
     segments : int
-        The number of files deleted: those that an earlier compaction replaced.
+        The number of deleted files, which an earlier compaction had replaced.
     """
 
     end: int
@@ -72,11 +72,11 @@ class Compacted:
 def compact(
     stream: PStream, *, goal: str | Goal = "balanced", threads: int | None = None, unit_rows: int = UNIT_ROWS
 ) -> Compacted | None:
-    """Replace all rows of an update log by the newest of each key.
+    """Replace all rows of an update log by the newest row of each key.
 
-    Any process may call it at any time, while others write and read. If two compact at once, one does it
-    in vain. Steps: 1. read keys and times, 2. write the newest rows into segments, 3. replace the commits in
-    the log by these, 4. delete segments that nobody needs.
+    Any process may call it at any time, while others write and read. If two processes compact at once, one of
+    them has no effect. Steps: 1. read keys and times, 2. write the newest rows into segments, 3. replace the
+    commits in the log by these segments, 4. delete segments that are no longer needed.
 
     Parameters
     ----------
@@ -88,12 +88,12 @@ def compact(
     Returns
     -------
     Compacted or None
-        None if nothing came since the last compaction, or another process compacted meanwhile.
+        None if there are no new rows, or another process compacted during the call.
 
     Raises
     ------
     InvalidUsageError
-        If the p-stream is no update log.
+        If the p-stream is not an update log.
     CorruptDataError, UnavailableError
         If the data is damaged, or the file system refuses.
     """
@@ -115,7 +115,7 @@ def compact(
         stream.refresh()
         if stream.log.compaction == seen:
             raise
-        return None  # another process compacted twice meanwhile, and deleted what was to be read
+        return None  # another process has compacted twice, and deleted the rows to read
     failpoint("compaction.after_segments")
     if not stream.log.replace(made):
         stream.sweep()
@@ -133,7 +133,7 @@ def compact(
 
 
 def _rewrite(stream: PStream, log: UpdateLog, coder: Coder, unit_rows: int) -> Compaction:
-    """Write the newest row of each key; return what replaces all rows up to the end of the view."""
+    """Write the newest row of each key; return the compaction of all rows up to the end of the view."""
     commits, end, now_us = list(stream.log.commits), stream.end, _clock.now_us()
     batch = next_compaction(stream.log.compaction)
     marks = _marks(stream.log.compaction, commits)
@@ -183,7 +183,7 @@ def _read(stream: PStream, commits: Sequence[Commit], end: int, names: Sequence[
 
 
 def _select(stream: PStream, commits: Sequence[Commit], end: int, offsets: _Ints) -> Iterator[pa.Table]:
-    """Return the rows of these offsets, which ascend, a p-unit at a time."""
+    """Return the rows at these ascending offsets, a p-unit at a time."""
     for table in _tables(stream, commits, end, [*stream.schema.names, OFFSET]):
         own: Any = table.column(OFFSET).to_numpy()
         first, stop = np.searchsorted(offsets, [own[0], own[-1] + 1])
@@ -207,7 +207,7 @@ def _with_spans(segments: Sequence[Segment], offsets: _Ints, end: int) -> tuple[
 
 
 def _marks(before: Compaction | None, commits: Sequence[Commit]) -> list[tuple[int, int]]:
-    """Return offsets, and times by which all rows before them were committed."""
+    """Return pairs of an offset, and a time by which all rows before it were committed."""
     marks = list(before.marks) if before is not None else []
     for commit in commits:
         if commit.writer != COMPACTOR:
@@ -216,7 +216,7 @@ def _marks(before: Compaction | None, commits: Sequence[Commit]) -> list[tuple[i
 
 
 def _thin(marks: Sequence[tuple[int, int]], keep_us: int, now_us: int) -> tuple[tuple[int, int], ...]:
-    """Return the newest mark that lets deletes expire, and of later ones a few, evenly over time."""
+    """Return the newest mark that lets deletes expire, and a few later marks, spread evenly over time."""
     first = max((place for place, (_, time) in enumerate(marks) if time <= now_us - keep_us), default=0)
     kept = list(marks[first : first + 1])
     for mark in marks[first + 1 :]:

@@ -17,12 +17,12 @@ _Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def newest_rows(rows: pa.Table, key: Sequence[str], time: str) -> _Ints:
-    """Return the numbers of the newest rows of each key, ascending; for equal times the last one.
+    """Return the numbers of the newest rows of each key, ascending; of equal times, the last row.
 
     Parameters
     ----------
     rows : pyarrow.Table
-        Rows without nulls in key and time, in the order in which they came.
+        Rows without nulls in key and time, in order of arrival.
     key : sequence of str
         The columns of the key.
     time : str
@@ -33,13 +33,13 @@ def newest_rows(rows: pa.Table, key: Sequence[str], time: str) -> _Ints:
     codes, keys = _codes(rows.column(key[0]))
     for name in key[1:]:
         more, count = _codes(rows.column(name))
-        # Both are below the number of rows, so that the product fits 64 bits.
+        # Both numbers are below the number of rows, so the product fits 64 bits.
         codes, keys = _codes(pa.chunked_array([pa.array(codes * count + more)]))
     return _newest(codes, _values(rows.column(time)), keys)
 
 
 def _codes(column: pa.ChunkedArray[Any]) -> tuple[_Ints, int]:
-    """Return a number for each value, dense from 0, and how many there are."""
+    """Return a number for each value, dense from 0, and the count of distinct numbers."""
     coded: Any = column.combine_chunks().dictionary_encode()
     if isinstance(coded, pa.ChunkedArray):
         coded = coded.combine_chunks()

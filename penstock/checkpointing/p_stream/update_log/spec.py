@@ -1,4 +1,4 @@
-"""What makes a p-stream an update log: a key, a time, and a condition that marks deletes."""
+"""The definition of an update log: a key, a time, and a condition that marks deletes."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class UpdateLog:
         delete_when: str | None = None,
         keep_deletes: str | timedelta | None = None,
     ) -> UpdateLog | None:
-        """Return the update log of these options; None if none is given.
+        """Return the update log with these options; None if no option is given.
 
         Raises
         ------
         InvalidUsageError
-            If only one of `key` and `time` is given, or another option without them.
+            If only one of `key` and `time` is given, or another option is given without them.
         """
         if key is None and time is None and delete_when is None and keep_deletes is None:
             return None
@@ -79,7 +79,7 @@ class UpdateLog:
         Raises
         ------
         InvalidUsageError
-            If a column is missing or of a type that is not allowed, or there is one of a reserved name.
+            If a column is missing or has a type that is not allowed, or a column has a reserved name.
         """
         from penstock.sql.expression import did_you_mean
 
@@ -127,7 +127,7 @@ class UpdateLog:
         Raises
         ------
         InvalidUsageError
-            If one does. A time that is NaN has no order, either.
+            If a row lacks one of them. A time of NaN is also refused, because it has no order.
         """
         import pyarrow.compute as pc
 
@@ -150,7 +150,7 @@ class UpdateLog:
         return [name for name in schema.names if name in {*self.key, self.time, *read}]
 
     def deletes(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Return which rows delete their key; a condition that is null is no delete."""
+        """Return a mask of the rows that delete their key; a null condition is not a delete."""
         import numpy as np
         import pyarrow.compute as pc
 
@@ -162,7 +162,7 @@ class UpdateLog:
         return np.asarray(pc.fill_null(found, False))
 
     def to_meta(self) -> dict[str, Any]:
-        """Return its fields in a description."""
+        """Return the fields for a description."""
         meta: dict[str, Any] = {
             "key": list(self.key), "time": self.time, "keep_deletes_us": self.keep_deletes_us
         }  # fmt: skip
