@@ -1,4 +1,4 @@
-"""Check a pipeline before it runs, as far as that needs no JVM."""
+"""Check a pipeline before it runs, without a JVM."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_pipeline(
     Raises
     ------
     PipelineError
-        If any of that is wrong, with a line for each problem.
+        If any of these is wrong, with a line for each problem.
     """
     from penstock.conf.document import PipelineError
     from penstock.conf.pipeline import load_document
@@ -73,7 +73,7 @@ def _has_users_code(pipeline: Pipeline) -> bool:
 
 
 def _check_local(settings: Mapping[str, str]) -> Callable[[Pipeline, Document], object]:
-    """Return the check of pipelines for the local engine, which takes no settings of Spark."""
+    """Return the function that checks a pipeline for the local engine, which takes no Spark settings."""
     from penstock.errors import InvalidUsageError
     from penstock.jobs.local.pipeline import check_local_pipeline
 

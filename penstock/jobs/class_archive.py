@@ -1,4 +1,4 @@
-"""The archive of Spark's classes, from which its JVM starts faster.
+"""The archive of Spark's classes, with which its JVM starts faster.
 
 Until its first micro-batches, a JVM spends two fifths of its work on loading Spark's classes from jars. At
 exit it can dump the loaded classes to a file (class data sharing, JEP 350), which the next JVM maps. The JVM
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 JAVA_OPTIONS: Final = "spark.driver.defaultJavaOptions"
-"""The Spark setting with options of the driver's JVM, beside those that a user gives."""
+"""The Spark setting for default options of the driver's JVM, which come before the user's options."""
 
 JAVA_HINT: Final = (
     "install Java 17 or newer, such as with sudo apt-get install openjdk-17-jre-headless, "
@@ -59,14 +59,14 @@ def class_archive(directory: Path | None = None) -> Path | None:
     Returns
     -------
     Path or None
-        None without a folder, a Java or a PySpark.
+        None if the folder, Java or PySpark is missing.
     """
     directory = directory or cache_directory()
     java = find_java()
     spark = importlib.util.find_spec("pyspark")
     if directory is None or java is None or spark is None or spark.origin is None:
         return None
-    # The JVM checks its class path, which begins with the Spark home.
+    # The JVM checks its class path, which starts with the Spark home.
     kind = "classes" if home_without_zip() is None else "linked-classes"
     return directory / f"{kind}-{file_facts(java, spark.origin)}.jsa"
 
@@ -104,7 +104,7 @@ def make_class_archive() -> Path:
         target = Path(directory) / archive.name
         environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
         environment[_OPTIONS] = f"-XX:ArchiveClassesAtExit={target} {_SHORT_LIVED}"
-        # The JVM ends after its driver, and has the driver's standard error until then.
+        # The JVM ends after its driver, and holds the driver's standard error open until then.
         result = subprocess.run(
             [sys.executable, "-m", "penstock.jobs.warm_up"],
             cwd=directory, env=environment, capture_output=True, text=True, check=False,

@@ -6,7 +6,7 @@ The same stream of trades is sent through an expensive query twice, each time by
 - *update queue*: `penstock.update_queue` with linecutting; of each symbol only the newest trade waits.
 
 The cost of a tuple is calibrated on this machine so that trades arrive `LOAD` times as fast as all cores
-together can serve them. In each trigger both queries may spend the same time on serving.
+together can serve them. Both queries may spend the same time per trigger on serving.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Valuation:
         return trades.select(["symbol", "seq", "price"]).append_column("option_value", pa.array(values))
 
     def each(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Apply the query to batches: the form that ``mapInArrow`` takes."""
+        """Apply the query to batches, in the form that ``mapInArrow`` takes."""
         for batch in batches:
             yield from self(pa.Table.from_batches([batch])).to_batches()
 
@@ -112,11 +112,11 @@ class _Probe:
 
 
 def _calibrate(spark: SparkSession, work: Path) -> _Valuation:
-    """Return the query with the number of paths that costs `_COST_US` a tuple in an update queue.
+    """Return the query with the number of paths at which a tuple costs `_COST_US` in an update queue.
 
-    The first guess comes from running the query alone on all cores. An update queue that runs it then
-    measures the cost of a tuple beside all other work of Spark. The first batches do not count, because the
-    JVM still compiles.
+    The first guess comes from running the query alone on all cores. Then an update queue runs it and measures
+    the cost of a tuple while Spark does all its other work. The first batches are ignored, because the JVM
+    still compiles.
     """
     cores = spark.range(_CORES, numPartitions=_CORES)
     nanoseconds = 0.0
@@ -230,7 +230,7 @@ def _start(
     deliver: Callable[[DataFrame, int], None],
     work: Path,
 ) -> StreamingQuery:
-    """Start one of the two queries on the market that opens at `start_us`."""
+    """Start one of the two queries on a market that opens at `start_us`."""
     source = spark.readStream.format("market").options(
         rowsPerSecond=_RATE, symbols=NYSE_SYMBOLS, startTime=start_us, numPartitions=_CORES
     )

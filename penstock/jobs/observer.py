@@ -27,7 +27,7 @@ class Observer:
     """Compares deliveries with the full record of arrivals.
 
     The staleness of a key is the time since the arrival of its oldest update that is newer than the last
-    delivered one, or zero if there is none (UpStream §3.3). Keys without updates count as fresh.
+    delivered one, or zero if there is none (UpStream §3.3). Keys without updates are fresh.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Observer:
     def __init__(self, key: Integers, arrived_us: Integers, keys: int) -> None:
         self._arrived_us = arrived_us
         self._keys = keys
-        # Updates grouped by key, in order within a key; place of an update within that.
+        # Updates grouped by key, in order within a key; the place of an update in this order.
         self._grouped = np.argsort(key, kind="stable")
         self._place = np.empty(len(key), np.int64)
         self._place[self._grouped] = np.arange(len(key))

@@ -53,7 +53,7 @@ _LATE_OPTIMISATION: Final = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
-"""Raise the thresholds of the JVM's second compiler tenfold, since it mostly compiles start-up code."""
+"""Raise the thresholds of the JVM's second compiler tenfold, because it mostly compiles start-up code."""
 _MAX_CORES_FOR_SERIAL_GC: Final = 4
 """With this few cores, a parallel collector's threads take time from the work."""
 _LOG_FILE: Final = Path(__file__).parents[1] / "conf" / "log4j2.properties"
@@ -131,9 +131,10 @@ def _run_in_thread(call: Callable[[], _T]) -> _T:
     """Run `call` in another thread and return its result; a signal ends the wait at once, quietly.
 
     PySpark waits for a new JVM's answer in a file, whose directory it deletes when the wait is interrupted.
-    The JVM then fails to write that file, and lives on for ever. In another thread the wait goes on: the JVM
-    writes its file, finds that this process has ended, and ends. A context that is created in the main thread
-    installs its own handler of SIGINT, which calls the JVM in the middle of another call, and prints a trace.
+    Then the JVM cannot write that file, and runs for ever. In another thread the wait continues: the JVM
+    writes its file, notices that this process has ended, and ends. A context that is created in the main
+    thread installs its own handler of SIGINT, which calls the JVM in the middle of another call, and prints a
+    trace.
     """
     future: Future[_T] = Future()
 
@@ -145,13 +146,13 @@ def _run_in_thread(call: Callable[[], _T]) -> _T:
 
     threading.Thread(target=run, name="penstock-start", daemon=True).start()
     while not future.done():
-        # A signal that comes right before a wait does not end it.
+        # A signal that arrives right before a wait does not end the wait.
         wait([future], timeout=_POLL_S)
     return future.result()
 
 
 def _runs_this_python(options: Mapping[str, str]) -> bool:
-    """Say whether all Python processes of Spark are on this machine and of this interpreter."""
+    """Return whether all of Spark's Python processes run on this machine with this interpreter."""
     python = options.get("spark.pyspark.python", os.environ.get("PYSPARK_PYTHON"))
     return options.get("spark.master", "local").startswith("local") and python == sys.executable
 
@@ -206,21 +207,21 @@ def open_session(
     *,
     log_level: str = "FATAL",
 ) -> tuple[SparkSession, bool]:
-    """Return the session that a job runs in, and whether it was made here.
+    """Return the session in which a job runs, and whether this call created it.
 
-    Called once, on the driver. A given or active session is used as it is, with `settings` added. Otherwise
-    one is made: if ``SPARK_REMOTE`` names a server of Spark Connect, there; under ``spark-submit``, or with a
-    Spark installation of the user's own (``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set), as configured there;
-    else on this machine, with all its cores. Such a session has no web interface, few shuffle partitions,
-    this Python for the workers, a daemon that starts them warm, and the archive of classes that ``penstock
-    warm-up`` makes.
+    Called once, on the driver. A given or active session is used unchanged, with `settings` added. Otherwise
+    a session is created: if ``SPARK_REMOTE`` names a Spark Connect server, there; under ``spark-submit``, or
+    with the user's own Spark installation (``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set), as configured there;
+    else on this machine, with all its cores. A session on this machine has no web interface, few shuffle
+    partitions, this Python for the workers, a daemon that starts them warm, and the archive of classes that
+    ``penstock warm-up`` makes.
 
     Parameters
     ----------
     name : str
         The application's name, if a session is created.
     settings : mapping of str to str
-        Settings of Spark. They win over all others.
+        Settings of Spark. They take precedence over all others.
     spark : pyspark.sql.SparkSession, optional
         The session to use; by default the active one, if there is one.
     log_level : str
@@ -229,8 +230,8 @@ def open_session(
     Raises
     ------
     InvalidUsageError
-        If a session runs and a setting cannot change any more, or there is only a client of Spark Connect
-        and no server is named.
+        If a session runs and a setting can no longer change, or only a Spark Connect client is installed and
+        no server is named.
     UnavailableError
         If Spark's JVM does not start.
     """
@@ -289,7 +290,8 @@ def session(
     Parameters
     ----------
     settings : mapping of str to str, optional
-        Settings of Spark, such as ``{"spark.driver.memory": "2g"}``. They win over those above.
+        Settings of Spark, such as ``{"spark.driver.memory": "2g"}``. They take precedence over the defaults
+        above.
     name : str
         The application's name.
     log_level : {"OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG"}
@@ -300,12 +302,12 @@ def session(
     Raises
     ------
     InvalidUsageError
-        If a session is active and a setting cannot change any more.
+        If a session is active and a setting can no longer change.
     UnavailableError
         If there is no Java, Spark's JVM does not start, or in the block a Python worker of Spark does not
         start in time.
     PenstockError
-        In place of an error of Spark that leaves the block and wraps one of Penstock's.
+        Replaces a Spark error that leaves the block, if it wraps an error of Penstock.
 
     Examples
     --------
@@ -332,7 +334,7 @@ def session(
             raise SystemExit(128 + signal.SIGINT) from None
         except (Py4JError, PySparkException, ConnectionError) as error:
             if signals.received is not None and is_without_answer(error):
-                # A signal to all processes, as of systemd, ends the JVM too.
+                # A signal to all processes, such as systemd's, ends the JVM, too.
                 raise SystemExit(128 + signals.received) from None
             if is_late_worker(error):
                 raise failure_of(error, "Spark cannot run Python") from error

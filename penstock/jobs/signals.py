@@ -28,14 +28,14 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     """Note SIGINT and SIGTERM in `received`; the second signal ends the process at once.
 
     Used on the driver's main thread; in other threads it does nothing. Spark replaces the handler of SIGINT
-    when its context starts: call `take` after that. Blocks may be nested: a signal that the inner one noted
-    counts for the outer one too.
+    when its context starts: call `take` after that. Blocks may be nested: a signal that the inner block noted
+    is passed to the outer block.
 
     Parameters
     ----------
     raises : bool
-        Whether the first signal also raises, for code that does not ask for `received`: SIGINT
-        ``KeyboardInterrupt``, SIGTERM ``SystemExit(143)``.
+        Whether the first signal also raises an exception, for code that does not check `received`:
+        ``KeyboardInterrupt`` for SIGINT, ``SystemExit(143)`` for SIGTERM.
     """
 
     def __init__(self, *, raises: bool = False) -> None:
@@ -55,7 +55,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
         return self.received is None or record.msg not in _INTERRUPTED
 
     def take(self) -> None:
-        """Put the handlers in place."""
+        """Install the handlers."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -68,7 +68,7 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            # Not an exception: it would be printed by whatever cleans up. A restart recovers.
+            # Not an exception, because clean-up code would print it. A restart recovers.
             os._exit(128 + number)
         self.received = number
         self._noted.set()

@@ -1,9 +1,9 @@
 """A Spark home without ``pyspark.zip``, so that Spark's Python processes load compiled modules.
 
 Spark puts ``SPARK_HOME/python/lib/pyspark.zip`` first on the path of every Python process that it starts. A
-zip file holds no byte code, so each process compiles what it imports: half a second of a core for each of the
-processes that plan, read and commit for Python sources and sinks. On one machine all of them can import the
-installed PySpark instead.
+zip file holds no byte code, so each process compiles what it imports: half a second of CPU time for each
+process that plans, reads or commits for Python sources and sinks. On one machine all these processes can
+import the installed PySpark instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def cache_directory() -> Path | None:
 
 
 def file_facts(*paths: str | Path) -> str:
-    """Return a digest of files' paths and modification times, which changes with a new version."""
+    """Return a digest of files' paths and modification times, which changes with each new version."""
     facts = [(os.path.realpath(path), Path(path).stat().st_mtime_ns) for path in paths]
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
@@ -56,7 +56,7 @@ def home_without_zip() -> Path | None:
 
 
 def make_home() -> Path | None:
-    """Make the home, of links to the installed Spark; return it, or None if it cannot be made."""
+    """Create the home from links to the installed Spark; return it, or None if it cannot be created."""
     home, spec = home_without_zip(), importlib.util.find_spec("pyspark")
     if home is None or spec is None or spec.origin is None:
         return None
@@ -73,7 +73,7 @@ def make_home() -> Path | None:
 
 
 def _is_found(directory: Path) -> bool:
-    """Say whether a new process of this Python has a directory on its path."""
+    """Return whether a new process of this Python has a directory on its path."""
     paths = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     if site.ENABLE_USER_SITE:
         paths.append(site.getusersitepackages())

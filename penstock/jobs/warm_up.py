@@ -15,7 +15,7 @@ from penstock.jobs.session import open_session
 
 
 def _run_queries(directory: Path) -> None:
-    """Take a few rows from Parquet files through a queue, a p-stream and windows."""
+    """Send a few rows from Parquet files through a queue, a p-stream and windows."""
     settings = {
         "spark.master": "local[2]",
         "spark.sql.shuffle.partitions": "2",

@@ -60,7 +60,7 @@ def pack_pipeline(
     modules : tuple of str
         More modules, such as those that are imported by a computed name.
     prefix : Path, optional
-        A virtual environment to pack as well: the archive then is that environment, with the modules in it.
+        A virtual environment to pack as well. Then the archive is this environment, with the modules in it.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def _refuse_compiled(modules: Modules) -> None:
 
 
 def _below_here(file: str, field: str) -> str:
-    """Return the name of a file in the archive, from which a pipeline finds it as it does here."""
+    """Return a file's name in the archive, such that the unpacked pipeline finds it by the same path."""
     path = Path(file)
     if field == "pipeline" and path.absolute().is_relative_to(Path.cwd()):
         path = path.absolute().relative_to(Path.cwd())
@@ -151,7 +151,7 @@ def _write_environment(out: Path, prefix: Path, files: dict[str, Path], modules:
             hint="make a virtual environment with what the workers need, install Penstock there without -e, "
             "and run its penstock",
         ) from None
-    # Spark brings these itself, and they are most of the size.
+    # Spark provides these itself, and they are most of the size.
     for pattern in ("*/pyspark/jars/*", "*/pyspark/examples/*", "*/__pycache__/*"):
         environment = environment.exclude(pattern)
     packages = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

@@ -1,4 +1,4 @@
-"""The master that `penstock run` names: its settings, and the archive that its workers get."""
+"""The master that `penstock run` names: its settings, and the archive for its workers."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _DRIVER_IS_HERE: Final = (
 def spark_settings(
     master: str | None = None, conf: Sequence[str] = (), deploy_mode: str | None = None
 ) -> dict[str, str]:
-    """Return the settings of Spark that a command line asks for.
+    """Return the Spark settings that a command line requests.
 
     Parameters
     ----------
     master : str, optional
-        The URL of a master, as `spark-submit` takes it.
+        The URL of a master, in the form that `spark-submit` takes.
     conf : sequence of str
         ``name=value`` each.
     deploy_mode : str, optional
@@ -43,7 +43,7 @@ def spark_settings(
     Raises
     ------
     InvalidUsageError
-        If one is wrong, or something else chooses the master.
+        If a setting is wrong, or the master is already chosen elsewhere.
     """
     settings: dict[str, str] = {}
     for one in conf:
@@ -82,18 +82,18 @@ def spark_settings(
 
 @contextmanager
 def cluster_pipeline(pipeline: Pipeline, settings: Mapping[str, str]) -> Iterator[Pipeline]:
-    """Yield a pipeline with settings of Spark and, for a cluster's master, with an archive for the workers.
+    """Yield a pipeline with Spark settings and, for a cluster's master, with an archive for the workers.
 
-    The archive has the pipeline's modules, if it has any, and lasts as long as the block. Penstock itself is
-    sent later, if a worker lacks it (`penstock.spark_ext.worker.python_workers`): kernels from an archive are
-    compiled anew by each executor, so an installed Penstock is better.
+    The archive has the pipeline's modules, if it has any, and exists as long as the block. Penstock itself is
+    sent later, if a worker lacks it (`penstock.spark_ext.worker.python_workers`). Installing it on workers is
+    better, because each executor recompiles kernels that come from an archive.
 
     Parameters
     ----------
     pipeline : Pipeline
         The pipeline.
     settings : mapping of str to str
-        From `spark_settings`; they win over ``query.spark``.
+        From `spark_settings`; they take precedence over ``query.spark``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The Python modules that a pipeline needs and that are not installed; no Spark is started."""
+"""Find the Python modules that a pipeline needs and that are not installed, without starting Spark."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _HINT: Final = "the module must be installed, beside the pipeline's Python file,
 
 @dataclass(slots=True)
 class Modules:
-    """Modules to pack, and those that workers must have installed.
+    """Modules to pack, and modules that workers must have installed.
 
     Attributes
     ----------
     files : dict of str to Path
         The files of the modules to pack, by their names in an archive, relative to its root.
     packed, installed : set of str
-        Top-level names of the modules to pack, and of installed ones.
+        Top-level names of the modules to pack, and of installed modules.
     """
 
     files: dict[str, Path] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def pipeline_modules(pipeline: Pipeline) -> Modules:
 def find_modules(names: list[str], program: Path | None = None) -> Modules:
     """Find modules, and the modules that they import, at any depth.
 
-    Imports are read from the source, so modules that are imported by a computed name are not found. Of a
+    Imports are read from the source, so modules that are imported by a computed name are not found. For a
     module in a package, the whole top-level package is taken.
 
     Parameters
@@ -83,7 +83,7 @@ def find_modules(names: list[str], program: Path | None = None) -> Modules:
     names : list of str
         Modules that must exist.
     program : Path, optional
-        A Python file that may import modules beside it. It is not taken itself.
+        A Python file that may import modules from its directory. The file itself is not included.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def find_modules(names: list[str], program: Path | None = None) -> Modules:
             continue
         seen.add(name)
         spec = _spec(name, beside)
-        if spec is None:  # an optional import, or one of another platform
+        if spec is None:  # an optional import, or an import for another platform
             continue
         files = _files(spec)
         if not files:
@@ -140,7 +140,7 @@ def _files(spec: importlib.machinery.ModuleSpec) -> dict[str, Path]:
             return {}
         if place.is_file():
             files[place.name] = place
-        # A directory without __init__.py may hold anything beside its modules.
+        # A directory without __init__.py may hold other files than modules.
         pattern = "*.py" if spec.origin is None else "*"
         for file in sorted(place.rglob(pattern)) if place.is_dir() else ():
             inside = file.relative_to(place)
@@ -151,7 +151,7 @@ def _files(spec: importlib.machinery.ModuleSpec) -> dict[str, Path]:
 
 
 def _imports(file: Path) -> Iterator[str]:
-    """Yield the top-level names of what a file imports, anywhere in it.
+    """Yield the top-level names of the modules that a file imports anywhere.
 
     Raises
     ------

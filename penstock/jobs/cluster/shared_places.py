@@ -25,10 +25,10 @@ _HINT: Final = (
 def check_shared_places(spark: SparkSession, pipeline: Pipeline, document: Document | None = None) -> None:
     """Check that the workers of a cluster see the local files and directories of a pipeline.
 
-    Called on the driver. Does nothing in local mode, or if paths without a file system are not local ones.
-    The driver puts an empty file into each output directory, and a job with one task per core looks for these
-    files. So a directory of the same name on another machine does not count as shared. Workers that start
-    later are not checked.
+    Called on the driver. Does nothing in local mode, or if a path without a file system does not name a local
+    file. The driver puts an empty file into each output directory, and a job with one task per core looks for
+    these files. So a directory of the same name on another machine does not count as shared. Workers that
+    start later are not checked.
 
     Raises
     ------
@@ -67,11 +67,11 @@ def _problem(document: Document | None, path: FieldPath, fact: str, hint: str | 
 
 
 def hosts_without(spark: SparkSession, files: list[str]) -> dict[str, list[str]]:
-    """Return the workers' hosts that do not see a file, by file; a file that all see is left out."""
+    """Return for each file the workers' hosts that do not see it; a file that all hosts see is left out."""
     if not files:
         return {}
 
-    # Spark sends a function in a function by value, so workers import nothing for it.
+    # Spark pickles a nested function by value, so workers import nothing for it.
     def look(_: Iterable[int]) -> Iterator[tuple[str, str]]:
         import os
         import socket

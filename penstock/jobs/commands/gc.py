@@ -1,4 +1,4 @@
-"""``penstock gc``: deletes what nobody needs."""
+"""``penstock gc``: deletes files that are no longer needed."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def ingest(
             goal=goal,
             interval=interval,
         )
-        # Its parsers would end in their middle, by an error, when a signal comes.
+        # Otherwise a signal would abort the parsers halfway with an error.
         pa.enable_signal_handlers(False)
         with StopSignals() as signals, ProgressLine(quiet=quiet, live=sys.stderr.isatty()) as report:
             ingest_sources(settings, report, lambda: signals.received is not None)

@@ -1,4 +1,4 @@
-"""``penstock inspect``: looks inside what is stored, and changes nothing."""
+"""``penstock inspect``: shows stored data, and changes nothing."""
 
 from __future__ import annotations
 

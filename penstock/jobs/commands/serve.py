@@ -87,7 +87,8 @@ def serve(
 ) -> None:
     """Offer a database to other processes, until Ctrl-C or SIGTERM.
 
-    A call is answered once it is durable, and the end loses none. Clients use penstock.DatabaseClient.
+    A call is answered once it is durable, so stopping the server loses no answered call. Clients use
+    penstock.DatabaseClient.
 
     \b
     penstock serve bank.py --location bank

@@ -1,4 +1,4 @@
-"""The dashboard's web application: one page, and the JSON that it asks for."""
+"""The dashboard's web application: one page, and the JSON that it requests."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class _Token:
-    """Refuses requests without the token: the first one has it in its address, later ones in a cookie."""
+    """Refuses requests without the token. The first request has it in its address, later ones in a cookie."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app = app
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as ASGI has it."""
+        """Answer an ASGI request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -87,12 +87,12 @@ def make_app(
     history : History
         The micro-batches.
     checkpoint : callable
-        Returns the graph's checkpoint and the location of its state, or None as long as they are unknown.
+        Returns the graph's checkpoint and the location of its state, or None while they are unknown.
     title : str
-        The name of what is shown.
+        The title of the page.
     token : str, optional
-        What requests must have. Without it, only pages of this machine's own addresses are answered, so that
-        no web site can read them through a name that leads here.
+        The token that requests must have. If it is None, only requests to this machine's own addresses are
+        answered, so that no web site can read the pages through a name that resolves to this machine.
     """
 
     def of_checkpoint(describe: Callable[[str, str], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

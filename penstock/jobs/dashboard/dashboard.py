@@ -28,11 +28,12 @@ class Dashboard:
     Parameters
     ----------
     title : str
-        The name of what is shown.
+        The title of the page.
     address : str
-        ``HOST:PORT``, or a port of 127.0.0.1; 0 takes a free one.
+        ``HOST:PORT``, or a port of 127.0.0.1; 0 chooses a free port.
     metrics : str, optional
-        A metrics file, whose end it shows and which it follows. Without it, `history` gets the micro-batches.
+        A metrics file, whose end the dashboard shows and which it follows. By default, the caller adds
+        micro-batches to `history`.
     token : str, optional
         The token that requests must have; needed if other machines can reach the address.
 
@@ -74,10 +75,10 @@ class Dashboard:
 
 
 def choose_address(given: str | None) -> str | None:
-    """Return the address of a run's dashboard, or None for none.
+    """Return the address of a run's dashboard; None if there is no dashboard.
 
-    Without a given one, it is a free port of 127.0.0.1 if standard error is a terminal and the extra is
-    installed. ``off`` means none.
+    The default is a free port of 127.0.0.1 if standard error is a terminal and the extra is installed.
+    ``off`` means no dashboard.
     """
     if given is not None:
         return None if given == _OFF else given
@@ -93,12 +94,12 @@ def pipeline_dashboard(pipeline: Pipeline, address: str | None) -> Iterator[Dash
     pipeline : Pipeline
         The pipeline.
     address : str, optional
-        As for `choose_address`. ``PENSTOCK_TOKEN`` has the token, if one is needed.
+        See `choose_address`. ``PENSTOCK_TOKEN`` has the token, if one is needed.
 
     Raises
     ------
     InvalidUsageError
-        As for `Dashboard`.
+        See `Dashboard`.
     """
     chosen = choose_address(address)
     if chosen is None:

@@ -18,7 +18,7 @@ __all__ = ["History"]
 
 _MOST_ENTRIES: Final = 20_000
 _MOST_BYTES: Final = 16 << 20
-"""How much of the end of a metrics file is read at the start; and the most that one call reads."""
+"""The bytes at the end of a metrics file that are read first, and the most bytes that one call reads."""
 
 
 class History:
@@ -34,7 +34,7 @@ class History:
 
     def __init__(self, file: Path | None = None) -> None:
         self.session = new_id()
-        """Changes with the numbers of entries."""
+        """Changes whenever the entries are numbered anew."""
         self._file = file
         self._lock = threading.Lock()
         self._entries: deque[dict[str, Any]] = deque(maxlen=_MOST_ENTRIES)
@@ -42,7 +42,7 @@ class History:
         self._inode = -1
         self._at = 0
         self.unreadable = 0
-        """Lines of the file that were no JSON, such as one that a crash cut off."""
+        """The number of lines that were not JSON, such as a line that a crash cut off."""
 
     def add(self, batches: Iterable[OperatorBatch]) -> None:
         """Add the metrics of micro-batches that have just ended."""
@@ -56,7 +56,7 @@ class History:
         Parameters
         ----------
         number : int
-            The ``number`` of the newest entry that is known; 0 for none.
+            The ``number`` of the newest known entry; 0 if none is known.
         """
         with self._lock:
             if self._file is not None:
@@ -70,7 +70,7 @@ class History:
         self._entries.append({**entry, "number": self._number})
 
     def _read(self, path: Path) -> None:
-        """Add the lines that the file has got since the last call."""
+        """Add the lines that were appended to the file since the last call."""
         try:
             file = path.open("rb")
         except FileNotFoundError:
@@ -78,7 +78,7 @@ class History:
         with file:
             facts = os.fstat(file.fileno())
             if facts.st_ino != self._inode or facts.st_size < self._at:
-                # Another file, or one that was emptied.
+                # The file was replaced or emptied.
                 self._inode, self._at = facts.st_ino, max(facts.st_size - _MOST_BYTES, 0)
                 if self._at:
                     file.seek(self._at)

@@ -1,4 +1,4 @@
-"""The dashboard's server, in a thread of its own."""
+"""The dashboard's server, in a separate thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_token(host: str, token: str | None) -> None:
     Raises
     ------
     InvalidUsageError
-        If it could, or the token has other characters than an address may have.
+        If another machine can, or the token has characters that an address may not have.
     """
     if token is None and host not in LOCAL_HOSTS:
         raise InvalidUsageError(
@@ -44,9 +44,9 @@ class DashboardServer:
     app : starlette.applications.Starlette
         The application.
     host, port
-        The address to listen at; port 0 takes a free one.
+        The address to listen at; port 0 chooses a free port.
     token : str, optional
-        The token that the application wants, for `url`.
+        The token that the application requires, for `url`.
 
     Raises
     ------
@@ -64,7 +64,7 @@ class DashboardServer:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, port))
-            listening.listen()  # before the thread is ready, so that early requests wait for it
+            listening.listen()  # listens before the thread is ready, so that early requests wait for it
         except OSError as error:
             listening.close()
             raise InvalidUsageError(
@@ -80,11 +80,11 @@ class DashboardServer:
         self._thread.start()
 
     def _serve(self) -> None:
-        # In a thread that is not the main one, uvicorn leaves signals alone.
+        # In a thread other than the main thread, uvicorn installs no signal handlers.
         self._server.run(sockets=[self._listening])
 
     def close(self) -> None:
-        """End the server; pages that are open show that it has ended."""
+        """End the server; open pages show that it has ended."""
         self._server.should_exit = True
         self._thread.join(_END_S)
         self._listening.close()

@@ -21,7 +21,7 @@ from penstock.state_store.survey import survey_bucket
 __all__ = ["Refreshed", "describe_graph", "describe_storage"]
 
 _MOST_SHARE: Final = 0.05
-"""The most of the time that is spent on reading facts."""
+"""The greatest share of the time that is spent on reading facts."""
 
 
 def describe_graph(checkpoint: str) -> dict[str, Any]:
@@ -39,8 +39,8 @@ def describe_graph(checkpoint: str) -> dict[str, Any]:
 def describe_storage(checkpoint: str, state_location: str) -> dict[str, Any]:
     """Return sizes, garbage and compression of the graph's p-streams and of its operators' state.
 
-    All files of state are read, so this may take long. Compression is that of the newest p-unit of a p-stream
-    and of the newest file with rows of an operator's largest bucket.
+    All files of state are read, so this may take long. Compression is measured in a p-stream's newest p-unit,
+    and in the newest file with rows of an operator's largest bucket.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def _newest_state_columns(bucket: Files) -> list[dict[str, Any]]:
     for name in sorted(names, key=lambda name: (number_of(name), name), reverse=True):
         try:
             blocks = tables(bucket.read(name), bucket.path_of(name))
-        except PenstockError:  # deleted meanwhile, or damaged, which the survey counts
+        except PenstockError:  # the file was deleted meanwhile, or is damaged, which the survey counts
             continue
         columns = [
             _column(describe_column(table, f"{table}.{column}", block.column(column)))
@@ -110,17 +110,17 @@ def _column(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 class Refreshed:
-    """A value that is computed again when somebody asks for it and it is old.
+    """A value that is recomputed when it is requested and out of date.
 
-    It is computed in a thread, at most once at a time, so that nobody waits, and so seldom that it takes at
-    most a twentieth of the time. An error of Penstock is a value, too: ``{"error": TEXT}``.
+    A thread computes it, one computation at a time, so that callers do not wait. Computations take at most a
+    twentieth of the time. An error of Penstock is a value, too: ``{"error": TEXT}``.
 
     Parameters
     ----------
     compute : callable
         Computes the value.
     least_s : float
-        The least time between two computations.
+        The minimum time between two computations.
     """
 
     def __init__(self, compute: Callable[[], dict[str, Any]], least_s: float) -> None:
@@ -132,7 +132,7 @@ class Refreshed:
         self._runs: threading.Thread | None = None
 
     def value(self, *, wait: bool = False) -> dict[str, Any]:
-        """Return the newest value, empty if there is none yet; with `wait` one that is not old."""
+        """Return the newest value, empty if there is none yet; with `wait`, an up-to-date value."""
         with self._lock:
             if monotonic_s() >= self._next_s and (self._runs is None or not self._runs.is_alive()):
                 self._runs = threading.Thread(target=self._refresh, name="penstock-facts", daemon=True)

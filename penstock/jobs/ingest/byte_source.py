@@ -30,7 +30,7 @@ class ByteSource(ABC):
 
     @abstractmethod
     def read_at(self, at: int, size: int) -> tuple[bytes, bool]:
-        """Return up to `size` bytes from `at` on, and whether they are the last.
+        """Return up to `size` bytes from `at` on, and whether they are the last bytes.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class PipeBytes(ByteSource):
     wait_s : float
         The wait for a pipe that delivers nothing.
     gather_s : float
-        The wait for more bytes after some came, so that chunks to parse are larger.
+        The wait for more bytes after the first ones, so that chunks to parse are larger.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ def connect(address: str) -> PipeBytes:
     InvalidUsageError
         If the address is invalid.
     UnavailableError
-        If nobody answers there.
+        If no server answers there.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

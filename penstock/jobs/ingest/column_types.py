@@ -13,7 +13,7 @@ def parse_type(kind: pa.DataType) -> pa.DataType:
 
 
 def cast_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return texts as dates or times; other columns as they are.
+    """Convert texts to dates or times; leave other columns unchanged.
 
     A time without a zone is in UTC. Fractional digits beyond the type's precision must be 0.
     """
@@ -22,7 +22,7 @@ def cast_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     first = column.drop_null()[:1]
     zone = kind.tz or "UTC"
     kinds = [pa.timestamp(unit, tz) for unit in (kind.unit, "ns") for tz in (zone, None)]
-    # A cast that fails is slow, so it is tried with one value first.
+    # A failing cast is slow, so it is tried with one value first.
     fitting = [other for other in kinds if _can_cast(first, other)] or kinds[:1]
     for other in fitting[:-1]:
         try:

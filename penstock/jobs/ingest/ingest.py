@@ -61,7 +61,7 @@ class Settings:
     schema : str, optional
         The stream's columns; see `penstock.ddl.parse_schema`.
     header, delimiter, multiline, null
-        As in `CsvDialect`.
+        See `CsvDialect`.
     follow : bool
         Whether to wait for new rows in the files, and for new files; or to connect again to a WebSocket.
     topic_column : str, optional
@@ -71,7 +71,7 @@ class Settings:
     skip_bad : bool
         Whether to skip records that cannot be read.
     writer, goal, interval
-        As in `PStreamWriter`.
+        See `PStreamWriter`.
     sizes : ReadSizes
         The amounts to read at a time.
 
@@ -180,7 +180,7 @@ class Report:
 def ingest_sources(
     settings: Settings, report: Report | None = None, stopped: Callable[[], bool] = bool
 ) -> Totals:
-    """Append all that the sources have to a p-stream, and return once it is durable.
+    """Append all rows of the sources to a p-stream, and return once they are durable.
 
     Called in a separate process. Each commit holds the position in the files, so the same call resumes after
     the last commit, however the process ended. Pipes and sockets cannot be read again.
@@ -192,14 +192,14 @@ def ingest_sources(
     report : Report, optional
         Receives progress.
     stopped : callable
-        Says whether to end early; called several times a second.
+        Returns whether to end early; called several times per second.
 
     Raises
     ------
     InvalidUsageError
         If a source or a record cannot be read. Earlier records are durable.
     FencedError
-        If another process began to write under the same name.
+        If another process has started to write under the same name.
     CorruptDataError, UnavailableError
         If the stream is damaged, or a file system or server refuses.
     """
@@ -292,7 +292,7 @@ class _Ingest:
         return TextSource(FileBytes(Path(path), grows=settings.follow), dialect, path, settings.sizes)
 
     def _infer(self, dialect: Dialect) -> pa.Schema | None:
-        """Return the columns of the first source that has rows; None if it is stopped before."""
+        """Return the columns of the first source that has rows; None if the run is stopped before."""
         while not self._stopped():
             sources = self._sources.values()
             for source in sources:
@@ -377,7 +377,7 @@ class _Ingest:
         self._totals.seconds = monotonic_s() - self._begun_s
 
     def _wait(self) -> None:
-        """Wait a moment; a signal is noticed after it."""
+        """Wait a moment; signals are checked afterwards."""
         threading.Event().wait(_IDLE_S)
 
 

@@ -18,14 +18,14 @@ __all__ = ["Message", "MessageSource", "Messages"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message: its topic, which is empty if it has none, and its content."""
+    """A message: its topic (empty if it has none), and its content."""
 
     topic: str
     content: bytes
 
 
 class Messages(ABC):
-    """A connection that delivers messages; it reads no further than `receive` is called."""
+    """A connection that delivers messages; it reads only when `receive` is called."""
 
     name: str
     ended: bool = False
@@ -35,14 +35,14 @@ class Messages(ABC):
 
     @abstractmethod
     def receive(self, most_bytes: int) -> Sequence[Message]:
-        """Return the messages that have come, after a short wait for more.
+        """Return the messages that have arrived, after a short wait for more.
 
         Raises
         ------
         UnavailableError
             If the sender cannot be reached.
         InvalidUsageError
-            If it refuses this client.
+            If the sender refuses this client.
         """
 
     def acknowledge(self) -> None:  # noqa: B027 - a sender that keeps nothing needs none
@@ -113,7 +113,7 @@ class MessageSource(Source):
             )
 
     def read(self) -> Iterator[Rows | BadRecord]:
-        """Return the rows of messages that have come; see `Source.read`."""
+        """Return the rows of messages that have arrived; see `Source.read`."""
         messages = self._kept or self._messages.receive(self._chunk_bytes)
         self._kept = ()
         content, ends = _join(messages, self._records)

@@ -17,7 +17,7 @@ _PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 _MOST_UNACKNOWLEDGED: Final = 10_000
 """The messages that a broker may send before the first of them is acknowledged."""
 _SESSION_S: Final = 86_400
-"""The time for which the broker keeps messages for this client while it is away."""
+"""The time for which the broker keeps messages for this client while the client is away."""
 _WAIT_S: Final = 0.1
 _GATHER_S: Final = 0.002
 """The wait for more messages; a broker sends no more once it waits for acknowledgements."""
@@ -26,9 +26,9 @@ _GATHER_S: Final = 0.002
 class MqttMessages(Messages):
     """Messages of a topic filter, at least once (QoS 1).
 
-    The broker keeps a session under this client's name: after a restart it sends the messages that were not
-    acknowledged, and those that came meanwhile. It stops sending while too many are unacknowledged, so a slow
-    p-stream holds messages back at the broker.
+    The broker keeps a session under this client's name: after a restart it sends the unacknowledged messages
+    and those that arrived meanwhile. It pauses while too many are unacknowledged, so with a slow p-stream
+    messages stay at the broker.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class MqttMessages(Messages):
     InvalidUsageError
         If the URL is wrong, or paho-mqtt is not installed.
     UnavailableError
-        If nobody answers there.
+        If no broker answers there.
     """
 
     acknowledges = True
@@ -86,7 +86,7 @@ class MqttMessages(Messages):
         if reason.is_failure:
             self._refusal = str(reason)
             return
-        # Message ids are per connection: an acknowledgement from an old one could hit a new message.
+        # Message ids are per connection: an acknowledgement for an old connection could hit a new message.
         self._connection += 1
         client.subscribe(self._filter, qos=1)
 
@@ -94,7 +94,7 @@ class MqttMessages(Messages):
         self._refusal = next((str(reason) for reason in reasons if reason.is_failure), None)
 
     def receive(self, most_bytes: int) -> Sequence[Message]:
-        """Return the messages that have come; see `Messages.receive`."""
+        """Return the messages that have arrived; see `Messages.receive`."""
         messages: list[Message] = []
         size_bytes = 0
         while size_bytes < most_bytes:
@@ -119,7 +119,7 @@ class MqttMessages(Messages):
     def close(self) -> None:
         """Close the connection; the broker keeps the session."""
         self._client.disconnect()
-        while not self._queue.empty():  # its thread may wait for room
+        while not self._queue.empty():  # the connection's thread may wait for room
             self._queue.get_nowait()
         self._client.loop_stop()
 

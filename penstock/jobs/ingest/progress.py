@@ -21,7 +21,7 @@ _RATE_S = 1.0
 
 
 class ProgressLine(Report):
-    """Shows the counts in a line that changes on a terminal, and in one line at the end.
+    """Shows the counts in a line that is updated on a terminal, and in one line at the end.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class ProgressLine(Report):
         self._line = self._progress.add_task("waiting for rows", total=None)
 
     def __enter__(self) -> ProgressLine:
-        """Begin to show."""
+        """Start to show progress."""
         self._progress.start()
         return self
 

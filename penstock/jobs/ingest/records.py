@@ -89,12 +89,12 @@ class Records(ABC):
         return pa.schema([pa.field(name, choose_type(rows[name])) for name in rows.schema.names])
 
     def parse(self, content: bytes, schema: pa.Schema) -> pa.Table:
-        """Return whole records as rows, parsed by all of pyarrow's threads.
+        """Parse whole records to rows, with all of pyarrow's threads.
 
         Raises
         ------
         pyarrow.ArrowInvalid
-            If one of them cannot be parsed, or has other columns.
+            If a record cannot be parsed, or has other columns.
         """
         kinds = {field.name: parse_type(field.type) for field in schema}
         rows = self._rows(content, pa.schema(list(kinds.items())))
@@ -104,11 +104,11 @@ class Records(ABC):
 
     @abstractmethod
     def _rows(self, content: bytes, schema: pa.Schema | None) -> pa.Table:
-        """Parse records; without a schema find the columns."""
+        """Parse records; infer the columns if there is no schema."""
 
     @abstractmethod
     def explain_failure(self, record: bytes, schema: pa.Schema) -> str:
-        """Say why a record cannot be parsed, without its content."""
+        """Return why a record cannot be parsed, without its content."""
 
     def _wrong_column(self, record: bytes, schema: pa.Schema) -> str:
         for field in schema:
@@ -133,7 +133,7 @@ class Dialect(ABC):
         head : bytes
             The file's first bytes.
         whole : bool
-            Whether they are the whole file, and it will not grow.
+            Whether `head` is the whole file, and the file will not grow.
 
         Returns
         -------
@@ -161,10 +161,10 @@ class CsvDialect(Dialect):
     delimiter : str
         The separator of fields: one ASCII character.
     multiline : bool
-        Whether quoted fields may have line breaks. Then quotes may stand only at the begin and end of a
+        Whether quoted fields may have line breaks. Then quotes may stand only at the start and the end of a
         field.
     null : tuple of str
-        Unquoted texts that mean null, besides the empty text.
+        Unquoted texts that mean null, in addition to the empty text.
     names : tuple of str
         The columns of files without a header, if known.
 
@@ -223,7 +223,7 @@ class CsvDialect(Dialect):
 
 
 def _end_last_line(lines: bytes) -> pa.Buffer:
-    """Add a line break after the last line; without it pyarrow ignores a single line."""
+    """Add a line break after the last line; otherwise pyarrow ignores a single line."""
     return pa.py_buffer(lines if lines.endswith(_NEWLINE) else lines + _NEWLINE)
 
 
@@ -238,7 +238,7 @@ class CsvRecords(Records):
         return self._names
 
     def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return the ends of lines; a line break between quotes does not count."""
+        """Return the ends of lines; a line break between quotes is not an end."""
         octets = np.frombuffer(content, np.uint8)
         ends = np.flatnonzero(octets == _NEWLINE[0])
         if self._dialect.multiline:
@@ -274,7 +274,7 @@ class CsvRecords(Records):
         )
 
     def explain_failure(self, record: bytes, schema: pa.Schema) -> str:
-        """Say why a line cannot be parsed."""
+        """Return why a line cannot be parsed."""
         options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
         try:
             fields = pyarrow.csv.read_csv(
@@ -292,7 +292,7 @@ class CsvRecords(Records):
 
 @dataclass(frozen=True, slots=True)
 class JsonDialect(Dialect):
-    """Objects of JSON, each on a line of its own, or in one array.
+    """JSON objects, each on its own line, or in one array.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ class JsonRecords(Records):
         self.begin = begin
 
     def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return where lines end."""
+        """Return the ends of lines."""
         return np.flatnonzero(np.frombuffer(content, np.uint8) == _NEWLINE[0]) + 1
 
     def cut(self, content: bytes) -> int:
@@ -346,7 +346,7 @@ class JsonRecords(Records):
         return content
 
     def explain_failure(self, record: bytes, schema: pa.Schema) -> str:
-        """Say why an object cannot be parsed."""
+        """Return why an object cannot be parsed."""
         try:
             value = json.loads(self._lines(record))
         except json.JSONDecodeError as error:
@@ -375,7 +375,7 @@ class ArrayRecords(JsonRecords):
     """The elements of an array, after its opening bracket. The comma after an element is a part of it."""
 
     def ends(self, content: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return where elements end: after their commas, and after the array's bracket."""
+        """Return the ends of elements: after their commas, and after the array's bracket."""
         octets, depth = _outside_text(content)
         ends = np.flatnonzero(((octets == _COMMA) & (depth == 0)) | ((octets == ord("]")) & (depth < 0)))
         return ends + 1
@@ -411,7 +411,7 @@ def _outside_text(
 def parse_records(
     records: Records, content: bytes, schema: pa.Schema, at: int = 0
 ) -> Iterator[tuple[int, pa.Table | Bad]]:
-    """Parse complete records; return in order rows or a bad record, and the end of each part.
+    """Parse complete records; return parts in order, each with its end: rows, or a bad record.
 
     A chunk that cannot be parsed is halved until the bad records are isolated.
     """

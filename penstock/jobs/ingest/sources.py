@@ -48,11 +48,11 @@ class Rows:
     Parameters
     ----------
     table : pyarrow.Table
-        With the stream's columns.
+        The rows, with the stream's columns.
     size_bytes : int
-        The bytes read for them.
+        The bytes read for these rows.
     clock : mapping of str to int
-        The position in the source after them.
+        The position in the source after these rows.
     """
 
     table: pa.Table
@@ -69,9 +69,9 @@ class BadRecord:
     source : str
         The file.
     line : int
-        The line on which it begins, from 1 on.
+        The line on which it starts, from 1 on.
     offset : int
-        The byte at which it begins.
+        The byte at which it starts.
     why : str
         The reason, without the record's content.
     """
@@ -82,7 +82,7 @@ class BadRecord:
     why: str
 
     def error(self) -> InvalidUsageError:
-        """Return it as an error."""
+        """Return an error for the record."""
         return InvalidUsageError(
             f"a record cannot be read: {self.why}",
             file=self.source,
@@ -102,11 +102,11 @@ class Source(ABC):
     done: bool = False
     """True if everything was read and no more can follow."""
     left_out: tuple[str, ...] = ()
-    """Its columns that the stream lacks, as far as known."""
+    """The source's columns that the stream lacks, as far as known."""
 
     @abstractmethod
     def infer(self) -> pa.Schema | None:
-        """Infer the columns from its first rows; None while there are no rows.
+        """Infer the columns from the first rows; None while there are no rows.
 
         Raises
         ------
@@ -126,7 +126,7 @@ class Source(ABC):
 
     @abstractmethod
     def read(self) -> Iterator[Rows | BadRecord]:
-        """Return the rows that are available now and were not read yet.
+        """Return the available rows that were not read yet.
 
         Raises
         ------
@@ -161,8 +161,8 @@ class TextSource(Source):
     dialect : Dialect
         Its format.
     key : str, optional
-        Its name in vector clocks, which hold the number of bytes read and the checksum of the first 4,096. A
-        source without a name cannot be read again.
+        The source's name in vector clocks, which hold the number of bytes read and the checksum of the first
+        4,096 bytes. A source without a name cannot be read again.
     sizes : ReadSizes, optional
         The amounts to read at a time.
     """
@@ -358,7 +358,7 @@ class TableFile(Source):
         )
 
     def close(self) -> None:
-        """Do nothing: it is open only while it is read."""
+        """Do nothing: the file is open only while it is read."""
 
     @contextmanager
     def _refusals(self) -> Iterator[None]:
@@ -387,7 +387,8 @@ class ArrowFile(TableFile):
     """A file in one of Arrow's IPC formats, file or stream."""
 
     def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        # Not mapped: if another process truncates the file, reading beyond the end kills this process.
+        # Not mapped: if another process truncated a mapped file, reading beyond its end would kill this
+        # process.
         file = pa.OSFile(str(self._path))
         try:
             reader = pa.ipc.open_file(file)

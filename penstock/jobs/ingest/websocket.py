@@ -20,7 +20,7 @@ _CLOSE_S: Final = 1.0
 
 
 class WebSocketMessages(Messages):
-    """Messages of a server, which cannot be sent again: those that come while nobody reads are lost.
+    """Messages of a server, which sends each only once: messages that arrive while nobody reads are lost.
 
     Messages are read no faster than they are written to the p-stream; TCP holds back a faster server.
 
@@ -38,7 +38,7 @@ class WebSocketMessages(Messages):
     InvalidUsageError
         If the URL is wrong, or websockets is not installed.
     UnavailableError
-        If nobody answers there, or the server refuses.
+        If no server answers there, or the server refuses.
     """
 
     def __init__(self, url: str, greetings: Sequence[str] = (), *, reconnects: bool = False) -> None:
@@ -74,7 +74,7 @@ class WebSocketMessages(Messages):
         return connection
 
     def receive(self, most_bytes: int) -> Sequence[Message]:
-        """Return the messages that have come; see `Messages.receive`."""
+        """Return the messages that have arrived; see `Messages.receive`."""
         from websockets.exceptions import ConnectionClosed
 
         messages: list[Message] = []

@@ -32,7 +32,7 @@ _MOST_CASCADES_SHOWN = 5
 
 
 def read_blocks(path: Path) -> Iterator[tuple[str, str, Block]]:
-    """Yield the columns' blocks in a file: number or name of the table's block, the column's name, its block.
+    """Yield the columns' blocks in a file: the table block's number or name, the column's name, its block.
 
     The file is a p-unit, a file of `BlockWriter`, or one column's block. It is read, not mapped, because
     another process may truncate it. A file of `BlockWriter` is read one table's block at a time.
@@ -85,7 +85,7 @@ def explain_choice(block: Block, goal: str) -> dict[str, Any]:
     """Return a chooser's view of a column: statistics, and the costs of the cascades that it tries.
 
     Each candidate encodes the main stream of a sample: values, bytes of text, codes, or words. The block's
-    cascade is among them, even if the goal would not choose it.
+    own cascade is among the candidates, even if the goal would not choose it.
     """
     sample = sample_of(block.read(), _SAMPLE_ROWS)
     stats = column_stats(sample)
@@ -99,7 +99,7 @@ def explain_choice(block: Block, goal: str) -> dict[str, Any]:
     tried = rank(stream, minimised, floats=is_float(block.type))
     if chosen not in [cascade_of(choice.node) for choice in tried]:
         cascade = parse_cascade(chosen)
-        with contextlib.suppress(UnfitError):  # a sample may have more exceptions than all rows
+        with contextlib.suppress(UnfitError):  # a sample may have a larger share of exceptions than all rows
             node = encode_stream(stream, cascade)
             tried.append(Choice(cost(node, cascade, minimised), cascade, node))
     return {
@@ -145,7 +145,7 @@ def show_blocks(console: Console, path: Path, goal: str, *, why: bool) -> None:
     console.print(table)
     if why:
         unit = "bytes" if not goal_of(goal).write_mb_s else "ns"
-        # The file is read again, since it may be larger than memory.
+        # The file is read again, because it may be larger than memory.
         for where, name, block in read_blocks(path):
             console.print(
                 _reasons_table(f"block {where}, {name or 'column'}", explain_choice(block, goal), goal, unit)

@@ -18,7 +18,7 @@ def read_committed(
 ) -> tuple[list[Operator], dict[str, Pointer]]:
     """Return the `operators` of the checkpoint's query, and their buckets' pointers.
 
-    Called once, on the driver. Uses the active session, or starts and stops one.
+    Called once, on the driver. Uses the active Spark session, or starts and stops one.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def read_committed(
     Raises
     ------
     InvalidUsageError
-        If this is not a checkpoint, none of the operators is its query's, or only a bucket is given.
+        If this is not a checkpoint, none of the operators belongs to its query, or only a bucket is given.
     CorruptDataError
         If the checkpoint points to no file of an operator, or the operator's description is damaged.
     UnavailableError

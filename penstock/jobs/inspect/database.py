@@ -35,11 +35,11 @@ class StoredBucket:
     transactions : int
         The number of transactions that ran in it up to its current version.
     forwarded : int
-        The number of them that ran on the coordinator of several buckets.
+        The number of these transactions that ran on the coordinator of several buckets.
     rows, size_bytes : dict
         The rows of each table in this version, and their memory when loaded.
     indexes : dict
-        The indexes of each table that has some, as its last micro-batch had them.
+        The indexes of each table that has any, as of its last micro-batch.
     """
 
     survey: BucketSurvey
@@ -66,7 +66,7 @@ class StoredDatabase:
 
     @property
     def is_loaded(self) -> bool:
-        """True if all buckets were loaded; rows and transactions of damaged ones are unknown."""
+        """True if all buckets were loaded; the rows and transactions of damaged buckets are unknown."""
         return not any(bucket.survey.damage for bucket in self.buckets)
 
     @property
@@ -76,14 +76,14 @@ class StoredDatabase:
 
 
 def read_databases(path: str, checkpoint: str | None, retain_versions: int) -> list[StoredDatabase]:
-    """Look into all databases at `path`, of the checkpoint's query if there is one.
+    """Examine all databases at `path`; with a checkpoint, only its query's.
 
     Every file is read and checked, and the current version of every bucket is loaded, one after the other.
 
     Raises
     ------
     InvalidUsageError
-        If no state lies there, or none of transactions.
+        If there is no state, or no state of transactions.
     UnavailableError
         If the file system refuses.
     """

@@ -16,7 +16,7 @@ __all__ = ["show_graph"]
 
 
 def show_graph(console: Console, facts: GraphFacts) -> None:
-    """Print the facts in a graph's checkpoint, as tables below its plan."""
+    """Print a graph's plan, and below it tables with the other facts in its checkpoint."""
     markers = facts.markers
     streams: list[RenderableType] = [_streams(facts), Text(), _readers(facts), Text()]
     parts: list[RenderableType] = [

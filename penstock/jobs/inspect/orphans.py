@@ -40,7 +40,7 @@ class Orphans:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of all of them."""
+        """The total bytes of the files."""
         return sum(facts.size_bytes for _, facts in self.files)
 
 
@@ -71,12 +71,13 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
     gone : collection of str
         Ids of queries whose checkpoints are gone for good.
     retain_versions : int
-        As for the checkpoint's query.
+        The setting of the checkpoint's query.
 
     Raises
     ------
     InvalidUsageError
-        If there is nothing of Penstock, or a query in `gone` has no state there or still has a checkpoint.
+        If `path` holds no data of Penstock, or a query in `gone` has no state there or still has a
+        checkpoint.
     CorruptDataError, UnavailableError
         If a checkpoint or a log is damaged, or the file system refuses.
     """
@@ -209,7 +210,7 @@ def _search_state(
 
 
 def _garbage(operator: Operator, committed: dict[str, Pointer], retain_versions: int, report: Report) -> None:
-    """Add the files that neither a loadable version nor one that may be committed reaches."""
+    """Add the files that no loadable version and no version that may be committed reaches."""
     report.damage += [f"{damage.file}: {damage.fact}" for damage in operator.damage]
     for bucket in operator.buckets:
         survey = survey_bucket(

@@ -36,7 +36,7 @@ def open_and_survey(path: str) -> tuple[PStream, Survey]:
     Raises
     ------
     InvalidUsageError
-        If there is none.
+        If there is no p-stream.
     CorruptDataError, UnavailableError
         If its log is damaged, or the file system refuses.
     """
@@ -61,12 +61,12 @@ def newest_columns(stream: PStream) -> list[dict[str, Any]]:
 
 
 def check_rows(stream: PStream) -> None:
-    """Read all rows that are kept, and check every column; with a bar on a terminal.
+    """Read all kept rows, and check every column; show a progress bar on a terminal.
 
     Raises
     ------
     CorruptDataError
-        If one is damaged: the first that is found.
+        If a column is damaged; the error names the first one.
     UnavailableError
         If the file system refuses.
     """
@@ -227,7 +227,7 @@ def _writers_table(survey: Survey) -> Table:
     table.add_column("last commit")
     table.add_column("clock")
     for writer in survey.writers:
-        # `penstock ingest` also stores checksums of files' heads, which are no positions.
+        # `penstock ingest` also stores checksums of files' heads, which are not positions.
         positions = {name: at for name, at in writer.clock.items() if not name.startswith("head:")}
         clock = "\n".join(f"{source} {position:,}" for source, position in positions.items())
         time = "-" if writer.time_us is None else utc_time(writer.time_us)

@@ -1,4 +1,4 @@
-"""Keep modules out of a process whose first row should come soon."""
+"""Keep modules out of a process that should deliver its first row soon."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["skip_pandas"]
 def skip_pandas() -> None:
     """Let pyarrow make arrays of Python values without loading pandas, which takes a third of a second.
 
-    Only for a process that runs no user's code: an array of a pandas object is made as of any sequence then,
-    until something is converted to or from pandas. That still loads it.
+    Only for a process that runs no user code: pyarrow then treats a pandas object like any sequence, until
+    something is converted to or from pandas. Such a conversion still loads pandas.
     """
     if "pandas" in sys.modules:
         return
@@ -24,13 +24,13 @@ def skip_pandas() -> None:
     hides = _Hide()
     sys.meta_path.insert(0, hides)
     try:
-        pa.scalar(0)  # looks for pandas, and remembers that there is none
+        pa.scalar(0)  # pyarrow looks for pandas, and remembers that there is none
     finally:
         sys.meta_path.remove(hides)
 
 
 class _Hide(MetaPathFinder):
-    """Finds no pandas."""
+    """A finder that hides pandas."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

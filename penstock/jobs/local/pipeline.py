@@ -76,11 +76,11 @@ class Places:
     Parameters
     ----------
     inputs : mapping of str to Input
-        Sources in place of the pipeline's, by their names in its graph.
+        Sources that replace the pipeline's sources, by their names in its graph.
     output : callable, optional
-        Opens a sink in place of the pipeline's.
+        Opens a sink that replaces the pipeline's sink.
     checkpoint : str, optional
-        A checkpoint in place of the pipeline's.
+        A checkpoint that replaces the pipeline's checkpoint.
     clock : Clock
         The time of micro-batches.
     """
@@ -181,9 +181,9 @@ def _resolve(location: str) -> str:
 
 
 def _with_readable_sources(graph: Graph, pipeline: Pipeline, places: Places) -> Graph:
-    """Return the graph with sources whose rows the engine itself can reduce to fragments of windows.
+    """Return the graph with sources whose rows the engine can reduce to fragments of windows.
 
-    The planner fuses fragments only into readers of Penstock, which every source is here.
+    The planner fuses fragments only into Penstock's readers; in this engine every source is one.
     """
 
     def change(node: Node) -> Node:
@@ -206,7 +206,7 @@ def open_pipeline(
     Raises
     ------
     InvalidUsageError
-        If the local engine cannot run it, or the checkpoint belongs to another one.
+        If the local engine cannot run it, or the checkpoint belongs to another pipeline.
     CorruptDataError, UnavailableError
         If the checkpoint is damaged, or the file system refuses.
     """
@@ -230,7 +230,7 @@ def open_pipeline(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A pipeline's graph, with what its sources and tables are bound to.
+    """A pipeline's graph, with the bindings of its sources and tables.
 
     Parameters
     ----------
@@ -286,12 +286,12 @@ def parallel_of(pipeline: Pipeline) -> int:
 
 
 def source_schemas(pipeline: Pipeline, schemas: Mapping[str, str]) -> dict[str, StructType]:
-    """Return the columns of a pipeline's sources by their names, some of them given as DDL.
+    """Return the columns of a pipeline's sources by the sources' names; `given` has some of them as DDL.
 
     Raises
     ------
     InvalidUsageError
-        If there is no such source, or the columns of one are not known.
+        If there is no such source, or the columns of a source are not known.
     """
     names = _names(pipeline)
     if unknown := [name for name in schemas if name not in names]:

@@ -77,9 +77,9 @@ def run_local(
         while not is_stopped():
             next_s = monotonic_s() + interval_s
             if not running.step(note):
-                pause(_POLL_S)  # polls: another process does not announce its rows
+                pause(_POLL_S)  # poll, because another process does not announce its rows
             while not is_stopped() and (left_s := next_s - monotonic_s()) > 0:
-                pause(min(left_s, _SIGNAL_S))  # until the next trigger
+                pause(min(left_s, _SIGNAL_S))  # wait until the next trigger
     return replace(totals, signal=signals.received)
 
 

@@ -32,7 +32,7 @@ class Batch:
     new_input : bool
         Whether any source had new rows. A batch without input only serves waiting keys.
     staleness_ms, staleness_p95_ms : float
-        Application staleness since the batch before: average and 95th percentile over keys and time.
+        Application staleness since the previous batch: average and 95th percentile over keys and time.
     bad_records : int
         Records of a pipeline's sources that could not be read.
     committed, rejected : int
@@ -71,7 +71,7 @@ class Totals:
     committed, rejected : int
         Sums over its batches; both are 0 without transactions.
     waiting_keys : int
-        Keys that still wait, whose tuples are in the state.
+        Keys that still wait; their tuples are in the state.
     signal : int or None
         The signal that stopped the run.
     """
@@ -151,7 +151,7 @@ def summary_line(totals: Totals) -> str:
 
 
 def fold(parts: Sequence[str], width: int) -> str:
-    """Join the parts of a batch's line; begin another line where `width` columns of a terminal are full."""
+    """Join the parts of a batch's line; start another line when the terminal's `width` columns are full."""
     lines: list[str] = []
     for part in parts:
         if lines and len(lines[-1]) + 2 + len(part) <= width:
@@ -168,7 +168,8 @@ def _say(text: str) -> None:
 def _line_printer() -> Callable[[Sequence[str]], None]:
     """Return a function that prints the parts of a line on standard error.
 
-    On a terminal they have colours, and more lines if one is too narrow. Elsewhere it is always one line.
+    On a terminal the parts have colours, and take more lines if one is too narrow. Elsewhere they are always
+    one line.
     """
     if not sys.stderr.isatty():
         return lambda parts: _say("  ".join(parts))

@@ -1,4 +1,4 @@
-"""Databases that a Python file makes, for pipelines and commands; no Spark is started."""
+"""Databases that a Python file makes, for pipelines and commands; Spark is not started."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["check_rows", "database_in", "databases_in", "procedure_of"]
 def databases_in(path: str | Path) -> dict[str, Database]:
     """Run a Python file; return the databases that it makes, by name.
 
-    Its ``__name__`` is not ``"__main__"``, so code behind that test does not run. It may import modules in
-    its directory.
+    The file's ``__name__`` is not ``"__main__"``, so code under that condition does not run. The file may
+    import modules from its directory.
 
     Raises
     ------
@@ -68,12 +68,12 @@ def databases_in(path: str | Path) -> dict[str, Database]:
 
 
 def database_in(path: str | Path, name: str | None = None) -> Database:
-    """Return the database that a Python file makes, or the one of this name.
+    """Return the database that a Python file makes; if it makes several, the one with this name.
 
     Raises
     ------
     InvalidUsageError
-        As `databases_in`, or if there is no such database, or several databases and no name.
+        See `databases_in`; also if there is no such database, or several databases and no name.
     """
     databases = databases_in(path)
     if name is None and len(databases) > 1:
@@ -94,7 +94,7 @@ def procedure_of(section: DatabaseSection) -> Procedure | Workflow:
     Raises
     ------
     InvalidUsageError
-        As `databases_in`, or if there is no such database or procedure, or several databases and no name.
+        See `databases_in`; also if there is no such database or procedure, or several databases and no name.
     """
     database = database_in(section.file, section.name)
     procedures: dict[str, Procedure | Workflow] = {**database.procedures, **database.workflows}

@@ -39,9 +39,9 @@ def import_function(name: str, field: str) -> Callable[..., Any]:
 
 
 def carry_functions(pipeline: Pipeline) -> None:
-    """Let the functions that a pipeline names go to a server of Spark Connect with their modules.
+    """Let Spark Connect send the functions that a pipeline names to the server, with their modules.
 
-    The server runs functions of ``foreach_batch`` itself, and has only modules that are installed there.
+    The server itself runs functions of ``foreach_batch``, and has only the modules that are installed there.
     """
     for name in sorted(pipeline_modules(pipeline).packed):
         cloudpickle.register_pickle_by_value(importlib.import_module(name))

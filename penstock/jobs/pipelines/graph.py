@@ -65,7 +65,7 @@ TABLE: Final = "table"
 
 
 def _fail(table: pa.Table) -> pa.Table:
-    """Stand in for a queue's function, which is imported when the pipeline runs."""
+    """Fail: a placeholder for a queue's function, which is imported when the pipeline runs."""
     raise InternalError("the function of a pipeline that does not run")
 
 
@@ -80,7 +80,7 @@ class Binding:
     function : callable
         Returns a queue's function by its name.
     resolve : callable
-        Returns a location as the graph's queries open it.
+        Returns a location in the form in which the graph's queries open it.
     """
 
     columns: Callable[[str, Source | TableSection], pa.Schema] = lambda name, section: schema_of(section)
@@ -124,7 +124,7 @@ def measured_counts(reference: str, overrides: Sequence[str] = ()) -> dict[str, 
     InvalidUsageError
         If the pipeline has no checkpoint, or no state is there.
     """
-    # Spark's part is loaded only where a checkpoint is read.
+    # The part that needs Spark is loaded only if a checkpoint is read.
     from penstock.spark_ext.forwarding.counts import count_by_operator
 
     query = load_document(reference, overrides)[0].query
@@ -148,7 +148,7 @@ def graph_of(pipeline: Pipeline, document: Document | None = None, binding: Bind
     Raises
     ------
     PipelineError
-        If expressions are wrong or name unknown columns, with a line for each.
+        If expressions are wrong or name unknown columns, with a line for each problem.
     """
     place = document or Document("pipeline", {})
     place.problems.clear()
@@ -333,7 +333,7 @@ class _Builder:
 
 
 def queue_options(queue: Queue, apply: Apply | None) -> dict[str, Any]:
-    """Return the options of an update queue, with its function if it names one."""
+    """Return the options of an update queue, including the function if it names one."""
     options = _collect_fields(queue, QueueArguments.__annotations__)
     return options | {"apply": apply} if queue.apply is not None else options
 
@@ -352,12 +352,12 @@ def _group(flow: Graph, texts: Sequence[str]) -> Graph:
 
 @contextmanager
 def _field(document: Document, *path: str, goes_on: bool = False) -> Iterator[None]:
-    """Add to an error the field, and its line or override.
+    """Add the field, and its line or override, to an error.
 
     Parameters
     ----------
     goes_on : bool
-        Whether later sections can be checked without this one; then the error is kept for later.
+        Whether later sections can be checked without this section; then the error is kept for later.
     """
     try:
         yield
@@ -393,7 +393,7 @@ def _kind_of(source: Source) -> tuple[Any, dict[str, str]]:
 
 
 def p_stream_options(sink: PStreamSink) -> dict[str, str]:
-    """Return the options of the data source, with those of an update log."""
+    """Return the options of the data source, including the options of an update log."""
     log = {
         "key": None if sink.key is None else json.dumps(sink.key),
         "time": sink.time,

@@ -1,8 +1,8 @@
 """Queues over Kafka's encoded records. Only the records that leave the queue are decoded.
 
-A queue whose key and time are Kafka's own needs no value to choose the newest record of a key. So the
+A queue whose key and time are Kafka's own columns needs no value to choose the newest record of a key. So the
 pipeline runs as ``source -> queue -> decode -> results -> sink``. The rows are the same as with decoding
-first: there, too, a record that cannot be read stays a row, and may be the newest of its key.
+first: there, too, an unreadable record is a row, which may be the newest of its key.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def decodes_late(pipeline: Pipeline) -> bool:
     steps = (pipeline.filter, pipeline.projection, pipeline.lookup, pipeline.window, queue.apply)
     if any(step is not None for step in steps) or queue.staleness_column or isinstance(queue.weight, str):
         return False
-    # The condition may read what is decoded, and silent rows have nothing to decode.
+    # The condition may read decoded columns, and silent rows have nothing to decode.
     if queue.delete_when is not None or queue.on_silent is not None:
         return False
     if source.reject_to is not None or source.on_error != "keep" or pipeline.planned_persist != "never":
@@ -43,7 +43,7 @@ def decodes_late(pipeline: Pipeline) -> bool:
 
 
 def read_encoded(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame | str]:
-    """Return the source of such a pipeline: Kafka's own columns that it names, and the encoded value."""
+    """Return the source of a pipeline that decodes late: its Kafka columns, and the encoded value."""
     source = _source(pipeline)
     with section(SOURCE):
         records = kafka_records(spark, source)
@@ -54,7 +54,7 @@ def read_encoded(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame
 
 
 def decode_results(rows: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """Decode what such a pipeline's queue emits, and apply the filter and projection of `results`."""
+    """Decode the rows that the queue emits, and apply the filter and projection of `results`."""
     source = _source(pipeline)
     own = [sf.col(f"kafka_{column}").alias(column) for column in source.kafka_columns]
     rows = decode_kafka(

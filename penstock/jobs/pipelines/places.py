@@ -25,7 +25,7 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
     Raises
     ------
     PipelineError
-        If one cannot be written, with a line for each.
+        If a place cannot be written, with a line for each.
     """
     if _is_on_cluster():
         return
@@ -41,12 +41,12 @@ def check_places(pipeline: Pipeline, document: Document) -> None:
 
 
 def check_inputs(pipeline: Pipeline, document: Document) -> None:
-    """Check that the local files and directories that a pipeline reads are there; see `check_places`.
+    """Check that the local files and directories that a pipeline reads exist; see `check_places`.
 
     Raises
     ------
     PipelineError
-        If one is missing, with a line for each.
+        If a place is missing, with a line for each.
     """
     if _is_on_cluster():
         return
@@ -60,7 +60,7 @@ def check_inputs(pipeline: Pipeline, document: Document) -> None:
 
 
 def written_places(pipeline: Pipeline) -> list[tuple[FieldPath, str | None, bool]]:
-    """Return the field and the location of all that a pipeline writes, and whether it is a directory."""
+    """Return the field and location of each place that a pipeline writes, and whether it is a directory."""
     query, sink = pipeline.query, pipeline.sink
     return [
         (("query", "checkpoint"), query.checkpoint, True),
@@ -98,7 +98,7 @@ def _is_on_cluster() -> bool:
 
 
 def _wrong_with(path: Path, *, directory: bool) -> str | None:
-    """Return why a file or directory cannot be written, None if it can."""
+    """Return why a file or directory cannot be written; None if it can."""
     try:
         if path.exists() and path.is_dir() != directory:
             return f"{path} is {'no directory' if directory else 'a directory'}"

@@ -105,21 +105,21 @@ def follow(
     *,
     drain: bool = True,
 ) -> Totals:
-    """Wait for a query or a graph to end, and report each of its batches.
+    """Wait until a query or a graph ends, and report each of its batches.
 
-    Called on the driver's main thread. A signal stops the query after the running batch, for which it waits a
-    few seconds. If the batch is cancelled, a restart from the checkpoint runs it again.
+    Called on the driver's main thread. A signal stops the query after the running batch, for which `follow`
+    waits a few seconds. If the batch is cancelled, a restart from the checkpoint runs it again.
 
     Parameters
     ----------
     query : pyspark.sql.streaming.StreamingQuery or RunningGraph
-        The query or graph. A graph's batches are those of its results query.
+        The query or graph. A graph's batches are the batches of its results query.
     on_batch : callable
         Called with each batch that ended, in order, within a quarter of a second of its end.
     signals : StopSignals
-        Says whether to stop.
+        The signals that stop the query.
     drain : bool
-        Whether a query with the trigger ``availableNow`` goes on until no key waits.
+        Whether a query with the trigger ``availableNow`` continues until no key waits.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def _follow_run(
     while True:
         failure: StreamingQueryException | None = None
         try:
-            # Spark takes parts of a second.
+            # Spark accepts fractions of a second.
             ended = bool(query.awaitTermination(_POLL_S))  # type: ignore[arg-type]
         except StreamingQueryException as error:
             failure = error
@@ -178,14 +178,14 @@ def _follow_run(
             first, waits = totals.batches == 1, batch.waiting_keys > 0
             last = is_last(new_input=batch.new_input, waits=waits, drain=drain, first=first)
             if available_now and last and not ended:
-                # The next batch may have begun, and ends before the query stops.
+                # The next batch may have started; it ends before the query stops.
                 stop_between_batches(query, spark)
                 ended = True
         if failure is not None:
             name = query.name or str(query.id)
             raise failure_of(failure, "the query failed", query=name) from None
         if ended or signals.received is not None:
-            query.stop()  # joins its thread, which may still be tidying up
+            query.stop()  # join its thread, which may still be cleaning up
             for batch in _new_batches(reader):
                 totals = totals.plus(batch)
                 on_batch(batch)
@@ -228,25 +228,24 @@ def run(
 
     Called on the driver's main thread. It returns when
 
-    - the query ends: one with the trigger ``availableNow`` does so when its input is used up and, with
-      `drain`, no key waits, which Spark's own ``awaitTermination`` never sees;
-    - Ctrl-C or SIGTERM stops it, between two batches: a start with the same checkpoint continues there.
-      A second one ends the process at once, with exit code 130 or 143.
+    - the query ends: a query with the trigger ``availableNow`` ends when all its input is read and, with
+      `drain`, no key waits (Spark's own ``awaitTermination`` does not notice this end);
+    - Ctrl-C or SIGTERM stops it, between two batches: a start with the same checkpoint continues there. A
+      second signal ends the process at once, with exit code 130 or 143.
 
-    After a signal the program continues behind the call and chooses its own exit code, such as
-    ``sys.exit(128 + totals.signal)``; without a choice it is 0.
+    After a signal the program continues after the call and chooses its own exit code, such as ``sys.exit(128
+    + totals.signal)``; by default it is 0.
 
     Parameters
     ----------
     query : StreamingQuery, RunningGraph, DataStreamWriter or Pipeline
-        The result of ``start()`` of a writer or of `penstock.start`; or a writer or a pipeline, which is then
-        started, with Spark's refusals as Penstock errors. A pipeline runs in the active session, or in one of
-        its own.
+        The result of ``start()`` of a writer or of `penstock.start`; or a writer or a pipeline, which `run`
+        then starts. A pipeline runs in the active session, or in a new one.
     drain : bool
-        Whether a query with the trigger ``availableNow`` goes on until no key waits. If not, the next start
-        serves the waiting keys. A pipeline has the setting ``query.drain`` for it.
+        Whether a query with the trigger ``availableNow`` continues until no key waits. If not, the next start
+        serves the waiting keys. A pipeline uses its setting ``query.drain`` instead.
     on_batch : callable, optional
-        Called with each `Batch` in place of printing a line on standard error.
+        Called with each `Batch`; by default a line is printed on standard error.
 
     Returns
     -------
@@ -258,7 +257,7 @@ def run(
     InvalidUsageError
         If Spark refuses the query, or its checkpoint was made with another key, policy or number of buckets.
     PenstockError
-        If the query failed; its text tells the cause, and its class what to do next.
+        If the query failed; the error's text names the cause, and its class shows what to do next.
 
     Examples
     --------
@@ -300,7 +299,7 @@ def run_to_end(
 ) -> Totals:
     """Run a pipeline until its queries end or SIGINT or SIGTERM stops it.
 
-    Called on the driver's main thread. A session that it creates, it also stops.
+    Called on the driver's main thread. If it creates a session, it also stops it.
 
     Parameters
     ----------
@@ -326,7 +325,7 @@ def run_to_end(
         If a query failed.
     """
     if pipeline.engine == "local":
-        # Imported here: it loads the operators, which otherwise only workers load.
+        # Imported here because it loads the operators, which otherwise only workers load.
         from penstock.jobs.local.run import run_local
 
         totals = run_local(pipeline, on_batch, document=document)

@@ -75,7 +75,7 @@ def _kafka_schema(source: KafkaSource) -> pa.Schema:
 
 def _schema_of_values(source: KafkaSource) -> pa.Schema:
     """Return the columns of values whose schema is in a file or a registry."""
-    # They import pyspark, which all else here does without.
+    # They import pyspark, which the rest of this module does not need.
     from penstock.spark_ext.border.types import as_arrow_of_spark
     from penstock.spark_ext.kafka.binary import known_columns
 
@@ -115,7 +115,7 @@ def read_sample(path: Path) -> pa.Table:
     Raises
     ------
     InvalidUsageError
-        If there is no such file, or its name or content is none of these.
+        If there is no such file, or its name or content has none of these formats.
     """
     import pyarrow.csv
     import pyarrow.feather

@@ -70,7 +70,7 @@ def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:
     rows : pyspark.sql.DataFrame
         The rows to send; a record's value is all columns as JSON.
     key : tuple of str
-        The columns of the record's key: one as text, several as JSON, null for none.
+        The columns of the record's key: one column as text, several as JSON, no column as null.
     """
     columns = [sf.col(quote(name)) for name in rows.columns]
     keys = [sf.col(quote(name)) for name in key]
@@ -81,7 +81,7 @@ def pack_values(rows: DataFrame, key: tuple[str, ...]) -> DataFrame:
 
 
 def _record_key(pipeline: Pipeline, columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of a record's key: the update key, the groups of windows, or a transaction's."""
+    """Return the columns of a record's key: the update key, the windows' groups, or a transaction's key."""
     if pipeline.database is not None:
         names = pipeline.database.keep or ("bucket", "transaction")
         return tuple(name for name in names if name in columns)

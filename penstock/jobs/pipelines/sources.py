@@ -51,12 +51,12 @@ _NO_CSV = "the record has other columns, or a field of another type, than the sc
 
 
 def read_sources(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame | str]:
-    """Return the sources of a pipeline by their names in its graph; a path for what Penstock itself reads.
+    """Return a pipeline's sources by their names in its graph; a path for sources that Penstock itself reads.
 
     Raises
     ------
     InvalidUsageError
-        If Spark refuses one; its text names the section.
+        If Spark refuses a source; the error's text names the section.
     """
     inputs: dict[str, tuple[Source, str]] = {SOURCE: (pipeline.source, "source")}
     if pipeline.union is not None:
@@ -73,7 +73,7 @@ def read_tables(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame]
     Raises
     ------
     InvalidUsageError
-        If Spark refuses one.
+        If Spark refuses a table.
     """
     tables = {} if pipeline.lookup is None else {TABLE: _table(spark, pipeline.lookup.table, "lookup.table")}
     if pipeline.database is not None:
@@ -133,7 +133,7 @@ def _no_connector(name: str) -> SectionError:
 def resolve(spark: SparkSession, location: str) -> str:
     """Make a local path absolute; leave a location with a file system unchanged.
 
-    Workers of a cluster, and a server of Spark Connect, have another working directory than the driver.
+    A cluster's workers and a Spark Connect server have another working directory than the driver.
     """
     if "://" in location or not (is_connect(spark) or is_local(spark) or uses_local_files(spark)):
         return location
@@ -141,7 +141,7 @@ def resolve(spark: SparkSession, location: str) -> str:
 
 
 def spark_options(**values: Any) -> dict[str, str]:
-    """Return the given options as texts, as Spark takes them."""
+    """Return the given options as texts, which Spark requires."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()
@@ -167,7 +167,8 @@ def _market(spark: SparkSession, source: MarketSource) -> DataFrame:
 def _path(spark: SparkSession, source: FilesSource) -> str:
     path = resolve(spark, source.path)
     if "://" not in path and Path(path).is_file():
-        # Spark's stream of files takes directories and patterns: a pattern that only this file matches.
+        # Spark's stream of files takes only directories and patterns, so this is a pattern that matches one
+        # file.
         file = Path(path)
         path = str(file.with_name(f"[{file.name[0]}]{file.name[1:]}"))
     return path
@@ -189,7 +190,7 @@ def _files(spark: SparkSession, source: FilesSource, place: str) -> DataFrame:
     if source.columns is not None:
         reader = reader.schema(source.columns)
     elif source.format != "text":
-        # A stream wants to know its columns; these formats keep them in the files.
+        # A stream must know its columns; these formats keep them in the files.
         there = spark.read.format(source.format).options(**source.options).load(path)
         reader = reader.schema(there.schema)
     return reader.load(path)

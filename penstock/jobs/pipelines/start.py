@@ -49,8 +49,8 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
     Raises
     ------
     InvalidUsageError
-        If Spark or the graph refuses a section, or the workers of a cluster do not see a directory; its text
-        names the section.
+        If Spark or the graph refuses a section, or the workers of a cluster do not see a directory; the
+        error's text names the section.
     """
     query = pipeline.query
     register(
@@ -72,7 +72,7 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
 
     binding = Binding(columns, partial(import_function, field="apply"), partial(resolve, spark))
     if late:
-        graph_of(pipeline, document)  # checks the results, which follow the decoding
+        graph_of(pipeline, document)  # checks the results, which come after decoding
     graph = graph_of(pipeline.model_copy(update={"results": None}) if late else pipeline, document, binding)
 
     def write(rows: DataFrame) -> DataStreamWriter:
@@ -98,7 +98,7 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
 
 
 def _columns(given: DataFrame | str, source: Source | TableSection) -> pa.Schema:
-    """Return the columns of a source or table: as planned without Spark, if Spark agrees.
+    """Return the columns of a source or table: the columns planned without Spark, if Spark agrees.
 
     The graph refuses a source of Spark that has other columns than it declares.
     """
@@ -117,7 +117,7 @@ def _types(schema: StructType) -> list[tuple[str, DataType]]:
 
 @contextmanager
 def _sections_of_nodes(pipeline: Pipeline) -> Iterator[None]:
-    """Add to an operator's error the section that it comes from."""
+    """Add the section that an operator comes from to its error."""
     try:
         yield
     except InvalidUsageError as error:
@@ -134,10 +134,10 @@ def _sections_of_nodes(pipeline: Pipeline) -> Iterator[None]:
 
 
 def _checkpoint(pipeline: Pipeline) -> str:
-    """Return the graph's directory, a temporary one if none is given."""
+    """Return the graph's directory; a temporary directory if none is given."""
     if pipeline.query.checkpoint is not None:
         return pipeline.query.checkpoint
-    # The query may outlive its handle, so the directory goes only when the process does.
+    # The query may outlive its handle, so the directory is deleted only when the process ends.
     temporary = tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True)
     atexit.register(temporary.cleanup)
     return temporary.name
@@ -154,5 +154,5 @@ def start(writing: DataStreamWriter) -> StreamingQuery:
     with section("the query cannot start"):
         try:
             return writing.start()
-        except Py4JJavaError as error:  # a file system that refuses the checkpoint, for one
+        except Py4JJavaError as error:  # for example, a file system refuses the checkpoint
             raise failure_of(error, "the query cannot start") from None

@@ -37,17 +37,17 @@ class PlanRequest:
     Parameters
     ----------
     key, time, arrival
-        Columns, as for `penstock.update_queue`. Without `arrival`, rows arrive at their time.
+        Columns, as for `penstock.update_queue`. By default rows arrive at their `time`.
     cost, sink_cost, fixed : str
-        Time for a tuple in the operator, for a result in the sink, and for a micro-batch without tuples.
+        Time per tuple in the operator, per result in the sink, and per micro-batch without tuples.
     freshness : str, optional
-        A contract, as in YAML.
+        A freshness contract, as in YAML.
     budget : str, optional
         Rows of a micro-batch, or a duration.
     loads, cores, policies
-        What to run.
+        The loads, numbers of cores and policies to forecast.
     max_rows : int
-        At most so many rows of the sample.
+        The most rows of the sample to use.
     """
 
     key: tuple[str, ...]
@@ -70,7 +70,7 @@ class PlanRequest:
         Raises
         ------
         InvalidUsageError
-            If both are given, or one is malformed.
+            If both are given, or the given one is malformed.
         """
         if self.freshness is None:
             rows = self.budget.isdigit() if self.budget is not None else False
@@ -98,7 +98,7 @@ def read_sample(path: str, max_rows: int) -> pa.Table:
     Raises
     ------
     InvalidUsageError
-        If there is no such file, or it is none of these.
+        If there is no such file, or it has none of these formats.
     CorruptDataError, UnavailableError
         If a p-stream is damaged, or its file system refuses.
     """
@@ -114,7 +114,7 @@ def read_sample(path: str, max_rows: int) -> pa.Table:
 
 
 def run_plan(path: str, request: PlanRequest, *, out: Path | None, svg: Path | None) -> list[Forecast]:
-    """Forecast, print a table and the advice, and write the files that are asked for; see `PlanRequest`.
+    """Forecast, print a table and the advice, and write the requested files; see `PlanRequest`.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def run_plan(path: str, request: PlanRequest, *, out: Path | None, svg: Path | N
 
 
 def best_of(found: Sequence[Forecast], load: float) -> Forecast:
-    """Return the forecast on the fewest cores that keeps all promises at a load, else the freshest one."""
+    """Return the forecast on the fewest cores that keeps all promises at a load, else the freshest."""
     here = [one for one in found if one.load == load]
     kept = [one for one in here if one.kept and all(one.kept.values())]
     if kept:
@@ -224,7 +224,7 @@ def parse_numbers(text: str, option: str) -> list[Any]:
     Raises
     ------
     InvalidUsageError
-        If one is not a number.
+        If an entry is not a number.
     """
     try:
         return [float(part) for part in text.split(",")]

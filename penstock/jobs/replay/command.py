@@ -97,7 +97,7 @@ def _compare(
     *,
     as_json: bool,
 ) -> bool:
-    """Replay as recorded, and tell what differs; return whether anything does."""
+    """Replay as recorded, and show what differs; return whether anything does."""
     from penstock.conf.pipeline import load_document
     from penstock.jobs.replay.comparison import Comparison
     from penstock.jobs.replay.query import open_query

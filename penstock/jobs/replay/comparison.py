@@ -33,7 +33,7 @@ _BY_CLOCK = {
     for name in ("arrived", "seen_us", "interval_us", "interval", "dequeued_us", "delivered_us", "rank",
                  "start", "share")
 }  # fmt: skip
-"""The columns of a queue's state that follow the clock, or count places."""
+"""The columns of a queue's state that depend on the clock, or hold positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,12 @@ class Difference:
     Attributes
     ----------
     what : str
-        ``rows``, ``state``, or the name of a count or of a figure of staleness.
+        ``rows``, ``state``, or the name of a count or a staleness figure.
     recorded, replayed : float
-        The numbers; for rows and state, the number of rows that only one of the two has.
+        The recorded and the replayed number; for rows and state, the number of rows that only the recording,
+        or only the replay, has.
     examples : tuple of str
-        For rows and state: some of them, with - for recorded ones and + for replayed ones.
+        For rows and state, some of these rows, with - for recorded rows and + for replayed rows.
     """
 
     what: str
@@ -86,7 +87,7 @@ class Comparison:
         self._metrics.update(recorded_metrics(self.pipeline, self.replay.recorded.recording.checkpoint.query))
 
     def compared(self, batch: ReplayedBatch) -> list[str]:
-        """Return what there is to compare a micro-batch with."""
+        """Return the records with which a micro-batch can be compared."""
         number = batch.recorded.number
         results = recorded_results(
             self.pipeline, self.replay.recorded.recording.checkpoint.query, number, batch.results.schema
@@ -148,7 +149,7 @@ class Comparison:
         if batch.has_clock:
             for name in _STALENESS:
                 was, now = (one["application_staleness_ms"].get(name, 0.0) for one in (theirs, ours))
-                if abs(was - now) > 1e-3 * max(1.0, was):  # a histogram adds up in another order
+                if abs(was - now) > 1e-3 * max(1.0, was):  # a histogram is summed in another order
                     yield Difference(f"staleness {name}", was, now)
 
     def _differ(self, what: str, theirs: pa.Table, ours: pa.Table) -> Iterator[Difference]:
@@ -164,7 +165,7 @@ class Comparison:
 
 
 def _lines(table: pa.Table) -> list[str]:
-    """Return each row as a text, which equals that of an equal row."""
+    """Return each row as a text; equal rows have equal texts."""
     return [", ".join(f"{name}={value!r}" for name, value in row.items()) for row in table.to_pylist()]
 
 
@@ -185,7 +186,7 @@ def _lines_of_unit(unit: PUnit) -> list[str]:
 
 
 def recorded_metrics(pipeline: Pipeline, query: str) -> dict[int, Mapping[str, Any]]:
-    """Return the metrics of each micro-batch in the pipeline's file, as far as it is there."""
+    """Return the metrics of each micro-batch in the pipeline's metrics file, if the file exists."""
     if pipeline.query.metrics is None or not (file := Path(pipeline.query.metrics)).exists():
         return {}
     found = {}
@@ -193,14 +194,14 @@ def recorded_metrics(pipeline: Pipeline, query: str) -> dict[int, Mapping[str, A
         try:
             entry = json.loads(line)
         except ValueError:
-            continue  # the last line of a process that was killed
+            continue  # the last line of a killed process
         if entry.get("query_id") == query and "application_staleness_ms" in entry:
             found[int(entry["batch_id"])] = entry
     return found
 
 
 def recorded_results(pipeline: Pipeline, query: str, batch: int, schema: pa.Schema) -> pa.Table | None:
-    """Return the rows that the sink took from a micro-batch; None if it does not tell, or has them no more.
+    """Return the rows that the sink took from a micro-batch; None if unknown or no longer there.
 
     Raises
     ------
@@ -230,7 +231,8 @@ def _rows_of_commit(path: str, query: str, batch: int) -> pa.Table | None:
 
 
 def _rows_of_files(place: Path, query: str, batch: int, schema: pa.Schema) -> pa.Table | None:
-    # The local engine names a file by its micro-batch; Spark's log tells until it is compacted.
+    # The local engine names a file by its micro-batch; Spark's log lists a micro-batch's files until it is
+    # compacted.
     own = place / f"part-{batch:05}-{query}.parquet"
     if own.exists():
         return pq.read_table(own)

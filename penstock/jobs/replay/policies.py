@@ -1,4 +1,4 @@
-"""Give the state of an update queue to another policy."""
+"""Convert the state of an update queue for another policy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["change_policy"]
 _CELL, _ARRIVED, _SHARE = (f"{RESERVED_PREFIX}{name}" for name in ("cell", "arrived", "share"))
 _INTERVAL = f"{RESERVED_PREFIX}interval_us"
 _UNKNOWN: dict[str, Any] = {f"{RESERVED_PREFIX}seen_us": NEVER, _INTERVAL: 0.0}
-"""The stored values of keys whose update rates no policy needed so far."""
+"""The stored values for keys whose update rates no policy has needed."""
 
 
 def change_policy(queue: Any, policy: Policy, target: Any) -> PUnit:
@@ -40,7 +40,7 @@ def change_policy(queue: Any, policy: Policy, target: Any) -> PUnit:
     Raises
     ------
     InvalidUsageError
-        If a queue has other semantics than update.
+        If a queue has semantics other than update.
     """
     if not (isinstance(queue, UpdateQueue) and isinstance(target, UpdateQueue)):
         raise InvalidUsageError("only an update queue has a policy", hint="leave out --policy")
@@ -77,7 +77,7 @@ def change_policy(queue: Any, policy: Policy, target: Any) -> PUnit:
 def _fill(
     table: pa.Table, schema: pa.Schema, unknown: dict[str, Any], given: dict[str, Any] | None = None
 ) -> pa.RecordBatch:
-    """Return the rows of a table in another schema: given columns, its own ones, or what is unknown."""
+    """Return a table's rows in another schema: the given columns, its own columns, or unknown values."""
     given = given or {}
     columns = []
     for field in schema:

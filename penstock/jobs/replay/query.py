@@ -1,4 +1,4 @@
-"""The results' query of a pipeline over a checkpoint that is only read, with its state in another place."""
+"""The results query of a pipeline over a read-only checkpoint, with its state in another place."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ReplayedQuery:
     schema : pyarrow.Schema
         The columns of the results.
     recording : Recording
-        What the checkpoint holds for it.
+        The checkpoint's recording of the query.
     """
 
     inputs: Sequence[Input]
@@ -67,7 +67,7 @@ def open_query(
     Raises
     ------
     InvalidUsageError
-        If the local engine cannot run the pipeline, or the checkpoint belongs to another one.
+        If the local engine cannot run the pipeline, or the checkpoint belongs to another pipeline.
     """
     elsewhere = pipeline.query.state_location
     pipeline = _without_side_effects(pipeline)

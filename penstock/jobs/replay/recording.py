@@ -1,4 +1,4 @@
-"""What a checkpoint has recorded of its results' query: plans, rows, state, and readings of the clock."""
+"""A checkpoint's recording of its results query: plans, rows, state, and readings of the clock."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Checkpoint:
     path : pathlib.Path
         The checkpoint of that query.
     committed : tuple of int
-        Its committed micro-batches whose plans are there, ascending.
+        Its committed micro-batches whose plans exist, ascending.
     """
 
     directory: GraphDirectory
@@ -50,12 +50,12 @@ class Checkpoint:
 
     @staticmethod
     def open(location: str) -> Checkpoint:
-        """Look at a checkpoint.
+        """Open a checkpoint for reading.
 
         Raises
         ------
         InvalidUsageError
-            If it is not on a local disk, or no pipeline with a committed micro-batch has it.
+            If it is not on a local disk, or is not the checkpoint of a pipeline with a committed micro-batch.
         CorruptDataError, UnavailableError
             If it is damaged, or the file system refuses.
         """
@@ -82,13 +82,13 @@ class Checkpoint:
 
     @property
     def state(self) -> Files:
-        """The state of the query's operators, unless the pipeline puts it elsewhere."""
+        """The location of the operators' state, unless the pipeline puts it elsewhere."""
         return open_files(self.directory.place("state"))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedBatch:
-    """A micro-batch as it was planned and committed.
+    """A recorded micro-batch, from its plan to its commit.
 
     Attributes
     ----------
@@ -97,9 +97,9 @@ class RecordedBatch:
     planned_us : int
         The time of its plan.
     starts, ends : list of Offset
-        For each source, the rows that it read.
+        For each source, the range of rows that the micro-batch read.
     before, after : mapping of int to Pointer
-        The version of each bucket before and after it, by label.
+        The version of each bucket before and after the micro-batch, by label.
     """
 
     number: int
@@ -117,7 +117,7 @@ class RecordedBatch:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The recorded micro-batches of a query, and whether all that they need is still there.
+    """The recorded micro-batches of a query, and whether everything that they need still exists.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class Recording:
     inputs : sequence of Input
         The query's sources.
     streams : sequence of str
-        The locations of the p-streams among them.
+        The locations of the sources that are p-streams.
     operator : LocalOperator, optional
         The query's operator with state.
     state : Files, optional
@@ -140,7 +140,7 @@ class Recording:
     state: Files | None = None
 
     def description(self) -> Mapping[str, Any]:
-        """Return the stored description of the operator; empty without one."""
+        """Return the stored description of the operator; empty if there is none."""
         return {} if self.state is None else read_description(self.state) or {}
 
     def store(self, label: int) -> BucketStore:
@@ -195,7 +195,7 @@ class Recording:
         return read_clock(self.store(label).files, batch.before.get(label))
 
     def ended_us(self, batch: RecordedBatch, label: int) -> int | None:
-        """Return the time that a bucket's state holds for the end of a micro-batch, if it is there."""
+        """Return the end of a micro-batch according to a bucket's state; None if the state is gone."""
         meta = self.facts(label, batch.after.get(label))
         return None if meta is None else meta.get("settled_at_us")
 
@@ -209,7 +209,7 @@ class Recording:
             return None
 
     def is_loadable(self, label: int, pointer: Pointer) -> bool:
-        """Return whether all files of a version are there."""
+        """Return whether all files of a version exist."""
         store = self.store(label)
         try:
             handle, _ = store.look(pointer)
@@ -221,7 +221,7 @@ class Recording:
     # ---------------------------------------------------------------------------- what can be replayed
 
     def lack(self, number: int) -> str | None:
-        """Return what a micro-batch lacks to run again from the state before it; None if nothing."""
+        """Return what a micro-batch lacks to run again from the state before it; None if it can run."""
         try:
             batch = self.batch(number)
         except CorruptDataError as error:
@@ -275,12 +275,12 @@ class Recording:
                 yield first, group[-1]
 
     def choose(self, first: int | None, last: int | None) -> range:
-        """Return the micro-batches to replay, by default the newest range that can be.
+        """Return the micro-batches to replay, by default the newest range that can be replayed.
 
         Raises
         ------
         InvalidUsageError
-            If one of them cannot be run again.
+            If a micro-batch cannot run again.
         """
         newest = self.checkpoint.committed[-1]
         if first is None:

@@ -28,7 +28,7 @@ __all__ = ["Replay", "ReplayedBatch"]
 
 @dataclass(frozen=True, slots=True)
 class ReplayedBatch:
-    """What a micro-batch gave when it ran again.
+    """The outcome of a micro-batch that ran again.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class ReplayedBatch:
 
 @dataclass
 class Replay:
-    """Runs micro-batches one after the other, each from the state that the one before left.
+    """Runs micro-batches one after the other, each from the state that its predecessor left.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class Replay:
     scratch : str
         The directory for state.
     policy : Policy, optional
-        The policy of `query`, if it is another one.
+        The policy of `query`, if it is not the recorded one.
     """
 
     query: ReplayedQuery
@@ -79,7 +79,7 @@ class Replay:
         Raises
         ------
         PenstockError
-            If one fails.
+            If a micro-batch fails.
         """
         recording = self.recorded.recording
         if self.query.operator is not None:
@@ -165,7 +165,7 @@ def _stand_still(time_us: int) -> Clock:
 
 
 def _go_on(time_us: int) -> Clock:
-    """Return a clock that goes on from a time, beginning with its first reading."""
+    """Return a clock that runs on from a time, which is its first reading."""
     begin_s: float | None = None
 
     def read() -> int:
