@@ -33,7 +33,7 @@ __all__ = [
 
 
 def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -> None:
-    """Create `path` with `content`, one piece after the other, durably.
+    """Create `path` durably with the pieces of `content`, in order.
 
     Steps: 1. write a temporary file, 2. sync it, 3. link it under its name, 4. sync the directory.
 
@@ -97,7 +97,7 @@ def _direct_io_hint(error: OSError, direct_io: bool) -> str | None:
 
 
 def replace(path: Path, source: Path) -> None:
-    """Replace `path` by a complete file of the same file system; do not sync."""
+    """Replace `path` by a complete file on the same file system, without a sync."""
     source.rename(path)
 
 
@@ -122,7 +122,7 @@ def read(path: Path, at: int = 0, size: int = -1, *, direct_io: bool = False) ->
         if direct_io:
             return direct.read(path, at, size)
         with path.open("rb") as file:
-            # A damaged file may state any size: read no more than there is, so that it takes no memory.
+            # A damaged file may state any size: read at most the actual size, so that memory is bounded.
             available = max(os.fstat(file.fileno()).st_size - at, 0) if size >= 0 else size
             file.seek(at if available else 0)
             return file.read(min(size, available))
@@ -185,7 +185,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_file_system(path: Path) -> None:
-    """Make all writes so far, of any process, to the file system of `path` durable.
+    """Make durable all writes so far, of any process, to the file system of `path`.
 
     Raises
     ------
@@ -212,5 +212,5 @@ def sync_file_system(path: Path) -> None:
 
 
 def sync_everything() -> None:
-    """Make all writes so far, of any process on this machine, durable; failures are not reported."""
+    """Make durable all writes so far, of any process on this machine; failures are not reported."""
     os.sync()

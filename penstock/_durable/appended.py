@@ -16,7 +16,7 @@ __all__ = ["AppendedFile"]
 class AppendedFile:
     """A new file, open for durable appends. For one thread at a time.
 
-    After an error, the file may end in a part of the last append.
+    After an error, the file may end with a part of the last append.
 
     Parameters
     ----------

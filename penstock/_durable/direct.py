@@ -28,7 +28,8 @@ def open_file(path: Path, flags: int, mode: int = 0o600) -> int:
     Raises
     ------
     OSError
-        If the file system refuses; `errno.EINVAL` if it, or the system, has no direct I/O.
+        If the file system refuses; `errno.EINVAL` if the file system or the operating system has no direct
+        I/O.
     """
     direct: int = getattr(os, "O_DIRECT", 0)
     if not direct:
@@ -79,7 +80,7 @@ def _buffer() -> memoryview[Any]:
 
 
 def _forget_buffer() -> None:
-    """Give a forked process a buffer of its own: the parent's buffer is shared."""
+    """Give a forked process its own buffer, because the parent's buffer is shared."""
     _of_thread.__dict__.clear()
 
 
@@ -87,7 +88,7 @@ os.register_at_fork(after_in_child=_forget_buffer)
 
 
 def read(path: Path, at: int, size: int) -> memoryview[Any]:
-    """Return at most `size` bytes of a file from `at` on; all if `size` is negative.
+    """Return at most `size` bytes of a file from `at` on; all bytes if `size` is negative.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The metrics of one operator in one micro-batch, beside those of the micro-batch."""
+"""The metrics of one operator in one micro-batch, with the micro-batch's own metrics."""
 
 from __future__ import annotations
 

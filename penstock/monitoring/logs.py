@@ -1,4 +1,4 @@
-"""Logs on standard error, if the environment asks for them."""
+"""Logs on standard error, if an environment variable enables them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def log_to_stderr(level: str) -> None:
     """Write the log ``penstock`` to standard error; called once in a process, by ``import penstock``.
 
-    An unknown level is reported there and counts as ``info``: a variable must not make imports fail.
+    An unknown level is reported there and treated as ``info``, because a variable must not make imports fail.
     """
     logger = logging.getLogger("penstock")
     handler = logging.StreamHandler(sys.stderr)

@@ -1,4 +1,4 @@
-"""The measures that Prometheus and OpenTelemetry get, in one table."""
+"""The table of measures for Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ class Measure:
     Parameters
     ----------
     name : str
-        The name for OpenTelemetry. In Prometheus dots are underscores, and the unit follows.
+        The name for OpenTelemetry. The name for Prometheus has underscores for dots, and the unit as a
+        suffix.
     kind : str
-        ``counter``, whose readings are added up, or ``gauge``, of which the newest reading counts.
+        ``counter``, whose readings are added up, or ``gauge``, of which the newest reading is used.
     text : str
         The description.
     read : callable
@@ -45,7 +46,7 @@ class Measure:
     unit : str
         Empty, ``s`` or ``By``.
     labels : tuple of str
-        Its labels beside query and operator.
+        Its labels in addition to query and operator.
     """
 
     name: str
@@ -63,7 +64,7 @@ class DistributionMeasure:
     Parameters
     ----------
     name, text : str
-        As for `Measure`.
+        See `Measure`.
     read : callable
         Returns the staleness of one micro-batch by class of keys.
     """
@@ -116,7 +117,7 @@ def _within(batch: OperatorBatch) -> Reading:
 
 def _spark_time(batch: OperatorBatch) -> Reading:
     for phase, ms in batch.spark_ms.items():
-        if phase != "triggerExecution":  # the sum of the others, and gaps
+        if phase != "triggerExecution":  # the sum of the other phases, and gaps
             yield (phase,), ms / 1000
 
 

@@ -22,7 +22,7 @@ class OpenTelemetryExporter:
     """Records the metrics of micro-batches with instruments of a meter named ``penstock``.
 
     OpenTelemetry's histograms count observations. So staleness is recorded as evenly spaced percentiles: one
-    for each 10 ms of a micro-batch, at least one and at most a thousand.
+    per 10 ms of a micro-batch, at least one and at most a thousand.
 
     Parameters
     ----------

@@ -25,8 +25,9 @@ class PrometheusExporter:
 
     It counts from zero at each start, as Prometheus expects it. All methods may be called from any thread.
 
-    Histograms of staleness count seconds of keys' time instead of observations: a bucket holds the time that
-    keys spent at most as stale as its bound, and the sum divided by the count is the average staleness.
+    Histograms of staleness count seconds of keys' time instead of observations: a bucket holds the time
+    during which keys were at most as stale as its bound, and the sum divided by the count is the average
+    staleness.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class PrometheusExporter:
         for distribution in DISTRIBUTIONS:
             counts = self._counts[distribution.name]
             for kind, staleness in distribution.read(batch):
-                # The area, the whole time, and the time up to each bound.
+                # The area under the staleness, the whole time, and the time up to each bound.
                 new = [staleness.area / 1e12, staleness.key_time / 1e6]
                 new += [time / 1e6 for time in staleness.key_time_below_us([1e6 * s for s in BOUNDS_S])]
                 old = counts.get((*own, kind), [0.0] * len(new))
@@ -90,14 +91,14 @@ def _name(name: str) -> str:
 
 
 class PrometheusServer:
-    """An HTTP server that Prometheus scrapes, with an exporter of its own, until `close`.
+    """An HTTP server that Prometheus scrapes, with its own exporter, until `close`.
 
     Parameters
     ----------
     host : str
         The address to listen at.
     port : int
-        The port; 0 takes a free one.
+        The port; 0 chooses a free port.
 
     Raises
     ------

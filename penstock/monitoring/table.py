@@ -20,13 +20,13 @@ _MOST_ROWS: Final = 50
 class MetricsList(list[dict[str, Any]]):
     """The entries of `penstock.metrics`, oldest first.
 
-    A notebook shows the newest ones as a table.
+    A notebook shows the newest entries as a table.
     """
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a DataFrame with one row for each entry.
 
-        Nested fields have columns of their own, such as ``application_staleness_ms.p95``.
+        Nested fields become separate columns, such as ``application_staleness_ms.p95``.
         """
         import pandas as pd
 

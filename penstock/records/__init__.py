@@ -1,1 +1,1 @@
-"""Binary values of Kafka's records, in Avro and Protobuf, as Arrow; and registries of their schemas."""
+"""Decode binary values of Kafka records (Avro and Protobuf) to Arrow, with schema registries."""

@@ -1,6 +1,6 @@
-"""Values in Avro, with the schema of each from a registry, or all with one schema.
+"""Values in Avro: each with its schema from a registry, or all with one schema.
 
-Times with a unit of milliseconds or microseconds are read as numbers, and become timestamps as a column.
+Times in milliseconds or microseconds are read as numbers, and are converted to timestamps by column.
 
 ========================================  ==================================
 in Avro                                   column
@@ -70,14 +70,15 @@ _NO_VALUE: Final = "the value is not one of its schema"
 
 
 class AvroDecoder(Decoder):
-    """Decodes Avro to the columns of one schema, to which the schemas of values are resolved.
+    """Decodes Avro to the columns of one schema, to which values with other schemas are resolved.
 
     Parameters
     ----------
     reader : RegisteredSchema
         The schema that the columns come from.
     registry : SchemaRegistry or None
-        The registry that numbers the schemas of values; None if all have the reader's, and no number.
+        The registry that numbers the schemas of values; None if all values have the reader's schema and no
+        number.
     """
 
     def __init__(self, reader: RegisteredSchema, registry: SchemaRegistry | None) -> None:
@@ -119,7 +120,7 @@ class AvroDecoder(Decoder):
         reader: Any,
         reasons: list[str | None],
     ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[Any]]:
-        """Return the rows that can be read, and their records; note the reason for each other."""
+        """Return the readable rows and their records; note the reason for each unreadable row."""
         from fastavro import schemaless_reader
         from fastavro.read import SchemaResolutionError
 
@@ -143,7 +144,7 @@ class AvroDecoder(Decoder):
                 record = schemaless_reader(data, writer, None if writer is reader else reader)
             except SchemaResolutionError:
                 reasons[row] = _OTHER_SCHEMA
-            except Exception:  # a damaged value raises whatever its bytes lead to
+            except Exception:  # a damaged value may raise any error
                 reasons[row] = _NO_VALUE
             else:
                 if data.tell() == end:
@@ -155,7 +156,7 @@ class AvroDecoder(Decoder):
 
 
 def _writer(registry: SchemaRegistry | None, number: int) -> Any:
-    """Return the schema of values with a number, or why they cannot be read."""
+    """Return the schema of values with a number, or why the values cannot be read."""
     if registry is None or number < 0:
         return NOT_FRAMED
     try:
@@ -172,19 +173,19 @@ class _NoSchemaError(InvalidUsageError):
 
 @lru_cache(maxsize=1_000)
 def _parse(schema: RegisteredSchema, *, keep_times: bool = False) -> Any:
-    """Return a schema as fastavro takes it.
+    """Parse a schema for fastavro.
 
     Parameters
     ----------
     schema : RegisteredSchema
         The schema.
     keep_times : bool
-        Whether times stay times. Without, fastavro returns their numbers, which is several times as fast.
+        Whether times stay times. If not, fastavro returns their numbers, which is several times as fast.
 
     Raises
     ------
     InvalidUsageError
-        If it is no schema of Avro.
+        If it is not an Avro schema.
     """
     return _parse_with(schema, {}, keep_times=keep_times)
 
@@ -217,7 +218,7 @@ def _without_times(schema: Any) -> Any:
 
 
 def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...] = ()) -> pa.DataType | None:
-    """Return the type of a column; None if no column can have it, as with a type that contains itself."""
+    """Return the type of a column; None if no column can have it, such as a type that contains itself."""
     if isinstance(schema, list):
         others = [one for one in schema if one != "null"]
         return _type(others[0], named, inside) if len(others) == 1 else None
@@ -245,7 +246,7 @@ def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...] = ()) -> p
 
 
 def avro_decoder(schema: str | None, registry: SchemaRegistry | None) -> AvroDecoder:
-    """Return the decoder for a schema, as a text or the name of its file, or for the registry's newest.
+    """Return the decoder for a schema (a text or the name of its file), or for the registry's newest.
 
     Raises
     ------

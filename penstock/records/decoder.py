@@ -1,4 +1,4 @@
-"""The interface of decoders of binary values, and what they share."""
+"""The interface of decoders of binary values, and their common code."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ UNKNOWN_SCHEMA = "the schema registry does not know the schema of the value"
 class Decoder(ABC):
     """Decodes values to columns. It is made on the driver, and runs in Python workers, batch by batch.
 
-    Its attributes are plain, so that it travels to workers; these compile schemas when they first need them.
+    Its attributes are plain, so that it can be sent to workers, which compile schemas when they first need
+    them.
     """
 
     schema: pa.Schema
-    """The columns that it returns; all can be null."""
+    """The columns that it returns; all are nullable."""
 
     @abstractmethod
     def decode(self, values: pa.Array) -> tuple[pa.RecordBatch, list[str | None]]:
-        """Return the columns of binary values, and for each value the reason if it cannot be read.
+        """Return the columns of binary values, and for each unreadable value the reason.
 
         The columns of a null, and of a value that cannot be read, are null.
 
@@ -73,7 +74,7 @@ def read_schema_file(file: Path) -> bytes:
 
 
 def missing_rows(rows: npt.NDArray[np.int64], read: list[npt.NDArray[np.int64]], count: int) -> list[int]:
-    """Return the rows of a batch of `count` rows that are in `rows`, and in no part of `read`."""
+    """Return the rows of a batch of `count` rows that are in `rows` but in no part of `read`."""
     missing = np.zeros(count, np.bool_)
     missing[rows] = True
     for part in read:

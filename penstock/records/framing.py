@@ -1,4 +1,4 @@
-"""The frames that serializers for schema registries put before a value, and values that are decoded in parts.
+"""The frames that serializers for schema registries put before values, and decoding of values in parts.
 
 ::
 
@@ -27,19 +27,19 @@ Positions: TypeAlias = npt.NDArray[np.int64]
 
 _HEADER_BYTES: Final = 5
 _MOST_INDEXES: Final = 32
-"""Messages are not nested deeper; greater counts are those of values without a frame."""
+"""Messages are not nested deeper than this; a greater count means a value without a frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Where values are in a buffer, and the numbers of their schemas; -1 for values without a frame."""
+    """The positions of values in a buffer, and their schemas' numbers; -1 for values without a frame."""
 
     data: npt.NDArray[np.uint8]
     begins: Positions
     ends: Positions
     schemas: Positions
     paths: npt.NDArray[np.int64]
-    """For Protobuf the indexes of each value's message, -1 after the last; else no columns."""
+    """For Protobuf, the indexes of each value's message, -1 after the last index; otherwise no columns."""
 
     @classmethod
     def of(cls, values: pa.Array) -> Frames:
@@ -54,7 +54,7 @@ class Frames:
         """Return the values of some rows without their frames."""
         lengths = (self.ends - self.begins)[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        # Position in the data of each byte: the begin of its row, and its distance from there.
+        # The position of each byte in the data: the start of its row, plus its distance from there.
         at = np.repeat(self.begins[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
         buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(self.data[at])]
         return pa.Array.from_buffers(pa.binary(), len(lengths), buffers)
@@ -66,7 +66,7 @@ def read_frames(values: pa.Array, *, indexes: bool) -> Frames:
     Parameters
     ----------
     values : pyarrow.BinaryArray
-        Framed values; a null is one without a frame.
+        Framed values; a null is a value without a frame.
     indexes : bool
         Whether the frames have the indexes of Protobuf's messages.
     """
@@ -127,9 +127,10 @@ def _read_varints(
 def decode_in_parts(
     rows: npt.NDArray[np.int64], decode: Callable[[npt.NDArray[np.int64]], Any]
 ) -> tuple[list[Any], list[npt.NDArray[np.int64]]]:
-    """Return what is decoded of rows, in parts, and the rows of each part; rows that cannot be are in none.
+    """Return the decoded rows in parts, and the row numbers of each part; undecodable rows are in no part.
 
-    A decoder of many values refuses all of them because of one, so those are halved until it is found.
+    A decoder refuses a whole part because of one bad value, so the part is halved until the value is
+    isolated.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Values in Protobuf: one message of a schema, which every version of that schema can be read as."""
+"""Values in Protobuf: messages of one type, as which values of every version of the schema can be read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ProtobufDecoder(Decoder):
     Parameters
     ----------
     descriptors : bytes
-        A ``FileDescriptorSet`` with the message and all that it needs.
+        A ``FileDescriptorSet`` with the message and its dependencies.
     message : str
         The full name of the message.
     registry : SchemaRegistry or None
@@ -79,7 +79,7 @@ class ProtobufDecoder(Decoder):
         reasons: list[str | None],
         registry: SchemaRegistry,
     ) -> npt.NDArray[np.int64]:
-        """Return the rows that hold the message; note the reason for each other."""
+        """Return the rows that hold the message; note the reason for each other row."""
         keys = np.column_stack([frames.schemas[rows], frames.paths[rows]])
         if len(keys) and (keys == keys[0]).all():  # the usual batch, which need not be sorted
             kinds, which = keys[:1], np.zeros(len(keys), np.int64)
@@ -92,7 +92,7 @@ class ProtobufDecoder(Decoder):
         return rows[is_good]
 
     def _refusal(self, registry: SchemaRegistry, number: int, path: list[int]) -> str | None:
-        """Return the reason why values with a schema and a message of it are not read; None if they are."""
+        """Return why values with a schema and a message of it are not read; None if they are read."""
         if number < 0:
             return NOT_FRAMED
         try:
@@ -122,7 +122,7 @@ def _message_handler(descriptors: bytes, message: str) -> Any:
 
 @lru_cache(maxsize=1_000)
 def _message_at(schema: RegisteredSchema, path: tuple[int, ...]) -> str | None:
-    """Return the full name of the message to which indexes lead; None if there is none."""
+    """Return the full name of the message that indexes lead to; None if there is none."""
     try:
         descriptors = _compile(schema)
     except InvalidUsageError:
@@ -131,7 +131,7 @@ def _message_at(schema: RegisteredSchema, path: tuple[int, ...]) -> str | None:
 
 
 def _messages(descriptors: bytes, file: str | None) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the messages of a file, or of all, with the indexes that lead to each."""
+    """Return the messages of a file, or of all files, with the indexes that lead to each."""
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
     found: list[tuple[str, tuple[int, ...]]] = []
@@ -177,7 +177,7 @@ def _run_protoc(file: Path) -> bytes:
     """
     with TemporaryDirectory() as directory:
         out = Path(directory, "descriptors")
-        # In a process of its own: protoc prints its messages below Python.
+        # In a separate process, because protoc writes its messages past Python's standard error.
         command = [
             sys.executable,
             "-m",
@@ -203,14 +203,14 @@ def _included() -> Path:
 def protobuf_decoder(
     schema: str | None, message: str | None, registry: SchemaRegistry | None
 ) -> ProtobufDecoder:
-    """Return the decoder for a message of a schema, or of the registry's newest.
+    """Return the decoder for a message of a schema, or of the registry's newest schema.
 
     Parameters
     ----------
     schema : str or None
-        The text of a ``.proto`` file, or the name of one, or of a ``FileDescriptorSet``.
+        The text of a ``.proto`` file, or the name of a ``.proto`` or ``FileDescriptorSet`` file.
     message : str or None
-        The message; None if there is one only.
+        The message; None if the schema has only one.
     registry : SchemaRegistry or None
         The registry.
 

@@ -1,4 +1,4 @@
-"""A client of schema registries with the interface of Confluent's, as Karapace and Apicurio have it, too."""
+"""A client of schema registries with Confluent's interface, which Karapace and Apicurio also have."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TIMEOUT_S: Final = 10.0
 _PAUSES_S: Final = (0.1, 0.5, 2.0)
 """Pauses before the second and further tries."""
 _BUSY: Final = (408, 429)
-"""Answers that pass, as those from 500 do."""
+"""Status codes of transient failures, in addition to 500 and above."""
 _UNKNOWN: Final = (40401, 40402, 40403)
-"""Numbers of errors of the registry: no such subject, version, schema."""
+"""The registry's error numbers: no such subject, version, schema."""
 
 
 class UnknownSchemaError(InvalidUsageError):
@@ -31,7 +31,7 @@ class UnknownSchemaError(InvalidUsageError):
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchema:
-    """A schema of a registry, and those that it refers to, by the names that it has for them."""
+    """A schema of a registry, and the schemas that it refers to, by their names in the schema."""
 
     kind: str
     text: str
@@ -45,7 +45,7 @@ class SchemaRegistry:
     Parameters
     ----------
     url : str
-        Its address, such as ``https://registry:8081``. Python's usual certificates are trusted; the
+        Its address, such as ``https://registry:8081``. Python's default certificates are trusted; the
         environment variable ``SSL_CERT_FILE`` names others.
     subject : str, optional
         The subject whose newest schema gives the columns, such as ``trades-value``.
@@ -57,11 +57,9 @@ class SchemaRegistry:
     Raises
     ------
     InvalidUsageError
-        If the address is not valid, or there is a token beside a user.
+        If the address is not valid, or both a token and a user are given.
 
-    Notes
-    -----
-    Workers keep a schema that they have asked for; a schema never changes under its number.
+    Notes ----- Workers cache each schema, because a schema never changes under its number.
     """
 
     url: str
@@ -93,15 +91,15 @@ class SchemaRegistry:
         UnknownSchemaError
             If the registry does not know it.
         InvalidUsageError
-            If the registry refuses the user, or the address is not one of a registry.
+            If the registry refuses the user, or the address is not a registry's.
         UnavailableError
-            If it does not answer.
+            If the registry does not answer.
         """
         return _fetch(self, f"schemas/ids/{number}")
 
     def newest(self) -> RegisteredSchema:
         """Return the newest schema of the subject; see `by_id` for errors."""
-        # The newest changes, so it is not taken from the cache.
+        # The newest schema may change, so it is not cached.
         return _resolve(self, _get(self, f"subjects/{quote(self.subject or '', safe='')}/versions/latest"))
 
 
@@ -122,7 +120,7 @@ def _resolve(registry: SchemaRegistry, answer: dict[str, Any]) -> RegisteredSche
 
 
 def _get(registry: SchemaRegistry, path: str) -> dict[str, Any]:
-    """Return the answer to a request, which is tried again while the registry is busy or away."""
+    """Return the answer to a request, which is repeated while the registry is busy or unavailable."""
     url = f"{registry.url.rstrip('/')}/{path}"
     request = urllib.request.Request(url, headers={"Accept": "application/vnd.schemaregistry.v1+json"})  # noqa: S310  # the scheme is checked
     if registry.user is not None:
@@ -150,9 +148,7 @@ def _get(registry: SchemaRegistry, path: str) -> dict[str, Any]:
                 raise _no_registry(registry, path)
             return found
         if pause_s is not None:
-            threading.Event().wait(
-                pause_s
-            )  # a pause that grows, so that a registry that starts is left alone
+            threading.Event().wait(pause_s)  # a growing pause spares a starting registry
     raise UnavailableError(
         "the schema registry does not answer", registry=registry.url, path=path, reason=reason
     )

@@ -125,7 +125,7 @@ def _float_interval(column: str, kind: np.dtype[Any], operator: str, value: floa
         return None
     low = {">": math.nextafter(value, math.inf), "<": -math.inf, "<=": -math.inf}.get(operator, value)
     high = {"<": math.nextafter(value, -math.inf), ">": math.inf, ">=": math.inf}.get(operator, value)
-    # The column type's nearest floats: the least one not below the number, the greatest not above it.
+    # The column type's nearest floats: the least float not below the number, the greatest not above it.
     with np.errstate(over="ignore"):
         ends = [kind.type(low), kind.type(high)]
     if float(ends[0]) < low:

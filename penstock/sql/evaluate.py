@@ -2,12 +2,12 @@
 
 It supports a part of Spark SQL, chosen so that its results equal Spark's (ANSI mode), nulls and NaNs
 included: columns and fields, literals, comparison, boolean logic, arithmetic of numbers, ``CASE``, ``IF``,
-``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions. `type_of` says
-whether an expression is supported. Spark evaluates all others, among them those with Spark's own rules:
-decimals except short literals, implicit casts, and divisors that may be zero.
+``COALESCE``, ``IN``, ``BETWEEN``, ``LIKE``, casts that cannot fail, and a few functions. `type_of` shows
+whether an expression is supported. Spark evaluates all others, including expressions with special rules in
+Spark: decimals except short literals, implicit casts, and divisors that may be zero.
 
 Only integer overflow makes an expression fail. A part that may fail is evaluated only for the rows for which
-Spark evaluates it: rows that take its branch, or rows that the operands before it leave undecided. If Spark's
+Spark evaluates it: rows that take its branch, or rows that earlier operands leave undecided. If Spark's
 optimizer may remove a failing part, Spark evaluates the expression (`penstock.sql.folding`).
 """
 
@@ -108,7 +108,7 @@ def filter_rows(table: pa.Table, predicate: Expression) -> pa.Table:
     Raises
     ------
     InvalidUsageError
-        As in `evaluate`, or if the predicate is not boolean.
+        See `evaluate`; also if the predicate is not boolean.
     """
     for part in predicate.conjuncts():
         keep = evaluate(part, table)
@@ -124,7 +124,7 @@ def project(table: pa.Table, select: Mapping[str, Expression]) -> pa.Table:
     Raises
     ------
     InvalidUsageError
-        As in `evaluate`.
+        See `evaluate`.
     """
     columns = {name: evaluate(expression, table) for name, expression in select.items()}
     return pa.table(columns)

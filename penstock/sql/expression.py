@@ -41,11 +41,11 @@ class Expression:
     text : str
         Spark SQL, as written or as a rule composed it. Two expressions with equal text are equal.
     columns : tuple of str
-        Sorted names of the columns that it reads. A field of a struct counts as the struct.
+        Sorted names of the columns that it reads. A field of a struct is listed as the struct.
     deterministic : bool
         Whether it returns the same value for the same row wherever it is evaluated, even after columns are
-        replaced by their definitions. Unknown functions count as nondeterministic, so they are never moved,
-        merged or evaluated elsewhere.
+        replaced by their definitions. Unknown functions are taken as nondeterministic, so they are never
+        moved, merged or evaluated elsewhere.
     aggregate : bool
         Whether it contains an aggregate, such as ``sum(load)``.
     """
@@ -86,7 +86,7 @@ class Expression:
         return Expression.parse(self.text[node.start : node.stop])
 
     def occurrences(self) -> Counter[str]:
-        """Return the number of times that it reads each column."""
+        """Return how often it reads each column."""
         return Counter(str(node.value) for node in _columns(self.tree))
 
     def conjuncts(self) -> tuple[Expression, ...]:
@@ -122,7 +122,7 @@ class Expression:
         return Expression.parse(edit(self.text, edits)) if edits else self
 
     def resolve(self, names: Iterable[str], **context: object) -> Expression:
-        """Spell columns as in `names`, ignoring case as Spark does.
+        """Spell columns as in `names`, ignoring case like Spark.
 
         Raises
         ------
@@ -307,7 +307,7 @@ def _parse_named(text: str) -> tuple[Tree, str | None]:
     Raises
     ------
     InvalidUsageError
-        As in `_parse_tree`.
+        See `_parse_tree`.
     """
     parser = Parser(text)
     tree = parser.expression()

@@ -24,11 +24,12 @@ def may_shorten(tree: Tree, typed: _Type) -> bool:
 
     It never drops such a part from
 
-    - calculations of columns and numbers, casts, ``abs`` and ``sqrt`` of them,
-    - choices between them by conditions that cannot fail, and ``COALESCE`` of them,
+    - calculations with columns and numbers, and casts, ``abs`` and ``sqrt`` of these,
+    - choices between calculations by conditions that cannot fail, and ``COALESCE`` of calculations,
     - comparisons of a calculation with a number, if each part that can fail reads all columns of the
       comparison,
-    - an ``AND`` that ends with such a comparison, if the others cannot fail and read none of its columns.
+    - an ``AND`` that ends with such a comparison, if its other operands cannot fail and read none of the
+      comparison's columns.
 
     Parameters
     ----------

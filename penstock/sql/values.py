@@ -36,7 +36,7 @@ Mask: TypeAlias = "pa.ChunkedArray[Any] | pa.Array[Any] | None"
 INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 FLOATS: Final = (pa.float32(), pa.float64())
 _LEAST_INEXACT: Final = 1 << 53
-"""From this integer on, different integers may be equal as doubles."""
+"""At and above this integer, different integers may be equal as doubles."""
 _MAX_DIGITS: Final = 15
 """Different decimals with up to this many digits also differ as doubles."""
 
@@ -109,9 +109,9 @@ def string_literal(node: Tree, rows: Rows) -> Value:
 
 
 def as_float(value: Value, kind: pa.DataType) -> Value:
-    """Convert a number to the nearest float, as Spark does.
+    """Convert a number to the nearest float, like Spark.
 
-    Arrow casts a third of the shortest decimals to another float, such as 0.3 to 3 * 0.1, but casts their
+    Arrow casts a third of the shortest decimals to a wrong float, such as 0.3 to 3 * 0.1, but casts their
     texts correctly.
     """
     number = value.cast(pa.string()) if pa.types.is_decimal(value.type) else value
@@ -182,7 +182,7 @@ def compare_values(rows: Rows, operator: str, left: Value, right: Value) -> Valu
         return pc.invert(compare_values(rows, "=", left, right))
     decimals = [value for value in (left, right) if pa.types.is_decimal(value.type)]
     if len(decimals) == 1 and (left.type in INTEGERS or right.type in INTEGERS):
-        # Integers that are equal as doubles compare alike with a small number.
+        # Integers that are equal as doubles give the same result when compared with a small number.
         number = decimals[0].as_py() if isinstance(decimals[0], pa.Scalar) else None
         if number is None or abs(number) >= _LEAST_INEXACT:
             raise UnknownError("it compares whole numbers with decimals")
@@ -209,7 +209,7 @@ _COMPARED: Final = {"=": "equal", ">": "greater", ">=": "greater_equal"}
 
 def _are(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
     """Compare texts with `text`, nulls included, in half of Arrow's time."""
-    # Without texts to compare, as when a plan is explained, the compiler is not loaded.
+    # If there are no texts to compare, as when a plan is explained, the compiler is not loaded.
     from penstock.compression.arrow import offsets_and_bytes
     from penstock.compression.kernels.text import are_equal
 

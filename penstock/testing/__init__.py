@@ -4,8 +4,8 @@
 without a JVM; see ``docs/how-to/test-pipelines.md``. The pytest plugin `penstock.testing.plugin` has fixtures
 for them.
 
-The classes are conformance tests. Each holds the tests of one interface. Inherit from it in a test file, and
-define the fixture that it names::
+The classes are conformance tests, each for one interface. Inherit from a class in a test file, and define the
+fixture that the class names::
 
     class TestMyFiles(FilesTests):
         @pytest.fixture

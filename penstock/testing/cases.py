@@ -1,4 +1,4 @@
-"""Cases of a pipeline in YAML: what is given, how time passes, what is expected."""
+"""Cases of a pipeline in YAML: the input rows, the passing of time, the expected output."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _CASE: Final = ("name", "steps", "start", "schemas", "set")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case.
+    """A test case.
 
     Parameters
     ----------
     name, place : str
         Its name, and the file that it is in.
     steps : tuple of pairs
-        What happens, in order: the kind of a step and its content.
+        The steps in order, each as its kind and its content.
     options : mapping
         ``start``, ``schemas`` and ``set`` for `penstock.testing.pipeline`.
     """
@@ -44,19 +44,19 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """The result of a case: the lines that say how it differs, none if it passes."""
+    """The result of a case: lines that describe the differences; none if it passes."""
 
     case: Case
     lines: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether all that was expected came."""
+        """Whether all expectations were met."""
         return not self.lines
 
 
 def cases_beside(reference: str) -> Path:
-    """Return the file of a pipeline's cases by default: ``NAME.cases.yaml`` for ``NAME.yaml``."""
+    """Return the default file of a pipeline's cases: ``NAME.cases.yaml`` for ``NAME.yaml``."""
     path = Path(reference)
     return path.with_name(f"{path.name.removesuffix('.yaml').removesuffix('.yml')}.cases.yaml")
 
@@ -114,7 +114,7 @@ def _check_known(given: Mapping[str, Any], known: Sequence[str], what: str, cont
 
 
 def run_case(reference: str, case: Case, overrides: Sequence[str] = ()) -> CaseResult:
-    """Run a case, up to the first expectation that is not met.
+    """Run a case up to the first expectation that is not met.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def run_case(reference: str, case: Case, overrides: Sequence[str] = ()) -> CaseR
 
 
 def _run_step(test: PipelineTest, kind: str, content: Any) -> Iterator[str]:
-    """Run a step; yield how it differs from what is expected."""
+    """Run a step; yield the differences from the expected output."""
     if kind == "given":
         rows, to = content
         test.send(rows or [], to)
@@ -171,7 +171,7 @@ def _run_step(test: PipelineTest, kind: str, content: Any) -> Iterator[str]:
 
 
 def _differ(expected: Sequence[Mapping[str, Any]], got: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the difference of rows in any order; columns that no expected row names do not count."""
+    """Yield the differences of rows in any order; columns that no expected row names are ignored."""
     names = list(dict.fromkeys(name for row in expected for name in row))
     if missing := [name for name in names if got and name not in got[0]]:
         yield f"the results have no column {', '.join(missing)}: they have {', '.join(got[0])}"
@@ -187,7 +187,7 @@ def _line(row: Mapping[str, Any], names: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text, the same for equal values of YAML and of results."""
+    """Return a value as text; equal values in YAML and in results have the same text."""
     if isinstance(value, str):
         try:
             value = datetime.fromisoformat(value)
@@ -208,7 +208,7 @@ def _text(value: Any) -> str:
 
 
 def _differ_in_staleness(most: Mapping[str, float], got: Mapping[str, float]) -> Iterator[str]:
-    """Yield the figures of staleness that are above what is expected at most."""
+    """Yield the staleness figures that exceed the expected maximum."""
     for name, limit in most.items():
         if got.get(name, 0.0) > float(limit):
             yield f"- staleness_ms {name}: at most {limit}"

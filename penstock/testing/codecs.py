@@ -41,7 +41,7 @@ def hard_streams(seed: int = 1) -> Iterator[Ints]:
 
 
 class CodecTests:
-    """The contract of a codec: it decodes what it encoded, in parts too, or reports that values do not fit.
+    """The contract of a codec: it decodes what it encoded, also in parts, or reports that values do not fit.
 
     The codec is registered (`penstock.compression.codecs.registry.register`), so that nodes find it.
     """
@@ -65,7 +65,7 @@ class CodecTests:
         assert encoded_count
 
     def test_a_part_is_decoded(self, codec: Codec) -> None:
-        """Decode ranges, including empty ones and ones across sub-blocks."""
+        """Decode ranges, including empty ranges and ranges across sub-blocks."""
         for values in hard_streams():
             node = _encode(codec, values)
             if node is None:

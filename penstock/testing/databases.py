@@ -1,4 +1,4 @@
-"""Run procedures of a database in a test: calls and rows in, results, rejections and tables out."""
+"""Test procedures of a database: calls and rows in; results, rejections and tables out."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["DatabaseTest", "database"]
 
 
 class DatabaseTest:
-    """A database under test: its tables in this process, with a log in a temporary directory.
+    """A database under test: tables in this process, and a log in a temporary directory.
 
-    Procedures have no clock. Their time is a column of their rows, so a test passes it with them.
+    Procedures have no clock: their time is a column of their rows, so a test passes the time with the rows.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class DatabaseTest:
 
     @property
     def rejections(self) -> list[dict[str, Any]]:
-        """The results of rejected transactions, whose ``rejected`` is the reason."""
+        """The results of rejected transactions; ``rejected`` is the reason."""
         return [one for one in self.results if one["rejected"] is not None]
 
     def load(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -92,9 +92,9 @@ class DatabaseTest:
         self._db = self._database.open(self._directory)
 
     def crash(self, procedure: str, /, **attributes: Any) -> None:
-        """Run a transaction whose process dies once it is durable, before the caller hears of it.
+        """Run a transaction and kill its process once it is durable, before the caller gets the result.
 
-        Then another process recovers the database from its log; the transaction has happened.
+        Then another process recovers the database from its log, including the transaction.
 
         Raises
         ------

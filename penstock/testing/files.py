@@ -19,14 +19,14 @@ from penstock.errors import ConflictError, InvalidUsageError
 __all__ = ["LARGE", "FilesTests"]
 
 LARGE = 11 * 1024 * 1024
-"""More than a client of an object store uploads in one request if left to itself."""
+"""More than an object store's client uploads in one request by default."""
 
 
 class FilesTests:
-    """The contract of `penstock.checkpointing.files.Files`. Each test has a directory of its own."""
+    """The contract of `penstock.checkpointing.files.Files`. Each test has its own directory."""
 
     exclusive: ClassVar[bool] = True
-    """Whether the file system lets only one of several create a file at the same moment."""
+    """Whether only one of several writers can create a file at the same moment."""
 
     @pytest.fixture
     def files(self) -> Files:
@@ -48,7 +48,7 @@ class FilesTests:
         assert bytes(files.read("f")) == content
 
     def test_a_part_of_a_file_is_read(self, files: Files) -> None:
-        """Read ranges, including ones that end or begin after the end of the file."""
+        """Read ranges, including ranges that end or begin after the end of the file."""
         content = os.urandom(1000)
         files.publish("f", content)
         for at, size in ((0, 10), (990, 10), (995, 10), (1000, 5), (2000, 5), (17, 0)):
@@ -159,7 +159,7 @@ class FilesTests:
         assert remaining == {f"{number}-b" for number in range(24)}
 
     def test_a_name_is_given_once(self, files: Files) -> None:
-        """Refuse a name that is taken, also with the same content."""
+        """Refuse a name that is taken, even with the same content."""
         files.publish("f", b"first")
         for content in (b"second", b"first"):
             with pytest.raises(ConflictError) as error:

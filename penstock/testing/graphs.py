@@ -24,20 +24,20 @@ __all__ = ["GraphTest", "graph"]
 
 
 class GraphTest(LocalTest):
-    """A graph under test: `send` stands for its sources, and `rows` for its sink.
+    """A graph under test: `send` replaces its sources, and `rows` replaces its sink.
 
     Parameters
     ----------
     flow : Graph
-        The graph; its sink does not count.
+        The graph; its sink is ignored.
     directory : pathlib.Path
         The directory for checkpoint and state.
     tables : mapping of str to pyarrow.Table or sequence of mapping
         The static tables of its lookups.
     persist : str or mapping of str to str
-        As for `Graph.plan`.
+        See `Graph.plan`.
     trigger : str, optional
-        The interval of triggers in `advance`; by default it triggers once, at the end.
+        The interval of triggers in `advance`; by default `advance` triggers once, at the end.
     start : datetime
         The time at which the test begins.
     """
@@ -96,7 +96,7 @@ def _given(source: Any) -> Any:
 
 
 def _with_readable_sources(flow: Graph) -> Graph:
-    """Return the graph with sources whose rows the engine itself can reduce to fragments of windows."""
+    """Return the graph with sources whose rows the engine can reduce to fragments of windows."""
     from penstock.dataflow.nodes import Source, Window, rebuild, topological
 
     has_windows = any(isinstance(node, Window) for node in topological(flow.root))
@@ -118,7 +118,7 @@ def graph(
     trigger: str | None = None,
     start: str | datetime = START,
 ) -> Iterator[GraphTest]:
-    """Open a graph for a test, in a temporary directory: queues, windows, joins and own operators.
+    """Open a graph of queues, windows, joins or user-defined operators for a test, in a temporary directory.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def graph(
     tables : mapping of str to pyarrow.Table or sequence of mapping, optional
         The static tables of its lookups.
     persist : str or mapping of str to str
-        As for `Graph.plan`: which operators have a p-stream behind them.
+        Which operators are followed by a p-stream; see `Graph.plan`.
     trigger : str, optional
         The interval of triggers in `GraphTest.advance`.
     start : str or datetime

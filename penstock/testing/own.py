@@ -1,4 +1,4 @@
-"""Tests of users' own operators and aggregates."""
+"""Tests of user-defined operators and aggregates."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _HOUR_US = 3_600_000_000
 
 
 class OperatorTests:
-    """The contract of an own operator: all that it remembers is in its tables."""
+    """The contract of a user-defined operator: everything that it remembers is in its tables."""
 
     @pytest.fixture
     def operator(self) -> Operator:
-        """Return the operator, as it is given to `penstock.apply`."""
+        """Return the operator that is passed to `penstock.apply`."""
         raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
 
     @pytest.fixture
@@ -38,7 +38,7 @@ class OperatorTests:
     def test_a_restart_before_each_micro_batch_changes_nothing(
         self, operator: Operator, batches: Sequence[pa.Table]
     ) -> None:
-        """Compare an object that runs on with one that is restored from stored tables each time."""
+        """Compare an object that keeps running with one that is restored from stored tables each time."""
         ongoing, units, hour = OperatorState(operator), list[PUnit](), count()
         for batch in batches:
             clock = partial(int, _HOUR_US * next(hour))
@@ -75,7 +75,7 @@ class OperatorTests:
 
 
 class AggregateTests:
-    """The contract of an own aggregate: how values are split into states does not matter."""
+    """The contract of a user-defined aggregate: results do not depend on how values are split into states."""
 
     values: Sequence[float] = (3.0, 1.0, 2.0, 2.0, 8.0, 5.5)
     """Values to aggregate, at least three."""
@@ -86,7 +86,7 @@ class AggregateTests:
         raise NotImplementedError  # not abstract: pytest skips abstract classes in silence
 
     def test_any_split_gives_the_same_result(self, aggregate: type[Aggregate]) -> None:
-        """Merge states of two and three parts, in both orders, with what one state of all values gives."""
+        """Merge states of two and three parts, in both orders, and compare with one state of all values."""
         values = list(self.values)
         expected = _finish(aggregate, _state(aggregate, values))
         for first in range(len(values) + 1):
@@ -109,7 +109,7 @@ class AggregateTests:
         assert _same(_finish(aggregate, empty), _finish(aggregate, whole))
 
     def test_merging_leaves_the_other_state_as_it_is(self, aggregate: type[Aggregate]) -> None:
-        """Merge, and look at the second argument."""
+        """Merge, and check that the second argument is unchanged."""
         one, other = _state(aggregate, self.values[:2]), _state(aggregate, self.values[2:])
         before = other.copy()
         _call(aggregate, "merge", one, other)
@@ -117,7 +117,7 @@ class AggregateTests:
 
 
 def _call(aggregate: type[Aggregate], method: str, *arguments: object) -> object:
-    """Call a method as plain Python; that it compiles is known when windows use it."""
+    """Call a method as plain Python; compilation is only checked when windows use it."""
     return getattr(aggregate, method)(*arguments)
 
 

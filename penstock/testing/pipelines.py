@@ -26,20 +26,19 @@ if TYPE_CHECKING:
 __all__ = ["START", "CrashPoint", "LocalTest", "PipelineTest", "parse_start", "pipeline", "to_table"]
 
 CrashPoint: TypeAlias = Literal["plan", "write", "commit"]
-"""Where a process dies: behind the plan of a micro-batch, behind the write of its results, or its commit."""
+"""Where a process dies: after a micro-batch's plan, after the write of its results, or after its commit."""
 
 START: Final = "2026-01-01T00:00:00Z"
 """The time at which a test begins, by default."""
 
 
 class LocalTest:
-    """What a test of a pipeline and of a graph have in common: rows and a clock in, results out.
+    """The common part of tests of a pipeline and of a graph: rows and a clock in, results out.
 
-    Its sources are replaced by `send`, its sink by `rows`, and its checkpoint by a temporary one. All else
-    runs as in production: the same operators, state, commits and restarts.
+    `send` replaces the sources, `rows` replaces the sink, and the checkpoint is temporary. Operators, state,
+    commits and restarts are the same as in production.
 
-    Rows that are sent wait for the next trigger. `advance` and `rows` trigger if rows wait; `trigger` always
-    does.
+    Sent rows wait for the next trigger. `advance` and `rows` trigger if rows wait; `trigger` always does.
 
     Parameters
     ----------
@@ -125,7 +124,7 @@ class LocalTest:
         )
 
     def advance(self, duration: str | timedelta) -> None:
-        """Let time pass. The pipeline triggers at each of its intervals, or once at the end without one.
+        """Let time pass. The pipeline triggers at each interval, or once at the end if it has no interval.
 
         Raises
         ------
@@ -143,12 +142,12 @@ class LocalTest:
             self.trigger()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows that came out since the last call, in their order."""
+        """Return the results since the last call, in order."""
         rows: list[dict[str, Any]] = self.table().to_pylist()
         return rows
 
     def table(self) -> pa.Table:
-        """Return what `rows` does, as a table."""
+        """Return the same results as `rows`, as a table."""
         if self._is_pending:
             self.trigger()
         new = [table for number, table in sorted(self._results.items()) if number > self._taken]
@@ -168,12 +167,12 @@ class LocalTest:
 
     @property
     def staleness_ms(self) -> dict[str, float]:
-        """Application staleness since the micro-batch before: ``avg``, ``p95`` and ``max``."""
+        """Application staleness since the previous micro-batch: ``avg``, ``p95`` and ``max``."""
         found: dict[str, float] = self.metrics[-1]["application_staleness_ms"] if self.metrics else {}
         return found
 
     def restart(self) -> None:
-        """End the process and start another one: what is not durable is lost."""
+        """End the process and start another one; state that is not durable is lost."""
         self._running = self._open()
 
     def crash(self, at: CrashPoint = "write") -> None:
@@ -248,7 +247,7 @@ class PipelineTest(LocalTest):
 
 
 class _Results:
-    """Keeps the results of each micro-batch, beyond restarts."""
+    """Keeps the results of each micro-batch across restarts."""
 
     def __init__(self, results: dict[int, pa.Table], schema: Any) -> None:
         from penstock.spark_ext.border.types import as_arrow_of_spark

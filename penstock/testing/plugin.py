@@ -1,4 +1,4 @@
-"""A pytest plugin for tests of pipelines, graphs and procedures; pytest finds it by itself.
+"""A pytest plugin for tests of pipelines, graphs and procedures, which pytest finds automatically.
 
 It imports Penstock's own modules only when a test asks for a fixture.
 """

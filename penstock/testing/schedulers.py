@@ -61,7 +61,7 @@ class SchedulerTests:
 
     @pytest.mark.parametrize("seed", range(_RUNS))
     def test_each_waiting_key_is_served_once(self, new: Callable[[], Scheduler], seed: int) -> None:
-        """Pop keys, skip held ones, and count the rest."""
+        """Pop keys, skip held keys, and count the rest."""
         driver = _Driver(new(), seed)
         for _ in range(12):
             driver.arrive()

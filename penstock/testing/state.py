@@ -1,4 +1,4 @@
-"""Tests of working copies: an operator's state of a bucket, which is stored as units."""
+"""Tests of working copies: an operator's state in a bucket, which is stored as units."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = 12
 class StateTests:
     """The contract of `penstock.state_store.bucket_store.State`.
 
-    Two states that took the same steps have the same content, however one was stored and restored.
+    Two states that took the same steps have the same content, however they were stored and restored.
     """
 
     @pytest.fixture
@@ -45,7 +45,7 @@ class StateTests:
             assert self.content(follower) == self.content(state)
 
     def test_all_deltas_at_once_restore_a_state(self, new: Callable[[], State]) -> None:
-        """Restore an empty state from the whole chain, and go on with it."""
+        """Restore an empty state from the whole chain, and continue with it."""
         state, units = new(), list[PUnit]()
         for step in range(_STEPS):
             self.change(state, step)

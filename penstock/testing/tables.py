@@ -70,7 +70,7 @@ class TableTests:
         assert keys == ["0.0", "1.0", "nan"]
 
     def test_a_table_equals_a_dictionary(self, new: NewTable) -> None:
-        """Put and get at random, some keys several times in a batch: the last row wins."""
+        """Put and get at random; if a batch has a key several times, the last row wins."""
         draw, table, model = random.Random(3), new(), dict[int, dict[str, Any]]()
         for _ in range(100):
             keys = [draw.randint(0, 60) for _ in range(draw.randint(0, 20))]
@@ -117,7 +117,7 @@ class TableTests:
         assert sorted(batch["k"].to_pylist()) == [0, 1, 2]
 
     def test_rows_that_do_not_fit_are_refused_and_change_nothing(self, new: NewTable) -> None:
-        """Put a null key, too few columns, and one of another type."""
+        """Put a null key, too few columns, and a column of another type."""
         other = pa.schema([("k", pa.int64()), ("t", pa.string()), ("n", pa.int64())])
         table = new()
         for rows, fact in (

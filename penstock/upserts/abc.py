@@ -31,7 +31,8 @@ class Columns:
         Whether rows can be deleted. Then the store remembers the time at which a key was deleted, so that an
         older update does not bring it back.
     forget_after : datetime.timedelta or int, optional
-        The age at which the store forgets a deletion: a number in the unit of the time if that is one.
+        The age at which the store forgets a deletion. If the time is a number, this is a number in the same
+        unit.
 
     Raises
     ------
@@ -74,7 +75,7 @@ class Columns:
             )
 
     def oldest_deletion(self, changes: pa.Table) -> Any:
-        """Return the time before which deletions are forgotten after a batch; None if none are."""
+        """Return the time before which deletions are forgotten after a batch; None if none is forgotten."""
         if self.forget_after is None or not self.deletes:
             return None
         return pc.max(changes[self.time]).as_py() - self.forget_after
@@ -86,27 +87,27 @@ class Columns:
 
 
 class UpsertTarget(ABC):
-    """A table of one store. Call `prepare` once, `write` for each batch, and `close` at any time after.
+    """A table of one store. Call `prepare` once, then `write` for each batch; `close` at any time.
 
     If the store has transactions, a batch is written as a whole or not at all. Each row replaces the stored
-    row of its key unless the stored row is newer. For equal times the later call wins. So it does no harm to
-    write a batch again, or an older one.
+    row of its key unless the stored row is newer. For equal times the later call wins. So it is harmless to
+    write a batch again, or to write an older batch.
 
-    After an error for which `is_transient`, `close` and a new `write` try again.
+    After an error for which `is_transient` returns True, the caller calls `close` and `write` again.
     """
 
     name: str
     """The store and the table, for messages, without secrets."""
     transient: tuple[type[Exception], ...]
-    """The kinds of errors of a store that does not answer now."""
+    """The classes of errors that show that a store does not answer now."""
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether an error passes when the store answers again."""
+        """Return whether an error disappears when the store answers again."""
         return isinstance(error, self.transient)
 
     @abstractmethod
     def prepare(self, *, create: bool) -> None:
-        """Check that the table has the columns and the key; make it if it is missing and `create` is true.
+        """Check that the table has the columns and the key; with `create`, create a missing table.
 
         Raises
         ------

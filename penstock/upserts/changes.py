@@ -22,7 +22,7 @@ def newest_changes(table: pa.Table, key: tuple[str, ...], time: str) -> pa.Table
     Parameters
     ----------
     table : pyarrow.Table
-        Rows in the order in which they came.
+        Rows in the order in which they arrived.
     key : tuple of str
         The columns of the key.
     time : str
@@ -57,7 +57,7 @@ def newest_changes(table: pa.Table, key: tuple[str, ...], time: str) -> pa.Table
 
 
 def _differ(order: pa.Table, names: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return for each row but the last whether the next one has another key."""
+    """Return for each row but the last whether the next row has another key."""
     mask = np.zeros(order.num_rows - 1, bool)
     for name in names:
         column = order[name].combine_chunks()

@@ -24,9 +24,9 @@ _OLD: Final = "penstock_old_row"
 class IcebergTable(UpsertTarget):
     """A table of Iceberg; a batch is one commit, which is one snapshot.
 
-    A commit replaces the data files that hold rows of the batch's keys by files with the other rows and the
-    new ones (copy on write). Files whose statistics exclude the keys are not read. If somebody else commits
-    first, the commit fails, and the batch is written again over what is there then.
+    A commit replaces the data files that hold rows of the batch's keys by files with the new rows and the
+    other old rows (copy on write). Files whose statistics exclude the keys are not read. If another writer
+    commits first, the commit fails, and the batch is written again over the new snapshot.
 
     With deletes, a deleted key keeps its row with the column ``penstock_deleted`` true, so that an older
     update does not bring it back. Readers filter such rows.
@@ -34,9 +34,9 @@ class IcebergTable(UpsertTarget):
     Parameters
     ----------
     catalog : str
-        The name of the catalog, as pyiceberg's configuration has it.
+        The name of the catalog in pyiceberg's configuration.
     properties : dict of str to str
-        Properties of the catalog, which go before the configured ones.
+        Properties of the catalog, which take precedence over configured properties.
     table : str
         The table, as ``namespace.table``.
     columns : Columns
@@ -155,7 +155,7 @@ class IcebergTable(UpsertTarget):
                 commit.append_data_file(file)
 
     def _is_forgotten(self, oldest: Any) -> Any:
-        """Return the condition for files that may hold deletions before a time."""
+        """Return the condition for files that may hold deletions from before a time."""
         from pyiceberg.expressions import And, EqualTo, LessThan, Reference
         from pyiceberg.expressions.literals import literal
 
@@ -181,7 +181,7 @@ class IcebergTable(UpsertTarget):
         old_rows: npt.NDArray[np.int64],
         new_rows: npt.NDArray[np.int64],
     ) -> pa.Table:
-        """Return new rows with the values of the old ones in columns that the changes do not have."""
+        """Return the new rows; columns that the changes do not have keep the old rows' values."""
         for place, field in enumerate(new.schema):
             if field.name not in self._schema.names:
                 both = pa.chunked_array([*new[field.name].chunks, *old[field.name].chunks], field.type)
@@ -198,7 +198,7 @@ class IcebergTable(UpsertTarget):
 
 
 def _as_table(changes: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return changes with all columns of the table, in its types; missing ones are null."""
+    """Return changes with all columns of the table, in its types; missing columns are null."""
     columns = [
         changes[field.name].cast(field.type)
         if field.name in changes.column_names
@@ -209,12 +209,12 @@ def _as_table(changes: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _numbers(table: pa.Table, name: str) -> npt.NDArray[Any]:
-    """Return times as NumPy's values, which have an order."""
+    """Return times as NumPy values, which can be compared."""
     return np.asarray(table[name].to_numpy())
 
 
 def _range_of(new: pa.Table, key: str) -> Any:
-    """Return the condition for files that may hold a key; true where statistics are no help."""
+    """Return the condition for files that may hold a key; always true if statistics do not help."""
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual, Reference
     from pyiceberg.expressions.literals import literal
 

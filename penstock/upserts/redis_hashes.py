@@ -18,7 +18,7 @@ __all__ = ["RedisHashes"]
 _TIME: Final = "_time"
 """The field that holds a row's time as text that sorts as the time does."""
 _CALL_ROWS: Final = 5_000
-"""The rows of one call of the script, which blocks the server while it runs."""
+"""The rows per call of the script, which blocks the server while it runs."""
 
 _SCRIPT: Final = """
 local fields = cjson.decode(ARGV[1])
@@ -65,7 +65,7 @@ class RedisHashes(UpsertTarget):
     name : str
         The server, for messages.
     prefix : str
-        The beginning of the names.
+        The prefix of the names.
     columns : Columns
         The columns.
     """
@@ -103,7 +103,7 @@ class RedisHashes(UpsertTarget):
             self._script = self._client.register_script(_SCRIPT)
 
     def prepare(self, *, create: bool) -> None:
-        """Check that the server answers; hashes need not be made."""
+        """Check that the server answers; hashes need not be created."""
         self._connect()
         self._client.ping()
 
@@ -159,7 +159,7 @@ def _sortable(times: pa.ChunkedArray[Any]) -> list[str]:
         column = column.cast(pa.int32())
     if pa.types.is_floating(column.type):
         bits = column.cast(pa.float64()).to_numpy().view(np.int64)
-        # The bits of a negative number fall as the number rises.
+        # As a negative float rises, its bits fall.
         numbers = np.where(bits < 0, ~bits, bits | np.int64(-(2**63))).view(np.uint64)
     else:
         numbers = column.cast(pa.int64()).to_numpy().view(np.uint64) ^ np.uint64(2**63)

@@ -29,7 +29,7 @@ _EXTRAS: Final[dict[str, Extra | None]] = {
 SCHEMES: Final = tuple(_EXTRAS)
 
 _SECRETS: Final = ("token", "credential", "s3.secret-access-key", "s3.session-token", "adls.account-key")
-"""Properties of Iceberg's catalogs that messages do not show."""
+"""Properties of Iceberg catalogs that messages do not show."""
 
 
 def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
@@ -42,14 +42,14 @@ def open_target(to: str, table: str | None, columns: Columns) -> UpsertTarget:
         ``sqlite:///FILE``, ``duckdb:///FILE``, ``redis://HOST``, ``delta:///DIRECTORY`` or
         ``iceberg://CATALOG?PROPERTY=VALUE&...``.
     table : str or None
-        The table, perhaps with its schema; the prefix of keys in Redis; None for Delta Lake.
+        The table, optionally with its schema; the prefix of keys in Redis; None for Delta Lake.
     columns : Columns
         The columns.
 
     Raises
     ------
     InvalidUsageError
-        If the address is not valid, a package is missing, or a type cannot be held.
+        If the address is not valid, a package is missing, or the store cannot hold a type.
     """
     uri = _split(to)
     extra = _EXTRAS[uri.scheme]
@@ -109,5 +109,5 @@ def _split(to: str) -> SplitResult:
 
 
 def _path(uri: SplitResult) -> str:
-    """Return a local path: ``sqlite:///a`` is relative, ``sqlite:////a`` absolute, as SQLAlchemy has them."""
+    """Return a local path: ``sqlite:///a`` is relative, ``sqlite:////a`` absolute, as in SQLAlchemy."""
     return f"{uri.netloc}{uri.path}" if uri.netloc else uri.path.removeprefix("/")

@@ -1,7 +1,7 @@
 """Names of Spark's built-in functions: deterministic row functions, aggregates and generators.
 
-A function in none of the lists counts as unknown: a user's function, or one of a later Spark version. A test
-compares the lists with Spark's function catalog.
+A function in none of the lists is unknown: it is a user's function, or belongs to a later Spark version. A
+test compares the lists with Spark's function catalog.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ ROW_FUNCTIONS: Final = frozenset(
     xxhash64 year zeroifnull
     """.split()  # noqa: SIM905
 )
-"""Row functions that always return the same for the same arguments.
+"""Row functions that always return the same value for the same arguments.
 
 Functions that name fields after their arguments, like ``struct``, are excluded: their result changes if a
 column is replaced by its definition. Functions that fail on purpose are excluded, too.
@@ -86,7 +86,7 @@ AGGREGATES: Final = frozenset(
 """Aggregate functions."""
 
 OWN_FUNCTION: Final = "own"
-"""Penstock's function that calls an aggregate of a user: ``own('module:Class', x)``."""
+"""Penstock's function that calls a user-defined aggregate: ``own('module:Class', x)``."""
 
 GENERATORS: Final = frozenset(
     """
@@ -94,4 +94,4 @@ GENERATORS: Final = frozenset(
     variant_explode_outer
     """.split()  # noqa: SIM905
 )
-"""Functions that generate several rows from one."""
+"""Functions that generate several rows from one row."""

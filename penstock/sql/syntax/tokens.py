@@ -31,7 +31,7 @@ class Token(NamedTuple):
     ----------
     kind : str
         ``string``, ``quoted`` (a name in backquotes), ``number``, ``word`` or ``symbol``; ``end`` after the
-        last one.
+        last token.
     text : str
         The text as written; words and symbols in upper case.
     start, stop : int
@@ -69,7 +69,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def strip_comments(text: str) -> str:
-    """Replace each comment by a blank, as Spark does."""
+    """Replace each comment by a blank, like Spark."""
     if "--" not in text and "/*" not in text:
         return text
     parts: list[str] = []

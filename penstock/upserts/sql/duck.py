@@ -14,14 +14,14 @@ __all__ = ["DuckTable"]
 
 
 class DuckTable(SqlTable):
-    """A table in a file of DuckDB. Others can read the file between two batches.
+    """A table in a DuckDB file. Other processes can read the file between two batches.
 
     Parameters
     ----------
     path : str
         The file.
     table : str
-        The table, perhaps with its schema.
+        The table, optionally with its schema.
     columns : Columns
         Its columns.
     """

@@ -15,7 +15,7 @@ __all__ = ["MysqlTable"]
 
 _PORT: Final = 3306
 _REFUSALS: Final = (1044, 1045, 1049, 1142)
-"""Numbers of errors: no access to the database or for the user, no such database, no right to a command."""
+"""Error numbers: no access to the database, no access for the user, no such database, command denied."""
 
 
 class MysqlTable(SqlTable):
@@ -28,7 +28,7 @@ class MysqlTable(SqlTable):
     name : str
         The database, for messages.
     table : str
-        The table, perhaps with its database.
+        The table, optionally with its database.
     columns : Columns
         Its columns.
     """
@@ -59,7 +59,7 @@ class MysqlTable(SqlTable):
         super().__init__(name, table, columns)
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether the server is away; a refused user raises the same kind of error."""
+        """Return whether the server is unavailable; a refused user raises the same class of error."""
         return super().is_transient(error) and (error.args or (0,))[0] not in _REFUSALS
 
     def _connect(self) -> Any:

@@ -28,11 +28,11 @@ class PostgresTable(SqlTable):
     Parameters
     ----------
     uri : str
-        The connection, as libpq takes it.
+        The connection string for libpq.
     name : str
         The database, for messages.
     table : str
-        The table, perhaps with its schema.
+        The table, optionally with its schema.
     columns : Columns
         Its columns.
     """
@@ -58,13 +58,13 @@ class PostgresTable(SqlTable):
         return dict(found) or None
 
     def _holds(self, known: str, wanted: str) -> bool:
-        # COPY does not convert: the bytes of a bigint would be another number in a double precision column.
+        # COPY does not convert: a bigint's bytes would be another number in a double precision column.
         expected = wanted.lower().partition("(")[0]
         return known.removesuffix(" without time zone") in (expected, *_SAME_BYTES.get(expected, ()))
 
     def _stage(self, changes: pa.Table) -> None:
         self._drop_stage()
-        # Its columns have the table's own types.
+        # The stage's columns have the table's own types.
         listed = ", ".join(map(self.quote, self._columns.names))
         flag = f", false AS {DELETED}" if self._columns.deletes else ""
         empty = f"SELECT {listed}{flag} FROM {self._quoted(self._table)} LIMIT 0"

@@ -1,4 +1,4 @@
-"""Tables of SQLite, which has no types of its own for times: they are text of a fixed width, in UTC."""
+"""Tables of SQLite. It has no types for times, so they are text of a fixed width, in UTC."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WAITS: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class SqliteTable(SqlTable):
-    """A table in a file of SQLite.
+    """A table in a SQLite file.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class SqliteTable(SqlTable):
         super().__init__(path, table, columns)
 
     def is_transient(self, error: Exception) -> bool:
-        """Return whether another program holds the file; a wrong statement raises the same kind of error."""
+        """Return whether another program locks the file; a wrong statement raises the same class of error."""
         return super().is_transient(error) and getattr(error, "sqlite_errorcode", None) in _WAITS
 
     def _type(self, field: pa.Field) -> str:
@@ -53,7 +53,7 @@ class SqliteTable(SqlTable):
         return "TEXT" if pa.types.is_decimal(field.type) else super()._type(field)
 
     def _connect(self) -> sqlite3.Connection:
-        # Spark calls the sink from threads of its own, one at a time.
+        # Spark calls the sink from its own threads, one at a time.
         connection = sqlite3.connect(self._path, check_same_thread=False)
         connection.execute("PRAGMA journal_mode = WAL")
         return connection
@@ -62,7 +62,7 @@ class SqliteTable(SqlTable):
         return {row[1]: row[2] for row in self._fetch(f"PRAGMA table_info({self._quoted(table)})")} or None
 
     def _holds(self, known: str, wanted: str) -> bool:
-        # A column with the affinity of numbers would turn the text 007 into 7, and a decimal into a double.
+        # A column with numeric affinity would turn the text 007 into 7, and a decimal into a double.
         is_text = any(word in known.upper() for word in ("CHAR", "CLOB", "TEXT", "BLOB")) or not known
         return is_text or wanted != "TEXT"
 

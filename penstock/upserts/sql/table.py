@@ -1,4 +1,4 @@
-"""What tables of SQL databases share: the statements of an upsert."""
+"""The common part of SQL tables: the statements of an upsert."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SqlTable(UpsertTarget):
     name : str
         The database, for messages.
     table : str
-        The table, perhaps behind a schema and a dot.
+        The table, optionally with a schema and a dot before it.
     columns : Columns
         Its columns.
     """
@@ -59,9 +59,9 @@ class SqlTable(UpsertTarget):
         "timestamp": "TIMESTAMP",
     }
     ALIAS: ClassVar[str] = " AS kept"
-    """Gives the existing row a name in the clause for a conflict."""
+    """The clause that names the existing row for the conflict clause."""
     ZONE: ClassVar[str] = "+00"
-    """The end of a time with a zone, which is in UTC."""
+    """The suffix of a time with a zone, which is in UTC."""
     KEY_TYPES: ClassVar[Mapping[str, str]] = {}
     """The types of key columns that differ from those of other columns."""
 
@@ -103,7 +103,7 @@ class SqlTable(UpsertTarget):
         self._execute(f"DROP TABLE IF EXISTS {STAGE}")
 
     def _conflict(self, names: Sequence[str], time: str, table: str) -> str:
-        """Return the clause of an insert for a key that exists."""
+        """Return the clause of an insert for an existing key."""
         keys = ", ".join(self.quote(name) for name in self._columns.key)
         sets = ", ".join(f"{name} = excluded.{name}" for name in map(self.quote, names))
         return f"ON CONFLICT ({keys}) DO UPDATE SET {sets} WHERE kept.{time} <= excluded.{time}"
@@ -148,7 +148,7 @@ class SqlTable(UpsertTarget):
         return types[text]
 
     def prepare(self, *, create: bool) -> None:
-        """Check the table, or make it; see `UpsertTarget.prepare`."""
+        """Check the table, or create it; see `UpsertTarget.prepare`."""
         try:
             self._prepare(create=create)
             self.connection.commit()
@@ -198,7 +198,7 @@ class SqlTable(UpsertTarget):
         self._execute(f"CREATE TABLE {self._quoted(table)} ({columns}, PRIMARY KEY ({keys}))")
 
     def _check_key(self) -> None:
-        """Let the database refuse a table whose key is not unique, by an upsert of no row."""
+        """Upsert no row, so that the database refuses a table whose key is not unique."""
         self._stage_empty()
         try:
             self._merge()
@@ -239,7 +239,7 @@ class SqlTable(UpsertTarget):
             raise
 
     def _literal(self, value: Any) -> str:
-        """Return a time for a statement."""
+        """Return a time as a literal for a statement."""
         if isinstance(value, datetime):
             zone = self.ZONE if value.tzinfo is not None else ""
             return f"'{value:%Y-%m-%d %H:%M:%S.%f}{zone}'"
@@ -278,7 +278,7 @@ class SqlTable(UpsertTarget):
                 f"WHERE NOT {STAGE}.{flag} AND {same(STAGE, deleted)} AND {deleted}.{time} <= {STAGE}.{time})"
             )
         else:
-            # Without a condition, the parser of SQLite takes ON for a part of the select.
+            # Without a WHERE, SQLite's parser would take ON as a part of the select.
             self._insert(table, columns.names, where="WHERE true")
 
     def _insert(self, table: str, names: Sequence[str], where: str) -> None:
@@ -294,7 +294,7 @@ Converter: TypeAlias = Callable[[Any], list[Any]]
 
 
 def rows_of(table: pa.Table, converters: Mapping[str, Converter]) -> list[tuple[Any, ...]]:
-    """Return rows as tuples, each column converted by its own function or to Python's values."""
+    """Return rows as tuples; each column is converted by its own function, or else to Python values."""
     columns = [
         converters[name](column) if name in converters else column.to_pylist()
         for name, column in zip(table.column_names, table.columns, strict=True)

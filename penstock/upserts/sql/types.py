@@ -20,20 +20,21 @@ _KINDS: Final[dict[str, tuple[str, int]]] = {
     "timestamp": ("time", 0), "datetime": ("time", 0), "timestamp with time zone": ("zoned", 0),
     "decimal": ("decimal", 0), "numeric": ("decimal", 0),
 }  # fmt: skip
-"""Types without their lengths, as the databases name them; and the width of numbers in bytes."""
+"""The databases' type names without lengths, and the width of numbers in bytes."""
 
 _LENGTHS: Final = re.compile(r"\s*\([^)]*\).*")
 
 
 def holds(known: str, wanted: str) -> bool:
-    """Return whether a column of one type takes the values of another one as they are.
+    """Return whether a column of one type can hold all values of another type unchanged.
 
     Parameters
     ----------
     known : str
-        The declared type of the column. What is not known here, such as ``json``, is left to the database.
+        The declared type of the column. A type that is not known here, such as ``json``, is left to the
+        database.
     wanted : str
-        The type that the values ask for.
+        The type that the values require.
     """
     theirs, ours = (_KINDS.get(_LENGTHS.sub("", text.lower()).strip()) for text in (known, wanted))
     if theirs is None or ours is None:
