@@ -53,6 +53,8 @@ MAX_GROUPS_PER_STALL = 16
 """At most this many groups of waiting requests are examined per stall."""
 INITIAL_ESTIMATE_S = 1e-6
 """The assumed time of a transaction of a program that has not run yet."""
+TOO_LONG_DECAY = 0.95
+"""The factor on a program's assumed time when that is too long, so that the program is tried again."""
 _WEIGHT = 0.2
 """The weight of the latest time in the mean."""
 
@@ -221,17 +223,23 @@ class Speculation:
             call.run_first()
             call.start(tasks)
             call.run_stalled()
-        except BaseException:  # an interrupt, too: the transactions beside these have run; raised again
-            self._end(chosen, call, copies, failed=True)
+            conflicts = 0
+            if self._optimistic:
+                conflicts = sum(int(one.conflicts(self._level).sum()) for one in chosen)
+            results = call.wait()
+        except BaseException:  # also an interrupt; raised again
+            if self._optimistic:
+                self._put_back(call, copies)
+            else:
+                self._keep(chosen, call.wait())  # what ran beside the call has run
             raise
-        if self._optimistic:
-            conflicts = sum(int(one.conflicts(self._level).sum()) for one in chosen)
-            self.conflicts += conflicts
-            if conflicts:
-                self._end(chosen, call, copies, failed=True)
-                return None
+        self.conflicts += conflicts
+        if conflicts:
+            self._put_back(call, copies)
+            return None
+        self._tables.forwarded += int(several.sum())
         call.spread()
-        self._end(chosen, call, [], failed=False)
+        self._keep(chosen, results)
         self._note_time(program, int(several.sum()), call.stalled_s, stalled=True)
         for one, count, seconds in call.times:
             self._note_time(one, count, seconds, stalled=False)
@@ -258,28 +266,27 @@ class Speculation:
             if not self._optimistic:
                 blocked = footprint.find_blocked(single, blockers, self._level)
                 self.conflicts += int(blocked.sum())
-            taken = _limit(single & ~blocked, homes, budgets, self._time_of(program))
+            allowed = single & ~blocked
+            taken = _limit(allowed, homes, budgets, self._time_of(program))
+            if allowed.any() and not taken.any():
+                self._times[program.digest, False] = self._time_of(program) * TOO_LONG_DECAY
             before.append(footprint.take(~taken))
             if taken.any():
                 _split(tasks, program, events, np.flatnonzero(taken), homes, len(chosen))
                 chosen.append(_Chosen(waiting, taken, homes, footprint, blockers))
         return chosen
 
-    def _end(
-        self,
-        chosen: Sequence[_Chosen],
-        call: _Call,
-        copies: Sequence[tuple[TableSet, int, dict[str, TableRows]]],
-        *,
-        failed: bool,
+    def _put_back(self, call: _Call, copies: Sequence[tuple[TableSet, int, dict[str, TableRows]]]) -> None:
+        """Undo all transactions of a call, and those beside it, by copies of the tables."""
+        call.finish()
+        self.rolled_back += call.count
+        for part, transactions, tables in copies:
+            part.put_back(tables, transactions)
+
+    def _keep(
+        self, chosen: Sequence[_Chosen], results: Mapping[int, Sequence[tuple[int, pa.RecordBatch]]]
     ) -> None:
-        """Keep the results of waiting groups in the order of their requests, or undo all from the copies."""
-        results = call.wait()
-        if copies and failed:
-            self.rolled_back += call.count
-            for part, transactions, tables in copies:
-                part.put_back(tables, transactions)
-            return
+        """Keep the results of waiting groups in the order of their requests."""
         for number, one in enumerate(chosen):
             if number not in results:  # its tasks have not started
                 continue
@@ -342,7 +349,9 @@ class _Call:
         _split(tasks, self._program, self._events, np.flatnonzero(self._homes >= 0), self._homes, 0)
         done = self._tables._each({home: partial(self._run, home, its) for home, its in tasks.items()})
         for home, results in done.items():
-            self._add(results[0][1], np.flatnonzero(self._homes == home))
+            _, batch, program, seconds = results[0]
+            self._add(batch, np.flatnonzero(self._homes == home))
+            self.times.append((program, batch.num_rows, seconds))
 
     def start(self, tasks: Mapping[int, list[Task]]) -> None:
         """Fetch the rows of multi-partition transactions, and start the transactions that run beside them."""
@@ -367,6 +376,7 @@ class _Call:
     def _run(self, home: int, tasks: Sequence[Task]) -> list[Done]:
         done: list[Done] = []
         for program, events, group in tasks:
+            _ = program.kernel  # compiled at its first use, which is no time of its transactions
             begin = _clock.monotonic_s()
             results = self._tables._partitions[home].run(program, events)
             done.append((group, results, program, _clock.monotonic_s() - begin))
@@ -374,8 +384,8 @@ class _Call:
 
     def run_stalled(self) -> None:
         """Run the transactions over several partitions at the coordinator; keep their changes there."""
-        tables, coordinator = self._tables, self._tables._coordinator
-        tables.forwarded += len(self._several)
+        coordinator = self._tables._coordinator
+        _ = self._program.kernel  # as in `_run`
         begin = _clock.monotonic_s()
         try:
             self._add(coordinator.run(self._program, self._stalled_events), self._several)
@@ -386,20 +396,22 @@ class _Call:
             coordinator.forget_deleted()
         self.stalled_s = _clock.monotonic_s() - begin
 
-    def wait(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Wait for the transactions beside; return the results of each waiting group by partition."""
+    def finish(self) -> None:
+        """Wait for what runs beside."""
         wait(self._futures.values())
+
+    def wait(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
+        """Wait for what runs beside; return for each waiting group the results of its partitions."""
+        self.finish()
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for home, future in self._futures.items():
             for group, results, program, seconds in future.result():
                 self.times.append((program, results.num_rows, seconds))
                 found.setdefault(group, []).append((home, results))
-        self._futures = {}
         return found
 
     def spread(self) -> None:
-        """Apply the changes of multi-partition transactions to the partitions, once these are idle."""
-        wait(self._futures.values())
+        """Apply the changes of multi-partition transactions to the partitions, which are idle."""
         self._tables._spread(self._deltas)
 
     def _add(self, results: pa.RecordBatch, places: Numbers) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,9 +18,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidUsageError
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.in_process.request_queue import Request, group_requests
+from penstock.procedures.partitions.partitioned_tables import PartitionedTables
+from penstock.speculating import in_process
 from penstock.speculating.in_process import Speculation
 from tests.long_tests import LONG
 from tests.property.test_partitions import BANK, EVENTS, Call, run, tables
@@ -49,6 +56,19 @@ def speculation(db: OpenDatabase) -> Speculation:
     found = getattr(db._state, "speculation", None)
     assert isinstance(found, Speculation)
     return found
+
+
+def partitions_of(db: OpenDatabase) -> list[TableSet]:
+    """Return the tables of each partition."""
+    assert isinstance(db._state, PartitionedTables)
+    return db._state._partitions
+
+
+def program_of(procedure: str) -> Program:
+    """Return the program of a procedure."""
+    program = BANK.procedures[procedure].program()
+    assert isinstance(program, Program)
+    return program
 
 
 def submit(db: OpenDatabase, made: list[Call]) -> list[list[dict[str, Any]]]:
@@ -246,6 +266,81 @@ def test_optimistic_transactions_that_conflict_are_rolled_back_and_run_again() -
         assert submit(db, made) == run(serial, made)
         assert tables(db) == tables(serial)
         assert (speculation(db).rolled_back - before, speculation(db).transactions) == (2, 0)
+
+
+BESIDE: list[Call] = [
+    ("transfer", [{"source": 0, "target": 2, "amount": 4}, {"source": 4, "target": 6, "amount": 1}]),
+    ("deposit", [{"id": 4, "amount": 1}, {"id": 6, "amount": 1}]),
+]
+"""A transfer over two partitions, one in one partition, and deposits that run beside the former."""
+
+
+def test_optimistic_transactions_are_undone_if_one_of_them_fails() -> None:
+    with BANK.open(**TWO, speculate="occ") as db, BANK.open() as serial:
+        run(db, FIRST)
+        run(serial, [*FIRST, BESIDE[1]])
+        requests = [Request(name, event) for name, events in BESIDE for event in events]
+        partition = partitions_of(db)[1]
+        fails, run_program = ["deposit"], partition.run
+
+        def run_or_fail(program: Program, events: pa.RecordBatch) -> pa.RecordBatch:
+            results = run_program(program, events)
+            if program.name in fails:
+                fails.remove(program.name)
+                raise InternalError("this fails once")
+            return results
+
+        with patch.object(partition, "run", run_or_fail):
+            db._run_groups(list(group_requests(requests)))
+        errors = [type(one.future.exception(60)) for one in requests]
+        assert errors == [InternalError, InternalError, type(None), type(None)]
+        assert tables(db) == tables(serial)
+
+
+def test_optimistic_transactions_that_are_rolled_back_are_forwarded_once() -> None:
+    conflicting: list[Call] = [BESIDE[0], ("deposit", [{"id": 0, "amount": 1}])]
+    with BANK.open(**TWO, speculate="occ") as db:
+        run(db, FIRST)
+        before = db._state.forwarded
+        submit(db, conflicting)
+        assert (db._state.forwarded - before, speculation(db).rolled_back) == (1, 1)
+
+
+def test_one_long_measurement_does_not_end_speculation() -> None:
+    with BANK.open(**TWO, speculate=True) as db:
+        run(db, FIRST)
+        found = speculation(db)
+        transfer, deposit = (program_of(name).digest for name, _ in BESIDE)
+        found._times |= {(transfer, True): 1.0, (deposit, False): 1.2}
+        with patch.object(found, "_note_time"):
+            for _ in range(6):
+                submit(db, BESIDE)
+        assert 0 < found.transactions < 6
+
+
+def test_times_are_measured_of_all_transactions_and_without_compiling() -> None:
+    ticks = defaultdict[int, int](int)
+    kernels = {program_of(name).digest: program_of(name).kernel for name, _ in BESIDE}
+    loaded: dict[str, int] = {}
+
+    def tick() -> float:
+        ticks[threading.get_ident()] += 1
+        return float(ticks[threading.get_ident()])
+
+    def load(program: Program) -> Callable[..., int]:
+        loaded.setdefault(program.digest, ticks[threading.get_ident()])
+        return kernels[program.digest]
+
+    with BANK.open(**TWO, speculate=True) as db:
+        run(db, FIRST)
+        clock = patch.object(in_process, "_clock", SimpleNamespace(monotonic_s=tick))
+        with clock, patch.object(Program, "kernel", property(load)):
+            submit(db, [*BESIDE[:1], ("deposit", [{"id": 8, "amount": 1}])])
+        assert speculation(db).transactions == 1
+        assert loaded.keys() == kernels.keys()
+        assert [count % 2 for count in loaded.values()] == [0, 0]
+        transfer = program_of("transfer").digest
+        assert {(transfer, True), (transfer, False)} <= speculation(db)._times.keys()
 
 
 def test_unusable_options_are_refused() -> None:
