@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
 from penstock.procedures.partitions import partitioned_rows
+from penstock.procedures.partitions.partitioned_tables import PartitionedTables
 from penstock.procedures.partitions.placement import read_ranges
 from penstock.procedures.requests.messages import REQUESTS
 from tests.procedures import interpreted
@@ -334,3 +336,41 @@ def test_ranges_of_the_command_line_have_the_type_of_the_column(
 def test_unusable_ranges_of_the_command_line_are_refused(texts: list[str]) -> None:
     with pytest.raises(InvalidUsageError, match=r"no ranges of a table|does not fit"):
         read_ranges(shop().tables, texts)
+
+
+def test_calls_without_a_pause_of_the_predictor_leave_other_tables_gathered() -> None:
+    database = shop()
+    database.table("stores", "store bigint, sales bigint NOT NULL", key="store", partition_by="store")
+
+    @database.procedure(event="store bigint, other bigint")
+    def swap(e: Any, stores: Any) -> Any:
+        stores[e.store].sales += stores[e.other].sales
+
+    without_compiler(database)
+    paused = {"send_rarest"}
+    predictor = SimpleNamespace(pauses=lambda one: one.name in paused, run=lambda one, events: None)
+    with database.open(partitions=2, ranges={"stock": [100], "stores": [100]}) as db:
+        db.load("items", {"item": [1], "price": [5]})
+        db.load("stock", STOCK)
+        db.load("stores", {"store": [1, 300], "sales": [1, 2]})
+        state = db._state
+        assert isinstance(state, PartitionedTables)
+        state.predicted = cast(Any, predictor)
+        db.call("send_rarest", store=1, other=300)
+        assert state.gathered.names == {"stock"}
+        db.call("swap", store=1, other=300)
+        assert state.gathered.names == {"stock"}
+        db.call("send", store=1, other=300, item=1)
+        assert (state.gathered.names, state.gathered._debt) == (set(), 0)
+        assert sorted(db.table("stock")["count"].to_pylist()) == [7, 9, 11]
+        assert sorted(db.table("stores")["sales"].to_pylist()) == [2, 3]
+
+
+def test_a_write_to_a_replicated_table_gathers_no_other_table() -> None:
+    with shop().open(partitions=2, ranges={"stock": [100]}) as db:
+        db.load("items", {"item": [1], "price": [5]})
+        db.load("stock", STOCK)
+        db.call("set_price", item=1, price=6)
+        db.call("send", store=1, other=300, item=1)
+        assert isinstance(db._state, PartitionedTables)
+        assert db._state.gathered.names == set()

@@ -77,6 +77,8 @@ class GatheredTables:
         knows_rows : bool
             Whether only the rows that the transactions need would be moved, not all rows of their tables.
         """
+        if not names:
+            return False
         self._debt = max(self._debt + MOVE_COST * several - single, 0)
         if several or self.names:
             rows = sum(
@@ -94,11 +96,13 @@ class GatheredTables:
                 self.names |= set(names)
         return not self.names.isdisjoint(names)
 
-    def scatter(self) -> None:
-        """Move all rows back to their partitions."""
+    def scatter(self, only_for: Collection[str] | None = None) -> None:
+        """Move all rows back to their partitions, or none if no table of `only_for` is gathered."""
+        if not self.names or (only_for is not None and self.names.isdisjoint(only_for)):
+            return
         for name in self.names:
             self._move(name, [self._coordinator], self._partitions)
-        self.names = set()
+        self.names, self._debt = set(), 0
 
     def _move(self, name: str, sources: Sequence[TableSet], targets: Sequence[TableSet]) -> None:
         """Move all rows of a table, and its changes since the last version."""

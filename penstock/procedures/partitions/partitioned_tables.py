@@ -251,7 +251,7 @@ class PartitionedTables:
         """Return whether transactions run over gathered tables; see `GatheredTables.choose`."""
         names = [spec.name for spec in program.tables if spec.name in self.placements]
         if self.speculation or (self.predicted is not None and not self.predicted.pauses(program)):
-            self.gathered.scatter()
+            self.gathered.scatter(only_for=names)
             return False
         return self.gathered.choose(names, single, several, knows_rows=knows_rows)
 
