@@ -195,7 +195,7 @@ def sync_file_system(path: Path) -> None:
         If the file system refuses.
     """
     sync = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
-    if sync is None:  # only Linux has it
+    if sync is None:  # only Linux has this call
         sync_everything()
         return
     try:

@@ -180,7 +180,7 @@ def _construct(node: yaml.Node | None, text: str) -> Any:
 
 
 def _substitute(root: yaml.Node, place: str, parent: FieldPath = ()) -> list[str]:
-    """Replace variables by their values; return a problem for each variable without one.
+    """Replace variables by their values; return a problem for each variable that has no value.
 
     A plain scalar gets the type of its value, as if the value were written there; a quoted scalar stays text.
     """

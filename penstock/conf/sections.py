@@ -136,7 +136,7 @@ class KafkaSink(Section):
 
 
 class PStreamSink(Section):
-    """A p-stream, which gets each row exactly once; `options` are those of the data source ``pstream``.
+    """A p-stream, which gets each row exactly once; `options` are options of the data source ``pstream``.
 
     `key` and `time` make it an update log, in which rows for which `delete_when` holds are deletes.
     """

@@ -79,7 +79,7 @@ class CostModel:
     Attributes
     ----------
     designs : int
-        The number of designs, incomplete ones included, whose cost was estimated.
+        The number of designs, including incomplete designs, whose cost was estimated.
     """
 
     def __init__(

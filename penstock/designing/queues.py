@@ -116,7 +116,7 @@ class QueueProposal:
 
 
 def expected_staleness(rates: Floats, cost_s: float) -> float:
-    """Return the mean application staleness of keys in seconds if one server serves those that wait in turn.
+    """Return the mean application staleness of keys, in seconds, if one server serves waiting keys in turn.
 
     A turn takes `cost_s` for each key with an update: T = cost * sum(1 - exp(-rate * T)), which is 0 if the
     server keeps up. A key is stale from its first update after a service: on average for T / 2 - 1 / rate +

@@ -23,7 +23,7 @@ _ALTERNATIVES = 2
 
 
 class DesignResult:
-    """A design for a trace, and its cost beside that of the declared design.
+    """A design for a trace, with its cost and the cost of the declared design.
 
     Parameters
     ----------

@@ -69,7 +69,7 @@ def _has_users_code(pipeline: Pipeline) -> bool:
     try:
         return pipeline.database is not None or bool(user_code(pipeline))
     except InvalidUsageError:
-        return True  # the checks say what is wrong, and where
+        return True  # the checks report what is wrong, and where
 
 
 def _check_local(settings: Mapping[str, str]) -> Callable[[Pipeline, Document], object]:

@@ -37,7 +37,7 @@ def file_reader(
     options : mapping of str to str
         Options of Spark's reader.
     zone : str, optional
-        The time zone of times without one; by default such times are refused.
+        The time zone of times that have no zone; by default such times are refused.
 
     Raises
     ------

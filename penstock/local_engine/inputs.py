@@ -1,7 +1,7 @@
 """The sources of a local query: the available rows, and their batches.
 
-The query's log keeps the progress, not the input. `DataSourceInput` runs the readers that Spark runs, such as
-those of p-streams and of the market, in this process. Offsets are those of Spark.
+The query's log keeps the progress, not the input. `DataSourceInput` runs the same readers as Spark, such as
+the readers of p-streams and of the market, in this process. Offsets have Spark's form.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class PushInput:
             self._begin += self._kept.pop(0).num_rows
 
     def stop_at_present(self) -> None:
-        """Do nothing: rows come only between two micro-batches."""
+        """Do nothing: rows arrive only between two micro-batches."""
 
 
 def _row(offset: Offset | None) -> int:

@@ -32,7 +32,7 @@ class LocalBatch:
     Attributes
     ----------
     query, query_id, operator : str
-        The query's name in the graph, its id, and the name of its operator with state; empty without one.
+        The query's name in the graph, its id, and the name of its operator with state; empty if it has none.
     number : int
         The micro-batch.
     new_input : bool
@@ -40,7 +40,7 @@ class LocalBatch:
     duration_ms : float
         From its plan to its commit.
     metrics : BatchMetrics
-        The metrics of its operator; all 0 without one.
+        The metrics of its operator; all 0 if it has none.
     """
 
     query: str
@@ -123,7 +123,7 @@ class LocalQuery:
         return self._wakes or bool(self.operator is not None and self.operator.waiting)
 
     def stop_at_present(self) -> None:
-        """Fix the end of the inputs: rows that come later are not read."""
+        """Fix the end of the inputs: later rows are not read."""
         if not self._stops:
             self._stops = True
             for source in self._inputs:

@@ -8,7 +8,7 @@
     QUERY/sources/<number>/<entry>             which files a source of files has found
     QUERY/state/0/<partition>/<batch + 1>.snapshot   the pointers of buckets after the micro-batch
 
-Spark reads these files as its own, and this module reads those of Spark
+Spark reads these files as its own, and this module reads Spark's files
 (`penstock.spark_ext.state_reader.spark_state`). Like Spark, it writes whole files under temporary names, does
 not sync them, and deletes the files of old micro-batches. A p-stream that receives rows syncs the plan's
 files first.

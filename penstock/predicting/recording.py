@@ -253,7 +253,7 @@ def record(
     Raises
     ------
     InvalidUsageError
-        If there is no request or procedure, events or rows do not fit, or a procedure is a workflow, or has
+        If there is no request or procedure, events or rows do not fit, or a procedure is a workflow, has
         streams or windows, or runs with ``plain=True``.
     """
     state = tables if isinstance(tables, TableSet) else _load(database, tables or {})

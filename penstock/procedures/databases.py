@@ -282,7 +282,7 @@ class Database:
             triggers.append(text)
             try:
                 return Procedure(text, catalog, event, pa.schema([]), trigger_of=name)
-            except BaseException:  # undone whatever it is, and raised again
+            except BaseException:  # any error undoes it, and is raised again
                 triggers.pop()
                 raise
 

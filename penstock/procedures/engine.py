@@ -294,7 +294,7 @@ class Run:
     """Events of a compiled program that run over tables, and their results.
 
     `advance` runs whole rounds. `advance_transaction` runs one transaction of a workflow: it takes the stream
-    rows that earlier transactions emitted, and returns those for later transactions.
+    rows that earlier transactions emitted, and returns the rows for later transactions.
 
     Parameters
     ----------

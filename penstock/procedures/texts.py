@@ -100,7 +100,7 @@ class TextNumbers:
         return ranks[places]
 
     def keep(self, used: Iterable[Numbers]) -> Numbers:
-        """Forget all texts but those in use; return the new number of each old one."""
+        """Forget all texts that are not in use; return the new number for each old number."""
         new_numbers = np.zeros(max(len(self._texts), 1), np.int64)
         used_numbers = np.unique(np.concatenate([*used, np.zeros(0, np.int64)]))
         texts = [self._texts[number] for number in used_numbers if number < len(self._texts)]

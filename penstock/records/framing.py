@@ -8,7 +8,8 @@
     |       | big-endian    | zigzag varints; one 0 is [0]     |
     +-------+---------------+----------------------------------+----------
 
-The indexes lead from the file to the message: ``[1, 0]`` is the first message inside the file's second one.
+The indexes lead from the file to the message: ``[1, 0]`` is the first message inside the file's second
+message.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 While transactions over several partitions run at the coordinator, over copies of their rows, all partitions
 wait. Meanwhile, partitions run later requests that need one partition and do not conflict. Results and tables
-equal those of the serial run in the order of the log, which is the order of requests:
+are the same as in a serial run in the order of the log, which is the order of requests:
 
 1. A transaction that runs beside others conflicts with none of them, nor with an earlier transaction that
    runs after it. So the results are the same as at its place in the order.
@@ -143,7 +143,7 @@ def use_speculation(state: State, database: Database, speculate: bool | str) -> 
 
 
 class Speculation:
-    """Runs transactions beside those that need several partitions, in an open database.
+    """Runs transactions beside multi-partition transactions, in an open database.
 
     Parameters
     ----------

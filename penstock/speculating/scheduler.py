@@ -1,4 +1,4 @@
-"""Chooses what a partition runs while a distributed transaction stalls there (H-Store §6.3, §6.4).
+"""Chooses the transactions that a partition runs while a distributed one stalls (H-Store §6.3, §6.4).
 
 A distributed transaction holds all its partitions. Each of them waits at three kinds of stall points:
 
@@ -146,7 +146,7 @@ class Scheduler:
     Attributes
     ----------
     examined, eligible : int
-        The number of queued transactions that were examined, and of those that did not conflict.
+        The number of queued transactions that were examined, and the number that did not conflict.
     """
 
     def __init__(self, rules: ConflictRules, mode: Mode) -> None:

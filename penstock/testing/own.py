@@ -38,7 +38,7 @@ class OperatorTests:
     def test_a_restart_before_each_micro_batch_changes_nothing(
         self, operator: Operator, batches: Sequence[pa.Table]
     ) -> None:
-        """Compare an object that keeps running with one that is restored from stored tables each time."""
+        """Compare an object that keeps running with an object that is restored from stored tables."""
         ongoing, units, hour = OperatorState(operator), list[PUnit](), count()
         for batch in batches:
             clock = partial(int, _HOUR_US * next(hour))

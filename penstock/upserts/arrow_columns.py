@@ -1,4 +1,4 @@
-"""Check the columns of tables whose stores give them as Arrow."""
+"""Check the columns of tables whose stores return schemas as Arrow."""
 
 from __future__ import annotations
 

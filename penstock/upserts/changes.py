@@ -17,7 +17,7 @@ DELETED: Final = "penstock_deleted"
 
 
 def newest_changes(table: pa.Table, key: tuple[str, ...], time: str) -> pa.Table:
-    """Return the newest row of each key; for equal times the last one.
+    """Return the newest row of each key; for equal times the last row.
 
     Parameters
     ----------

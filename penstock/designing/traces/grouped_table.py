@@ -44,7 +44,7 @@ class GroupedTable(PlainTable):
 
     def note_look_up(self, index: IndexSpec, columns: tuple[str, ...], key: Key) -> None:
         """Record a look-up by the first `columns` of an index; unknown values in `key` are None."""
-        raise NotImplementedError  # each recorder has a form of its own
+        raise NotImplementedError  # each recorder has its own form
 
     def peek(self, key: Key) -> Any:
         """Return a row without recording it; None if there is none."""

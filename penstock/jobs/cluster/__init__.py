@@ -1,1 +1,1 @@
-"""Pipelines on clusters: archives for workers, and checks of what the machines share."""
+"""Pipelines on clusters: archives for workers, and checks of the places that machines share."""

@@ -58,7 +58,7 @@ def pack_pipeline(
     pipeline : str, optional
         The pipeline's file, or the name of a packaged example.
     modules : tuple of str
-        More modules, such as those that are imported by a computed name.
+        More modules, such as modules that are imported by a computed name.
     prefix : Path, optional
         A virtual environment to pack as well. Then the archive is this environment, with the modules in it.
 
@@ -137,7 +137,7 @@ def _below_here(file: str, field: str) -> str:
 
 
 def _write_environment(out: Path, prefix: Path, files: dict[str, Path], modules: dict[str, Path]) -> None:
-    """Pack a virtual environment: the files go to its root, the modules beside its packages."""
+    """Pack a virtual environment; the files go to its root, the modules to the directory of its packages."""
     need_extra("pack", "packing an environment")
     from venv_pack import Env, File, VenvPackException
 

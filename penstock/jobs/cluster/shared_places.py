@@ -27,8 +27,8 @@ def check_shared_places(spark: SparkSession, pipeline: Pipeline, document: Docum
 
     Called on the driver. Does nothing in local mode, or if a path without a file system does not name a local
     file. The driver puts an empty file into each output directory, and a job with one task per core looks for
-    these files. So a directory of the same name on another machine does not count as shared. Workers that
-    start later are not checked.
+    these files. So a directory of the same name on another machine is not taken as shared. Workers that start
+    later are not checked.
 
     Raises
     ------

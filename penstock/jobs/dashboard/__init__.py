@@ -1,1 +1,1 @@
-"""The dashboard: a page that shows a pipeline live, and the server behind it."""
+"""The dashboard: a page that shows a pipeline live, and its server."""

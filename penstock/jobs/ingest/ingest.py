@@ -292,7 +292,7 @@ class _Ingest:
         return TextSource(FileBytes(Path(path), grows=settings.follow), dialect, path, settings.sizes)
 
     def _infer(self, dialect: Dialect) -> pa.Schema | None:
-        """Return the columns of the first source that has rows; None if the run is stopped before."""
+        """Return the columns of the first source that has rows; None if the run is stopped earlier."""
         while not self._stopped():
             sources = self._sources.values()
             for source in sources:

@@ -396,7 +396,7 @@ class ArrayRecords(JsonRecords):
 def _outside_text(
     content: bytes,
 ) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int32]]]:
-    """Return the bytes with quoted ones set to 0, and the bracket depth of each byte."""
+    """Return the bytes with quoted bytes set to 0, and the bracket depth of each byte."""
     plain = _ESCAPED.sub(b"  ", content) if b"\\" in content else content
     octets = np.frombuffer(plain, np.uint8)
     quotes = octets == _QUOTE[0]

@@ -139,7 +139,7 @@ class Source(ABC):
         """Close the source."""
 
     def _compare(self, names: Sequence[str], schema: pa.Schema, *, sparse: bool) -> None:
-        """Compare the source's columns with the stream's; refuse missing ones unless `sparse`."""
+        """Compare the source's columns with the stream's; refuse missing columns unless `sparse`."""
         self.left_out = tuple(name for name in names if name not in schema.names)
         missing = [name for name in schema.names if name not in names]
         if missing and not sparse:

@@ -67,7 +67,7 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
         A state location, a p-stream, a graph's directory, or a query's checkpoint that also holds the query's
         state location.
     checkpoint : str or None
-        The checkpoint of a query whose state lies there. Spark reads it.
+        The checkpoint of a query whose state is at `path`. Spark reads it.
     gone : collection of str
         Ids of queries whose checkpoints are gone for good.
     retain_versions : int

@@ -56,7 +56,7 @@ class Batch:
 
     @property
     def did_something(self) -> bool:
-        """True if rows came in or left."""
+        """True if rows were read or emitted."""
         return bool(self.rows_in or self.emitted or self.late or self.dropped or self.bad_records)
 
 

@@ -122,7 +122,7 @@ def measured_counts(reference: str, overrides: Sequence[str] = ()) -> dict[str, 
     Raises
     ------
     InvalidUsageError
-        If the pipeline has no checkpoint, or no state is there.
+        If the pipeline has no checkpoint, or the checkpoint has no state.
     """
     # The part that needs Spark is loaded only if a checkpoint is read.
     from penstock.spark_ext.forwarding.counts import count_by_operator

@@ -205,7 +205,7 @@ def _follow_graph(
         try:
             ended = running.await_termination(_POLL_S)
         except PenstockError as error:
-            raise error from None  # its text tells the cause
+            raise error from None  # its text names the cause
         if signals.received is not None:
             running.stop()
             ended = True

@@ -197,7 +197,7 @@ def _files(spark: SparkSession, source: FilesSource, place: str) -> DataFrame:
 
 
 def kafka_records(spark: SparkSession, source: KafkaSource) -> DataFrame:
-    """Return the records of a source as Spark's connector gives them."""
+    """Return the records of a source in the form in which Spark's connector returns them."""
     reader = spark.readStream.format("kafka").options(**source.options)
     return (reader.option("includeHeaders", "true") if source.has_headers else reader).load()
 

@@ -36,7 +36,7 @@ AttributePartitions = tuple[Numbers | None, Numbers]
 
 
 class QueryName(NamedTuple):
-    """A query as it is named in models.
+    """The name of a query in models.
 
     Attributes
     ----------

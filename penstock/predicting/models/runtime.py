@@ -202,7 +202,7 @@ class RunningPredictor:
         return kind.numbers(codes, parameters, places, model)
 
     def observe(self, touched: Numbers) -> None:
-        """Count the right ones among the last predictions, and adapt the models if there are too few."""
+        """Count the right predictions of the last call, and adapt the models if there are too few."""
         if self._last is None:
             return
         digest, used, partitions = self._last

@@ -259,7 +259,7 @@ def walk_all(
     written: Masks,
     undo: Booleans,
 ) -> None:
-    """Set the partitions of transactions, those that they write, and whether they need an undo log."""
+    """Set the partitions that transactions access and write, and whether they need an undo log."""
     path = np.empty(MOST_QUERIES + 2, np.int64)
     masks = np.empty(MOST_QUERIES + 1, np.uint64)
     seen = np.empty((graph.doubt.shape[1], 3))

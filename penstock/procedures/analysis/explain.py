@@ -160,7 +160,7 @@ def _facts(
 
 
 def list_facts(program: Program | PlainProgram | None) -> Iterable[tuple[str, str]]:
-    """Return what the compiler found: undo log, rejections, route and what is forwarded."""
+    """Return the compiler's findings: undo log, rejections, route and forwarded transactions."""
     if program is None:
         yield "compiled", "no, the attributes of its event are unknown"
         return

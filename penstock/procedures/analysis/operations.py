@@ -98,7 +98,7 @@ class _Condition:
 
 
 def operations_of(text: ProcedureText, keys: Mapping[str, tuple[str, ...]]) -> tuple[Operation, ...]:
-    """Return the operations of a procedure and of those that it calls, in the order of its text.
+    """Return the operations of a procedure and its callees, in the order of its text.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ class _Finder:
     # Expressions
 
     def refs(self, node: ast.AST) -> Refs:
-        """Return the rows that a value depends on; record those that it reads."""
+        """Return the rows that a value depends on; record the rows that it reads."""
         if isinstance(node, ast.Name):
             variable = self.frame.names.get(node.id)
             return _NO_REFS if variable is None else variable.refs | variable.rows

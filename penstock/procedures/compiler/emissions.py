@@ -130,7 +130,7 @@ class Emissions(Writes):
     # Windows
 
     def _stage(self, node: ast.Call, window: WindowSpec) -> Value:
-        """Compile the insert of a row into a window; its value says whether the window slid."""
+        """Compile the insert of a row into a window; its value is true if the window slid."""
         if window.name in self.open_windows:
             raise self.wrong(node, "a window gets a row in a loop over it", "insert before or after the loop")
         values = self._columns(node, window)

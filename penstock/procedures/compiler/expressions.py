@@ -397,7 +397,7 @@ class Expressions(ABC):
         return f"({value.null})" if positive else f"(not {value.null})"
 
     def _equal_or_null(self, sign: str, a: Value, b: Value) -> Value:
-        """Compare as Python does: a null equals a null and nothing else."""
+        """Compare like Python: a null equals a null and nothing else."""
         values_equal = compare(self.out, "==", a, b).code
         any_null = " or ".join(value.null for value in (a, b) if value.null)
         all_null = f"({a.null} and {b.null})" if a.null and b.null else "False"

@@ -100,8 +100,8 @@ class Output:
     def need_room(self, condition: str, cause: int) -> None:
         """Stop if a condition holds.
 
-        `cause` tells the caller what has to grow: the rows of table n (n), its deleted keys (-2 - n) or the
-        undo log (-1).
+        `cause` names the array that must grow: the rows of table n (n), its deleted keys (-2 - n) or the undo
+        log (-1).
         """
         self._fails.append(len(self._lines))
         with self.block(f"if {condition}:"):

@@ -334,7 +334,7 @@ def compile_route(
 
 
 def run_passes(text: ProcedureText, one_pass: Callable[[Facts], Statements]) -> Statements:
-    """Run passes until they find no new facts; return the result of the last one.
+    """Run passes until they find no new facts; return the result of the last pass.
 
     Raises
     ------

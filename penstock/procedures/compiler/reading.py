@@ -67,7 +67,7 @@ _CONSTRUCTS = {
     "Invert": ("~", "write -x - 1"),
     "UAdd": ("+ in front of a value", "leave it out"),
 }
-"""How to name constructs that a procedure does not have, and what to write in their place."""
+"""The names of unsupported constructs, and what to write in their place."""
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ class Scopes:
             scope.assigned = None if assigned is None else set(assigned)
 
     def merge(self, state: list[Assigned]) -> None:
-        """Join this path with another one."""
+        """Join this path with another path."""
         for scope, assigned in zip(self.stack, state, strict=True):
             if scope.assigned is None or assigned is None:
                 scope.assigned = assigned if scope.assigned is None else scope.assigned

@@ -50,7 +50,7 @@ def arrow_errors(owner: str, **context: Any) -> Iterator[None]:
 
 
 def batches_of(rows: pa.Table | pa.RecordBatch, schema: pa.Schema, *, owner: str) -> list[pa.RecordBatch]:
-    """Convert rows to batches of a schema; columns match by name, and missing ones are null."""
+    """Convert rows to batches of a schema; columns match by name, and missing columns are null."""
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     if twice := [name for name in schema.names if table.column_names.count(name) > 1]:
         raise InvalidUsageError("a column is there twice", of=owner, columns=twice)

@@ -125,7 +125,7 @@ class CommandLog:
         self._tables = tuple(tables)
         check_tables(self._files.child("tables"), name, self._tables, create=True)
         place = os.fspath(location).rstrip("/")
-        # Another process must acknowledge nothing once this one reads what is durable.
+        # Another process must acknowledge no call once this process reads the durable calls.
         self._ahead = None
         if isinstance(self._files, LocalFiles):
             self._ahead = WriteAheadLog(self._files.directory / "wal")

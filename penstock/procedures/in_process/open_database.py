@@ -52,7 +52,7 @@ T = TypeVar("T")
 class OpenDatabase:
     """The tables of a database in this process's memory. Threads may share it; calls run one after the other.
 
-    Calls of several threads, and those of `submit`, become durable together in one sync.
+    Calls of several threads, and transactions of `submit`, become durable together in one sync.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class OpenDatabase:
                 calls = self._log.restore(self._state)
             replay(calls, self._state, self._programs, strong)
             self._strong = strong if recovery == "strong" else None
-        except BaseException:  # closed whatever it is, and raised again
+        except BaseException:  # any error closes it, and is raised again
             if self._log is not None:
                 self._log.close()
             self._state.close()

@@ -28,7 +28,7 @@ class OpenPrograms:
     database : Database
         The declarations.
     opened : container of str
-        The names of the tables that exist, hidden ones included.
+        The names of the tables that exist, including hidden tables.
     """
 
     def __init__(self, database: Database, opened: Container[str]) -> None:

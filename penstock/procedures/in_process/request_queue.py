@@ -101,7 +101,7 @@ class RequestQueue:
             self._run_groups(list(group_requests(requests)))
 
     def _take(self) -> list[Request]:
-        """Wait for requests; return those whose futures were not cancelled, or none after `close`."""
+        """Wait for requests; return the requests whose futures were not cancelled, or none after `close`."""
         taken: list[Request] = []
         while not taken:
             with self._changed:

@@ -128,7 +128,7 @@ class WriteAheadLog:
                 yield from _records(bytes(_durable.read(path)), path)
 
     def begin_part(self) -> None:
-        """Begin a part, and delete earlier ones, whose calls the p-stream holds.
+        """Begin a part, and delete earlier parts, whose calls the p-stream holds.
 
         Raises
         ------

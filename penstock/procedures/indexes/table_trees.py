@@ -55,7 +55,7 @@ class TableTrees:
             self.nodes[number] = larger
 
     def remove(self, slots: Numbers) -> None:
-        """Remove rows; those that are not in an index are skipped."""
+        """Remove rows; rows that are not in an index are skipped."""
         for number, index in enumerate(self._indexes):
             remove_all(
                 self.nodes[number],
@@ -92,7 +92,7 @@ class TableTrees:
             build_tree(self.nodes[number], self._facts, self._root + number, inside[order])
 
     def _set_words(self, number: int, slots: Numbers, columns: Columns, nulls: Nulls) -> Numbers:
-        """Set the words of rows; return those that are in the index."""
+        """Set the words of rows; return the rows that belong in the index."""
         index = self._indexes[number]
         for place, at in enumerate(self._places[number]):
             self.nodes[number][slots, place] = _words(columns[at][slots])

@@ -1,9 +1,9 @@
 """The tree of an index: a treap whose nodes are the slots of a table's rows.
 
 A node is a row of a matrix of int64: the words by which rows are in order, then the left child's slot plus
-one, the right child's, and whether the row is in the tree. Words of integers, times and booleans are their
-values; those of floats sort as Spark sorts floats; those of texts are their numbers
-(`penstock.procedures.texts`), which compare as the texts' bytes do. The priority of a node is a hash of its
+one, the right child's, and whether the row is in the tree. The words of integers, times and booleans are
+their values. The words of floats sort as Spark sorts floats. The words of texts are their numbers
+(`penstock.procedures.texts`), which compare like the texts' bytes. The priority of a node is a hash of its
 slot. So the shape depends on slots, but the order of rows on their content alone.
 
 Arguments: `nodes` and `facts` of a table; `root`, the place in `facts` of the root's slot plus one; `mask`,
@@ -76,7 +76,7 @@ def _compare_texts(a: int, b: int, offsets: Nodes, data: Bytes) -> int:
 
 @kernel
 def compare_bound(nodes: Nodes, slot: int, bound: Any, mask: int, offsets: Nodes, data: Bytes) -> int:
-    """Compare the first words of a row with those of a bound; below 0 if the row comes first."""
+    """Compare the first words of a row with a bound's words; below 0 if the row comes first."""
     for c in range(len(bound)):
         x, y = nodes[slot, c], bound[c]
         if x != y:
@@ -174,7 +174,7 @@ def insert_all(
 def remove_all(
     nodes: Nodes, facts: Nodes, root: int, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
 ) -> None:
-    """Remove rows; those that are not in the tree are skipped."""
+    """Remove rows; rows that are not in the tree are skipped."""
     flag = nodes.shape[1] - 1
     for i in range(slots.shape[0]):
         if nodes[slots[i], flag] != 0:

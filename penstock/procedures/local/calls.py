@@ -53,7 +53,7 @@ class Calls(Emissions):
         event: Mapping[str, Value | ListOf],
         place: tuple[object, ...],
     ) -> Value | Nothing | None:
-        """Compile the body of a called procedure into this one; return its value.
+        """Compile the body of a called procedure into the caller; return its value.
 
         `place` identifies the call in every pass over the text.
         """

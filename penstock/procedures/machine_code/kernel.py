@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def generated_kernel(function: F) -> F:
     """Compile the function of a generated module, whose file numba's cache is keyed by.
 
-    A function with a set is left to numba, because a set has memory of its own.
+    Numba compiles functions with sets, because a set has its own memory.
     """
     tree = ast.parse(inspect.getsource(function)).body[0]
     if not isinstance(tree, ast.FunctionDef) or _has_set(tree):

@@ -152,7 +152,7 @@ def _facts_text(text: ProcedureText, found: Sequence[_Found]) -> ProcedureText:
 
 @dataclass(slots=True)
 class _Walk:
-    """Walks through a procedure and those that it calls.
+    """Walks through a procedure and its callees.
 
     Attributes
     ----------

@@ -59,7 +59,7 @@ class EvaluationMetrics:
     exclusive : int
         The transactions that ran alone because their events do not determine their access sets.
     stolen : int
-        The transactions that a thread took from another one's queue.
+        The transactions that a thread took from another thread's queue.
     versions : int
         The versions of rows.
     levels : int
@@ -220,8 +220,8 @@ class Evaluation:
                     if end == FULL:
                         room = run.own_room(2 * len(room[1][0]))
                     else:
-                        pause(0)  # lets a thread run that has no core
-            except BaseException:  # the other threads must end whatever it is; raised again
+                        pause(0)  # lets a thread without a core run
+            except BaseException:  # the other threads must end on any error; raised again
                 failed.append(thread)
                 raise
 

@@ -186,7 +186,7 @@ class PartitionDesign(StoredText):
         Raises
         ------
         InvalidUsageError
-            If there is no such procedure, or its route is another one.
+            If there is no such procedure, or it has another route.
         """
         if not self.routes:
             return

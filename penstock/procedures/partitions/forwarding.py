@@ -1,4 +1,4 @@
-"""The transactions of a call that run in a partition, and those that are forwarded to the coordinator."""
+"""The transactions of a call that run in a partition, and the ones that are forwarded to the coordinator."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def _check_kind(column: Column, value: Any) -> None:
 
 
 def _word(column: Column, value: Any) -> Any:
-    """Return a sort key that orders as Spark does: texts by their bytes, NaN after all floats."""
+    """Return a sort key with Spark's order: texts by their bytes, NaN after all floats."""
     if column.kind is Kind.TEXT:
         return value.encode("utf-8", "surrogatepass")
     if column.kind is Kind.FLOAT:

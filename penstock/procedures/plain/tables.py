@@ -311,7 +311,7 @@ class _Rewriter(ast.NodeTransformer):
         return node if sign is None else self._call("_operate", ast.Constant(sign), node.left, node.right)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> list[ast.AST]:
-        """Find the target once, as Python does."""
+        """Evaluate the target once, like Python."""
         target, statements = node.target, []
         if isinstance(target, ast.Attribute | ast.Subscript) and not self._own_name(target.value):
             statements.append(ast.Assign([ast.Name("_target", ast.Store())], target.value))

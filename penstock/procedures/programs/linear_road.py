@@ -2,7 +2,7 @@
 
 A vehicle reports its position every 30 seconds. If it has entered a segment, it is told the segment's toll
 and whether there is an accident ahead, and pays the toll of the segment that it has left. The first report of
-a minute triggers the procedure that computes all tolls of an expressway from the minutes before.
+a minute triggers the procedure that computes all tolls of an expressway from the previous minutes.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def _opening(keys: int) -> pa.RecordBatch:
 def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
     """Drive `keys` vehicles, 1000 on each expressway; half of them go through a jam.
 
-    Each enters within the first minutes and reports every 30 seconds until it has left the road. Of the
-    vehicles in the jam, every fortieth stops for some minutes where another one does.
+    Each enters within the first minutes and reports every 30 seconds until it has left the road. Every
+    fortieth vehicle in the jam stops for some minutes where another vehicle stops.
     """
     reports = max(count // keys, 1) + 1
     xways = max(keys // 1000, 1)

@@ -89,7 +89,7 @@ class LogFollower:
     database : Database
         Its procedures.
     tables : iterable of TableSpec
-        Its tables, hidden ones included.
+        Its tables, including hidden tables.
     location : str or path
         The directory of the database.
     partitions, ranges, predictor
@@ -165,7 +165,7 @@ class LogFollower:
         return calls
 
     def _run(self) -> None:
-        """Run the calls up to the end of the log as it was read."""
+        """Run the calls up to the end of the log at the last read."""
         copy, end = self.copy, self._stream.end
         self._adopt_newest(end)
         for call in read_calls(self._stream, copy.position, end):

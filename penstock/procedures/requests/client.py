@@ -50,7 +50,7 @@ class RequestClient:
 
     Each request runs once and gets one answer, even if processes of the query are killed meanwhile. A client
     that was killed may not know whether its request was sent. It sends the request again with the same id,
-    and gets the answer of the first one.
+    and gets the answer to the first request.
 
     Parameters
     ----------

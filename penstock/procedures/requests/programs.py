@@ -48,7 +48,8 @@ class RequestPrograms:
         catalog : Catalog
             The declarations of the database.
         buckets : int
-            The number of buckets. With several, a request runs in the bucket of its event, as events do.
+            The number of buckets. With several, a request runs in the bucket of its event, like the stream's
+            events.
         route : pyarrow.DataType, optional
             The type of the attribute that chooses the bucket of the stream's events, if there are several.
         """
@@ -83,7 +84,7 @@ class RequestPrograms:
 
 
 def _has_route(program: Program | PlainProgram, route: pa.DataType | None) -> bool:
-    """Return whether a program has an attribute that chooses its bucket as it does for events."""
+    """Return whether an attribute of a program chooses its bucket like an event's bucket."""
     attribute = routing_attribute(program)
     if attribute is None or route is None:
         return False

@@ -198,7 +198,7 @@ class DatabaseClient:
     def take_over(self) -> None:
         """Let the server's replica take over, which fences the process that it follows; see `Replica`.
 
-        Do nothing if the replica has taken over before.
+        Do nothing if the replica has already taken over.
 
         Raises
         ------

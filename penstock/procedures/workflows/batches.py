@@ -111,7 +111,7 @@ def held_events(state: TableSet) -> pa.RecordBatch | None:
 
 
 def hold_events(state: TableSet, events: pa.RecordBatch | None) -> None:
-    """Store the events of an incomplete batch in place of the earlier ones."""
+    """Store the events of an incomplete batch; they replace the earlier events."""
     row = None
     if events is not None and events.num_rows:
         sink = pa.BufferOutputStream()

@@ -52,7 +52,7 @@ class Catalog:
 
     @property
     def all_tables(self) -> dict[str, TableSpec]:
-        """All tables of a state, including those of windows."""
+        """All tables of a state, including the tables of windows."""
         window_tables = [spec for window in self.windows.values() for spec in (window.rows, window.facts)]
         return self.tables | {spec.name: spec for spec in window_tables}
 
@@ -111,7 +111,7 @@ class Catalog:
         Raises
         ------
         InvalidUsageError
-            If a procedure was compiled without it.
+            If a procedure was compiled without the trigger.
         """
         if on in self._compiled:
             raise text.wrong(

@@ -15,12 +15,12 @@ __all__ = ["Dependencies"]
 
 @dataclass
 class Dependencies:
-    """The dependencies of procedures, including those through calls and triggers.
+    """The dependencies of procedures, including dependencies through calls and triggers.
 
     Attributes
     ----------
     texts : list of ProcedureText
-        The procedures, including called ones and triggers.
+        The procedures, including called procedures and triggers.
     tables : dict
         The tables by name; the tables of windows come last.
     streams, windows : dict

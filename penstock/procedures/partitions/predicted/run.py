@@ -1,6 +1,6 @@
 """Runs transactions in the partitions that a predictor names (H-Store §5.3.3, §5.3.4).
 
-Their results and tables equal those of the serial run in the order of events:
+Results and tables are the same as in a serial run in the order of events:
 
 1. If each transaction accesses only the predicted partitions, the order of `plan` has the results of the
    given order.
@@ -96,8 +96,8 @@ class PredictedRuns:
     transactions : int
         The number of transactions that ran as predicted.
     forwarded, late, without_undo : int
-        The numbers of these transactions that were forwarded, that ran beside forwarded ones in a partition
-        with which the forwarded ones had finished, and that had no undo log.
+        The numbers of these transactions that were forwarded, that ran in a partition while forwarded
+        transactions that had finished with it still ran elsewhere, and that had no undo log.
     wrong : int
         The number of calls with a wrong prediction.
     """
@@ -301,7 +301,7 @@ class _Call:
     def _run_forwarded(
         self, places: Numbers, waiting: Mapping[int, Numbers]
     ) -> tuple[pa.RecordBatch, dict[int, pa.RecordBatch]]:
-        """Run transactions on the coordinator, and late ones beside them once their partition was read."""
+        """Run transactions on the coordinator, and late transactions beside them once the rows are read."""
         tables, program = self._tables, self._program
         allowed = int(np.bitwise_or.reduce(self._masks[places]))
         needed = [number for number in range(tables.partitions) if allowed >> number & 1]
@@ -339,7 +339,7 @@ class _Call:
     def _check_unchanged(
         self, deltas: Mapping[str, Mapping[str, pa.RecordBatch]], late: Mapping[int, Numbers], event: int
     ) -> None:
-        """Check that forwarded transactions wrote nothing to the partitions of late ones."""
+        """Check that forwarded transactions wrote nothing to the partitions of late transactions."""
         for blocks in deltas.values():
             for name, block in blocks.items():
                 placement = self._tables.placements.get(name.rpartition("/")[0])

@@ -89,7 +89,7 @@ def _requests(scale: VoterScale, count: int, seed: int) -> pa.RecordBatch:
     draws = Draws(seed + 1)
     caller = draws.integers(count, 0, scale.phones - 1)
     phones = caller % AREA_CODES * PHONES_OF_AREA + caller // AREA_CODES
-    # One of a thousand votes is for nobody.
+    # One of a thousand votes is for an unknown contestant.
     contestants = np.where(
         draws.fractions(count) < 0.001,
         scale.contestants + 1,
