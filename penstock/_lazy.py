@@ -1,4 +1,4 @@
-"""Import the names of a package on first use."""
+"""Import the names of a package on first use, and objects that a text names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["lazily"]
+__all__ = ["import_named", "lazily"]
 
 
 def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
@@ -28,3 +28,18 @@ def lazily(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return attribute
+
+
+def import_named(reference: str) -> Any:
+    """Import the object that a text names as ``module:path``.
+
+    Raises
+    ------
+    ImportError, AttributeError
+        If there is no such module, or it has no such attribute.
+    """
+    module, _, path = reference.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found

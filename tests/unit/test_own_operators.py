@@ -179,6 +179,14 @@ def test_tables_may_come_and_go_and_have_any_types(tmp_path: Path) -> None:
         assert all(table.schema == types.schema for table in other.tables.values())
 
 
+class Picky(Totals):
+    """Refuses a factor."""
+
+    def __init__(self, factor: float) -> None:
+        if factor > 1:
+            raise ValueError("factor is above 1")
+
+
 class Recorder(Totals):
     """Restores anything."""
 
@@ -282,6 +290,7 @@ def test_pandas_is_not_hidden_from_users_code(
         ("tests.operators:Totals", "tests.operators:pa", "this is no operator"),
         ("tests.operators:Totals", "Totals", "module:function"),
         ("{factor: 2.0}", "{fctor: 2.0}", "unexpected keyword argument 'fctor'"),
+        ("tests.operators:Totals", f"{__name__}:Picky", "factor is above 1: .*error=ValueError"),
         ("key: k", "key: q", "there is no column 'q'"),
         ("time: ts", "time: q", "there is no column 'q'"),
         ("time: ts", "tme: ts", "tme"),

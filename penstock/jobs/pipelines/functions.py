@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark import cloudpickle
 
+from penstock._lazy import import_named
 from penstock.conf.pipeline import Pipeline
 from penstock.errors import InvalidUsageError
 from penstock.jobs.cluster.modules import pipeline_modules
@@ -23,11 +24,8 @@ def import_function(name: str, field: str) -> Callable[..., Any]:
     InvalidUsageError
         If there is no such function.
     """
-    module_name, _, path = name.partition(":")
     try:
-        value: Any = importlib.import_module(module_name)
-        for part in path.split("."):
-            value = getattr(value, part)
+        value = import_named(name)
     except (ImportError, AttributeError) as error:
         raise InvalidUsageError(
             f"{field}: {error}",

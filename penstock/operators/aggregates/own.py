@@ -6,10 +6,10 @@ SQL names an aggregate by its module, so that every worker can import it, as in
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
+from penstock._lazy import import_named
 from penstock.errors import InvalidUsageError
 from penstock.sql.syntax.functions import OWN_FUNCTION
 
@@ -129,9 +129,7 @@ def find_aggregate(reference: str) -> type[Aggregate]:
             "an own aggregate is not named by module and class", name=reference, hint=hint
         )
     try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        found = import_named(reference)
     except (ImportError, AttributeError) as error:
         raise InvalidUsageError(
             "an own aggregate cannot be imported", name=reference, error=str(error), hint=hint

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from penstock._lazy import import_named
 from penstock.ddl import parse_schema
 from penstock.errors import InvalidUsageError
 
@@ -134,23 +134,23 @@ def load_operator(reference: str, arguments: Mapping[str, Any]) -> Operator:
     InvalidUsageError
         If there is no such operator, or it refuses the arguments.
     """
-    module, _, path = reference.partition(":")
     hint = "the module must be installed or on PYTHONPATH"
     try:
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+        found = import_named(reference)
+    except (ImportError, AttributeError) as error:
         raise InvalidUsageError(
             f"the operator cannot be imported: {error}", name=reference, hint=hint
         ) from error
     if not (isinstance(found, type) and issubclass(found, Operator)):
         raise InvalidUsageError("this is no operator", name=reference, hint="subclass penstock.Operator")
     try:
-        made = found(**arguments)
-    except TypeError as error:
-        raise InvalidUsageError(f"the operator cannot be made: {error}", name=reference) from error
-    return made
+        return found(**arguments)
+    except InvalidUsageError:
+        raise
+    except Exception as error:  # users' code raises anything
+        raise InvalidUsageError(
+            f"the operator cannot be made: {error}", name=reference, error=type(error).__name__
+        ) from error
 
 
 def output_schema(operator: Operator) -> pa.Schema:
