@@ -54,13 +54,13 @@ from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
 from penstock.spark_ext.sources.market import MarketDataSource
 
 __all__ = [
-    "Parts",
+    "BoundGraph",
     "Places",
+    "bind_graph",
     "check_local_pipeline",
     "open_pipeline",
     "parallel_of",
     "source_schemas",
-    "take_apart",
 ]
 
 _PARTITIONS: Final = "spark.sql.shuffle.partitions"
@@ -211,14 +211,14 @@ def open_pipeline(
         If the checkpoint is damaged, or the file system refuses.
     """
     places = places or Places()
-    parts = take_apart(pipeline, document, places)
+    bound = bind_graph(pipeline, document, places)
     query, source = pipeline.query, pipeline.source
     return start_local(
-        parts.graph,
+        bound.graph,
         places.checkpoint or _checkpoint(pipeline),
-        sources=parts.sources,
-        paths=parts.paths,
-        tables=parts.tables,
+        sources=bound.sources,
+        paths=bound.paths,
+        tables=bound.tables,
         sink=places.output or partial(_output, pipeline),
         persist=pipeline.planned_persist,
         parallel=parallel_of(pipeline),
@@ -229,7 +229,7 @@ def open_pipeline(
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BoundGraph:
     """A pipeline's graph, with the bindings of its sources and tables.
 
     Parameters
@@ -250,8 +250,10 @@ class Parts:
     tables: Mapping[str, pa.Table]
 
 
-def take_apart(pipeline: Pipeline, document: Document | None = None, places: Places | None = None) -> Parts:
-    """Return the parts of a pipeline that the local engine can run.
+def bind_graph(
+    pipeline: Pipeline, document: Document | None = None, places: Places | None = None
+) -> BoundGraph:
+    """Return the graph of a pipeline with its sources and tables.
 
     Raises
     ------
@@ -277,7 +279,7 @@ def take_apart(pipeline: Pipeline, document: Document | None = None, places: Pla
     if pipeline.database is not None:
         for name, section in pipeline.database.initial.items():
             tables[name] = _table(section, pipeline)
-    return Parts(graph, sources, paths, tables)
+    return BoundGraph(graph, sources, paths, tables)
 
 
 def parallel_of(pipeline: Pipeline) -> int:

@@ -13,7 +13,7 @@ from penstock.conf.document import Document
 from penstock.conf.pipeline import Pipeline
 from penstock.dataflow.checkpoint import place_names, safe_name
 from penstock.errors import InvalidUsageError
-from penstock.jobs.local.pipeline import Places, parallel_of, take_apart
+from penstock.jobs.local.pipeline import Places, bind_graph, parallel_of
 from penstock.jobs.replay.recording import Checkpoint, Recording
 from penstock.local_engine.builder import Builder
 from penstock.local_engine.inputs import Input
@@ -71,15 +71,15 @@ def open_query(
     """
     elsewhere = pipeline.query.state_location
     pipeline = _without_side_effects(pipeline)
-    parts = take_apart(pipeline, document, Places())
-    root = parts.graph.plan(None, pipeline.planned_persist).root
+    bound = bind_graph(pipeline, document, Places())
+    root = bound.graph.plan(None, pipeline.planned_persist).root
     directory = checkpoint.directory
     builder = Builder(
-        safe_name(parts.graph.name),
-        parts.sources,
-        parts.tables,
+        safe_name(bound.graph.name),
+        bound.sources,
+        bound.tables,
         {name: directory.place("p-streams", safe) for name, safe in place_names(root).items()},
-        parts.paths,
+        bound.paths,
         scratch,
         parallel_of(pipeline),
         subscribes=False,
