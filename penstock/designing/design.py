@@ -67,7 +67,7 @@ def design(
     seconds : float
         The longest duration of the search. It ends earlier if it finds nothing better for a long time.
     intervals : int
-        The number of intervals into which the trace is cut; fewer, if one would have less than 20
+        The number of intervals into which the trace is cut; fewer, if an interval would have fewer than 20
         transactions per partition. Skew is measured in each interval, so load that moves from partition to
         partition does not look balanced.
     alpha, beta : float

@@ -87,7 +87,7 @@ class Accuracy:
 def judge(
     estimate: Estimate, model: MarkovModel, queries: Sequence[Query], *, aborted: bool, threshold: float
 ) -> Verdict:
-    """Compare an estimate, and the updates while the transaction runs, with what it does."""
+    """Compare an estimate, and its updates while the transaction runs, with the transaction's accesses."""
     counts: dict[int, int] = {}
     last: dict[int, int] = {}
     for place, query in enumerate(queries):

@@ -119,7 +119,7 @@ class Database:
             The column of the key by which rows go to buckets or partitions. By default a stream has one
             bucket, and every partition has all rows.
         indexes : iterable
-            For each index one to four columns; ``table.by(column)`` reads rows in the order of the index.
+            For each index, one to four columns; ``table.by(column)`` reads rows in the order of the index.
 
         Raises
         ------
@@ -309,8 +309,8 @@ class Database:
         Raises
         ------
         InvalidUsageError
-            If they form a cycle, no procedure takes a stream, two take the same stream or return the same
-            name, or one does not compile.
+            If the procedures form a cycle, no procedure takes a stream, two take the same stream or return
+            the same name, or a procedure does not compile.
         """
         self._check_free(name)
         workflow = Workflow(name, parts, self.catalog, self.location)
@@ -367,10 +367,10 @@ class Database:
         design : PartitionDesign, str or path, optional
             A result of `penstock.design`, or its YAML file, instead of `partitions` and `ranges`.
         evaluation : str or Evaluation
-            ``serial``, or on two threads ``chains``, ``levels``, ``split`` or ``adaptive`` for a ``run``.
+            How a ``run`` is evaluated: ``serial``; on two threads ``chains``, ``levels``, ``split``,
+            ``adaptive``.
         predictor : Predictor, optional
-            A result of `penstock.predict`, which names the partitions for transactions that would be
-            forwarded.
+            A result of `penstock.predict`: the partitions of transactions that would be forwarded.
         speculate : bool or str
             Whether partitions run other transactions beside forwarded ones: ``rows`` (True), ``tables``,
             ``occ``.

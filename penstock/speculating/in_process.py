@@ -231,7 +231,7 @@ class Speculation:
             if self._optimistic:
                 self._put_back(call, copies)
             else:
-                self._keep(chosen, call.wait())  # what ran beside the call has run
+                self._keep(chosen, call.wait())  # the transactions beside the call have run
             raise
         self.conflicts += conflicts
         if conflicts:
@@ -376,7 +376,7 @@ class _Call:
     def _run(self, home: int, tasks: Sequence[Task]) -> list[Done]:
         done: list[Done] = []
         for program, events, group in tasks:
-            _ = program.kernel  # compiled at its first use, which is no time of its transactions
+            _ = program.kernel  # its compilation at the first use is not a time of its transactions
             begin = _clock.monotonic_s()
             results = self._tables._partitions[home].run(program, events)
             done.append((group, results, program, _clock.monotonic_s() - begin))
@@ -397,11 +397,11 @@ class _Call:
         self.stalled_s = _clock.monotonic_s() - begin
 
     def finish(self) -> None:
-        """Wait for what runs beside."""
+        """Wait for the transactions that run beside the call."""
         wait(self._futures.values())
 
     def wait(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Wait for what runs beside; return for each waiting group the results of its partitions."""
+        """Wait for the transactions beside the call; return each waiting group's results by partition."""
         self.finish()
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for home, future in self._futures.items():

@@ -14,7 +14,7 @@ class Costs:
     Attributes
     ----------
     begin_us, query_us : float
-        The time of a transaction besides its queries, and of a query.
+        The time of a transaction apart from its queries, and of a query.
     remote_us, local_us : float
         The time of a message to another node, and to another partition of the node.
     prepare_us : float

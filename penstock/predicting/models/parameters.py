@@ -32,7 +32,7 @@ ANY_COUNTER = -1
 AttributeKey = tuple[str, bool, object]
 """An attribute, `Source.is_digits`, and `Placement.method`."""
 AttributePartitions = tuple[Numbers | None, Numbers]
-"""Where the list of each event starts, if the attribute is a list, and the numbers of partitions."""
+"""The start of each event's list, if the attribute is a list, and the partition numbers."""
 
 
 class QueryName(NamedTuple):

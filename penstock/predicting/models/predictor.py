@@ -143,9 +143,9 @@ class Predictor(StoredText):
     partitions : int
         The number of partitions.
     placements : mapping
-        For each partitioned table its column, and its ranges if it is not placed by the hash.
+        For each partitioned table its column, and its ranges if it is not partitioned by the hash.
     threshold : float
-        The least probability with which a prediction is used.
+        The least probability at which a prediction is used.
     procedures : list of ProcedureModels
         The models.
     """
