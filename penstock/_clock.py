@@ -24,7 +24,7 @@ def monotonic_s() -> float:
 
 def pause(seconds: float) -> None:
     """Sleep between polls of something that sends no notification."""
-    time.sleep(seconds)  # polls: another process's commit tells nobody
+    time.sleep(seconds)  # a poll: another process's commit sends no notification
 
 
 def new_id() -> str:
@@ -43,7 +43,7 @@ class SimulatedClock:
         return self._now_us
 
     def advance(self, duration_us: int) -> None:
-        """Move the clock on.
+        """Advance the clock.
 
         Raises
         ------

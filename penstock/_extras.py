@@ -45,14 +45,14 @@ def need_extra(extra: Extra, purpose: str) -> None:
     Parameters
     ----------
     extra : str
-        Its name in ``pyproject.toml``.
+        The extra's name in ``pyproject.toml``.
     purpose : str
-        The feature that needs it, for the message.
+        The feature that needs the dependency, for the message.
 
     Raises
     ------
     InvalidUsageError
-        If it is not installed.
+        If the dependency is not installed.
     """
     _, package = _MODULES[extra]
     if not has_extra(extra):
@@ -66,5 +66,5 @@ def has_extra(extra: Extra) -> bool:
     """Return whether an optional dependency is installed."""
     try:
         return importlib.util.find_spec(_MODULES[extra][0]) is not None
-    except ModuleNotFoundError:  # a package that should hold it
+    except ModuleNotFoundError:  # its parent package is missing
         return False

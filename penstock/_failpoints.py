@@ -1,9 +1,9 @@
 """Named points at which a test can make the process fail.
 
-``PENSTOCK_FAILPOINTS="name=action;name=action"`` arms them; without it a fail point costs one dictionary
-look-up. The action ``kill`` sends SIGKILL to this process, and ``error`` raises `InjectedError`. With a
-marker file, as in ``name=error@/path/marker``, the action happens only if it can create the file: once, so
-that a retried task passes.
+``PENSTOCK_FAILPOINTS="name=action;name=action"`` arms them. If it is not set, a fail point costs one
+dictionary look-up. The action ``kill`` sends SIGKILL to this process, and ``error`` raises `InjectedError`.
+With a marker file, as in ``name=error@/path/marker``, the action happens only if the fail point can create
+the file. So it happens once, and a retried task passes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Compile Numba kernels, and choose the directory for their machine code.
 
-Kernels are compiled at their first call and cached on disk beside the source. Where that directory cannot be
-written (a read-only install, a zip file given to spark-submit), the cache goes to
-``~/.cache/penstock/kernels`` or, without a usable home, to a private directory below the system's temporary
-one. ``NUMBA_CACHE_DIR`` overrides all of it. In a zip file numba ignores this variable and uses the user's
+Kernels are compiled at their first call and cached on disk beside the source. If that directory cannot be
+written (a read-only install, a zip file given to spark-submit), the cache is in ``~/.cache/penstock/kernels``
+or, if there is no usable home, in a private directory below the system's temporary directory.
+``NUMBA_CACHE_DIR`` overrides all these choices. In a zip file numba ignores this variable and uses the user's
 cache directory, so Penstock sets ``XDG_CACHE_HOME`` while numba looks for it.
 """
 
@@ -52,14 +52,15 @@ _NOT_NEEDED = frozenset({
     "WithLift",
 })  # fmt: skip
 """Passes of numba for features that a program's kernel never uses: closures, array expressions, functions to
-inline by type, branches on absent arguments, ``with``, ``raise``. Some versions of numba lack some."""
+inline by type, branches on absent arguments, ``with``, ``raise``. Some versions of numba lack some of these
+passes."""
 
 
 def _load_array_functions() -> None:
     """Load numba's array functions without scipy's linear algebra.
 
-    They only check that it is there, and kernels do not use it. To load it takes a seventh of the time to the
-    first row of a process. A function that does use it loads it when it is compiled.
+    These functions only check that it exists, and kernels do not use it. Loading it takes a seventh of the
+    time to a process's first row. A function that does use it loads it when the function is compiled.
     """
     from numba.np import linalg
 
@@ -88,7 +89,7 @@ def _private(directory: Path) -> bool:
 
 
 def _choose_cache(package: Path) -> Path | None:
-    """Return where the cache goes, or None to leave it beside the sources in `package`."""
+    """Return the directory of the cache, or None to leave it beside the sources in `package`."""
     if os.access(package, os.W_OK):
         return None
     home = os.environ.get("HOME")
@@ -136,9 +137,9 @@ UNCOMPILABLE: tuple[type[Exception], ...] = (numba.core.errors.NumbaError, TypeE
 
 
 def users_kernel(function: F) -> F:
-    """Compile a function of a user, or one that calls such functions, as `kernel` does, but without a cache.
+    """Compile a user's function, or a function that calls one, as `kernel` does, but without a cache.
 
-    Numba would not see a change in a module that the function calls.
+    A cache would be wrong, because numba would not notice a change in a module that the function calls.
     """
     compiled: F = numba.njit(nogil=True, error_model="numpy")(function)
     return compiled
@@ -148,7 +149,7 @@ class _LeanCompiler(CompilerBase):  # type: ignore[misc]
     """Compiles functions that use only scalars, loops, branches, array elements, and calls of kernels."""
 
     def define_pipelines(self) -> list[Any]:
-        """Return numba's pipeline without passes that are not needed, and without a wrapper for C."""
+        """Return numba's pipeline without unneeded passes and without a wrapper for C."""
         self.state.flags.no_cfunc_wrapper = True
         passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
         passes.passes = [pass_ for pass_ in passes.passes if pass_[0].__name__ not in _NOT_NEEDED]
@@ -164,7 +165,7 @@ def program_kernel(function: F, *, counts_references: bool = True) -> F:
     function : callable
         The kernel.
     counts_references : bool
-        Whether it makes objects, whose references are counted. If it does not, calls are quicker.
+        Whether the kernel makes objects, whose references are counted. If it does not, calls are quicker.
     """
     options: dict[str, Any] = {} if counts_references else {"_nrt": False}
     compiled: F = numba.njit(
@@ -174,7 +175,7 @@ def program_kernel(function: F, *, counts_references: bool = True) -> F:
 
 
 def load_generated(name: str, source: str) -> ModuleType:
-    """Load a module of generated kernels from a file beside numba's cache, which is keyed by that file.
+    """Load a module of generated kernels from a file beside numba's cache. The cache is keyed by that file.
 
     Parameters
     ----------
@@ -206,7 +207,7 @@ def load_generated(name: str, source: str) -> ModuleType:
 
 
 def load_run(source: str, inlined: bytes = b"") -> Callable[..., int]:
-    """Return the function ``run`` of a generated module, of which `inlined` texts are a part."""
+    """Return the function ``run`` of a generated module, whose identity includes the `inlined` text."""
     name = hashlib.sha256(source.encode() + inlined).hexdigest()[:32]
     run: Callable[..., int] = load_generated(name, source).run
     return run

@@ -31,7 +31,7 @@ __all__ = [
     "encode_table",
 ]
 
-# Processes that only plan need none of it, and Numba takes a quarter of a second to load.
+# Loaded lazily: processes that only plan do not need it, and Numba takes a quarter of a second to load.
 __getattr__ = lazily(
     __name__,
     {

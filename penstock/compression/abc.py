@@ -18,7 +18,7 @@ Cascade = tuple[str, ...]
 
 
 class UnfitError(Exception):
-    """The chosen codec cannot encode a stream: use the default codec."""
+    """The chosen codec cannot encode a stream; the caller uses the default codec."""
 
 
 def check(holds: bool, fact: str) -> None:
@@ -39,7 +39,7 @@ def check_version(version: int, newest: int, name: str, file: object) -> None:
     Raises
     ------
     CorruptDataError
-        If it is newer; the text names both versions.
+        If the version is newer; the text names both versions.
     """
     if version > newest:
         raise CorruptDataError(
@@ -79,7 +79,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(self, node: Node, start: int, stop: int) -> Ints:
-        """Return values `start` to `stop` of the stream, decoding no more than it must.
+        """Return values `start` to `stop` of the stream, decoding as little as possible.
 
         Raises
         ------

@@ -39,9 +39,9 @@ __all__ = [
 _MIN_REPEATS_TO_KEEP_CODES = 4
 """A selection dictionary-encodes texts if each distinct text occurs this often on average."""
 _DICTIONARY_SAMPLE_ROWS = 4096
-"""The number of first texts to try: at least half must be repeats before all are encoded."""
+"""The number of first texts to try. All texts are encoded only if at least half of these are repeats."""
 _MAX_TEXT_BYTES = (1 << 31) - 1
-"""The most text of a block: the readers' default limit."""
+"""The greatest size of a block's text in bytes: the readers' default limit."""
 _I32, _U16 = struct.Struct("<i"), struct.Struct("<H")
 
 
@@ -68,8 +68,8 @@ def to_streams(
     Raises
     ------
     InvalidUsageError
-        If it has more text than one array of its type can hold, or is not a valid Arrow array, such as text
-        that is not UTF-8. Such a block would be unreadable.
+        If the array has more text than one array of its type can hold, or is not valid, such as text that is
+        not UTF-8. Its block would be unreadable.
     """
     kind = array.type if kind is None else kind
     if is_coded_text(array.type, kind):
@@ -128,7 +128,7 @@ def from_streams(kind: pa.DataType, rows: int, columns: Streams, max_bytes: int)
     Raises
     ------
     CorruptDataError
-        If they contradict one another or the type.
+        If the streams contradict one another or the type.
     """
     layout, streams = columns.layout, columns.streams
     if layout is Layout.NOTHING:
@@ -246,7 +246,8 @@ def take_rows(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
 def encode_as_dictionary(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
     """Return the texts of some rows as a dictionary array; None if they repeat too little.
 
-    At least half of the first 4,096 must be repeats, and each distinct text must occur four times on average.
+    At least half of the first 4,096 texts must be repeats, and each distinct text must occur four times on
+    average.
 
     Parameters
     ----------
@@ -320,7 +321,7 @@ def _offsets(kind: pa.DataType, lengths: Ints, content: Ints) -> tuple[Ints, Byt
 
 
 def _most_text(kind: pa.DataType) -> int:
-    """Return the most bytes that an array of texts can have."""
+    """Return the greatest number of bytes that an array of texts can have."""
     return (1 << 63 if kind in (pa.large_string(), pa.large_binary()) else 1 << 31) - 1
 
 
@@ -359,7 +360,7 @@ def _to_ipc(array: pa.Array[Any]) -> Ints:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    # Its parts are padded to 8 bytes, so ascending times in a struct become ascending integers.
+    # The parts of the stream are padded to 8 bytes, so ascending times in a struct become ascending integers.
     return np.frombuffer(sink.getvalue(), np.int64)
 
 

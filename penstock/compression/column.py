@@ -3,7 +3,7 @@
 Bytes of a block, integers as variable bytes (`penstock.compression.node`)::
 
     0   2  magic "PB"
-    2   1  format version: 2 of texts that are tokens, else 1
+    2   1  format version: 2 for texts as tokens, else 1
     3   1  layout (`penstock.compression.arrow.Layout`) in bits 0 to 2; bit 3: a stream of validity comes
            first; the others are 0
     4   4  low half of the xxh3-64 of the bytes 0 to 3 and all after 8, little-endian
@@ -73,7 +73,7 @@ def parse_cascade(text: str) -> Cascade:
     Raises
     ------
     InvalidUsageError
-        If it names no codec, or another codec follows one that ends a cascade.
+        If it names an unknown codec, or a codec follows a codec that ends a cascade.
     """
     cascade = tuple(name.strip() for name in text.split(">"))
     # Tokens are a layout of texts: the codecs that follow encode the tokens.
@@ -100,13 +100,13 @@ def encode(
     codec : str
         ``"auto"`` to let the chooser decide, or a cascade of codecs, such as ``"delta>ns"``,
         ``"decimal>dictionary>zstd"`` or ``"dictionary>run_length"``. For text the cascade applies to lengths
-        and bytes; after ``dictionary`` to the codes, and after ``tokens`` to the words and numbers. A stream
+        and bytes; after ``dictionary``, to the codes; after ``tokens``, to the words and numbers. A stream
         that does not fit the cascade is encoded by ``base_delta>ns``.
     chooser : Chooser, optional
-        Decides how to encode, and remembers its decision for `column`. Without a chooser, a few values
-        decide, with the goal "balanced".
+        Decides how to encode, and remembers its decision for `column`. If not given, the decision is based on
+        a few values, with the goal "balanced".
     column : str
-        Names the column to the chooser.
+        The column's name for the chooser.
     kind : pyarrow.DataType, optional
         The type of the block's values; by default the array's. Texts may be dictionary-encoded; their codes
         are kept if texts repeat.
@@ -197,7 +197,7 @@ class Block:
     file : object
         Names the block in errors.
     max_bytes : int
-        The most memory that its values may take, decoded.
+        The limit of the memory of the decoded values.
 
     Raises
     ------
@@ -233,7 +233,7 @@ class Block:
                 stated_bytes=max(self.raw_bytes, self.rows),
                 max_bytes=max_bytes,
             )
-        # Side streams have at most two values for each value of the main one.
+        # Side streams have at most two values for each value of the main stream.
         reader.max_count = 2 * max(self.raw_bytes, self.rows) + SUB_BLOCK
         self.validity = reader.node() if self._flags & _NULLS else None
         self.nodes: list[Node] = []
@@ -301,7 +301,7 @@ class Block:
         CorruptDataError
             If the block contradicts itself.
         InvalidUsageError
-            If it has no such rows.
+            If the block has no such rows.
         """
         stop = self.rows if stop is None else stop
         if not 0 <= start <= stop <= self.rows:
@@ -382,9 +382,9 @@ def decode(data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> pa.
     data : bytes-like
         The block.
     file : object
-        Names it in errors.
+        Names the block in errors.
     max_bytes : int
-        The most memory that its values may take.
+        The limit of the memory of the decoded values.
 
     Raises
     ------

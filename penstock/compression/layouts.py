@@ -14,7 +14,7 @@ NESTED              an Arrow IPC stream as integers of 8 bytes: lists, structs, 
 NOTHING             none: the type null
 ==================  ============================================================================
 
-Nulls are in a separate stream. In place of a null, numbers repeat the previous valid value, and text is
+Nulls are in a separate stream. In place of a null, a number repeats the previous valid value, and a text is
 empty.
 """
 
@@ -61,7 +61,7 @@ class Layout(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """A column as streams; `valid` has 1 for values and 0 for nulls, and is None without nulls."""
+    """A column as streams. `valid` has 1 for values and 0 for nulls; it is None if there are no nulls."""
 
     layout: Layout
     streams: tuple[Ints, ...]

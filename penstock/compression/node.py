@@ -51,12 +51,12 @@ def put_varint(value: int, out: bytearray) -> None:
 
 @dataclass(slots=True)
 class Node:
-    """One encoded stream. It is never changed, but a frozen class would double the time to read it.
+    """One encoded stream. It is never changed, but a frozen class would double the time to read a node.
 
     Parameters
     ----------
     codec : int
-        Number of the codec that made it.
+        Number of the codec that made the node.
     width : int
         Log2 of the bytes of one value of the stream.
     count : int
@@ -64,9 +64,9 @@ class Node:
     parameters : bytes
         The codec's parameters.
     payload : Bytes
-        Bytes that no codec encodes again.
+        Bytes that no other codec encodes.
     children : sequence of Node
-        At most seven.
+        The child streams, at most seven.
     """
 
     codec: int
@@ -126,12 +126,12 @@ class Reader:
     file : object
         Names the data in errors.
     max_count : int
-        The most values that a stream may have.
+        The greatest number of values that a stream may have.
     """
 
     def __init__(self, data: Bytes, file: object, max_count: int = 0) -> None:
         self._data = data
-        # Numbers are read one by one: NumPy's own indexing takes several times as long.
+        # Numbers are read one by one, and NumPy's own indexing would take several times as long.
         self._view = data.data
         self._end = data.size
         self._at = 0
@@ -148,7 +148,7 @@ class Reader:
         Raises
         ------
         CorruptDataError
-            If there are fewer.
+            If there are fewer bytes.
         """
         if size > self._end - self._at:
             raise self.damage_error("the block is cut")
@@ -162,7 +162,7 @@ class Reader:
         Raises
         ------
         CorruptDataError
-            If there is none.
+            If there is no next byte.
         """
         at = self._at
         if at >= self._end:
@@ -177,7 +177,7 @@ class Reader:
         Raises
         ------
         CorruptDataError
-            If it is cut, or has more than 63 bits.
+            If the number is cut, or has more than 63 bits.
         """
         at = self._at
         if at < self._end and self._view[at] < 0x80:
@@ -198,7 +198,7 @@ class Reader:
         Raises
         ------
         CorruptDataError
-            If it is cut, states more values than there may be, or is nested too deep.
+            If the node is cut, states more than `max_count` values, or is nested too deep.
         """
         at, view = self._at, self._view
         if at + 3 > self._end:
@@ -219,5 +219,5 @@ class Reader:
 
     @property
     def at_end(self) -> bool:
-        """True if all bytes have been read."""
+        """Whether all bytes have been read."""
         return self._at == self._end

@@ -28,7 +28,7 @@ def ends_of(sizes: npt.NDArray[np.int64], size_bytes: int) -> npt.NDArray[np.int
     Raises
     ------
     CorruptDataError
-        If they do not fill `size_bytes`.
+        If the parts do not fill `size_bytes`.
     """
     check(bool((sizes >= 0).all()), "a part has a size that cannot be")
     ends = np.zeros(sizes.size + 1, np.int64)
@@ -45,7 +45,7 @@ def parts_of(node: Node, start: int, stop: int, values: int) -> Parts:
     Raises
     ------
     CorruptDataError
-        If the sizes do not add up to the payload's.
+        If the sizes do not add up to the size of the payload.
     """
     check(len(node.children) == 1, "a stream has no sizes of its parts")
     sizes = decode_stream(node.children[0], -(-node.count // values)).astype(np.int64)

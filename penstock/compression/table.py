@@ -57,11 +57,11 @@ def encode_table(
     Parameters
     ----------
     table : pyarrow.RecordBatch or pyarrow.Table
-        The table; its column names differ.
+        The table; its column names must be distinct.
     chooser : Chooser, optional
         Decides how to encode columns; by default a new one with the goal "balanced".
     codecs : mapping of str to str, optional
-        Cascades for columns that the chooser does not decide about.
+        Cascades for columns, in place of the chooser's decision.
     schema : pyarrow.Schema, optional
         The schema of the block; by default the table's. The table may differ from it only in
         dictionary-encoded texts.
@@ -69,7 +69,7 @@ def encode_table(
     Raises
     ------
     InvalidUsageError
-        If two columns have one name, or there is no such codec or column.
+        If two columns have the same name, or there is no such codec or column.
     """
     codecs = codecs or {}
     schema = table.schema if schema is None else schema
@@ -160,11 +160,11 @@ class TableBlock:
     data : bytes-like
         The result of `encode_table`; more bytes may follow it.
     file : object
-        Names it in errors.
+        Names the file in errors.
     offset : int
         The offset of `data` in the file, for errors.
     max_bytes : int
-        The most memory that one column may take, decoded.
+        The limit of the memory of one decoded column.
     schema : pyarrow.Schema, optional
         Columns that the table must have, with these types and this nullability.
 
@@ -213,7 +213,7 @@ class TableBlock:
         InvalidUsageError
             If there is no such column.
         CorruptDataError
-            If its block is damaged.
+            If the column's block is damaged.
         """
         if name not in self.places:
             raise InvalidUsageError("the block has no such column", column=name, known=", ".join(self.names))
@@ -276,7 +276,7 @@ class BlockWriter:
     chooser : Chooser, optional
         Decides how to encode columns; by default a new one with the goal "balanced".
     codecs : mapping of str to str, optional
-        Cascades for columns that the chooser does not decide about.
+        Cascades for columns, in place of the chooser's decision.
 
     Examples
     --------
@@ -302,7 +302,8 @@ class BlockWriter:
         Raises
         ------
         InvalidUsageError
-            If its schema differs from earlier tables, or `encode_table` refuses it.
+            If the table's schema differs from the schema of earlier tables, or `encode_table` refuses the
+            table.
         """
         if self._schema is not None and not table.schema.equals(self._schema):
             raise InvalidUsageError("a table's schema differs from that of the table before it")
@@ -320,9 +321,9 @@ class BlockReader:
     data : bytes-like
         A whole file: bytes, or a memory map.
     file : object
-        Names it in errors.
+        Names the file in errors.
     max_bytes : int
-        The most memory that one column of a block may take.
+        The limit of the memory of one decoded column of a block.
 
     Raises
     ------
@@ -354,7 +355,7 @@ class BlockReader:
         Raises
         ------
         InvalidUsageError
-            If there is no such column, or no block.
+            If there is no such column, or there is no block.
         CorruptDataError
             If a column that is read is damaged.
         """

@@ -83,7 +83,7 @@ class BucketFiles:
         fields = Fields(unit.meta, path)
         before = tuple(map(Link.from_json, fields.rows("chain", 3)))
         superseded = tuple((Version(row.count(0)), row.text(1)) for row in fields.rows("superseded", 2))
-        # Files of early versions name no base, parent or snapshot. Their base is one file.
+        # Files of early format versions name no base, parent or snapshot. Their base is one file.
         base = fields.count("base", most=len(before) + 1) if fields.has("base") else 1
         parent = fields.row("parent", 2) if fields.has("parent") else None
         before_it = Pointer(Version(parent.count(0)), FileId(parent.text(1))) if parent else None
@@ -129,7 +129,7 @@ class BucketFiles:
         return self._check(pointer, decode(content, self.files.path_of(pointer.file_name)))
 
     def _check(self, pointer: Pointer, unit: PUnit) -> PUnit:
-        """Return the unit in the file at `pointer`, after checking it against the file's name."""
+        """Return the unit in the file at `pointer`, after checking the unit against the file's name."""
         path = self.files.path_of(pointer.file_name)
         if (unit.meta.get("version"), unit.meta.get("file_id")) != (pointer.version, pointer.file_id):
             raise CorruptDataError("the file holds another version than its name says", file=path)

@@ -9,37 +9,38 @@ A snapshot is written in the background, after the commit of its version. The fi
 the snapshot complete adopts it: the snapshot replaces that commit's chain. The writer first publishes the
 snapshot's parts, and then its *own file*, which only names the parts. The headers of its version and of later
 versions record that the snapshot was begun, and the name of its own file. So any process can find the
-snapshot, and no process begins another one while this one may be adopted. If no commit adopts the snapshot in
-time, its writer counts as lost. Then the commit that begins the next snapshot also writes it, because workers
-may not live long enough to write one in the background.
+snapshot, and no process begins another snapshot while this one may be adopted. If no commit adopts the
+snapshot in time, its writer is considered lost. Then the commit that begins the next snapshot also writes it,
+because workers may not live long enough to write one in the background.
 
 Spark may commit more than one attempt at a version. With speculation, or if a lost executor still runs, Spark
 may have the pointer of one attempt in an executor's memory and the pointer of a *sibling* on disk. A task
-gets one of the two and cannot tell which. A later task may get the other, or a successor of the other.
+gets one of the two pointers and cannot determine which. A later task may get the other pointer, or a
+successor of the other.
 
 Invariants:
 
 1. A file never changes. No two attempts share a file id, except for versions of `BucketStore.publish_next`,
-   which the first attempt publishes for all.
+   which the first attempt publishes for all attempts.
 2. A version is the number of earlier commits plus one; its *parent* is the previous version.
-3. The number in a file's name is at least the version that first names the file. For a version's own file it
-   is that version. For a snapshot it is the last version that may adopt the snapshot, plus ``retain_versions
-   - 1``, so that its files stay while any version that may adopt it is retained. When the snapshot's own file
-   may exist, rule 5 alone decides when its parts are deleted.
+3. The number in a file's name is at least the version that first names the file. For a version's own file,
+   the number is that version. For a snapshot, it is the last version that may adopt the snapshot, plus
+   ``retain_versions - 1``, so that its files stay while any version that may adopt it is retained. When the
+   snapshot's own file may exist, rule 5 alone decides when its parts are deleted.
 4. The arrival of the pointer of version v proves that v was committed. The pointers of the
-   ``retain_versions`` newest versions up to v may still arrive, each as any of its siblings. Attempts that
-   still run and can be committed follow one of these versions or version v - ``retain_versions``. All of
-   these are *recent* versions.
+   ``retain_versions`` newest versions up to v may still arrive, and for each of them the pointer of any
+   sibling. Attempts that still run and can be committed follow one of these versions or version v -
+   ``retain_versions``. All these versions are *recent*.
 5. A file is deleted only after a pointer has arrived, and only if two conditions hold. No recent version, of
    any attempt, has the file in its chain. The file's number is below the recent versions, or the file was in
    the chain that arrived before a snapshot replaced it. If a recent version cannot be read, nothing is
    deleted.
 6. The header of every later version names the files that a snapshot replaced, and the snapshot's own file,
-   until the files are released. Another snapshot in between does not change this.
+   until the files are released. Another snapshot in the meantime does not change this.
 7. A commit begins a snapshot only if its lineage has no snapshot that a later commit may adopt, unless this
    process knows that its own snapshot has failed.
-8. After a snapshot is due, a chain grows by no more than ``SnapshotRule.max_commits`` + 2 deltas, whatever
-   becomes of workers, as long as the file system takes the snapshot and its writer is dead or done.
+8. After a snapshot is due, a chain grows by no more than ``SnapshotRule.max_commits`` + 2 deltas, even if
+   workers are lost, as long as the file system accepts the snapshot and its writer is dead or done.
 """
 
 from __future__ import annotations
@@ -93,13 +94,13 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 RETAIN_VERSIONS = 2
-"""The default number of loadable versions: the newest committed one and its predecessors."""
+"""The default number of loadable versions: the newest committed version and its predecessors."""
 
 
 class BucketStore(BucketFiles):
     """Loads and commits the state of one bucket.
 
-    One task at a time uses it, in a Python worker. Several attempts of a task may use stores of their own on
+    One task at a time uses it, in a Python worker. Several attempts of a task may each use their own store on
     the same directory at once.
 
     Parameters
@@ -111,7 +112,7 @@ class BucketStore(BucketFiles):
     background : concurrent.futures.Executor, optional
         Writes snapshots and collects garbage. By default the caller's thread does both.
     snapshots : SnapshotRule, optional
-        When a snapshot is begun.
+        The rule for beginning a snapshot.
     """
 
     def __init__(
@@ -154,18 +155,18 @@ class BucketStore(BucketFiles):
         Raises
         ------
         CorruptDataError, UnavailableError
-            As `load`.
+            As for `load`.
         """
         newest, handle = self._open(pointer)
         pointers = [link.pointer for link in handle.links]
         if held.pointer not in pointers:
             return None
         deltas = handle.links[pointers.index(held.pointer) + 1 :]
-        # Read all deltas before the first is applied, so that a damaged one changes nothing.
+        # Read all deltas before the first is applied, so that a damaged delta changes nothing.
         sources: list[Link | PUnit] = [*deltas[:-1], newest] if deltas else []
         self._restore(state, deltas, [self._state_unit(source) for source in sources])
         if handle.snapshot == held.snapshot:
-            # This process may be its writer.
+            # This process may be the writer of the snapshot.
             handle = replace(handle, snapshot=held.snapshot)
         return handle
 
@@ -173,10 +174,10 @@ class BucketStore(BucketFiles):
         """Make the changes of `state` since `held` durable as a new version.
 
         Call it after `release`, so that the header no longer names deleted files. Steps: 1. adopt a complete
-        snapshot, 2. begin one if it is due and none is begun, 3. publish the delta, which names a begun
-        snapshot, 4. write the snapshot: in the background, or before the call returns if the last snapshot
-        was lost. If another process writes the snapshot, step 1 tries to read one small file, which usually
-        does not exist yet.
+        snapshot, 2. begin a snapshot if it is due and none is begun, 3. publish the delta, which names a
+        begun snapshot, 4. write the snapshot: in the background, or before the call returns if the last
+        snapshot was lost. If another process writes the snapshot, step 1 tries to read one small file, which
+        usually does not exist yet.
 
         Raises
         ------
@@ -205,7 +206,8 @@ class BucketStore(BucketFiles):
     def publish_first(self, file_id: FileId, units: Iterable[PUnit]) -> Pointer:
         """Publish units, at least one, as the first version of an empty bucket.
 
-        Steps: 1. publish all but the last as parts of its base, 2. publish the last as its own file.
+        Steps: 1. publish all units except the last as parts of the version's base, 2. publish the last unit
+        as the version's own file.
 
         Raises
         ------
@@ -221,9 +223,9 @@ class BucketStore(BucketFiles):
         return pointer
 
     def publish_next(self, pointer: Pointer, file_id: FileId, unit: PUnit) -> Pointer:
-        """Publish changes of the version at `pointer`, by a process that does not hold the state.
+        """Publish changes to the version at `pointer` from a process that does not hold the state.
 
-        All attempts at the version give it the same `file_id`, and the first one wins. So a task can return
+        All attempts at the version use the same `file_id`, and the first attempt wins. So a task can return
         the pointer before the version exists.
 
         Raises
@@ -240,7 +242,7 @@ class BucketStore(BucketFiles):
         return following
 
     def release(self, held: Handle) -> int:
-        """Sweep if `held` proves that files replaced by a snapshot are unnecessary; return their number.
+        """Sweep if `held` proves that files replaced by a snapshot are unneeded; return the files' number.
 
         Call it when the pointer of `held` has *arrived* and its state is loaded, never after a commit. It
         sweeps about once per snapshot, in the caller's thread, because a worker may not live long enough for
@@ -259,9 +261,9 @@ class BucketStore(BucketFiles):
     def garbage(self, held: Handle) -> list[str]:
         """List the files that the arrival of the pointer of `held` proves unnecessary.
 
-        These are the files of attempts that failed or lost, files that a snapshot replaced, and snapshots
-        that no commit adopted; see rule 5 of the module. Reads the headers of siblings; usually there are
-        none.
+        These are files of failed or lost attempts, files that a snapshot replaced, and snapshots that no
+        commit adopted; see rule 5 of the module. Reads the headers of siblings; usually there are no
+        siblings.
 
         Raises
         ------
@@ -334,14 +336,14 @@ class BucketStore(BucketFiles):
     def find(self, pointer: Pointer) -> Handle:
         """Return the handle of the version at `pointer`, after checking that all files of its chain exist.
 
-        Called when no state is loaded yet. Lists the directory and reads the header of the version's own
-        file. If a file is missing or has the wrong length, reads it as `load` does, which raises the error.
-        The content of files with the right length is not checked.
+        Called when no state is loaded yet. It lists the directory and reads the header of the version's own
+        file. If a file is missing or has the wrong length, it reads that file as `load` does, which raises
+        the error. The content of files with the right length is not checked.
 
         Raises
         ------
         CorruptDataError
-            As `load`, if a file is missing, cut, or its header is damaged.
+            As for `load`, if a file is missing or cut, or its header is damaged.
         UnavailableError
             If the file system refuses.
         """
@@ -369,13 +371,13 @@ class BucketStore(BucketFiles):
         return Snapshot(Pointer(number, FileId(new_id())), last, deltas_begin)
 
     def _adopt(self, held: Handle, version: Version) -> Handle:
-        """Return `held`, after adopting its snapshot if that is complete."""
+        """Return `held`, after adopting its snapshot if the snapshot is complete."""
         snapshot = held.snapshot
         if snapshot is None:
             return held
         ours = snapshot.parts
         if ours is not None and not ours.done():
-            # Adopt it however late it is, because a process writes one at a time.
+            # Adopt the snapshot however late it is, because a process writes only one snapshot at a time.
             return held
         without = replace(held, snapshot=None)
         if version > snapshot.last or (ours is not None and ours.exception() is not None):
@@ -408,13 +410,13 @@ class BucketStore(BucketFiles):
         try:
             parts = self._write_parts(pointer.version, units)
             self._publish(pointer, PUnit("snapshot", {}), {}, Handle(parts, base=0), None)
-        except Exception as error:  # Of any kind, because no other thread sees it.
+        except Exception as error:  # any kind: no other thread sees it
             _log.warning("no snapshot was written [location=%s error=%s]", self.files.location, error)
             raise
         return parts
 
     def _write_parts(self, number: Version, units: Iterator[PUnit]) -> tuple[Link, ...]:
-        """Publish the parts of a snapshot; after a failure delete them, because no file names them yet."""
+        """Publish the parts of a snapshot; after a failure, delete them, because no file names them yet."""
         parts: list[Link] = []
         try:
             for unit in units:
@@ -429,7 +431,7 @@ class BucketStore(BucketFiles):
         return tuple(parts)
 
     def _run(self, work: Callable[[], T], *, wait: bool = False) -> Future[T]:
-        """Run `work` in the background, or in this thread without a background or if the caller must wait."""
+        """Run `work` in the background; or in this thread, if there is no background or if `wait`."""
         if self._background is not None and not wait:
             return self._background.submit(work)
         future: Future[T] = Future()

@@ -1,6 +1,6 @@
 """The states that a Python worker keeps between micro-batches.
 
-Workers are not tied to partitions: a worker may need a state again some versions later, or never. A task
+Workers are not tied to partitions, so a worker may need a state again some versions later, or never. A task
 *takes* a state out of the cache and puts it back only after the commit, so a task that fails leaves no
 half-changed state in the cache.
 """
@@ -19,7 +19,7 @@ __all__ = ["CachedState", "LoadedState", "StateCache"]
 
 
 class CachedState(State, Protocol):
-    """A working copy that knows its memory size."""
+    """A working copy with a known memory size."""
 
     @property
     def size_bytes(self) -> int:
@@ -34,7 +34,7 @@ S = TypeVar("S", bound=CachedState)
 
 @dataclass(slots=True)
 class LoadedState(Generic[S]):
-    """A state at the requested version. One of the three counts is 1 and says how it was found."""
+    """A state at the requested version. Of the three counts, the one for the way it was found is 1."""
 
     state: S
     handle: Handle
@@ -63,7 +63,7 @@ class StateCache(Generic[S]):
     Parameters
     ----------
     capacity_bytes : int
-        The bound. A state that is larger by itself is not kept.
+        The limit of all cached states. A single state that is larger is not kept.
     """
 
     def __init__(self, capacity_bytes: int) -> None:

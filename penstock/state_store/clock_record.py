@@ -1,16 +1,16 @@
 """Record the clock readings of a micro-batch's first attempt, so that later attempts serve the same rows.
 
-With a budget of time, linecutting or freshest, an operator's output depends on the clock. A micro-batch may
-run again after a sink has taken the output of an earlier attempt. A sink that skips known micro-batches would
-then miss rows that only the later attempt serves. The output is a function of the state, of the ordered
-arrivals, and of the clock. So an attempt records the clock readings before its output is visible, and an
-attempt that finds a record replays the readings.
+With a budget of time, or the policies linecutting or freshest, an operator's output depends on the clock. A
+micro-batch may run again after a sink has taken the output of an earlier attempt. A sink that skips known
+micro-batches would then miss rows that only the later attempt serves. The output is a function of the state,
+the ordered arrivals and the clock. So an attempt records the clock readings before its output is visible, and
+an attempt that finds a record replays the readings.
 
 A record is a file beside the versions of a bucket, ``<number>-<file id of the parent>.clock``, where the
 number is the version that follows the parent. It is a p-unit, and becomes garbage by the same rule as a
 version (`penstock.state_store.bucket_store`). If the file system cannot create a file exclusively, two
 attempts that run at the same time may use different readings. Attempts that run one after the other use the
-same.
+same readings.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class RecordedClock:
     Parameters
     ----------
     clock : Clock
-        The clock to read after the end of the record. With a record, the end is reached only if a source
-        returns other rows than before.
+        The clock to read after the end of the record. If there is a record, its end is reached only if a
+        source returns different rows than before.
     recorded : list of int
         The record.
     """
@@ -63,14 +63,14 @@ class ClockRecord:
     files : Files
         The bucket's directory.
     held : Handle
-        The handle of its state.
+        The handle of the bucket's state.
     """
 
     files: Files
     held: Handle
 
     def read(self) -> list[int] | None:
-        """Return the recorded times; None if no attempt has recorded any.
+        """Return the recorded times; None if no attempt has recorded times.
 
         Raises
         ------
@@ -84,12 +84,12 @@ class ClockRecord:
     def publish(self, readings: list[int]) -> None:
         """Make the record durable.
 
-        Only one attempt succeeds, except on HDFS if two come at the same moment.
+        Only one attempt succeeds, except on HDFS if two attempts publish at the same moment.
 
         Raises
         ------
         ConflictError
-            If another attempt was faster. The output of this attempt must not become visible.
+            If another attempt has published first. The output of this attempt must not become visible.
         UnavailableError
             If the file system refuses.
         """
@@ -97,7 +97,7 @@ class ClockRecord:
 
 
 def read_clock(files: Files, parent: Pointer | None) -> list[int] | None:
-    """Return the recorded times of the micro-batch that follows a version of a bucket; None without record.
+    """Return the recorded times of the micro-batch after a version of a bucket; None if there is no record.
 
     Raises
     ------

@@ -1,7 +1,8 @@
 """The description of an operator: the settings that are fixed for the life of a checkpoint.
 
-The first start writes ``operator.punit``. Columns may be added to an input at a restart, which writes the
-whole description again, as ``operator-2.punit`` and so on. The last one counts. Files are never changed.
+The first start writes ``operator.punit``. If a restart adds columns to an input, it writes the whole
+description again, as ``operator-2.punit`` and so on. The file with the highest number is valid. Files are
+never changed.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ def read_description(files: Files) -> Mapping[str, Any] | None:
 
 
 def add_columns(files: Files, changes: Mapping[str, Any]) -> None:
-    """Write the description with changed settings, unless another task has."""
+    """Write the description with changed settings, unless another task already has."""
     theirs = read_description(files) or {}
     known = {facts.name for facts in files.list()}
     name = next(name for name in _names() if name not in known)
     try:
         files.publish(name, encode(PUnit("operator", {**theirs, **changes})))
     except ConflictError:
-        return  # the caller compares with the newest
+        return  # the caller compares with the newest description
 
 
 def find_added(theirs: Sequence[str], ours: Sequence[str], may_add: Collection[str]) -> list[str] | None:
-    """Return the columns by which ours are more than theirs; None if they differ in another way.
+    """Return the columns that ours have in addition to theirs; None if they differ in any other way.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class Link:
     size_bytes: int
 
     def to_json(self) -> list[object]:
-        """Return what `from_json` takes."""
+        """Return the JSON value that `from_json` takes."""
         return [self.pointer.version, self.pointer.file_id, self.size_bytes]
 
     @staticmethod
@@ -67,23 +67,23 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot that was begun. The headers of its version and of later versions name it."""
+    """A snapshot that was begun. The headers of the snapshot's version and of later versions name it."""
 
     pointer: Pointer
-    """Its own file; all its parts have the same number."""
+    """The snapshot's own file; all its parts have the same number."""
     last: Version
-    """The last version that may adopt it."""
+    """The last version that may adopt the snapshot."""
     deltas_begin: int
-    """The index of the first delta after it in the chains of its version and of later ones."""
+    """The index of the first delta after the snapshot, in the chains of its version and of later versions."""
     parts: Future[tuple[Link, ...]] | None = field(default=None, compare=False)
     """The parts that this process writes; None if another process writes or wrote them."""
 
     def is_lost(self, version: Version) -> bool:
-        """Return whether its writer counts as lost at the commit of `version`."""
+        """Return whether the snapshot's writer is considered lost at the commit of `version`."""
         return self.parts is None and version > self.last
 
     def to_json(self) -> list[object]:
-        """Return what `from_json` takes."""
+        """Return the JSON value that `from_json` takes."""
         return [self.pointer.version, self.pointer.file_id, self.last, self.deltas_begin]
 
     @staticmethod
@@ -100,9 +100,9 @@ class Handle:
     Attributes
     ----------
     links : tuple of Link
-        The base and the deltas since, oldest first.
+        The base and the deltas after it, oldest first.
     base : int
-        The number of links that are the base.
+        The number of links that form the base.
     superseded : tuple of (Version, str)
         For each file that a snapshot replaced and that may still exist, and for the snapshot's own file: the
         version that adopted the snapshot, and the file's name.
@@ -134,7 +134,7 @@ class Handle:
         return sum(link.size_bytes for link in self.links if link.pointer.file_name not in names)
 
     def releasable_files(self, retain_versions: int) -> list[str]:
-        """Return the superseded files that no version from `retain_versions` before `pointer` on needs."""
+        """Return superseded files that `pointer` and the `retain_versions` versions before it do not need."""
         if self.pointer is None:
             return []
         lowest = self.pointer.version - retain_versions
@@ -153,13 +153,13 @@ def next_pointer(pointer: Pointer, file_id: FileId) -> Pointer:
 
 
 def number_of(name: str) -> Version | None:
-    """Return the number in a file's name, finished or not; None if the file is not of a bucket."""
+    """Return the number in the name of a file, finished or not; None if it is not a file of a bucket."""
     match = _NAME.fullmatch(name)
     return Version(int(match[1])) if match else None
 
 
 def pointer_of(name: str) -> Pointer | None:
-    """Return the pointer to a finished file of a chain; None if `name` is no such name."""
+    """Return the pointer to a finished file of a chain; None if `name` is not the name of one."""
     number = number_of(name)
     if number is None or name.startswith("."):
         return None

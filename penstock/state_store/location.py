@@ -42,13 +42,13 @@ class Operator:
     Attributes
     ----------
     location : str
-        Its directory, for messages.
+        The operator's directory, for messages.
     query, name : str
-        The last two names of that directory.
+        The last two names of the operator's directory.
     files : Files or None
-        Its directory; None if only one of its buckets was given.
+        The operator's directory; None if only one of its buckets was given.
     buckets : tuple of Files
-        The directories of its buckets, by name.
+        The directories of the buckets, by name.
     damage : tuple of Damage
         The damage of the files that all buckets share.
     query_name : str or None
@@ -75,12 +75,12 @@ def find_operators(place: Files) -> list[Operator]:
     Parameters
     ----------
     place : Files
-        A state location, or the directory of a query, an operator or a bucket in one.
+        A state location, or the directory of a query, an operator or a bucket in a state location.
 
     Raises
     ------
     InvalidUsageError
-        If no state lies there.
+        If there is no state in `place`.
     UnavailableError
         If the file system refuses.
     """

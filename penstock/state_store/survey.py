@@ -3,13 +3,13 @@
 `penstock.state_store.location.find_operators` finds the buckets, `survey_bucket` examines one, and
 `delete_garbage` deletes its garbage.
 
-Only the checkpoint knows the committed version (`penstock.spark_ext.state_reader.committed`). With its
-pointers a survey is exact. The files alone prove less. A task writes version w only after the pointer to w -
-1 has arrived, which proves that w - 1 was committed (`bucket_store`). The header of w names that pointer as
-its parent. So the newest *proven* pointer is the parent of any file of the highest version. Files of the
-highest version itself may be committed, in flight or lost. And a version that was committed once need not be
-committed now: after a checkpoint was restored to an older state, the first version that it commits looks like
-an attempt that lost.
+The committed version is stored only in the checkpoint (`penstock.spark_ext.state_reader.committed`). With the
+checkpoint's pointers a survey is exact. The files alone prove less. A task writes version w only after the
+pointer to w - 1 has arrived, which proves that w - 1 was committed (`bucket_store`). The header of w names
+that pointer as its parent. So the newest *proven* pointer is the parent of any file of the highest version.
+Files of the highest version itself may be committed, in flight or lost. Also, a version that was once
+committed need not be committed now: after a checkpoint is restored to an older state, the first version that
+it commits looks like a lost attempt.
 
 Invariants:
 
@@ -49,7 +49,7 @@ from penstock.state_store.location import Damage, names_in
 __all__ = ["BucketSurvey", "Chain", "delete_garbage", "likely_pointer", "survey_bucket"]
 
 _TRIES = 5
-"""The number of attempts at a consistent view of a bucket whose query deletes files meanwhile."""
+"""The number of attempts at a consistent view of a bucket while its query deletes files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Chain:
     Attributes
     ----------
     base_files, base_bytes : int
-        The base: the parts of a snapshot, or the first delta of all.
+        The base: the parts of a snapshot, or the bucket's first delta.
     deltas, delta_bytes : int
-        The deltas since, including the version's own file.
+        The deltas after the base, including the version's own file.
     """
 
     base_files: int
@@ -77,7 +77,7 @@ class BucketSurvey:
     Attributes
     ----------
     location : str
-        Its directory, for messages.
+        The bucket's directory, for messages.
     files, size_bytes : int
         All files on disk, including unfinished ones.
     written_us : int or None
@@ -85,11 +85,12 @@ class BucketSurvey:
     newest : tuple of Pointer
         The readable files of the highest version, one for each attempt at the version.
     proven : Pointer or None
-        The committed pointer if it was given, else the newest pointer that the files prove to be committed;
-        None if there is none.
+        The committed pointer, if given; otherwise the newest pointer that the files prove to be committed, or
+        None.
     likely : Pointer or None
-        The most likely current version: the committed pointer if it was given, else the file of the highest
-        version if there is only one, else `proven`. `chain`, `rows`, `waiting` and `expired` describe it.
+        The most likely current version: the committed pointer, if given; otherwise the file of the highest
+        version, if there is only one; otherwise `proven`. `chain`, `rows`, `waiting` and `expired` describe
+        this version.
     chain : Chain or None
         The files that a load of `likely` reads.
     rows, waiting, expired : int or None
@@ -137,7 +138,7 @@ def survey_bucket(
 ) -> BucketSurvey:
     """Survey one bucket: read and check all of its files, one after the other.
 
-    Damage is a finding, not an error. The query may run meanwhile. Files that it deletes do not count as
+    Damage is a finding, not an error. The query may be running. Files that it deletes are not reported as
     missing.
 
     Parameters
@@ -145,8 +146,8 @@ def survey_bucket(
     bucket : Files
         The bucket's directory.
     committed : Pointer, optional
-        The bucket's pointer in the newest committed micro-batch. Without it, every version that can be loaded
-        is kept, because the checkpoint may point at any.
+        The bucket's pointer in the newest committed micro-batch. If not given, every loadable version is
+        kept, because the checkpoint may point at any of them.
     retain_versions : int
         The number of versions up to `committed` that garbage collection keeps loadable.
 
@@ -167,7 +168,7 @@ def survey_bucket(
             break
         sight = _look(store, after, committed)
     else:
-        # The query deletes files faster than the survey reads, so the missing files are deleted ones.
+        # The query deletes files faster than the survey reads, so missing files are deleted files.
         present = _list(bucket)
         sight.unreadable = {name: error for name, error in sight.unreadable.items() if name in present}
     return _survey(store, sight, committed)
@@ -192,13 +193,13 @@ def delete_garbage(bucket: Files, survey: BucketSurvey) -> Iterator[FileFacts]:
 def likely_pointer(bucket: Files) -> Pointer | None:
     """Return the most likely current pointer of `bucket`; None if no version is proven.
 
-    It is the file of the highest version if only one attempt wrote it, else the newest proven pointer. Only
-    the files with the highest numbers are read.
+    It is the file of the highest version if only one attempt wrote it, and otherwise the newest proven
+    pointer. Only the files with the highest numbers are read.
 
     Raises
     ------
     CorruptDataError
-        If one of them is damaged.
+        If one of these files is damaged.
     InvalidUsageError
         If the attempts at the highest version have different parents.
     UnavailableError
@@ -247,7 +248,7 @@ def _list(bucket: Files) -> dict[str, FileFacts]:
 def _open(store: BucketStore, pointer: Pointer) -> tuple[Handle, PUnit]:
     """Return the handle of the version at `pointer` and the unit in its file.
 
-    Parts of snapshots are opened, too.
+    Parts of snapshots are also opened.
     """
     handle, unit = store.look(pointer)
     if handle.parent is not None and handle.parent.version != pointer.version - 1:

@@ -135,7 +135,7 @@ class CommitLog:
         return sorted(int(match["number"]) for match in names if match and match["kind"] == kind)
 
     def _load(self) -> None:
-        """Read the newest start and all entries after it; repeat if a newer start appears meanwhile."""
+        """Read the newest start and all entries after it; repeat if a newer start appears."""
         seen = None
         while True:
             newest = max(self._numbers("start"), default=0)

@@ -73,7 +73,7 @@ class Chooser:
 
     It decides about a column at the first block, when the column's type changes, after a block in which a
     value did not fit, and after `interval_s`, or 40 times the duration of the decisions about all columns if
-    that is longer. Each writer has a chooser of its own. Not thread-safe.
+    that is longer. Each writer has its own chooser. Not thread-safe.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class Chooser:
 
 
 def plan_quickly(array: pa.Array[Any], kind: pa.DataType, goal: str | Goal = "balanced") -> Plan:
-    """Return a plan for an array of any length, judged by a few of its values.
+    """Return a plan for an array of any length, based on a few of its values.
 
     The plan is not checked against all values, so it may not fit.
     """
@@ -158,7 +158,7 @@ def plan_quickly(array: pa.Array[Any], kind: pa.DataType, goal: str | Goal = "ba
 
 
 def _decide(array: pa.Array[Any], goal: Goal, bound: float | None, *, quick: bool) -> Plan:
-    """Return a plan for an array, judged by samples."""
+    """Return a plan for an array, based on samples."""
     short = sample_of(array, _QUICK_SAMPLE_ROWS if quick else _SAMPLE)
     long = short
     if not quick and goal.write_mb_s < _LONG_SAMPLE_BELOW_MB_S:
@@ -234,11 +234,11 @@ def _tokens(
                 share=share,
             )
             total += choices[0].cost
-            # All texts together may have more.
+            # A stream that is constant in the sample may not be constant for all texts.
             cascade = choices[0].cascade if choices[0].cascade != ("constant",) else ("lz4",) if text else ()
         else:
             node = encode_light(long_streams[position])
-            # More texts have about the same words.
+            # The whole column has about the same words as the sample.
             total += cost(node, (), goal, share) * (share if "others" not in name else 1.0)
         cascades.append(cascade)
     yield total, Plan(False, tuple(cascades), best_plan[1].validity, tokens=True, forms=forms)
@@ -247,7 +247,7 @@ def _tokens(
 def _full_streams(array: pa.Array[Any], dictionary: bool, sample_streams: Streams) -> tuple[Ints, ...]:
     """Return the full streams against which to check a decision about a sample.
 
-    Streams of text are slow to make, and fit any cascade except ``constant``.
+    Streams of text are not checked: they are slow to make, and fit any cascade except ``constant``.
     """
     has_constant = any(stream.size and not (stream != stream[:1]).any() for stream in sample_streams.streams)
     if sample_streams.layout is Layout.FIXED or sample_streams.layout is Layout.WIDE or has_constant:

@@ -1,10 +1,10 @@
 """The cost of an encoded stream: a model of its size, the time to encode and decode it, and write bandwidth.
 
-The cost of a value is in nanoseconds: to encode it, to write its bytes at the bandwidth, and, weighted, to
-decode it. Sizes are measured on an encoded sample. Times are constants of each codec, summed over the encoded
-tree, so a codec that sees few values (such as the values of runs) costs little. (Scabbard §5.2 leaves such a
-model to future work. Its goals "minimise time" and "minimise bytes" correspond to an infinite and a zero
-bandwidth.)
+The cost of a value is the time in nanoseconds to encode it, to write its bytes at the bandwidth, and,
+weighted, to decode it. Sizes are measured on an encoded sample. Times are constants of each codec, summed
+over the encoded tree, so a codec that sees few values (such as the values of runs) costs little. (Scabbard
+§5.2 leaves such a model to future work. Its goals "minimise time" and "minimise bytes" correspond to an
+infinite and a zero bandwidth.)
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def cost(node: Node, cascade: Cascade, goal: Goal, share: float = 1.0) -> float:
     goal : Goal
         The cost to minimise.
     share : float
-        The sample's share of a block. Parts that a block has once, whatever its number of rows, count only by
-        this share.
+        The sample's share of a block. Only this share is charged for parts that a block has once, whatever
+        its number of rows.
     """
     size = _size_bytes(node, share)
     if not goal.write_mb_s:
@@ -107,7 +107,7 @@ def token_cost(pieces: int, size_bytes: int, goal: Goal) -> float:
 
 
 def _size_bytes(node: Node, share: float) -> float:
-    """Return the bytes of a node and its descendants; a complete dictionary's bytes count by `share`."""
+    """Return the bytes of a node and its descendants; of a complete dictionary, only `share` is charged."""
     size = node.own_bytes * 1.0
     for position, child in enumerate(node.children):
         is_complete = node.codec == _DICTIONARY and position == 1 and child.count * _SETTLED <= node.count

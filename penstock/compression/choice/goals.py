@@ -13,12 +13,12 @@ __all__ = ["GOALS", "Goal", "goal_of"]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The cost that a chooser minimises, in nanoseconds a value.
+    """The cost that a chooser minimises, in nanoseconds per value.
 
     Parameters
     ----------
     write_mb_s : float
-        Write bandwidth in 10**6 bytes a second. 0 minimises bytes alone, infinity time alone.
+        Write bandwidth in 10**6 bytes per second. 0 minimises only bytes; infinity minimises only time.
     decode_weight : float
         The weight of decoding time relative to encoding time.
 

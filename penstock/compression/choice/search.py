@@ -1,8 +1,8 @@
-"""Search for the best cascade of a stream: try all on a short sample, then the best on a long one.
+"""Search for the best cascade of a stream: try all on a short sample, then the best on a long sample.
 
 The statistics of a sample rule out most candidates before any encoding, and lower bounds on costs rule out
-most of the others. If the goal counts bytes, the best candidates of each family encode a longer sample,
-because a codec that exploits repeats shows its effect only there. (Scabbard §5.2)
+most of the rest. If the goal counts bytes, the best candidates of each family encode a longer sample, because
+a codec that exploits repeats shows its effect only there. (Scabbard §5.2)
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _try(values: Ints, cascade: Cascade, goal: Goal, share: float, depth: int) -
 
 
 def _finalists(ranked: list[Choice], count: int) -> list[Choice]:
-    """Return the cheapest cascades, and for each codec of repeats the cheapest cascade that ends with it."""
+    """Return the cheapest cascades, and, for each codec of repeats, the cheapest cascade ending with it."""
     finalists = {choice.cascade: choice for choice in ranked[:count]}
     for family in _FAMILIES:
         ends = (choice for choice in ranked if choice.cascade[-1].removeprefix("ns_") == family)
@@ -133,16 +133,16 @@ def decide(
     share: float,
     depth: int = 0,
 ) -> list[Choice]:
-    """Return the best cascades for a stream, judged by two samples, the cheapest first.
+    """Return the best cascades for a stream, based on two samples, the cheapest first.
 
     Parameters
     ----------
     short, long : Ints
-        The samples. All cascades are tried on the short one, only the best on the long one.
+        The samples. All cascades are tried on the short sample, only the best on the long sample.
     goal : Goal
         The cost to minimise.
     floats, bound, text, depth
-        As for `rank`.
+        See `rank`.
     share : float
         The long sample's share of a block.
     """
@@ -164,7 +164,7 @@ def decide(
 
 
 def can_code(values: Ints, cascade: Cascade) -> bool:
-    """Return whether a cascade can encode a stream, judged by its transforms."""
+    """Return whether the transforms of a cascade can encode a stream."""
     while cascade:
         codec, cascade = head_of(cascade)
         if not isinstance(codec, Transform):
@@ -191,7 +191,7 @@ def _text_candidates(stats: ColumnStats, goal: Goal) -> Iterator[Cascade]:
 def _candidates(
     stats: ColumnStats, goal: Goal, *, floats: bool, bound: float | None, depth: int
 ) -> Iterator[Cascade]:
-    """Yield candidate cascades, the cheap ones first. A transform comes without the rest of its cascade."""
+    """Yield candidate cascades, cheap cascades first. A transform comes without the rest of its cascade."""
     if stats.runs == 1:
         yield ("constant",)
         return

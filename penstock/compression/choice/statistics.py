@@ -29,20 +29,20 @@ class ColumnStats:
     Parameters
     ----------
     rows : int
-        Values in the sample.
+        The number of values in the sample.
     least, most : int
         Range of the values, as signed integers.
     range_bits, delta_bits, delta_of_delta_bits : int
         Bits of the widest offset: from the least value, from the least delta, and from the least delta of
         deltas.
     runs : int
-        Runs of equal values.
+        The number of runs of equal values.
     distinct : int or None
         Number of distinct values; None if it is more than half of the sample.
     divisor : int
         The greatest common divisor of all differences of two values.
     ascending : bool
-        Whether no value is less than the one before.
+        Whether no value is less than the value before it.
     digits : int or None
         For floating-point numbers, the decimal places of nearly all values.
     """
@@ -121,7 +121,7 @@ def stream_stats(sample: Ints, *, floats: bool = False) -> ColumnStats:
 def sample_of(array: pa.Array[Any], rows: int, stretches: int = 4) -> pa.Array[Any]:
     """Return up to `rows` values: runs of whole sub-blocks, spread over the array, in order.
 
-    Texts are long, so a sample of texts has about as many bytes as `rows` numbers.
+    Texts are long, so a sample of texts has fewer values: about as many bytes as `rows` numbers.
     """
     if Layout.TEXT in layouts_of(array.type) and len(array):
         rows = max(_MIN_SAMPLED_TEXTS, min(rows, 8 * rows * len(array) // max(array.nbytes, 1)))

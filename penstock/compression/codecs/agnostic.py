@@ -43,7 +43,7 @@ class Framed(Codec):
         Raises
         ------
         CorruptDataError
-            If there are more or fewer values.
+            If the frame does not have `count` values.
         """
 
     def encode(self, values: Ints) -> Node:
@@ -51,7 +51,7 @@ class Framed(Codec):
         frames = [self.pack(values[at : at + FRAME]) for at in range(0, values.size, FRAME)]
         sizes = np.array([len(frame) for frame in frames], np.int32)
         payload = np.frombuffer(b"".join(frames), np.uint8)
-        # Not encoded: there is only one for every 65,536 values.
+        # The sizes are not encoded: there is only one for every 65,536 values.
         children = [CODECS["plain"].encode(sizes)]
         return Node(self.number, width_code(values), values.size, payload=payload, children=children)
 
@@ -96,7 +96,7 @@ class Library(Framed):
 
 
 class _Contexts(threading.local):
-    """Cache of the decompressor: making one for each frame takes up to a fifth of the time."""
+    """Caches the decompressor. To create it for each frame would take up to a fifth of the time."""
 
     def __init__(self) -> None:
         self.reader = zstandard.ZstdDecompressor()

@@ -1,6 +1,6 @@
 """Floating-point numbers as integers: exactly if they are decimals, or within a bound that the user gives.
 
-A decimal with some digits behind the point is ``n / 10**digits`` for an integer n. If n and the power are
+A decimal with some digits after the point is ``n / 10**digits`` for an integer n. If n and the power are
 exact in a double, their quotient is the double nearest to the decimal. Then storing n is lossless if the
 quotient has the same bits. This is checked for every value; a value that differs (also -0.0, NaN and
 infinities) is an exception, stored unchanged.
@@ -43,7 +43,8 @@ def _divide(integers: Ints, power: float, scratch: Any, out: Any) -> None:
     """Write the float nearest to each of up to 1,024 integers divided by `power`.
 
     A 4-byte float is rounded from a double. The product with the inverse differs from the quotient only in a
-    few last bits, so it rounds to the same float unless it is that close to the midpoint of two floats.
+    few last bits, so it rounds to the same float unless it is within this difference of the midpoint of two
+    floats.
     """
     n = integers.shape[0]
     doubtful = n if out.itemsize == 8 else 0
@@ -61,9 +62,9 @@ def _divide(integers: Ints, power: float, scratch: Any, out: Any) -> None:
 
 @kernel
 def _to_integers(values: Any, raw: Ints, power: float, out: Ints, positions: Any, most: int) -> int:
-    """Write the integer of each value, and the positions of exceptions; return their number, -1 if too many.
+    """Write each value's integer, and the positions of exceptions; return their number, or -1 if too many.
 
-    `raw` are the bits of `values`. An exception gets the integer before it.
+    `raw` are the bits of `values`. An exception gets the integer of the value before it.
     """
     count = 0
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
@@ -139,7 +140,7 @@ def _from_steps(values: Ints, step: float, out: Any) -> None:
 
 @kernel
 def _count_misfits(values: Any, raw: Ints, power: float, most: int) -> int:
-    """Count the values that are not decimals of `digits` digits; stop once `most` are found."""
+    """Count the values that are not decimals of this power; stop once `most` are found."""
     limit = 9007199254740992.0 if values.itemsize == 8 else 2147483520.0
     quotient = np.empty(1, values.dtype)
     bits = quotient.view(raw.dtype)
@@ -161,7 +162,7 @@ def _floats(values: Ints) -> Floats:
     Raises
     ------
     UnfitError
-        If its values are neither 4 nor 8 bytes.
+        If the values have neither 4 nor 8 bytes.
     """
     if values.dtype.itemsize < 4:
         raise UnfitError
@@ -197,7 +198,7 @@ class _AsIntegers(Transform):
 
     @staticmethod
     def _decode_children(node: Node, start: int, stop: int) -> tuple[Ints, Ints, Ints]:
-        """Return integers, positions of exceptions and their bits, all of a range."""
+        """Return the integers, the positions of exceptions, and the exceptions' bits, in a range."""
         check(node.width >= 2 and len(node.children) == 3, "floats have other children than they need")
         integers, position_node, exceptions = node.children
         check(integers.width == exceptions.width == node.width, "a child of floats has a wrong type")
@@ -215,9 +216,9 @@ class _AsIntegers(Transform):
 
 
 class Decimal(_AsIntegers):
-    """Decimals as integers, bit for bit. Parameters: one byte, the digits behind the point.
+    """Decimals as integers, bit for bit. Parameters: one byte, the number of digits after the point.
 
-    By default it uses the fewest digits that fit the values.
+    By default the codec uses the fewest digits that fit the values.
     """
 
     number = 16
@@ -297,7 +298,7 @@ class Quantized(_AsIntegers):
         return f"{self.prefix}{float(np.frombuffer(node.parameters, np.float64)[0])!r}"
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
-        """Return the bits of floats within the bound of the encoded ones."""
+        """Return the bits of floats that differ from the encoded floats by at most the bound."""
         check(len(node.parameters) == 8, "an error bound has a wrong size")
         bound = float(np.frombuffer(node.parameters, np.float64)[0])
         check(bool(np.isfinite(bound)) and bound > 0, "an error bound is no positive number")

@@ -23,7 +23,7 @@ MAX_DISTINCT = 1 << 16
 _EMPTY = -1
 _MOST_DISTINCT_IN_SMALL_TABLE = 1 << 10
 _ROWS_FOR_TABLE = 1 << 14
-"""From this many two-byte values on, a table of all possible values is faster than hashing."""
+"""For at least this many two-byte values, a table of all possible values is faster than hashing."""
 
 
 @kernel
@@ -70,7 +70,7 @@ def _recode(codes: Any, rank: Any, out: Any) -> None:
 
 @kernel
 def _look_up(codes: Any, values: Ints, out: Ints) -> int:
-    """Write the value of each code, unless a code has none; return the number of such codes."""
+    """Write the value of each code that has one; return the number of codes without a value."""
     size = np.uint64(values.shape[0])
     wrong: Any = 0
     for i in range(codes.shape[0]):

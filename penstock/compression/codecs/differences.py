@@ -35,7 +35,7 @@ def narrow(values: Ints) -> Ints:
 
 
 class BaseDelta(Transform):
-    """Values minus the least value, which is in the parameters; child: the differences."""
+    """Values minus the least value, which is in the parameters. Child: the differences."""
 
     number = 4
     name = "base_delta"
@@ -60,7 +60,8 @@ class BaseDelta(Transform):
 class Multiple(Transform):
     """Differences from the first value as multiples of a divisor. Parameters: divisor, first value.
 
-    For times stored in a finer unit than measured, and prices in steps of five. Child: the factors.
+    Useful for times stored in a finer unit than measured, and for prices in steps of five. Child: the
+    factors.
     """
 
     number = 14
@@ -99,7 +100,7 @@ def divisor_of(values: Ints) -> int:
 
 
 def _factors_of(values: Ints) -> tuple[int, Ints]:
-    """Return `divisor_of` the values, and each value's difference from the first, divided by it."""
+    """Return `divisor_of` the values, and each value's difference from the first divided by this divisor."""
     factors = np.zeros(values.size, np.int64)
     if values.size < 2 or int(values.max()) - int(values.min()) >= 1 << 63:
         return 1, factors
@@ -108,12 +109,12 @@ def _factors_of(values: Ints) -> tuple[int, Ints]:
 
 @kernel
 def _divide(values: Ints, out: Any) -> int:
-    """Divide each value's difference from the first by their common divisor; return it, 0 if all are 0.
+    """Divide each value's difference from the first by the common divisor; return it, 0 if all are 0.
 
     A multiple of an odd number, times the number's inverse modulo 2**64, is the quotient. A number that is
     not a multiple gives a product beyond every possible quotient. If the divisor's power of two does not
-    divide a difference, the quotient times the divisor differs from it. Products are unsigned, since the
-    compiler may assume that signed ones never overflow.
+    divide a difference, the quotient times the divisor differs from the difference. Products are unsigned,
+    because the compiler may assume that signed products never overflow.
     """
     first = np.int64(values[0])
     divisor: Any = np.int64(0)
@@ -160,7 +161,7 @@ def _join(values: Any, first: Any) -> None:
 
 
 class Delta(Transform):
-    """Each value minus the previous one; the first is in the parameters; child: the differences.
+    """Each value minus the previous value. The first value is in the parameters. Child: the differences.
 
     The delta of deltas is the cascade ``delta>delta``. Random access decodes all earlier values.
     """
@@ -192,7 +193,7 @@ class Delta(Transform):
 
 
 class Xor(Delta):
-    """Like `Delta`, with the bits in which each value differs from the previous one (Scabbard Table 2)."""
+    """Like `Delta`, with the bits in which each value differs from the previous value (Scabbard Table 2)."""
 
     number = 6
     name = "xor"

@@ -20,14 +20,14 @@ class NullSuppression(Codec):
 
     The parameters are one byte: the step in bits 0 to 2, bit 3 if patched, bit 4 if the packed bytes are the
     last child instead of the payload. With bit 4, as in ``base_delta>ns_lz4``, a codec of bytes finds
-    patterns that repeat at whole sub-blocks. The children, of which the first three have a value for each
-    sub-block:
+    patterns that repeat at whole sub-blocks. The first three children have a value for each sub-block. The
+    children are:
 
     1. the widths;
     2. the bases, unless the step is NONE; for XOR, the number of low zero bits that were cut off;
     3. from DELTA on, the first value; for DELTA_OF_DELTA, the first two;
-    4. if patched, the number of exceptions of each sub-block; then, of each exception, position and high
-       bits.
+    4. if patched, the number of exceptions of each sub-block; then the position and the high bits of each
+       exception.
     """
 
     number = 2
@@ -162,8 +162,8 @@ def _ends_of(widths: Ints, count: int, widest: int, size_bytes: int) -> npt.NDAr
 class WordNullSuppression(Codec):
     """Keeps each sub-block in the narrowest words of 0, 8, 16, 32 or 64 bits that hold its values.
 
-    Child: the bytes of a word in each sub-block. For readers that want whole words; `NullSuppression` is
-    smaller.
+    Child: the bytes of a word in each sub-block. This is for readers that need whole words; `NullSuppression`
+    is smaller.
     """
 
     number = 3

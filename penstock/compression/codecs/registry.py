@@ -44,7 +44,7 @@ class Transform(Codec):
 
     @abstractmethod
     def split(self, values: Ints) -> tuple[Ints, Callable[[Node], Node]]:
-        """Return the stream for the rest of the cascade, and a function from its node to this node.
+        """Return the stream for the rest of the cascade, and a function from that stream's node to this node.
 
         Raises
         ------
@@ -106,7 +106,7 @@ def head_of(cascade: Cascade) -> tuple[Codec, Cascade]:
     Raises
     ------
     InvalidUsageError
-        If it names an unknown codec, or one follows a codec that ends a cascade.
+        If the cascade names an unknown codec, or a codec follows a codec that ends a cascade.
     """
     fused = CODECS.get(">".join(cascade[:2]))
     codec, rest = (
@@ -127,7 +127,7 @@ def cascade_of(node: Node) -> str:
 
 
 def encode_stream(values: Ints, cascade: Cascade) -> Node:
-    """Encode `values` by `cascade`; if it ends with a transform, `encode_light` encodes the last stream.
+    """Encode `values` by `cascade`. If it ends with a transform, `encode_light` encodes the last stream.
 
     Raises
     ------
@@ -147,10 +147,10 @@ def encode_stream(values: Ints, cascade: Cascade) -> Node:
 
 
 def encode_light(values: Ints, parent_bytes: int = 0) -> Node:
-    """Encode `values` by the smallest of a few quick cascades, judged by their first values.
+    """Encode `values` by the one of a few quick cascades that makes the first values smallest.
 
-    Small streams stay plain, since decoding costs more than the saving is worth. A stream is small by itself,
-    or relative to the `parent_bytes` of its parent.
+    Small streams stay plain, because decoding would cost more than the saving is worth. A stream is small in
+    absolute size, or relative to the `parent_bytes` of its parent.
     """
     count = values.size
     if not count or (values == values[0]).all():
@@ -177,12 +177,12 @@ def decode_stream(node: Node, count: int | None = None, start: int = 0, stop: in
     node : Node
         The coded stream.
     count : int, optional
-        The number of values that it must have.
+        The number of values that the stream must have.
 
     Raises
     ------
     CorruptDataError
-        If it has more or fewer values, or contradicts itself.
+        If the stream has another number of values, or contradicts itself.
     """
     check(count is None or node.count == count, "a stream has another number of values than its parent says")
     stop = node.count if stop is None else stop

@@ -47,7 +47,7 @@ def _expand(heads: Ints, lengths: Ints, skip: int, out: Ints) -> None:
 
 
 class RunLength(Transform):
-    """Children: the runs' values, and their lengths less one."""
+    """Children: the runs' values, and the runs' lengths less one."""
 
     number = 7
     name = "run_length"

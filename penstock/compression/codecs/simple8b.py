@@ -35,7 +35,7 @@ def _write(values: Any, counts: Any, bits: Any, out: Any, sizes: Ints) -> int:
             choice = -1
             for selector in range(16):
                 count = min(counts[selector], end - at)
-                # Only a zero word at the end may hold fewer values than its selector says.
+                # Only a zero word at the end may hold fewer values than its selector states.
                 fits = True
                 for i in range(at, at + count):
                     if np.uint64(values[i]) >> np.uint64(bits[selector]):

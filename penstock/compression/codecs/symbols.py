@@ -62,7 +62,7 @@ class Symbols(Transform):
         for begin in begins:
             end = min(begin + _FRAME, source.size)
             if end + _SPARE > source.size:
-                # Copy the last bytes, so that they have padding behind them.
+                # Copy the last bytes, so that padding follows them.
                 rest = np.append(source[begin:end], np.zeros(_SPARE, np.uint8))
                 ends.append(code_symbols(seal(rest), 0, end - begin, *tables, lanes, out, ends[-1]))
             else:
@@ -98,7 +98,7 @@ class Symbols(Transform):
 
 
 def _sample_of(source: Bytes) -> Bytes:
-    """Return a sample from which to learn symbols, with padding behind it."""
+    """Return a sample from which to learn symbols, followed by padding."""
     if source.size > _SAMPLE:
         begins = np.linspace(0, source.size - _STRETCH, _SAMPLE // _STRETCH).astype(np.int64).tolist()
         return np.concatenate([*(source[at : at + _STRETCH] for at in begins), np.zeros(_SPARE, np.uint8)])

@@ -1,4 +1,4 @@
-"""Variable byte: 7 bits of a value in each byte; the eighth bit says that more follow (Scabbard Table 2)."""
+"""Variable byte: 7 bits of a value per byte; the eighth is set if more bytes follow (Scabbard Table 2)."""
 
 from __future__ import annotations
 

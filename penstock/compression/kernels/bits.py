@@ -64,7 +64,7 @@ def seal(values: Words) -> Words:
 
 
 class Step(IntEnum):
-    """The reference that offsets count from."""
+    """The reference from which offsets are counted."""
 
     NONE = 0
     BASE_DELTA = 1
@@ -83,13 +83,14 @@ class Packed(NamedTuple):
     widths : (sub-blocks,) int8
         Bits of an offset.
     bases : (sub-blocks,) of the values' type
-        The least offset, subtracted from the others; for XOR the number of low zero bits cut off; for NONE 0.
+        The least offset, which is subtracted from all offsets; for XOR, the number of low zero bits cut off;
+        for NONE, 0.
     firsts : (sub-blocks, 2) of the values' type
         The first values, which have no predecessor: one for DELTA and XOR, two for DELTA_OF_DELTA.
     exceptions : (sub-blocks,) or (0,) int16
         The number of offsets that do not fit; empty without patching.
     positions, highs : (exceptions in all,) int16 and of the values' width
-        Their positions in the sub-block, and the bits beyond the width.
+        The positions of exceptions in the sub-block, and their bits beyond the width.
     payload : Bytes
         The sub-blocks, one after the other.
     """
@@ -263,7 +264,7 @@ def _pack(
     deltas = np.empty_like(signed)
     zero = values.dtype.type(0)
     all_bits = np.uint64(0xFFFFFFFFFFFFFFFF) >> np.uint64(64 - 8 * values.itemsize)
-    # A literal is a type of its own, for which callees would be compiled, too.
+    # A literal is a separate type, for which callees would also be compiled.
     used: Any = np.int64(0)
     exception_count: Any = np.int64(0)
     for b in range(widths.shape[0]):
@@ -349,7 +350,7 @@ def _unpack(
     out: Any,
 ) -> None:
     """Undo `_pack`. `exceptions` is empty without patching."""
-    # A literal is a type of its own, for which callees would be compiled, too.
+    # A literal is a separate type, for which callees would also be compiled.
     used: Any = np.int64(0)
     exception_count: Any = np.int64(0)
     for b in range(widths.shape[0]):

@@ -29,7 +29,7 @@ __all__ = ["classes_at", "copy_bytes", "matches_at", "put_word", "trailing_zeros
 
 
 def copy_bytes(source: Any, begin: int, target: Any, at: int, size: int) -> None:
-    """Copy `size` bytes from one array to another, and up to 16 more, for which both have padding."""
+    """Copy `size` bytes from one array to another, and up to 16 more bytes, for which both have padding."""
     target[at : at + size] = source[begin : begin + size]
 
 
@@ -46,7 +46,7 @@ def put_word(target: Any, at: int, word: Any) -> None:
 def classes_at(source: Any, at: int) -> tuple[Any, Any]:
     """Return bit masks of the digits and of the letters in the 32 bytes from `at` on.
 
-    Bytes that are not ASCII count as letters.
+    Bytes that are not ASCII are treated as letters.
     """
     digits = letters = 0
     for i, byte in enumerate(source[at : at + 32].tolist()):

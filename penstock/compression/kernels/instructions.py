@@ -48,9 +48,9 @@ def _prefetch_form(values: Any, at: Any) -> Callable[..., Any]:
 
 
 def use_overflow_flag(operation: str) -> Callable[[F], F]:
-    """Return a decorator for functions that say whether an operation on two integers overflows 64 bits.
+    """Return a decorator for functions that test whether an operation on two integers overflows 64 bits.
 
-    Compiled callers use the processor's flag; others call the function.
+    Compiled callers use the processor's flag; other callers call the function.
 
     Parameters
     ----------

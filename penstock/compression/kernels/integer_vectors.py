@@ -1,10 +1,10 @@
 """Loops over integers that the compiler cannot vectorize, written as LLVM intrinsics.
 
-LLVM vectorizes Numba's loops if it can prove, after a long search, that this is safe. Here it cannot: shifts
-are known only at run time, arrays may overlap, a running sum depends on the previous value. Each function has
-a plain Python body, which defines its meaning and runs if Numba is off. A compiled caller gets vector code
-instead, whose vectors LLVM splits into the registers of the machine. It runs and compiles several times
-faster. Nothing here checks bounds: callers do.
+LLVM vectorizes Numba's loops if it can prove, after a long search, that this is safe. Here it cannot, because
+shifts are known only at run time, arrays may overlap, or a running sum depends on the previous value. Each
+function has a plain Python body, which defines its meaning and runs if Numba is off. A compiled caller gets
+vector code instead, whose vectors LLVM splits into the registers of the machine. It runs and compiles several
+times faster. Nothing here checks bounds: callers do.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _FILL_BITS = 256
 def unpack_words(x: Any, at: int, width: int, word: Any, base: Any, out: Any) -> None:
     """Unpack 1,024 offsets of `width` bits (at least one) from lanes; write each plus `base`.
 
-    They are at byte `at` of `x`; the lanes' words have the type of `word`, which is no wider than the type of
-    `out`.
+    The offsets are at byte `at` of `x`. The lanes' words have the type of `word`, which is no wider than the
+    type of `out`.
     """
     bits = 8 * word.itemsize
     lanes = 1024 // bits
@@ -74,13 +74,13 @@ def running_sum(values: Any, first: Any) -> None:
 
 
 def running_xor(values: Any, first: Any) -> None:
-    """Replace each value by `first` and all values up to it, joined by exclusive or."""
+    """Replace each value by the exclusive or of `first` and all values up to it."""
     np.bitwise_xor.accumulate(values, out=values)
     values ^= first
 
 
 def fill(out: Any, begin: int, end: int, value: Any) -> None:
-    """Write a value from `begin` to `end`, and perhaps to a few elements after `end`."""
+    """Write a value from `begin` to `end`, and possibly to a few elements after `end`."""
     out[begin:end] = value
 
 

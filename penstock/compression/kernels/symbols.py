@@ -1,8 +1,8 @@
 """Kernels of symbol tables: learn a table, encode bytes by it, and decode them (FSST §4, §5).
 
 A symbol is 1 to 8 bytes, as a word whose first byte is the lowest. Symbols of 3 bytes and more are in a hash
-table of `SLOTS` slots, by their first 3 bytes; if two share a slot, the better one stays. Shorter ones are
-looked up by the next 2 bytes. A byte without a symbol is encoded as an escape and the byte.
+table of `SLOTS` slots, by their first 3 bytes; if two symbols share a slot, the better symbol stays. Shorter
+symbols are looked up by the next 2 bytes. A byte without a symbol is encoded as an escape and the byte.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _slot_of(word: Any) -> Any:
 
 @kernel
 def _look_up(word: Any, shorts: Any, longs: Any, infos: Any) -> Any:
-    """Return the code of the longest symbol that a word begins with, and from bit 8 on its size.
+    """Return the code of the longest symbol that a word begins with; its size is in bits 8 and above.
 
     Branch-free, because the next symbol cannot be predicted.
     """
@@ -109,7 +109,7 @@ def _count_tokens(
 ) -> Any:
     """Count the symbols, bytes and adjacent pairs of a sample; return the number of distinct pairs.
 
-    The first byte of each symbol is counted, too. `seen` has the pairs in order of appearance.
+    The first byte of each symbol is also counted. `seen` has the pairs in order of appearance.
     """
     at: Any = np.int64(0)
     pair_count: Any = np.int64(0)
@@ -139,7 +139,7 @@ def _count_tokens(
 def _propose(
     symbol: Any, size: Any, gain: Any, table: Any, words: Any, sizes: Any, gains: Ints, count: Any
 ) -> Any:
-    """Add a symbol's saving to its candidate, or to a new one; return the number of candidates."""
+    """Add a symbol's saving to its candidate, or to a new candidate; return the number of candidates."""
     slot = ((symbol ^ np.uint64(size)) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(50)
     while table[slot] >= 0:
         candidate = table[slot]
@@ -163,12 +163,13 @@ def learn_symbols(
     Parameters
     ----------
     sample, end : Bytes, int
-        The sample, and 8 bytes behind it.
+        The sample, followed by 8 bytes.
     symbols, sizes : arrays of `MOST_SYMBOLS` words and bytes
         The symbols and their bytes, by code.
     shorts, longs, infos
-        Indexed by the next 2 bytes: the code and size of a short symbol. Indexed by slot: a longer symbol;
-        and its code, its size, and the number of bits of a word to ignore.
+        `shorts`, indexed by the next 2 bytes: the code and size of a short symbol. `longs`, indexed by slot:
+        a longer symbol. `infos`, indexed by slot: its code, its size, and the number of bits of a word to
+        ignore.
     """
     words, lengths = np.empty(_MOST_CANDIDATES, np.uint64), np.empty(_MOST_CANDIDATES, np.uint8)
     gains, table = np.empty(_MOST_CANDIDATES, np.int64), np.empty(2 * _MOST_CANDIDATES, np.int16)
@@ -187,7 +188,7 @@ def learn_symbols(
             if singles[token]:
                 word = np.uint64(token - 256) if token > 255 else symbols[token]
                 size = 1 if token > 255 else np.int64(sizes[token])
-                # A byte without a symbol takes two.
+                # A byte without a symbol takes two bytes.
                 weight = 8 if size == 1 and not last else size
                 count = _propose(word, size, singles[token] * weight, table, words, lengths, gains, count)
                 singles[token] = 0
@@ -265,7 +266,7 @@ def code_symbols(
     Parameters
     ----------
     source, begin, end : Bytes, int
-        The frame, and 8 bytes behind it.
+        The frame, followed by 8 bytes.
     lanes : Bytes
         Room for twice the frame, and 256 bytes.
     out, to : Bytes, int
@@ -306,11 +307,11 @@ def write_symbols(
     Parameters
     ----------
     codes, ends : Bytes, Ints
-        The codes of frames; the begin of the first frame's, and the end of each frame's.
+        The codes of frames; the start of the first frame's codes, and the end of each frame's codes.
     symbols, sizes : arrays of 256 words and sizes
         The symbols by their codes; the size of an unused code is 0.
     frame : int
-        Bytes of each frame but the last one.
+        The number of bytes of each frame except the last.
     out, total : Bytes, int
         The output, with 64 bytes of padding, and the total size.
     """

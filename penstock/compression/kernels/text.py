@@ -27,7 +27,7 @@ MOST_DISTINCT = 1 << 16
 """The limit of distinct texts."""
 
 _SPARE = 16
-"""The number of bytes behind a text that `copy_bytes` may touch."""
+"""The number of bytes after a text that `copy_bytes` may touch."""
 
 
 @kernel
@@ -61,7 +61,7 @@ def _place(codes: Any, begins: Any, most: int, offsets: Any) -> int:
 
 @kernel
 def _write_out(codes: Any, begins: Any, spared: int, source: Any, offsets: Any, out: Bytes) -> None:
-    """Write the texts of codes; the first `spared` texts have padding behind them."""
+    """Write the texts of codes; the first `spared` texts are followed by padding."""
     for i in range(codes.shape[0]):
         if codes[i] < spared:
             begin: Any = np.int64(begins[codes[i]])
@@ -73,7 +73,7 @@ def _write_out(codes: Any, begins: Any, spared: int, source: Any, offsets: Any, 
 
 @kernel
 def _write_rest(codes: Any, begins: Any, spared: int, source: Any, offsets: Any, out: Bytes) -> None:
-    """Write the texts that have no padding behind them, into the gaps that were left."""
+    """Write the texts that are not followed by padding into the gaps that were left."""
     for i in range(codes.shape[0]):
         if codes[i] >= spared:
             for k in range(offsets[i + 1] - offsets[i]):
@@ -99,7 +99,7 @@ def _common_length(begins: Any) -> Any:
 def _write_even(codes: Any, begin: int, length: int, source: Any, out: Bytes) -> None:
     """Like `_write_out`, for texts of `length` bytes each, the first at `begin`.
 
-    All have padding behind them.
+    All texts are followed by padding.
     """
     at: Any = np.int64(0)
     for i in range(codes.shape[0]):
@@ -258,7 +258,7 @@ def distinct_texts(
     selection : Ints, optional
         The rows to read; by default all.
     most : int
-        The most distinct texts.
+        The limit of distinct texts.
 
     Returns
     -------
@@ -300,16 +300,16 @@ def texts_of(
     kind : dtype
         The type of the returned offsets.
     most : int
-        The most bytes of text.
+        The limit of bytes of text.
 
     Returns
     -------
     tuple or None
-        None if a code has no text, or the texts have more bytes.
+        None if a code has no text, or the texts have more than `most` bytes.
     """
     count = begins.size - 1
     if source.size < codes.size:
-        # Copy small inputs, to have padding behind them.
+        # Copy small inputs, so that padding follows them.
         source = np.append(source, np.zeros(_SPARE, np.uint8))
         spared = count
     else:
@@ -334,7 +334,7 @@ def texts_of(
 def _places_of(codes: Ints, begins: Ints, length: int, kind: npt.DTypeLike, most: int) -> Ints | None:
     """Return the offsets of the texts of codes; None if a code has no text, or the size is above `most`.
 
-    `length` is the common length of all texts, if they have one; then no lengths are summed.
+    `length` is the common length of all texts. If there is one, no lengths are summed.
     """
     if length <= 0:
         offsets: Ints = np.zeros(codes.size + 1, kind)

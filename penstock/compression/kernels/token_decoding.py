@@ -21,7 +21,7 @@ _ONE = np.uint64(1)
 DIGITS = np.array(
     [int.from_bytes(b"%04d" % number, "little") | len(str(number)) << 32 for number in range(10_000)]
 )
-"""For `write_rows`."""
+"""The argument `digits` of `write_rows`."""
 
 
 @kernel
@@ -51,9 +51,9 @@ def join_words(
     begins, words : Ints, Bytes
         Literals and words.
     alone : array of bool
-        Whether a piece is only a literal, which then counts as its word.
+        Whether a piece is only a literal, which is then treated as its word.
     offsets, out : Ints, Bytes
-        The output. Both `words` and `out` have padding behind them.
+        The output. Both `words` and `out` are followed by padding.
     """
     at: Any = np.int64(0)
     word = 0
@@ -95,17 +95,17 @@ def write_rows(
     flat, firsts : Ints
         The pieces of all forms, and the offset of each form in them.
     pieces : Ints
-        For each piece: its kind; the minimum digits of a number; the number of words, where a literal counts
-        as one; the first word; the next value of its column, which is advanced; the position of its literal
-        in `pool`, and the literal's size.
+        For each piece: its kind; the minimum digits of a number; the number of words, including a literal
+        that is treated as a word; the first word; the next value of its column, which is advanced; the
+        position of its literal in `pool`, and the literal's size.
     offsets, pool : Ints, Bytes
         Words with the literals of their pieces before them, and literals. `pool`, `others` and `out` have
         padding.
     codes, numbers, lengths, others
         The streams; `codes` and `numbers` have exactly as many values as the forms need.
     digits : Ints
-        For each number below 10,000: its four digits, the first one lowest, and from bit 32 on its number of
-        digits.
+        For each number below 10,000: its four digits, the first digit lowest, and from bit 32 on its number
+        of digits.
     out_offsets, out : Ints, Bytes
         The output.
     """

@@ -1,7 +1,7 @@
 """Split texts into tokens and encode them by forms.
 
-A token is a run of letters and digits, and all other bytes up to the next run. With `split` a run has only
-letters or only digits. `penstock.compression.texts.token_streams` describes the streams.
+A token is a run of letters and digits, or a run of all other bytes. With `split`, a run of the first kind has
+only letters or only digits. `penstock.compression.texts.token_streams` describes the streams.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ KIND is the piece's kind. SIZE, FIRST, MASK and TEXT describe the literal before
 bytes as a word, the significant bits of the word, and its position. CHILD, NEXT and PARENT are nodes, or -1.
 FORM is the form that ends here, or 0. COLUMN is the column of the values. LEAST is the minimum number of
 digits. SLOTS (a power of two less 1), SLOT, PLACE and ROOM describe a piece's words: the slots, the first
-slot, the first word, the most words. UNTIL is the byte that ends a word, `TOKEN_END` or `ANY_END`.
+slot, the first word, the limit of words. UNTIL is the byte that ends a word, `TOKEN_END` or `ANY_END`.
 """
 
 _ALL = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -130,14 +130,14 @@ def _eight_digits(word: Any) -> Any:
 def _digits_of(word: Any, size: int) -> Any:
     """Subtract 48 from the first `size` of 8 bytes and align them to the end.
 
-    Other bytes than digits exceed 9.
+    Bytes other than digits give values above 9.
     """
     return (word ^ ASCII_ZEROS) << np.uint64(8 * (8 - size))
 
 
 @kernel
 def _number_at(source: Bytes, at: int, size: int, least: int) -> Any:
-    """Parse `size` digits as a number of at least `least` digits; return -1 if they are not one."""
+    """Parse `size` digits as a number of at least `least` digits; return -1 if that fails."""
     if size < least or size < 1 or size > 16 or (size > least and source[at] == 48):
         return np.int64(-1)
     first = min(size, 8)
@@ -145,7 +145,7 @@ def _number_at(source: Bytes, at: int, size: int, least: int) -> Any:
     strange = (word | (word + _ABOVE_9)) & _HIGH_BITS
     number = _eight_digits(word)
     if size > 8:
-        # Parse the last eight digits, and the earlier ones.
+        # Parse the last eight digits, and the earlier digits.
         word = _digits_of(word_at(source, at), size - 8)
         last = word_at(source, at + size - 8) ^ ASCII_ZEROS
         strange |= (last | (last + _ABOVE_9)) & _HIGH_BITS
@@ -155,7 +155,7 @@ def _number_at(source: Bytes, at: int, size: int, least: int) -> Any:
 
 @kernel
 def _equal_bytes(source: Bytes, at: int, pool: Bytes, begin: int, size: int) -> bool:
-    """Return whether `size` bytes are equal; both have padding behind them."""
+    """Return whether `size` bytes are equal; both texts are followed by padding."""
     checked = 0
     while checked < size:
         difference = word_at(source, at + checked) ^ word_at(pool, begin + checked)
@@ -232,7 +232,7 @@ def code_rows(
     Parameters
     ----------
     source, offsets : Bytes, Ints
-        The texts, with `SPARE` bytes of padding behind them.
+        The texts, followed by `SPARE` bytes of padding.
     split : bool
         Whether adjacent digits and letters are two tokens.
     nodes : Ints
@@ -243,7 +243,7 @@ def code_rows(
     pool : Bytes
         Literals and words.
     counters : Ints
-        The number of words of each piece, and last the size of `pool`.
+        The number of words of each piece; the last element is the size of `pool`.
     cursors : Ints
         The number of values in the column of each piece.
     before : Ints
@@ -251,7 +251,7 @@ def code_rows(
     forms, codes, numbers, lengths, others, marks : Ints
         The output: the streams that `penstock.compression.texts.token_streams` describes, columns as rows.
     used : Ints
-        The numbers of lengths and of bytes of others, and the lengths of earlier texts.
+        The number of lengths, the number of bytes of others, and the lengths of earlier texts.
     """
     count, filled = used[0], used[1]
     root = nodes[0, NEXT]

@@ -10,10 +10,10 @@ LITERAL, WORD, NUMBER = 0, 1, 2
 """Kinds of pieces."""
 
 SPARE = 64
-"""The number of bytes behind a text that kernels may read or write."""
+"""The number of bytes after a text that kernels may read or write."""
 
 MOST_DIGITS = 16
-"""The most digits of a number."""
+"""The greatest number of digits of a number."""
 
 TOKEN_END, ANY_END = 256, 257
 """A word ends with its letters or digits, or at the end of the text."""

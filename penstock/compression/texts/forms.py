@@ -2,7 +2,7 @@
 
 A text is cut into tokens: runs of letters and digits, and runs of other bytes. Texts that begin with the same
 pieces share them, so forms are paths of a tree. A piece is a literal, a number, or a word of a dictionary. A
-word may span several tokens, up to a given byte, if these combinations are few.
+word may span several tokens, up to a given byte, if there are few such combinations.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from penstock.compression.kernels.token_pieces import ANY_END, LITERAL, MOST_DIG
 __all__ = ["MOST_FORMS", "MOST_WORDS", "Forms", "Piece", "learn_forms", "sample_rows"]
 
 MOST_FORMS = 126
-"""The most forms that are learned; one more stands for texts without a form."""
+"""The limit of learned forms. One more form stands for texts without a form."""
 
 MOST_WORDS = (1 << 15) - 1
-"""The most words of a piece."""
+"""The limit of the words of a piece."""
 
 _SAMPLE_ROWS = 1 << 9
 _SAMPLE_BYTES = 1 << 16
@@ -35,7 +35,7 @@ _MIN_ROWS_OF_PIECE = 3
 _MIN_ROWS_OF_LITERAL = 16
 _MIN_ROOM = 1 << 10
 _MOST_WORDS_AS_LITERALS = 8
-"""If what follows depends on at most this many words, each becomes a literal with its own followers."""
+"""If the following pieces depend on a word with at most this many values, each value becomes a literal."""
 _MIN_REPETITIONS = 8
 """A dictionary is worth it if its words occur this often on average."""
 _UNIQUE_SHARE = 0.97
@@ -57,9 +57,9 @@ class Piece:
     text : bytes
         The literal.
     room : int
-        The most words.
+        The limit of the piece's words.
     least : int
-        The minimum digits of a number.
+        The minimum number of digits of a number.
     until : int
         The byte that ends a word, or `TOKEN_END` or `ANY_END`.
     ends : bool
@@ -103,7 +103,7 @@ def sample_rows(rows: int, mean_bytes: int) -> Ints:
 
 
 def learn_forms(offsets: Ints, source: Bytes) -> Forms:
-    """Learn the forms of a sample of texts, with the value of `Forms.split` that makes it smaller.
+    """Learn the forms of a sample of texts, with the value of `Forms.split` that makes the sample smaller.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ class _Learner:
                 for (text, at), head in zip(rows, heads, strict=True)
             }
             if len(ends) > 1:
-                # What follows depends on the word.
+                # The pieces that follow depend on the word.
                 self._learn_literals(piece, list(zip(rows, heads, strict=True)))
                 return
         least = _least_digits(set(heads)) if numbers and not self._suits_dictionary(heads) else 0
@@ -256,7 +256,7 @@ class _Learner:
         )
 
     def _extend_words(self, rows: list[_Row], heads: list[bytes]) -> tuple[int, list[bytes]]:
-        """Return the end byte that gives the longest words that are still few, and these words."""
+        """Return the end byte that gives the longest words of which there are still few, and these words."""
         until, longest = TOKEN_END, heads
         (text, at), size = rows[0], sum(map(len, heads))
         for byte in dict.fromkeys(_NO_SEPARATORS.sub(b"", text[at:])):

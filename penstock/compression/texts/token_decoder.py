@@ -23,7 +23,7 @@ __all__ = ["decode_part", "decode_tokens"]
 
 _MOST_PIECES = 1 << 12
 _TYPES = tuple(map(np.dtype, ("i1", "i2", "i8", "i4", "i4", "i1", "i4", "i1")))
-"""The types of the streams' values; those of pieces have any."""
+"""The types of the streams' values; the values of pieces may have any type."""
 
 
 class _Description(NamedTuple):
@@ -82,7 +82,7 @@ def decode_part(nodes: Sequence[Node], start: int, stop: int) -> tuple[Ints, ...
     nodes : sequence of Node
         The coded streams.
     start, stop : int
-        The texts; the first one is the first of a sub-block.
+        The texts; the first text must be the first of a sub-block.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def decode_tokens(streams: tuple[Ints, ...], kind: npt.DTypeLike, most: int) -> 
     """
     forms, codes, numbers, _, pieces, sizes, words, lengths, others = streams
     description = _parse_pieces(pieces, sizes.size)
-    # For a part of the texts only the total size is known.
+    # For a part of the texts, only the total size of all texts is known.
     total = description.total if description.total >= 0 else -1 - description.total
     if total > most:
         return None
@@ -192,7 +192,7 @@ def _places(values: Ints, description: _Description, kind: int, size: int) -> tu
     Raises
     ------
     CorruptDataError
-        If the size of the stream is not the size that they need.
+        If the stream does not have the size that these pieces need.
     """
     pieces_of_kind = np.flatnonzero(description.kinds == kind)
     if kind == WORD:
@@ -215,7 +215,7 @@ def _join_words(description: _Description, begins: Ints, words: Bytes, most: int
     out = np.empty(int(sizes) + words.size + SPARE, np.uint8)
     join_words(description.texts, begins, words, firsts, counts, is_literal, offsets, out)
     places = np.cumsum(counts) - counts
-    # Literals before numbers and others are read where they are.
+    # Literals before numbers and others are read in place.
     end = int(offsets[-1])
     out[end : end + words.size] = words
     table = [

@@ -38,7 +38,7 @@ __all__ = ["encode_tokens"]
 
 _CHUNK_ROWS = 1 << 14
 _WORD_BYTES = 1 << 22
-"""The most bytes of the words of a column."""
+"""The limit of the bytes of a column's words."""
 
 
 class _Encoder:
@@ -102,7 +102,7 @@ class _Encoder:
         self._known[: len(self._literals)] = np.frombuffer(self._literals, np.uint8)
         self._counters = np.zeros(len(rows) + 1, np.int64)
         self._counters[-1] = len(self._literals)
-        # Allocate once for all chunks, since the system zeroes new memory.
+        # Allocate once for all chunks, because the system zeroes new memory.
         self._scratch = (
             np.empty((self._columns[WORD], _CHUNK_ROWS), np.int16),
             np.empty((self._columns[NUMBER], _CHUNK_ROWS), np.int64),
@@ -116,7 +116,7 @@ class _Encoder:
         self._count = self._total = 0
 
     def add(self, offsets: Ints, source: Bytes) -> None:
-        """Encode at most one chunk of texts. Each text has padding behind it."""
+        """Encode at most one chunk of texts. Padding follows each text."""
         rows = offsets.size - 1
         size = int(offsets[-1]) - int(offsets[0])
         forms, marks = np.empty(rows, np.int8), np.empty(-(-rows // SUB_BLOCK), np.int64)
@@ -204,12 +204,12 @@ def encode_tokens(offsets: Ints, source: Bytes, forms: Forms | None = None) -> t
     offsets, source : Ints, Bytes
         The offsets of the texts, and the buffer that holds their bytes.
     forms : Forms, optional
-        Their patterns; by default learned from the texts.
+        The patterns of the texts; by default learned from the texts.
 
     """
     encoder = _Encoder(learn_forms(offsets, source) if forms is None else forms)
     rows = offsets.size - 1
-    # Copy the last texts, so that they have padding behind them.
+    # Copy the last texts, so that padding follows them.
     last = int(np.searchsorted(offsets, max(source.size - SPARE, -1), "right")) - 1
     last = max(0, min(last, rows)) // SUB_BLOCK * SUB_BLOCK
     for begin in range(0, last, _CHUNK_ROWS):

@@ -1,10 +1,9 @@
 """Texts as rows of tokens: the common parts of a form are stored once, numbers and words in columns.
 
 A form (`penstock.compression.texts.forms`) is a list of pieces, each a literal followed by a number, a
-dictionary word, or nothing. A word for which the dictionary has no room is stored verbatim among the
-*others*, and so is a text without a form. (The idea is from Rodrigues, Luo, Yuan: "CLP: Efficient and
-Scalable Search on Compressed Text Logs", OSDI 2021; columns of tokens, with codecs for numbers, replace its
-segments.)
+dictionary word, or nothing. A word for which the dictionary has no room, or a text without a form, is stored
+verbatim among the *others*. (The idea is from Rodrigues, Luo, Yuan: "CLP: Efficient and Scalable Search on
+Compressed Text Logs", OSDI 2021; columns of tokens, with codecs for numbers, replace its segments.)
 
 The streams of a column, each encoded independently::
 
@@ -20,7 +19,7 @@ The streams of a column, each encoded independently::
     8  others
 
 A form has the number of its last piece; form 0 is for texts without a form. Columns of codes are in
-descending order of their numbers of words, so neighbours take about as many bits.
+descending order of their numbers of words, so neighbouring columns take about the same number of bits.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ STREAMS = (
 
 
 def fits(streams: tuple[Ints, ...]) -> bool:
-    """Return whether at most a fourth of the texts' bytes are others."""
+    """Return whether at most a quarter of the texts' bytes are others."""
     return 4 * streams[8].size <= int(streams[4][0])
 
 

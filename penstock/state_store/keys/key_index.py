@@ -130,7 +130,7 @@ def _find_or_add_words(
 ) -> tuple[int, int]:
     """Do `_find_or_add` if all known keys have one word, with two memory accesses per key instead of five.
 
-    Stops at a key of another length, too.
+    Also stops at a key of another length.
     """
     mask = table.shape[0] - 1
     limit = min(table.shape[0] // 2, known_hashes.shape[0], known_starts.shape[0] - 1, known_words.shape[0])
@@ -211,7 +211,7 @@ class KeyIndex:
         return self._starts[numbers]
 
     def find(self, keys: Keys) -> Positions:
-        """Return each key's number; -1 for a key without one."""
+        """Return each key's number; -1 for a key without a number."""
         out = np.empty(len(keys), np.int64)
         _find(
             keys.words, keys.starts, keys.hashes,

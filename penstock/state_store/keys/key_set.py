@@ -64,7 +64,7 @@ def _slot_of(first: Any, last: Any, table: Words) -> int:
 
 @kernel
 def _add(prints: Words, table: Words) -> int:
-    """Add fingerprints, except those with a last word of 0; return the number of new ones."""
+    """Add fingerprints, except those with a last word of 0; return the number of new fingerprints."""
     width = table.shape[1]
     count = 0
     for i in range(prints.shape[0]):
@@ -88,7 +88,7 @@ def _contains(prints: Words, table: Words, out: npt.NDArray[np.bool_]) -> None:
 
 @kernel
 def _remove(prints: Words, table: Words) -> int:
-    """Remove fingerprints, except those with a last word of 0; return the number of those that were there.
+    """Remove fingerprints, except those with a last word of 0; return the number of removed fingerprints.
 
     Later entries of the search move up, so that no gap ends a search early.
     """
@@ -103,7 +103,7 @@ def _remove(prints: Words, table: Words) -> int:
         count += 1
         slot = gap + 1 if gap + 1 < slots else 0
         while table[slot, width - 1] != 0:
-            # An entry stays if its search begins behind the gap.
+            # An entry stays if its search begins after the gap.
             if (slot - _home(table[slot, 0], slots)) % slots >= (slot - gap) % slots:
                 for w in range(width):
                     table[gap, w] = table[slot, w]
@@ -120,7 +120,7 @@ class KeySet:
     Parameters
     ----------
     one_word : bool
-        Whether every key has one word. A slot then takes 8 bytes, else 16.
+        Whether every key has one word. If so, a slot takes 8 bytes, otherwise 16.
     growth : float
         The growth factor of a full table.
     """
@@ -143,7 +143,7 @@ class KeySet:
         return self._table.nbytes
 
     def add(self, keys: Keys) -> int:
-        """Add keys; return the number of new ones."""
+        """Add keys; return the number of new keys."""
         prints = self._prints(keys)
         needed = int((self._count + len(keys)) / _LOAD) + 1
         if needed > len(self._table):
@@ -159,7 +159,7 @@ class KeySet:
         return new
 
     def remove(self, keys: Keys) -> int:
-        """Remove keys; return the number of those that were in the set. The memory stays."""
+        """Remove keys; return the number of keys that were in the set. The memory stays."""
         prints = self._prints(keys)
         gone = _remove(prints, self._table)
         if self._has_zero(prints) and self._zero:

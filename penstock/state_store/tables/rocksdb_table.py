@@ -2,11 +2,11 @@
 
 A row is one entry: the words of its key (`penstock.state_store.keys.key_words`) and the bytes of its values
 (`penstock.state_store.tables.row_codec`). Keys of fixed width are big-endian, so that successive numbers are
-neighbours. The bytes of texts keep their order. Entries are written and read in batches sorted by key, for
-which RocksDB is several times faster than for unsorted batches.
+neighbours. The order of texts' bytes is kept. Entries are written and read in batches sorted by key, because
+RocksDB is several times faster with sorted batches.
 
-The database is scratch. It has no write-ahead log, because the committed p-units are the log. It is in a
-directory of its own, so that attempts of one task never share one.
+The database is scratch. It has no write-ahead log, because the committed p-units are the log. It has its own
+directory, so that attempts of one task never share a directory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from penstock.state_store.tables.table import Found, Layout
 __all__ = ["RocksdbTable", "SharedMemory", "process_memory"]
 
 _CACHE_BYTES = 128 << 20
-"""The block cache, one for all tables of a process. Filters and indexes take 2 bytes a key more."""
+"""The size of the block cache of all tables of a process. Filters and indexes take 2 more bytes per key."""
 
 _MEMTABLES_BYTES = 128 << 20
 """Memory for unflushed rows of all tables of a process."""
@@ -99,7 +99,7 @@ def _refusals(fact: str, path: Path) -> Iterator[None]:
     """Turn errors of rocksdict and the file system into errors of Penstock."""
     try:
         yield
-    except Exception as error:  # rocksdict raises plain exceptions.
+    except Exception as error:  # rocksdict raises plain exceptions
         raise UnavailableError(
             fact, path=path, reason=str(error), hint="check space and permissions of the scratch directory"
         ) from error
@@ -111,11 +111,11 @@ class _Database:
     Parameters
     ----------
     scratch : pathlib.Path, optional
-        The parent of its directory.
+        The parent of the database's directory.
     memtable_bytes : int
         The memory for unflushed entries.
     shared : SharedMemory
-        The memory that it shares with other databases.
+        The memory that the database shares with other databases.
 
     Raises
     ------
@@ -141,7 +141,7 @@ class _Database:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the database beside the shared cache."""
+        """Memory of the database, without the shared cache."""
         names = ("rocksdb.cur-size-all-mem-tables", "rocksdb.estimate-table-readers-mem")
         return sum(self._db.property_int_value(name) or 0 for name in names)
 
@@ -178,9 +178,9 @@ class _Database:
 class RocksdbTable:
     """A `penstock.state_store.tables.table.Table` on local disk.
 
-    The table counts its rows exactly, so `put` and `remove` must know which keys exist. A `KeySet` in
-    memory knows the keys, with 11 to 16 bytes for a one-word key and twice as many for others. When it would
-    exceed `key_set_bytes`, they query the database instead, which is several times slower.
+    The table counts its rows exactly, so `put` and `remove` must know which keys exist. For this a `KeySet`
+    in memory stores the keys, with 11 to 16 bytes for a one-word key and twice as many for other keys. If it
+    would exceed `key_set_bytes`, the methods query the database instead, which is several times slower.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ class RocksdbTable:
     batch_bytes : int
         Maximum bytes of a batch of `rows`, unless a single row has more.
     shared : SharedMemory, optional
-        The memory that it shares with other tables; by default the memory of the process.
+        The memory that the table shares with other tables; by default the shared memory of the process.
 
     Raises
     ------

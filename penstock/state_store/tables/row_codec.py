@@ -9,8 +9,8 @@ A row's bytes are the concatenated bytes of its columns. A column of one element
                struct: its fields, each as a column
 
 A column of m elements (within a list) has m validity bytes, then m values, or m lengths and the bytes or
-elements of these lengths. So each type is written and read by copying one range per row, whatever the
-nesting, and every step handles whole columns. The bytes are not a durable format: they never leave the
+elements of these lengths. So values of any type, however nested, are written and read by copying one range
+per row, and every step handles whole columns. The bytes are not a durable format: they never leave the
 process that wrote them.
 """
 
@@ -34,7 +34,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @kernel
 def _append(source: Bytes, bounds: Positions, out: Bytes, at: Positions) -> None:
-    """Copy range i of `source` to ``at[i]`` in `out`, and move ``at[i]`` behind it."""
+    """Copy range i of `source` to ``at[i]`` in `out`, and advance ``at[i]`` past it."""
     for i in range(at.shape[0]):
         start, position = bounds[i], at[i]
         size = bounds[i + 1] - start
@@ -45,7 +45,7 @@ def _append(source: Bytes, bounds: Positions, out: Bytes, at: Positions) -> None
 
 @kernel
 def _extract(source: Bytes, at: Positions, bounds: Positions, out: Bytes) -> None:
-    """Copy bytes from ``at[i]`` in `source` to range i of `out`, and move ``at[i]`` behind them."""
+    """Copy bytes from ``at[i]`` in `source` to range i of `out`, and advance ``at[i]`` past them."""
     for i in range(at.shape[0]):
         start, position = bounds[i], at[i]
         size = bounds[i + 1] - start

@@ -19,7 +19,7 @@ __all__ = ["RowStore"]
 
 _DTYPES: dict[int, Any] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _MIN_GARBAGE_BYTES = 64 * 1024
-"""A heap with less garbage is not compacted."""
+"""A heap with less garbage than this is not compacted."""
 
 _AHEAD = 64
 """The number of values to prefetch before copying."""
@@ -42,10 +42,10 @@ def _missing_room(sizes: Positions, locations: Positions, bounds: Positions) -> 
 def _touch(
     starts: Positions, sizes: Positions, heap: Bytes, locations: Positions, begin: int, end: int
 ) -> int:
-    """Prefetch the bytes of some locations, so that the copies after it find them cached.
+    """Prefetch the bytes of some locations, so that the following copies find them in the cache.
 
-    The reads are independent, so the processor overlaps them. Returns a meaningless number, without which the
-    compiler would drop the reads.
+    The reads are independent, so the processor overlaps them. Returns a meaningless number; if nothing were
+    returned, the compiler would drop the reads.
     """
     read = 0
     for i in range(begin, end):
@@ -122,7 +122,7 @@ class RowStore:
     schema : pyarrow.Schema
         The columns, with any type of a Spark column.
     min_garbage_bytes : int
-        `compact` collects garbage in a column only if there is at least this much.
+        `compact` collects garbage in a column only if there are at least this many bytes of it.
 
     Raises
     ------
@@ -141,7 +141,7 @@ class RowStore:
         return sum(column.size_bytes for column in self._columns)
 
     def resize(self, capacity: int) -> None:
-        """Make room for locations below `capacity`; drop the others."""
+        """Make room for locations below `capacity`; drop all other locations."""
         self._capacity = capacity
         for column in self._columns:
             column.resize(capacity)
@@ -188,7 +188,7 @@ class RowStore:
         return any(column.may_compact for column in self._columns)
 
     def compact(self, locations: Positions) -> None:
-        """Drop the bytes to which no location in use refers, if there are many."""
+        """Drop the bytes that no location in use refers to, if there are many such bytes."""
         for column in self._columns:
             column.compact(locations)
 
@@ -376,7 +376,7 @@ class _HeapColumn(_Column):
             return
         heap = np.empty(self._used, np.uint8)
         _gather(self._starts, self._sizes, self._heap, locations, bounds, heap)
-        # Clear the ranges of other locations, so that later values there do not overwrite moved bytes.
+        # Clear the ranges of unused locations, so that later values there do not overwrite moved bytes.
         self._starts[:] = 0
         self._sizes[:] = 0
         self._starts[locations] = bounds[:-1]
@@ -417,7 +417,7 @@ def _column(kind: pa.DataType, min_garbage_bytes: int) -> _Column:
 
 
 def _run(locations: Positions) -> _Where:
-    """Return locations that follow each other as a slice, others as they are."""
+    """Return consecutive locations as a slice, and other locations unchanged."""
     count = len(locations)
     if count > 1 and locations[-1] - locations[0] == count - 1 and bool(np.all(np.diff(locations) == 1)):
         return slice(int(locations[0]), int(locations[-1]) + 1)

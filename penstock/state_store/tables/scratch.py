@@ -2,7 +2,7 @@
 
 Spark may kill Python workers without warning, so cleanup at process exit is not certain. The owner of a
 directory holds a lock on it. A directory without a lock belongs to an ended process. The next process that
-creates a directory beside it removes it. Unlike process ids, locks also work between containers.
+creates a directory next to it removes it. Unlike process ids, locks also work between containers.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ PREFIX = "penstock-rocksdb-"
 class Scratch:
     """A private directory.
 
-    It is removed by `close`, with the object, at process exit, or by the next owner.
+    It is removed by `close`, when the object is deleted, at process exit, or by a later owner of a directory.
 
     Parameters
     ----------
     parent : pathlib.Path, optional
-        Its parent; by default the system's temporary directory.
+        The parent directory; by default the system's temporary directory.
 
     Raises
     ------
     OSError
-        If it cannot be created.
+        If the directory cannot be created.
     """
 
     def __init__(self, parent: Path | None = None) -> None:
         parent = Path(tempfile.gettempdir()) if parent is None else parent
         _remove_abandoned(parent)
         lock = None
-        # Until the directory has a lock, another process may take it for an abandoned one.
+        # Until the directory has a lock, another process may treat it as abandoned.
         while lock is None:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             lock = _lock(self.path)
