@@ -223,7 +223,7 @@ def offsets_and_bytes(array: pa.Array[Any]) -> tuple[Ints, Bytes]:
 
 
 def forms_of(array: pa.Array[Any]) -> Forms:
-    """Learn the patterns of texts from a sample; nulls count as empty texts."""
+    """Learn the patterns of texts from a sample; nulls are treated as empty texts."""
     array = array.take(pa.array(sample_rows(len(array), array.nbytes // max(len(array), 1))))
     if array.null_count:
         array = array.fill_null("" if array.type in (pa.string(), pa.large_string()) else b"")

@@ -38,8 +38,8 @@ __all__ = ["fuse", "is_pushable", "place_p_stream", "scan_of", "stored_bytes"]
 def is_pushable(node: Node) -> bool:
     """Return whether Penstock can run an operator itself, before a p-stream or in its reader.
 
-    Selections and projections are pushable if `penstock.sql.evaluate` knows every expression and
-    all are deterministic.
+    Selections and projections are pushable if `penstock.sql.evaluate` supports every expression and all
+    expressions are deterministic.
     """
     if isinstance(node, Where):
         return type_of(node.predicate, node.inputs[0].schema) == pa.bool_()

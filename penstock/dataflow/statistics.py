@@ -51,7 +51,7 @@ class Statistics:
     samples : mapping of str to pyarrow.Table
         Samples by source name.
     compress : bool
-        Whether stored bytes are measured on compressed columns rather than plain ones.
+        Whether stored bytes are measured on compressed columns rather than plain columns.
     """
 
     samples: Mapping[str, pa.Table]

@@ -12,7 +12,7 @@ installed there, or on ``PYTHONPATH``: the files of ``spark-submit --py-files`` 
 workers.
 
 Nothing here may start a thread, because a fork loses it while its locks stay held. Nothing here may pass a
-fail point, because those are for workers.
+fail point, because fail points are for workers.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ Invariants:
 6. The header of every later version names the files that a snapshot replaced, and the snapshot's own file,
    until the files are released. Another snapshot in the meantime does not change this.
 7. A commit begins a snapshot only if its lineage has no snapshot that a later commit may adopt, unless this
-   process knows that its own snapshot has failed.
+   process has seen its own snapshot fail.
 8. After a snapshot is due, a chain grows by no more than ``SnapshotRule.max_commits`` + 2 deltas, even if
    workers are lost, as long as the file system accepts the snapshot and its writer is dead or done.
 """

@@ -34,7 +34,7 @@ S = TypeVar("S", bound=CachedState)
 
 @dataclass(slots=True)
 class LoadedState(Generic[S]):
-    """A state at the requested version. Of the three counts, the one for the way it was found is 1."""
+    """A state at the requested version. One count is 1: the count for the way in which it was found."""
 
     state: S
     handle: Handle

@@ -79,7 +79,7 @@ class BucketSurvey:
     location : str
         The bucket's directory, for messages.
     files, size_bytes : int
-        All files on disk, including unfinished ones.
+        All files on disk, including unfinished files.
     written_us : int or None
         The newest modification time, as the file system reports it.
     newest : tuple of Pointer

@@ -90,7 +90,7 @@ def _keys(value: Callable[[str], str]) -> dict[str, str]:
     providers = value("aws.credentials.provider")
     if "AnonymousAWSCredentialsProvider" in providers:
         return {"skip_signature": "true"}
-    # Other providers, such as those of a machine's role, take no keys from Spark.
+    # Other providers, such as a machine's role, take no keys from Spark.
     if not value("access.key") or (providers and not any(one in providers for one in _WITH_KEYS)):
         return {}
     keys = {"access_key_id": value("access.key"), "secret_access_key": value("secret.key")}

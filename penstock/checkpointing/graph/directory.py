@@ -60,7 +60,7 @@ class GraphDirectory:
     Parameters
     ----------
     location : str or path
-        A path, or a URI that both Spark and `penstock.checkpointing.files.open_files` know.
+        A path, or a URI that both Spark and `penstock.checkpointing.files.open_files` support.
 
     Raises
     ------
@@ -163,7 +163,7 @@ class GraphDirectory:
 
         If a p-stream has several readers, this is the least of their rows.
 
-        Spark keeps the newest hundred micro-batches; for older ones the result is empty.
+        Spark keeps the newest hundred micro-batches; for older micro-batches the result is empty.
 
         Raises
         ------

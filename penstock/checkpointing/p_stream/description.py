@@ -48,7 +48,7 @@ def describe(schema: pa.Schema, direct_io: bool, update_log: UpdateLog | None) -
     Raises
     ------
     InvalidUsageError
-        If the columns are not those of the update log.
+        If the columns do not fit the update log.
     """
     if update_log is not None:
         update_log.check_schema(schema)

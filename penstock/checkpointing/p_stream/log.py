@@ -293,7 +293,7 @@ class CommitLog:
         Returns
         -------
         bool
-            False if the batch, or a later one, was committed already.
+            False if the batch, or a later batch, was already committed.
 
         Raises
         ------
@@ -351,7 +351,7 @@ class CommitLog:
         Parameters
         ----------
         reader : str
-            Its name.
+            The reader's name.
         offset_of : callable
             Returns the first row that the reader needs, given the current log. Its errors propagate.
 

@@ -123,7 +123,7 @@ class PStreamReader:
         Raises
         ------
         InvalidUsageError, CorruptDataError, UnavailableError
-            As `read`.
+            As for `read`.
         """
         while True:
             rows = self.read(max_rows)
@@ -140,7 +140,7 @@ class PStreamReader:
         InvalidUsageError
             If this reader has no name.
         CorruptDataError, UnavailableError
-            As `read`.
+            As for `read`.
         """
         if self.reader is None:
             raise InvalidUsageError("a reader without a name cannot release rows", hint="give reader=")

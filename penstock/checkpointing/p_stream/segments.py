@@ -2,7 +2,7 @@
 
 A segment is a file of `penstock.compression.BlockWriter`: the consecutive blocks of its p-units. It is
 immutable, has a unique name, and is invisible until a commit names it. The codecs are loaded only by
-processes that read or write rows, not by those that plan.
+processes that read or write rows, not by processes that plan.
 """
 
 from __future__ import annotations

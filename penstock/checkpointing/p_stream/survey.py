@@ -120,7 +120,7 @@ class Survey:
     commits : tuple of Commit
         The commits whose rows are not all released.
     size_bytes : int
-        The bytes of all files, including unfinished ones.
+        The bytes of all files, including unfinished files.
     writers, readers : tuple
         The writers and the subscribed readers.
     spare : tuple of Commit

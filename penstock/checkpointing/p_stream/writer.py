@@ -408,8 +408,8 @@ class PStreamWriter:
     def metrics(self) -> dict[str, Any]:
         """Return counts: calls of `append`, durable calls, pending and written bytes, rows of the stream.
 
-        Also count the column blocks whose codec was chosen, and the deoptimised ones among them: blocks with
-        a value that did not fit the choice, encoded by the default codec instead.
+        Also count the column blocks whose codec was chosen, and the deoptimised blocks among them: blocks
+        with a value that did not fit the choice, encoded by the default codec instead.
         """
         self._check_process()
         blocks, deoptimised = self._coder.blocks()

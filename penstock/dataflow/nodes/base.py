@@ -71,7 +71,7 @@ class Node:
 
 
 def infer(node: Node, expression: Expression, schema: pa.Schema) -> pa.DataType:
-    """Return an expression's type, `UNKNOWN` if only Spark can tell.
+    """Return an expression's type, or `UNKNOWN` if only Spark can determine it.
 
     Raises
     ------

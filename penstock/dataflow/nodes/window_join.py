@@ -86,7 +86,7 @@ class WindowJoin(Node):
         Raises
         ------
         InvalidUsageError
-            If there is none, or other operators stand between it and the join.
+            If the side has no aggregate of windows, or other operators stand between it and the join.
         """
         at = above
         while _keeps_windows(at) and WINDOW in at.schema.names:
@@ -109,7 +109,7 @@ class WindowJoin(Node):
         Raises
         ------
         InvalidUsageError
-            If there is none, or other operators stand between it and the join.
+            If the side has no aggregate of windows, or other operators stand between it and the join.
         """
         at = self.aggregate_of(above)
         window = at.window if isinstance(at, Assemble) else at.inputs[0]

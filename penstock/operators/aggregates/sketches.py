@@ -110,7 +110,7 @@ def images_of(owners: Integers, hashes: _Words, log2_size: int, count: int) -> p
     words[begins[:-1]] = np.uint64(_PREAMBLE) + np.where(full, 3, 2).astype(np.uint64)
     words[begins[:-1]] += np.where(sizes == 0, _EMPTY << 40, 0).astype(np.uint64)
     words[begins[:-1] + 1] = sizes - full
-    # Hashes follow the preamble. In a full sketch theta, the last one, precedes the others.
+    # Hashes follow the preamble. In a full sketch theta, which is the last hash, precedes the other hashes.
     firsts = np.cumsum(sizes) - sizes
     rank = np.arange(len(owners)) - firsts[owners]
     place = np.where(full[owners], (rank + 1) % np.maximum(sizes[owners], 1), rank)

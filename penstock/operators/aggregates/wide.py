@@ -78,7 +78,7 @@ def fits(column: _Column) -> bool:
 
 
 def as_floats(column: _Column) -> npt.NDArray[np.float64]:
-    """Convert sums to floats, almost always the nearest ones. Floats of nulls are undefined."""
+    """Convert sums to floats, almost always to the nearest floats. Floats of nulls are undefined."""
     if pa.types.is_floating(column.type):
         return column.view(pa.float64()).to_numpy(zero_copy_only=False)
     lows, highs = to_words(column)

@@ -32,7 +32,7 @@ class KeyClasses:
     by : str
         A column, or an SQL expression over the columns of a tuple. Its value as text is the class.
     names : tuple of str
-        The classes, from the most to the least important one. Tuples that name no class in this list, or
+        The classes, from the most to the least important class. Tuples that name no class in this list, or
         null, belong to the last class.
     """
 
@@ -90,7 +90,7 @@ def list_urgent(
 def pop_urgent(
     scheduler: Scheduler, limit: int, urgent: Sequence[Integers], keys: int, now_us: int
 ) -> Integers:
-    """Remove and return up to `limit` keys: the urgent ones of each class, then others by the policy.
+    """Remove and return up to `limit` keys: the urgent keys of each class, then other keys by the policy.
 
     Parameters
     ----------

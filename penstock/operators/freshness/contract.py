@@ -59,7 +59,7 @@ class FreshnessContract:
     share : float
         The share of time and keys within the limit: 0.95 for ``p95``.
     promises : tuple of Promise
-        The classes, from the most to the least important one.
+        The classes, from the most to the least important class.
     by : str or None
         The column, or SQL expression, with the class of a key; None if there are no classes. Keys of no class
         have no promise and are the least important, unless a class is named `OTHER`.

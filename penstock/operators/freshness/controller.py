@@ -1,11 +1,11 @@
 """Choose how much a micro-batch serves, so that a freshness contract holds.
 
-A cycle, from the start of a micro-batch to the start of the next one, takes ``F + s n`` for n served tuples:
-F is fixed (planning, logs, commit, other operators), s is a tuple's cost in the operator and downstream of
-it. `Fit` estimates both from the cycles. A budget of time B serves ``B / s`` tuples, so a cycle takes ``F +
-B``. Let U be the work of serving all waiting keys once, keys of more important classes included. A row waits
-up to a cycle until a micro-batch takes it. If U fits into the budget, the row's result leaves one cycle
-later; otherwise the row is served after U / B cycles. So its staleness is at most about ::
+A cycle, from the start of a micro-batch to the start of the next micro-batch, takes ``F + s n`` for n served
+tuples: F is fixed (planning, logs, commit, other operators), s is a tuple's cost in the operator and
+downstream of it. `Fit` estimates both from the cycles. A budget of time B serves ``B / s`` tuples, so a cycle
+takes ``F + B``. Let U be the work of serving all waiting keys once, keys of more important classes included.
+A row waits up to a cycle until a micro-batch takes it. If U fits into the budget, the row's result leaves one
+cycle later; otherwise the row is served after U / B cycles. So its staleness is at most about ::
 
     (F + B) max(2, 1 + U / B)
 
@@ -56,7 +56,7 @@ _WAITING_WEIGHT = 0.3
 _SPREAD = 0.1
 """Variation of n, relative to its mean, below which cycles show little about the cost of a tuple."""
 _LONGEST_JUMP = 4.0
-"""A cycle counts as at most this multiple of what was expected or promised, so that pauses fade quickly."""
+"""A cycle is capped at this multiple of the expected or promised duration, so that pauses fade quickly."""
 _LEAST_CHANGE = 0.15
 """A budget changes only by more than this share."""
 _FIRST_ROWS = 1024

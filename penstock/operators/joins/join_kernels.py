@@ -79,10 +79,11 @@ def find_pairs(
 ) -> None:
     """Write up to `limit` more pairs of each key that are newer than the key's last match, newest first.
 
-    Pairs are ordered by the greater of both times, then by the left one, then by the right one. The two lists
-    are merged by time. Each step takes the newest remaining tuple and pairs it with the remaining tuples of
-    the other list. `at_left`, `at_right` and `partner` hold the position of the merge, which has ended if one
-    of the three is `NOBODY`. Pairs without a fresh tuple are skipped: an earlier call evaluated them.
+    Pairs are ordered by the greater of both times, then by the left time, then by the right time. The two
+    lists are merged by time. Each step takes the newest remaining tuple and pairs it with the remaining
+    tuples of the other list. `at_left`, `at_right` and `partner` hold the position of the merge, which has
+    ended if one of the three is `NOBODY`. Pairs without a fresh tuple are skipped: an earlier call evaluated
+    them.
     """
     count = 0
     for n in range(ids.shape[0]):

@@ -9,8 +9,8 @@ So no key goes back in time, and the same input gives the same result, in whatev
 Nothing is stored for a key that left: stored records at or before the stored horizon are ignored, unless they
 wait.
 
-Most keys are far from the horizon. A *pass* over all keys finds those that may leave before the horizon has
-moved on by a 16th of the time to live. Until then a micro-batch looks only at these *candidates*.
+Most keys are far from the horizon. A *pass* over all keys finds the keys that may leave before the horizon
+has moved on by a 16th of the time to live. Until then a micro-batch looks only at these *candidates*.
 """
 
 from __future__ import annotations

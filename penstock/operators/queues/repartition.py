@@ -93,7 +93,7 @@ class QueueState:
 
 
 def read_state(units: Iterable[PUnit], key: Sequence[str]) -> QueueState:
-    """Return the state in stored units. Later units replace the keys of earlier ones.
+    """Return the state in stored units. Later units replace the keys of earlier units.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def read_state(units: Iterable[PUnit], key: Sequence[str]) -> QueueState:
 
 
 def source_buckets(bucket: int, buckets: int, old_buckets: int) -> range:
-    """Return the old buckets whose keys may belong to a new one."""
+    """Return the old buckets whose keys may belong to a new bucket."""
     return range(bucket * old_buckets // buckets, -(-(bucket + 1) * old_buckets // buckets))
 
 

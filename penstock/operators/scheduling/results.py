@@ -18,7 +18,7 @@ class Enqueued:
     Attributes
     ----------
     rows_in : int
-        All arriving tuples, conflated ones included.
+        All arriving tuples, including conflated tuples.
     conflated : int
         Tuples replaced by a newer tuple of their key before they were served.
     late : int

@@ -22,8 +22,8 @@ _WARM_UP = 0.1
 def simulate_keys(scheduler: Scheduler, trace: Trace, cost_us: int, weights: Floats) -> float:
     """Return the mean queue staleness of keys in numbers of updates, weighted by `weights`.
 
-    The server and the order of events are those of `simulate`, without the work for tuples, which makes it
-    ten times faster. A key's rate is measured as in `UpdateQueue`.
+    The server and the order of events are the same as in `simulate`. The work for tuples is left out, which
+    makes this ten times faster. A key's rate is measured as in `UpdateQueue`.
 
     Parameters
     ----------

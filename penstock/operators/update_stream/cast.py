@@ -21,7 +21,7 @@ def cast(values: C, kind: pa.DataType | pa.Schema) -> C:
     """
     try:
         return values.cast(kind)
-    except pa.ArrowNotImplementedError as error:  # Only Arrow knows whether a cast exists.
+    except pa.ArrowNotImplementedError as error:  # Only Arrow can determine whether a cast exists.
         raise pa.ArrowInvalid(str(error)) from error
 
 

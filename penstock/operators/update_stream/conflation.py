@@ -162,7 +162,7 @@ class Conflation:
         return len(self._index) if self._words is None else self._words.count
 
     def add(self, rows: pa.RecordBatch, position: int) -> None:
-        """Add the next rows; `position` is the position of the first one."""
+        """Add the next rows; `position` is the position of the first row."""
         arrival = _EMPTY if self._stream.arrival is None else as_micros(rows.column(self._stream.arrival))
         what = (self._stream.times(rows), arrival, self._stream.sources(rows))
         held = self._held_rows

@@ -107,8 +107,8 @@ def check_windows(options: WindowLives, kind: str | None) -> None:
             hint="the number of a row counts from the key's first row; use windows of time",
         )
     if options.ttl is not None and (options.budget is not None or options.freshness is not None):
-        # Among windows that are ready at once a budget serves those of the least numbers, and a key that
-        # returns has a number that depends on what a worker had loaded.
+        # If several windows are ready at once, a budget serves the windows with the least numbers, and a key
+        # that returns has a number that depends on what a worker had loaded.
         raise InvalidUsageError(
             "windows with a budget have no ttl", hint="leave out budget, freshness or ttl"
         )

@@ -39,7 +39,7 @@ from penstock.spark_ext.sources.task_rows import REASON, TaskRows
 __all__ = ["BAD_RECORD", "REJECTED", "count_bad_records", "json_reason", "reject_bad_records"]
 
 BAD_RECORD: Final = "__penstock_bad_record"
-"""The column in which Spark's parsers put the text of a bad record; null for good ones."""
+"""The column in which Spark's parsers put the text of a bad record; null for good records."""
 
 REJECTED: Final = StructType(
     [
@@ -65,7 +65,7 @@ _REFUSAL: Final = (
 
 
 def count_bad_records(rows: DataFrame, place: str, on_error: OnError) -> DataFrame:
-    """Return a source's rows without the column `BAD_RECORD`, and count those that have it.
+    """Return a source's rows without the column `BAD_RECORD`, and count the bad records.
 
     Parameters
     ----------

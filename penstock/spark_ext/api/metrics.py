@@ -1,7 +1,7 @@
 """The metrics of update queues, read from the progress reports of their Spark queries.
 
 Every bucket's task emits its metrics with its rows, as one JSON value, and ``observe`` collects them in the
-query's progress. So the metrics are exactly those of the attempts that Spark committed.
+query's progress. So the metrics cover exactly the attempts that Spark committed.
 """
 
 from __future__ import annotations

@@ -79,10 +79,10 @@ def transactions(
     time : str, optional
         A timestamp, date or integer column that orders the transactions of a micro-batch.
     order : {"arrival", "any"}
-        The order of transactions. With ``"arrival"``, results and tables equal those of a serial run in the
-        order of arrival. With ``"any"``, transactions over several buckets run after all others of their
-        micro-batch, so that fewer are forwarded. Two more columns of the results, ``batch`` and
-        ``forwarded``, give the order: by ``batch``, then ``forwarded``, then arrival.
+        The order of transactions. With ``"arrival"``, results and tables are the same as in a serial run in
+        the order of arrival. With ``"any"``, transactions over several buckets run after all other
+        transactions of their micro-batch, so fewer of them are forwarded. Two more columns of the results,
+        ``batch`` and ``forwarded``, give the order: by ``batch``, then ``forwarded``, then arrival.
     keep : str or iterable of str
         Columns of `df` to add to the results.
     buckets : int, optional

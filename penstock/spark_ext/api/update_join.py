@@ -119,7 +119,7 @@ def update_join(
         As for `penstock.update_queue`.
     late_to : str or path, optional
         The location of a p-stream for the rows that are dropped, each exactly once: the columns of both sides
-        (null in those of the other side), ``reason`` (``"late"``, ``"duplicate"``, or why the row is
+        (null in the columns of the other side), ``reason`` (``"late"``, ``"duplicate"``, or why the row is
         refused), ``watermark``, the first time that would not have been late, and ``side`` (``"left"`` or
         ``"right"``). See ``docs/how-to/late-rows.md``.
     schema : StructType or str, or mapping, optional

@@ -80,9 +80,9 @@ def update_queue(
 ) -> DataFrame:
     """Keep only the newest tuple of each key; serve as many keys per trigger as the budget allows.
 
-    Each micro-batch puts its tuples into the queue, where a newer tuple of a key replaces an older one; then
-    up to `budget` keys leave it in the order of `policy`. Keys that still wait are served in later triggers,
-    even without new input. The result is for ``outputMode("append")``.
+    Each micro-batch puts its tuples into the queue, where a newer tuple of a key replaces an older tuple.
+    Then up to `budget` keys leave it in the order of `policy`. Keys that still wait are served in later
+    triggers, even without new input. The result is for ``outputMode("append")``.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def update_queue(
     freshness : mapping, optional
         A contract instead of a budget: how stale results may be, such as ``{"p95": "2 s"}``, or by class of
         key ``{"p95": {"gold": "500 ms", "other": "5 s"}, "by": "tier"}``, with the most important class
-        first. A controller then sets the budget, and the metrics say whether the promise holds. See
+        first. A controller then sets the budget, and the metrics show whether the promise holds. See
         ``docs/concepts/freshness.md``.
     apply : callable, optional
         The query, run inside the operator: a function from a ``pyarrow.Table`` of newest tuples to a table of
@@ -156,8 +156,8 @@ def update_queue(
         emitted tuple, if the row is older. Tuples that were replaced by a newer tuple are not written. With
         this option all rows cross the shuffle. See ``docs/how-to/late-rows.md``.
     state_location : str or path, optional
-        The directory for state: a path, or a URI of a file system that pyarrow knows (``s3://``, ``gs://``,
-        ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
+        The directory for state: a path, or a URI of a file system that pyarrow supports (``s3://``,
+        ``gs://``, ``abfss://``, ``hdfs://``); by default the Spark setting ``spark.penstock.stateLocation``.
     retain_versions : int
         The number of versions of each bucket's state that stay loadable.
     schema : StructType or str, optional

@@ -134,8 +134,8 @@ def update_window(
         With ``"row"``, the output gets a row when a key leaves after `ttl`: the key, its last window and null
         aggregates. The output has the boolean column ``silent``, which is true in such rows.
     watermark_delay : str or timedelta, optional
-        The allowed lateness of tuples behind the newest one. By default the delay of ``withWatermark`` on the
-        column `time` of `df`, or none.
+        The allowed lateness of tuples relative to the newest tuple. By default the delay of ``withWatermark``
+        on the column `time` of `df`, or none.
     unit : {"s", "ms", "us", "ns"}, optional
         The unit of an integer time since 1970-01-01T00:00:00Z.
     buckets, state_location, retain_versions, name

@@ -11,7 +11,7 @@ lookups of constant tables   by readers, if small                by Spark's join
 a query's trigger            its JVM object                      as its writer was told, in this process
 ===========================  ==================================  =========================================
 
-No other module asks for the JVM, except those that start it (`penstock.jobs.session`) or name its Python
+No other module uses the JVM, except the modules that start it (`penstock.jobs.session`) or choose its Python
 workers (`penstock.spark_ext.worker.python_workers`).
 """
 

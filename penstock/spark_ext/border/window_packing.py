@@ -1,7 +1,7 @@
 """Packing of windows' entries: pack fragments of the map side into parcels for their buckets.
 
-Every task of the map side sends each bucket a parcel, even an empty one, with the task's newest pane. So all
-buckets of a micro-batch have the same watermark and close the same windows, even buckets whose groups are
+Every task of the map side sends each bucket a parcel, possibly without rows, with the task's newest pane. So
+all buckets of a micro-batch have the same watermark and close the same windows, even buckets whose groups are
 idle.
 """
 

@@ -114,7 +114,7 @@ class Frames:
     sources, tables : mapping of str to DataFrame
         The DataFrames of static tables, and of sources that are not p-streams.
     streams, paths : mapping of str to str
-        The locations of p-streams by name: of those that the graph writes, and of sources.
+        The locations of p-streams by name: p-streams that the graph writes, and sources.
     state : str
         The location for operators' state.
     max_rows : int, optional

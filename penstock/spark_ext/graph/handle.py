@@ -50,11 +50,11 @@ class GraphProgress:
     Parameters
     ----------
     queries : mapping of str to QueryTotals
-        The counts since this start, by name.
+        The counts of each query since this start of the graph, by name.
     streams : tuple of StreamFacts
         The current facts of the p-streams.
     markers : Markers
-        The counts of markers since the first start.
+        The counts of markers since the first start of the graph.
     recovery : RecoveryReport, optional
         The report of this start's recovery, once it has ended.
     """

@@ -2,9 +2,9 @@
 
 Steps, for each query: 1. read the description of its operator, 2. read the pointers of its last committed
 micro-batch from Spark's state, 3. check by name and length the files that a load of each pointer reads.
-Errors are the same as those of a task that loads the bucket. Uncommitted files, garbage, and buckets never
-written are not checked. Clock records are not checked, either, because only a task knows whether its operator
-still follows the clock.
+Errors are the same as in a task that loads the bucket. Uncommitted files, garbage, and buckets never written
+are not checked. Clock records are not checked, either, because only a task knows whether its operator still
+follows the clock.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     Raises
     ------
     InvalidUsageError
-        If an option is wrong, or the columns are not those of the p-stream.
+        If an option is wrong, or the columns differ from the p-stream's.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
@@ -224,7 +224,7 @@ class BatchWriter(DataSourceArrowWriter):
     Raises
     ------
     InvalidUsageError
-        If an option is wrong, or the columns are not those of the p-stream.
+        If an option is wrong, or the columns differ from the p-stream's.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:

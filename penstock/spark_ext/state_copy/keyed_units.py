@@ -104,7 +104,7 @@ class OldUnits:
         return self._newest(place).meta
 
     def sources(self, bucket: int, buckets: int) -> list[tuple[list[PUnit], Mapping[str, Any]]]:
-        """Return the units of the old buckets whose keys may belong to a new one."""
+        """Return the units of the old buckets whose keys may belong to a new bucket."""
         found = map(self.units, source_buckets(bucket, buckets, self.buckets))
         return [(units, meta) for units, meta in found if units]
 

@@ -63,9 +63,9 @@ class CopiedBucket:
     operator, bucket : str
         The operator's name, and the name of the bucket's directory.
     files : Files
-        That directory.
+        The bucket's directory.
     pointer : Pointer
-        The committed version.
+        The pointer to the committed version.
     """
 
     operator: str
@@ -100,7 +100,7 @@ class QueryCopy:
     Attributes
     ----------
     old, new, unfinished : pathlib.Path
-        The old and the new checkpoint, and the directory that becomes the new one.
+        The old and the new checkpoint, and the directory that becomes the new checkpoint.
     query : str
         The id of the old query.
     plan : mapping

@@ -1,6 +1,6 @@
 """Rewrite the buckets of an operator in a copy of its query.
 
-The steps are those of `penstock.spark_ext.state_copy.query_copy`. In step 2, each new bucket gets one
+The steps are the steps of `penstock.spark_ext.state_copy.query_copy`. In step 2, each new bucket gets one
 version. In step 3, Spark's pointers are not copied; new pointers are written, as a snapshot of each
 partition. A call that continues an unfinished copy skips finished buckets.
 """
@@ -200,7 +200,7 @@ def _write_bucket(
 
 
 def _write_pointers(copy: QueryCopy, pointers: Mapping[int, Pointer], due: set[int]) -> None:
-    """Copy Spark's files, with these pointers in place of the old ones."""
+    """Copy Spark's files, with these pointers in place of the old pointers."""
     (number,) = copy.held
     old, new = copy.spark_state(number)
     copy.copy_spark(except_pointers_of=number)

@@ -229,7 +229,7 @@ def _view(stored: Stored, table: str | None, location: str) -> StateView:
 
 
 def _newest_unit(buckets: list[tuple[Files, Pointer | None]]) -> PUnit | None:
-    """Return the newest unit of the first bucket that has one."""
+    """Return the newest unit of the first bucket that has units."""
     for files, given in buckets:
         pointer = given or likely_pointer(files)
         if pointer is not None:

@@ -293,7 +293,7 @@ class BucketTask(Generic[S]):
     def _sweeps(self, bucket: int, batch_id: int) -> bool:
         """Return whether to sync and sweep now, because of clock records or Spark's log.
 
-        Spark deletes older files of its log before newer ones are durable, so some must be synced in time.
+        Spark deletes older files of its log before newer files are durable, so some must be synced in time.
         """
         if self.operator.follows_clock:
             return (batch_id + bucket) % self.sweep_batches == 0
@@ -307,7 +307,7 @@ class BucketTask(Generic[S]):
         task_share: TaskShare,
         clock: Clock,
     ) -> tuple[list[pa.RecordBatch], BatchMetrics]:
-        """Run an operator that follows the clock, with the times of the recorded attempt, if there is one."""
+        """Run an operator that follows the clock, with the recorded times of an earlier attempt, if any."""
         record = ClockRecord(store.files, held.handle)
         parcels = list(parcels)  # for a second run
         recorded = record.read()

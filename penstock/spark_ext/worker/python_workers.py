@@ -47,8 +47,8 @@ def prepare_workers(spark: SparkSession) -> None:
     Raises
     ------
     InvalidUsageError
-        If workers on a cluster, or behind Spark Connect, cannot run Penstock, or have another version of it;
-        or if PySpark's functions belong to the other kind of session.
+        If workers on a cluster, or of a Spark Connect server, cannot run Penstock, or have another version of
+        it; or if PySpark's functions belong to the other kind of session.
     """
     check_functions(spark)
     context: Any = spark if is_connect(spark) else spark.sparkContext
@@ -144,7 +144,7 @@ def _lack_in(facts: list[str]) -> str | None:
 
 
 def _lack_of_workers(context: SparkContext) -> str | None:
-    """Return what workers lack, by a job of one task; None if they lack nothing."""
+    """Run a job of one task to find what workers lack; return it, or None if nothing is missing."""
     try:
         (facts,) = context.parallelize([0], 1).map(_probe()).collect()
     except (Py4JError, PySparkException) as error:
@@ -153,7 +153,7 @@ def _lack_of_workers(context: SparkContext) -> str | None:
 
 
 def _lack_of_server(spark: SparkSession) -> str | None:
-    """Return what workers behind Spark Connect lack; None if they lack nothing."""
+    """Find what workers of Spark Connect lack; return it, or None if nothing is missing."""
     probe = _probe()
 
     def probe_batches(batches: Iterable[Any]) -> Iterator[Any]:

@@ -84,7 +84,7 @@ class ParcelInputs:
         return [batch for _, batch in sorted(self._arriving[side], key=lambda one: one[0])]
 
     def watermark(self, side: int, delay: int) -> int | None:
-        """Return the watermark of an input, in panes, if its parcels hold one."""
+        """Return the watermark of an input, in panes, if its parcels hold a watermark."""
         newest = self.newest[side]
         return None if newest is None else newest - delay
 
@@ -135,7 +135,7 @@ class WindowOperator:
             "mode": str(options.mode),
             "policy": str(options.order),
             "budget": "some" if options.limits != Budget() else "none",
-            # The number 1, which no column's name equals, stands for weights by key; those may change.
+            # The number 1, which no column's name equals, stands for weights by key. Such weights may change.
             "weight": 1 if isinstance(self.weights, KeyWeights) else self.weights,
             "on_silent": options.on_silent,
         } | self.settings

@@ -178,9 +178,10 @@ class _Database:
 class RocksdbTable:
     """A `penstock.state_store.tables.table.Table` on local disk.
 
-    The table counts its rows exactly, so `put` and `remove` must know which keys exist. For this a `KeySet`
-    in memory stores the keys, with 11 to 16 bytes for a one-word key and twice as many for other keys. If it
-    would exceed `key_set_bytes`, the methods query the database instead, which is several times slower.
+    The table counts its rows exactly, so `put` and `remove` must find out which keys exist. For this a
+    `KeySet` in memory stores the keys, with 11 to 16 bytes for a one-word key and twice as many for other
+    keys. If it would exceed `key_set_bytes`, the methods query the database instead, which is several times
+    slower.
 
     Parameters
     ----------

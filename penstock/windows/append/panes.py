@@ -68,7 +68,7 @@ class Panes(ABC):
         self._arrived: list[PanePartials] = []
         """Partials added since the last `delta`."""
         self.watermark: int | None = None
-        """The greatest watermark so far; None before the first one."""
+        """The greatest watermark so far; None before the first watermark."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -270,7 +270,7 @@ class Panes(ABC):
         Parameters
         ----------
         resort : bool
-            Whether kept partials may be sorted again, together with the new ones.
+            Whether kept partials may be sorted again, together with the new partials.
         """
         if resort and len(self._held) < sum(map(len, parts)):
             # Sorting everything once saves a copy of the larger part.

@@ -6,7 +6,8 @@ from ``p * pane_rows`` on. So the panes of a group have no gaps, and a window is
 is complete. Windows that would start before a group's first row do not exist.
 
 A bucket keeps the rows that the watermark has not passed, the count of numbered rows per group, and the
-entries of panes that a window still needs. The counts determine the closed windows, so those are not stored.
+entries of panes that a window still needs. The counts determine the closed windows, so closed windows are not
+stored.
 """
 
 from __future__ import annotations

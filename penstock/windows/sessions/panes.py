@@ -136,7 +136,7 @@ class SessionPanes(Panes):
         return (lasts < watermark) & passed
 
     def _split(self) -> tuple[PanePartials, PanePartials]:
-        """Return the sessions that the watermark closes, and the open ones."""
+        """Return the sessions that the watermark closes, and the open sessions."""
         held = self._held.whole()
         closed = self._is_closed(self._times(held, self._sessions.bounds[1]), self.watermark)
         return held.where(closed), held.where(~closed)

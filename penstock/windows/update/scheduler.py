@@ -93,7 +93,7 @@ class WindowScheduler:
         """
         interval = np.zeros(len(ids))
         if self.policy.uses_rates and len(ids):
-            # Several updates at one moment count as that many equal intervals.
+            # Several updates at one moment are counted as that many equal intervals.
             _, first, count = np.unique(ids, return_index=True, return_counts=True)
             order = np.argsort(first)
             ids, resident, count = ids[first[order]], resident[first[order]], count[order]

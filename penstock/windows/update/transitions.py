@@ -95,7 +95,7 @@ def _mru_e(newest: int, slide: int) -> int:
 
 @kernel
 def _is_update(window: int, last: int) -> bool:
-    """Return whether the most recent window is newer than the known one."""
+    """Return whether the most recent window is newer than the known window."""
     return window > last
 
 

@@ -363,7 +363,7 @@ class UpdateWindows:
 
 
 def _numbers(weights: pa.Array[Any]) -> npt.NDArray[np.float64]:
-    """Convert weights to numbers; refuse invalid ones."""
+    """Convert weights to numbers; refuse invalid weights."""
     numbers: npt.NDArray[np.float64] = pc.cast(weights, pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

@@ -90,5 +90,5 @@ def segment_names(commits: Iterable[Commit]) -> Iterator[str]:
 
 
 def next_compaction(newest: Compaction | None) -> int:
-    """Return the number of the compaction after the newest one."""
+    """Return the number of the compaction after the newest compaction."""
     return 0 if newest is None else newest.commit.batch + 1

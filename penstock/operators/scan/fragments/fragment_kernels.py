@@ -4,7 +4,7 @@ A **slot** is one pane and group. Slots are numbered from 1 in order of first ap
 slot 0, so that kernels need no second check.
 
 A stream is nearly ordered by time. So the hash table holds the groups of one pane at a time: an entry below
-the pane's first slot belongs to an earlier pane and counts as free. The table is never cleared, and stays
+the pane's first slot belongs to an earlier pane and is treated as free. The table is never cleared, and stays
 small enough for the first caches. If a pane returns, its groups get new slots, and the caller merges the
 duplicates.
 """
@@ -371,9 +371,9 @@ def keep_greater(slots: Any, values: Any, seen: Any, out: Any) -> None:
 def keep_row(slots: Any, times: Any, last: bool, offset: int, best: Any, rows: Any) -> None:
     """Keep, for each slot, the row with the least or the greatest time.
 
-    With `last`, keep the row with the greatest time, and of equal times the last one; otherwise the row with
-    the least time, and of equal times the first one. `best` holds the times so far. `rows` holds `offset`
-    plus the number of the row, or -1 if the slot has no row yet.
+    With `last`, keep the row with the greatest time, and of equal times the last row; otherwise keep the row
+    with the least time, and of equal times the first row. `best` holds the times so far. `rows` holds
+    `offset` plus the number of the row, or -1 if the slot has no row yet.
     """
     for i in range(slots.shape[0]):
         slot, time = slots[i], np.int64(times[i])
