@@ -68,7 +68,8 @@ def transactions(
     The transactions of a bucket run one after the other, in the order of arrival: micro-batch by micro-batch,
     and within a micro-batch by `time`, then by position. The result has a row for each transaction, for
     ``outputMode("append")``: ``bucket``; ``transaction``, its number in the bucket; the columns of `keep`;
-    the procedure's results; and ``rejected``, the reason for a rejection, or null if it was committed.
+    the procedure's results; and ``rejected``, the reason for a rejection, or null if the transaction was
+    committed.
 
     Parameters
     ----------
@@ -93,18 +94,19 @@ def transactions(
         attributes of the event, elements of its lists, or values of the procedure's route. Tables without a
         partitioning column are replicated and read-only. The number is fixed for the life of a checkpoint.
     initial : mapping, optional
-        The first rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
+        The initial rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
         table. They are loaded once, with the first micro-batch of a checkpoint; later starts ignore them. All
-        of them pass through the driver. Each bucket has all rows of replicated tables.
+        initial rows pass through the driver. Each bucket has all rows of replicated tables.
     requests : str or path, optional
         The location of clients' requests, which run in the same query: ``database.connect(requests)`` makes a
         client that calls procedures. The requests of a micro-batch run before its events, in the order in
         which they were sent; each runs once and gets one answer. The location is fixed for the life of a
         checkpoint.
     batch : str or int, optional
-        Groups the rows of a workflow into atomic batches; each batch is one round. A batch is a run of rows
-        with an equal value in this column, or this many rows. A batch runs when it is complete: with a
-        column, when the next batch begins. This needs one bucket, and is fixed for the life of a checkpoint.
+        Groups the rows of a workflow into atomic batches; each batch is one round. A batch is consecutive
+        rows with an equal value in this column, or this many consecutive rows. A batch runs when it is
+        complete: with a column, when the next batch begins. This needs one bucket, and is fixed for the life
+        of a checkpoint.
     compatible_with : str, optional
         The digest of the checkpoint's first program. Pass it if the procedure has changed since the
         checkpoint was made and its new text works with the old tables. A changed program is refused if this

@@ -64,7 +64,7 @@ class WindowScheduler:
         self._shares[ids] = shares
 
     def forget(self, ids: Integers) -> None:
-        """Forget the rates and shares of keys that do not wait."""
+        """Forget the shares, update times and intervals of keys that do not wait."""
         self._shares[ids] = 0
         self._seen_us[ids] = NEVER
         self._interval_us[ids] = 0
