@@ -104,7 +104,7 @@ class PUnit:
     def block(self, name: str, schema: pa.Schema, may_lack: Collection[str] = ()) -> pa.RecordBatch:
         """Return a block with a schema, with nulls only in its nullable fields.
 
-        Text and binary may be stored with offsets of the other width, since that is a Spark setting, and
+        Text and binary may be stored with offsets of the other width, because that is a Spark setting, and
         fields of structs may differ in nullability. Columns in `may_lack`, which were added after the block
         was stored, are null, and may be at any position.
 

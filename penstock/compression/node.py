@@ -131,7 +131,7 @@ class Reader:
 
     def __init__(self, data: Bytes, file: object, max_count: int = 0) -> None:
         self._data = data
-        # Numbers are read one by one, and NumPy's own indexing would take several times as long.
+        # Numbers are read one by one. NumPy's own indexing would take several times as long.
         self._view = data.data
         self._end = data.size
         self._at = 0

@@ -69,7 +69,7 @@ class PStreamWriter:
     goal, error_bounds, codecs, threads
         The encoding of columns; see `penstock.compression.Chooser` and `encode_table`.
     unit_rows : int
-        The most rows of a p-unit.
+        The greatest number of rows of a p-unit.
     max_pending_bytes : int
         The limit of pending bytes above which `append` blocks.
     direct_io : bool, optional

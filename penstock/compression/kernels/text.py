@@ -110,7 +110,7 @@ def _write_even(codes: Any, begin: int, length: int, source: Any, out: Bytes) ->
 
 @kernel
 def _count_strangers(codes: Any, count: int) -> int:
-    """Count the codes that have no text among `count` texts."""
+    """Count the codes without a text, if there are `count` texts."""
     strangers: Any = 0
     for i in range(codes.shape[0]):
         strangers += np.uint64(np.int64(codes[i])) >= np.uint64(count)

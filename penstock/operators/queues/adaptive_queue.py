@@ -7,8 +7,8 @@ conflated to the newest tuple of each key. When all of them can be served in `_M
 triggers, new tuples are appended again, and the update queue's tuples are served before them. Between the two
 limits nothing changes. A freshness contract sets the first limit.
 
-An adaptive queue never serves an older tuple of a key after a newer tuple. So a tuple is late if a newer
-tuple of its key has arrived, under append semantics, too. In a plain append queue nothing is late.
+An adaptive queue never serves an older tuple of a key after a newer tuple. So even under append semantics a
+tuple is late if a newer tuple of its key has arrived. In a plain append queue nothing is late.
 """
 
 from __future__ import annotations

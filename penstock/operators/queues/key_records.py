@@ -257,7 +257,7 @@ class KeyRecords:
 
 
 class TabledKeyRecords(KeyRecords):
-    """Key records in a table. Only the records of active keys are in memory, too.
+    """Key records in a table. The records of active keys are also in memory.
 
     The table has the stored form of all keys as of the last `update_table`. Records in memory are newer.
 

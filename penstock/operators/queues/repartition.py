@@ -2,7 +2,7 @@
 
 A bucket is a range of keys' hashes (`penstock.state_store.keys.key_words`), so a new bucket gets its keys
 from a few neighbouring old buckets. A key's record and waiting tuple move unchanged, except for the place in
-the queue. If all waiting keys of a new bucket are from one old bucket, their places stay, too. Otherwise the
+the queue. If all waiting keys of a new bucket are from one old bucket, their places also stay. Otherwise the
 queues are merged:
 
 - Keys of one old bucket keep their order.

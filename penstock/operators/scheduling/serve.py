@@ -120,7 +120,8 @@ class Query:
         Raises
         ------
         InvalidUsageError
-            If `apply` raises, or returns no table, wrong columns or types, or other keys.
+            If `apply` raises an error, or its result is not a table, has wrong columns or types, or has other
+            keys.
         """
         rows = served.rows
         if SOURCE_COLUMN in rows.schema.names:

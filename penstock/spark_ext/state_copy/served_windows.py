@@ -59,9 +59,9 @@ class ServedWindowBuckets(OldUnits):
         return state
 
     def rescale(self, bucket: int, buckets: int) -> WrittenState | None:
-        """Return the state of a new bucket; None if no old one has any.
+        """Return the state of a new bucket; None if no old bucket has any.
 
-        Also a bucket without groups has a watermark, by which rows are late.
+        A bucket without groups also has a watermark, which determines late rows.
         """
         if not self._places:
             return None
