@@ -73,7 +73,7 @@ class BucketNote:
 
 
 def export_events(rows: pa.RecordBatch, columns: int, bucket: int, numbers: Numbers) -> pa.RecordBatch:
-    """Return forwarded events that a bucket counts as an export.
+    """Return, as an export, the forwarded events that a bucket counts.
 
     Parameters
     ----------
