@@ -38,14 +38,14 @@ def design(
         list[str] | None,
         typer.Option(
             metavar="TABLE=FILE",
-            help="With --requests: the rows of a table before them as Parquet. May be repeated.",
+            help="With --requests: the rows of a table before the requests, as Parquet. May be repeated.",
             show_default=False,
         ),
     ] = None,
     partitions: Annotated[int, typer.Option(help="The number of partitions, 2 to 64.")] = 4,
     seconds: Annotated[float, typer.Option(help="The longest duration of the search.")] = 10.0,
     intervals: Annotated[
-        int, typer.Option(help="The parts of the trace in which skew counts by itself.")
+        int, typer.Option(help="The number of parts of the trace; skew is measured in each.")
     ] = 10,
     memory: Annotated[
         int | None,
@@ -67,20 +67,20 @@ def design(
     ] = None,
     time: Annotated[
         str | None,
-        typer.Option(metavar="COLUMN", help="Of a p-stream: the time of updates.", show_default=False),
+        typer.Option(metavar="COLUMN", help="For a p-stream: the time of updates.", show_default=False),
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN", help="Of a p-stream: the key. May be repeated.", show_default=False),
+        typer.Option(metavar="COLUMN", help="For a p-stream: the key. May be repeated.", show_default=False),
     ] = None,
-    cost: Annotated[str, typer.Option(help="Of a p-stream: the time to process a tuple.")] = "50us",
-    staleness: Annotated[str, typer.Option(help="Of a p-stream: the mean staleness of keys.")] = "1s",
-    cores: Annotated[int, typer.Option(help="Of a p-stream: the most buckets.")] = 8,
+    cost: Annotated[str, typer.Option(help="For a p-stream: the time to process a tuple.")] = "50us",
+    staleness: Annotated[str, typer.Option(help="For a p-stream: the mean staleness of keys.")] = "1s",
+    cores: Annotated[int, typer.Option(help="For a p-stream: the maximum number of buckets.")] = 8,
     size: Annotated[
-        str | None, typer.Option(help="Of a p-stream: the size of windows.", show_default=False)
+        str | None, typer.Option(help="For a p-stream: the size of windows.", show_default=False)
     ] = None,
     slide: Annotated[
-        str | None, typer.Option(help="Of a p-stream: the slide of windows.", show_default=False)
+        str | None, typer.Option(help="For a p-stream: the slide of windows.", show_default=False)
     ] = None,
     name: Annotated[
         str | None, typer.Option(help="The database, if the file makes several.", show_default=False)

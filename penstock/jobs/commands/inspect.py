@@ -93,7 +93,7 @@ def block(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="A file of state or of a p-stream, or one that BlockWriter wrote."
+            metavar="FILE", help="A file of state or of a p-stream, or a file that BlockWriter wrote."
         ),
     ],
     why: Annotated[

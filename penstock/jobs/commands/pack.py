@@ -18,7 +18,7 @@ def pack(
         str | None,
         typer.Argument(
             metavar="[PIPELINE]",
-            help="A YAML file, or the name of a packaged example; without it, Penstock alone is packed.",
+            help="A YAML file, or the name of a packaged example; by default, only Penstock is packed.",
             show_default=False,
         ),
     ] = None,

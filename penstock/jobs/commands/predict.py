@@ -40,7 +40,7 @@ def predict(
     design: Annotated[
         Path | None,
         typer.Option(
-            metavar="YAML", help="A design, which says the partitions and columns.", show_default=False
+            metavar="YAML", help="A design, which gives the partitions and columns.", show_default=False
         ),
     ] = None,
     kind: Annotated[
@@ -50,7 +50,7 @@ def predict(
         ),
     ] = None,
     threshold: Annotated[
-        float, typer.Option(help="The least probability with which a prediction is used.")
+        float, typer.Option(help="The least probability at which a prediction is used.")
     ] = 0.5,
     clusters: Annotated[
         bool, typer.Option(help="Choose among several models of a procedure by features of the event.")

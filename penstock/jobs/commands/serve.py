@@ -38,7 +38,7 @@ def serve(
     host: Annotated[
         str, typer.Option(help="The address to listen at. Any but this machine's own needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8815,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free port.")] = 8815,
     token_file: Annotated[
         Path | None,
         typer.Option(
@@ -53,18 +53,19 @@ def serve(
         Path | None, typer.Option(help="The private key of the certificate, in PEM.", show_default=False)
     ] = None,
     commit_interval: Annotated[
-        str, typer.Option(help="How long a call may wait for others to become durable in the same sync.")
+        str,
+        typer.Option(help="How long a call may wait so that other calls become durable in the same sync."),
     ] = "0ms",
     follow: Annotated[
         bool,
         typer.Option(
             "--follow",
             help="Follow the log of the process that has the database open, until a client lets this one "
-            "take over. Till then it only answers reads.",
+            "take over. Until then it only answers reads.",
         ),
     ] = False,
     partitions: Annotated[
-        int, typer.Option(min=1, help="The number of threads, each with rows of its own.")
+        int, typer.Option(min=1, help="The number of threads, each with its own rows.")
     ] = 1,
     ranges: Annotated[
         list[str] | None,

@@ -22,7 +22,9 @@ StateOption = Annotated[
 ]
 ToOption = Annotated[
     str,
-    typer.Option("--to", metavar="CHECKPOINT", help="The new checkpoint; not there yet.", show_default=False),
+    typer.Option(
+        "--to", metavar="CHECKPOINT", help="The new checkpoint, which must not exist yet.", show_default=False
+    ),
 ]
 AtOption = Annotated[
     int | None,
@@ -105,11 +107,15 @@ def migrate(
     ] = None,
     left: Annotated[
         str | None,
-        typer.Option("--left", metavar="COLUMNS", help="Those of a join's left side.", show_default=False),
+        typer.Option(
+            "--left", metavar="COLUMNS", help="The columns of a join's left side.", show_default=False
+        ),
     ] = None,
     right: Annotated[
         str | None,
-        typer.Option("--right", metavar="COLUMNS", help="Those of a join's right side.", show_default=False),
+        typer.Option(
+            "--right", metavar="COLUMNS", help="The columns of a join's right side.", show_default=False
+        ),
     ] = None,
     at: AtOption = None,
     debug: DebugOption = False,

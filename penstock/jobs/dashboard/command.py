@@ -35,7 +35,7 @@ def dashboard(
     host: Annotated[
         str, typer.Option(help="The address to listen at. Any but this machine's own needs a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8816,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free port.")] = 8816,
     token_file: Annotated[
         Path | None,
         typer.Option(

@@ -39,11 +39,11 @@ def plan(
     policy: Annotated[
         str | None, typer.Option(help="Policies, with commas; by default all.", show_default=False)
     ] = None,
-    rows: Annotated[int, typer.Option(help="Read at most so many rows of the sample.")] = 200_000,
+    rows: Annotated[int, typer.Option(help="Read at most this many rows of the sample.")] = 200_000,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="JSON", help="Write the forecasts, one a line.", show_default=False
+            "--out", "-o", metavar="JSON", help="Write the forecasts, one per line.", show_default=False
         ),
     ] = None,
     svg: Annotated[

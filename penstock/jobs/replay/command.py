@@ -46,7 +46,11 @@ def replay(
     last: Annotated[
         int | None,
         typer.Option(
-            "--to", metavar="BATCH", min=0, help="The last one; by default the newest.", show_default=False
+            "--to",
+            metavar="BATCH",
+            min=0,
+            help="The last micro-batch; by default the newest.",
+            show_default=False,
         ),
     ] = None,
     policy: Annotated[
