@@ -60,7 +60,10 @@ def keep_extremes(root: Node) -> Rewritten:
 
 
 def _extreme(join: WindowJoin, windows: Aggregate, extreme_aggregate: Aggregate) -> Extreme | None:
-    """Return the windows that can match; None if the rule does not apply."""
+    """Describe the windows that can match the maximum or minimum they are joined with.
+
+    Return None if the rule does not apply.
+    """
     split = extreme_aggregate.decomposition
     if len(split.partials) != 1 or len(split.assembly) != 1:
         return None

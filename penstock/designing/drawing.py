@@ -85,7 +85,7 @@ def draw(result: DesignResult) -> str:
 
 
 def _joins(columns: Mapping[str, PartitionColumns], edge: Edge) -> bool:
-    """Return whether both tables are partitioned by the columns of an edge, possibly with other columns."""
+    """Return whether the columns of an edge are among the partition columns of their tables."""
     return all(column in _names(columns[table]) for table, column in edge.columns)
 
 

@@ -88,7 +88,11 @@ def _equal(
     counter: Numbers,
     values: Numbers,
 ) -> Booleans:
-    """Return whether each query's value equals an attribute, its list element, or its digits."""
+    """For each query, return whether its value equals the event's attribute.
+
+    If the attribute is a list, the element at the query's counter is compared. If it has text and the key
+    column has integers, the number that its digits spell is compared.
+    """
     array = events.column(attribute.name)
     places = owner
     there = np.ones(len(owner), np.bool_)

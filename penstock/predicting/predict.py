@@ -56,8 +56,8 @@ def predict(
     tables : mapping, optional
         The rows that the tables have before the first request.
     log : str or path, optional
-        The directory of a database. The calls since its newest version are the requests; that version has the
-        rows. Another process may have the database open meanwhile.
+        The directory of a database. The requests are the calls since the database's newest stored version;
+        the rows are those of that version. Another process may have the database open meanwhile.
     partitions : int
         The number of partitions, 2 to 64.
     ranges : mapping, optional

@@ -278,7 +278,11 @@ class _Keys:
 def _number_window_groups(
     groups: Sequence[Integers | None], starts: Sequence[Integers], limits: NumberingLimits
 ) -> tuple[list[_WindowGroups], _Keys]:
-    """Assign window-group numbers to rows, which come in parts as group numbers and first panes."""
+    """Assign window-group numbers to rows.
+
+    The rows come in parts. A part is an array of group numbers (or None) in `groups`, and an array of first
+    panes in `starts`.
+    """
     rows = sum(map(len, starts))
     if not rows:
         return [np.zeros(0, np.int32) for _ in starts], _Keys(0, np.zeros(1, np.int64))

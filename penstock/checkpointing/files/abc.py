@@ -42,9 +42,10 @@ class Files(Protocol):
 
     @property
     def location(self) -> str:
-        """The location for messages: an absolute path, or a URI in which secrets are ``***``.
+        """The location to show in messages: an absolute path, or a URI in which secrets are ``***``.
 
-        To reopen a directory whose URI has secrets, or a child directory, pickle the object.
+        This text cannot reopen a child directory, or a directory whose URI has secrets. Pickle the object
+        instead.
         """
 
     def publish(self, name: str, *content: Content) -> None:

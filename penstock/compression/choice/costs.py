@@ -79,8 +79,8 @@ def cost(node: Node, cascade: Cascade, goal: Goal, share: float = 1.0) -> float:
     goal : Goal
         The cost to minimise.
     share : float
-        The sample's share of a block. Only this share is charged for parts that a block has once, whatever
-        its number of rows.
+        The sample's share of a block. Parts that occur once in a block, however many rows it has (such as a
+        complete dictionary), are charged only at this share.
     """
     size = _size_bytes(node, share)
     if not goal.write_mb_s:

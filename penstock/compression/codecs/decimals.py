@@ -298,7 +298,10 @@ class Quantized(_AsIntegers):
         return f"{self.prefix}{float(np.frombuffer(node.parameters, np.float64)[0])!r}"
 
     def decode(self, node: Node, start: int, stop: int) -> Ints:
-        """Return the bits of floats that differ from the encoded floats by at most the bound."""
+        """Return approximate floats as the integers with the same bits.
+
+        Each float differs from the original by at most the bound.
+        """
         check(len(node.parameters) == 8, "an error bound has a wrong size")
         bound = float(np.frombuffer(node.parameters, np.float64)[0])
         check(bool(np.isfinite(bound)) and bound > 0, "an error bound is no positive number")

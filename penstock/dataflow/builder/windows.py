@@ -41,12 +41,12 @@ class Windows(GraphBase):
         name: str | None = None,
         **options: Unpack[WindowArguments],
     ) -> Self:
-        """Define the windows, by time or row count, of the following aggregate.
+        """Define the windows over which the next aggregate is computed.
 
-        In lazy and eager mode the aggregate is an update stream whose key is the group: it has the most
-        recent window of each group, served group by group. Windows of different groups are not emitted
-        together in these modes, nor are row windows in any mode. Such windows can be neither joined nor
-        aggregated by window.
+        Windows are bounded by time or by row count. In lazy and eager mode the aggregate is an update stream
+        whose key is the group: it has the most recent window of each group, served group by group. In these
+        modes, windows of different groups are not emitted together. This holds for row windows in every
+        mode. Such windows can be neither joined nor aggregated by window.
 
         Parameters
         ----------
@@ -54,7 +54,8 @@ class Windows(GraphBase):
             A column of timestamps, or of integers with a `unit`.
         size, slide : str or timedelta
             A duration such as ``"60 s"``. By default the slide equals the size, and windows do not overlap.
-            Or a number of rows of a group for both, such as ``"100 rows"``, as in `penstock.update_window`.
+            Alternatively, both are numbers of rows of a group, such as ``"100 rows"``, as in
+            `penstock.update_window`.
         session : str or timedelta, optional
             The gap of session windows, such as ``"10 minutes"``, instead of size and slide; append mode only.
         unit : str, optional

@@ -111,7 +111,7 @@ class Source(ABC):
         Raises
         ------
         InvalidUsageError
-            If it cannot be read.
+            If these rows cannot be read.
         """
 
     @abstractmethod

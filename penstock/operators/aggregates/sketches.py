@@ -140,7 +140,10 @@ def check_images(images: pa.Array[Any]) -> None:
 
 
 def hashes_in(images: pa.Array[Any]) -> tuple[Integers, _Words]:
-    """Return the number of hashes in each image, theta included, and all hashes."""
+    """Return the number of hashes in each image, and the hashes of all images in one array.
+
+    If an image stores theta, theta counts as one of its hashes.
+    """
     if not len(images):
         return np.zeros(0, np.int64), np.zeros(0, np.uint64)
     offsets = np.frombuffer(images.buffers()[1], np.int32)[images.offset :][: len(images) + 1]

@@ -42,9 +42,9 @@ def _bin(value: float, edges: Floats) -> int:
 
 @kernel
 def _add(low: Integers, high: Integers, edges: Floats, mass: Floats, cover: Floats) -> float:
-    """Spread the time of each stretch over the bins; return the integral of staleness.
+    """Add the time of each interval to the bins it passes through; return the integral of staleness.
 
-    `cover` counts the fully covered bins, as differences from the bin before.
+    `cover[i]` is the change from bin i - 1 to bin i in the number of intervals that cover the whole bin.
     """
     area = 0.0
     for i in range(low.shape[0]):

@@ -192,8 +192,8 @@ class EventParameters:
     Attributes
     ----------
     values : list
-        For each attribute, where the list of each event starts (None if it is not a list), and the partition
-        numbers.
+        One pair for each attribute: the position where each event's list starts (None if the attribute is not
+        a list), and the partition numbers of the attribute's values.
     events : int
         The number of events.
     """

@@ -1,4 +1,4 @@
-"""Selections of a procedure: ``table.by(column)``, a range of it, its ends, and loops over it."""
+"""A procedure's selections: ``table.by(column)``, ranges, first and last rows, and loops over rows."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _refuse_two_states(end: Node) -> None:
 
 
 def find_stateful(end: Node) -> list[Node]:
-    """Return the operators with Penstock's state in the query of a node's output."""
+    """Return the operators that keep state in Penstock, in the query that produces a node's output."""
     operators: list[Node] = []
     stack = [end]
     while stack:

@@ -1,8 +1,8 @@
 """Lookups in static tables: by Spark's join, or in the readers for small tables.
 
-Spark joins rows with a table in the JVM. If a reader emits only fragments of windows, each fragment would
-cross to the JVM and back for the look-up, which costs more than all other work on fragments. A small table is
-sent to the readers instead.
+Spark joins rows with a table in the JVM. A reader that emits only fragments of windows would have to send
+each fragment to the JVM and back for the look-up. That costs more than all other work on fragments. A small
+table is sent to the readers instead.
 """
 
 from __future__ import annotations

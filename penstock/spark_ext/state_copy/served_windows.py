@@ -36,7 +36,7 @@ __all__ = ["ServedWindowBuckets", "window_buckets"]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The groups of a new bucket that come from one old bucket; the numbers are new."""
+    """The groups of a new bucket that come from one old bucket, renumbered for the new bucket."""
 
     groups: pa.RecordBatch
     panes: dict[str, pa.RecordBatch]

@@ -38,7 +38,7 @@ def check_wider(column: str, was: pa.DataType, now: pa.DataType) -> None:
 def cast_exactly(
     column: pa.Array[Any] | pa.ChunkedArray[Any], field: pa.Field[Any]
 ) -> pa.Array[Any] | pa.ChunkedArray[Any]:
-    """Return a column in the type of a field, if this type is wider.
+    """Cast a column to a field's type if the column's type can be widened; otherwise return it unchanged.
 
     Raises
     ------

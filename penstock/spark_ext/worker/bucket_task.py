@@ -440,7 +440,7 @@ class ServedBucket(Generic[S]):
 
 
 def missing_state_error(path: str) -> CorruptDataError:
-    """Return the error for a checkpoint with pointers whose operator's description is missing."""
+    """Return the error for a checkpoint with pointers to state but no file that describes the operator."""
     return CorruptDataError(
         "the state of this checkpoint is missing",
         file=path,

@@ -111,7 +111,10 @@ class TimeWindowPlan(WindowPlan):
 def session_fragments(
     gap_ms: int, time: str, unit: TimeUnit, keys: tuple[str, ...], partials: Iterable[Partial]
 ) -> Fragments:
-    """Return the fragments of sessions, with their first and last times; panes are at most a gap long."""
+    """Return the fragments of sessions, with their first and last times.
+
+    A pane is no longer than the gap, except that in a time column of seconds it is at least one second.
+    """
     bounds = (Partial("min", time, FIRST_TIME), Partial("max", time, LAST_TIME))
     # In a time column of seconds, a pane of one second has only one time, so it may exceed the gap.
     pane_ms = gap_ms if unit != "s" else max(gap_ms // 1000, 1) * 1000

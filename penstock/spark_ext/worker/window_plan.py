@@ -110,7 +110,8 @@ class WindowPlan(ABC):
         Parameters
         ----------
         options : WindowOptions
-            Mode, policy, budget and weights. A column of weights is in the windows as the aggregate `WEIGHT`.
+            Mode, policy, budget and weights. If the weight is a column, the windows already hold it as the
+            aggregate `WEIGHT`.
 
         Raises
         ------

@@ -52,9 +52,10 @@ class Stacks:
     front : PanePartials
         Sorted entries of panes before the border.
     border : int
-        A pane, at most the end of the next window that closes.
+        The pane at which the front ends and the back begins. It is not after the end of the next window to
+        close.
     groups : int
-        Number of groups that have a number.
+        The number of groups that have been numbered so far.
     limits : PaneLimits
         Thresholds.
     """

@@ -4,7 +4,7 @@ Window k has the panes ``[k * slide, k * slide + size)``. The panes of a key arr
 no pane is older than the watermark. So everything before ``max(watermark, newest pane + 1)`` has arrived, and
 a window that ends there or earlier is *complete*.
 
-Some names are taken from the source. `_mru_l` and `_mru_e` are the two rules for the most recent window;
+Some names are the paper's. `_mru_l` and `_mru_e` are the two rules for the most recent window;
 `_is_update`, `_do_promote` and `_is_avail` are the conditions of the graph. `penstock.windows.update.queue`
 draws the graph.
 """
