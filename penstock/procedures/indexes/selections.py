@@ -1,4 +1,4 @@
-"""A procedure's selections: ``table.by(column)``, ranges, first and last rows, and loops over rows."""
+"""Code for a procedure's selections: ``table.by(column)``, ranges, first and last rows, and loops."""
 
 from __future__ import annotations
 
