@@ -137,11 +137,12 @@ def test_the_estimate_is_what_a_database_forwards(seed: int) -> None:
     needed = np.bitwise_count(model.masks(np.array(tables_)))
     with made.open(design=design) as db:
         fill(db)
-        for name, events in requests(40):  # one at a time, so that none is forwarded because of another
-            for row in pa.table(events).to_pylist():
-                db.call(name, **row)
         state = db._state
         assert isinstance(state, PartitionedTables)
+        for name, events in requests(40):  # one at a time, so that none is forwarded because of another
+            for row in pa.table(events).to_pylist():
+                state.gathered.scatter()
+                db.call(name, **row)
         assert state.forwarded == int(workload.weights[needed > 1].sum())
 
 
@@ -306,6 +307,7 @@ def test_the_estimate_knows_lists_and_indexes_and_routes(columns: PartitionColum
         assert isinstance(db._state, PartitionedTables)
         for name, events in calls:
             for row in pa.table(events).to_pylist():
+                db._state.gathered.scatter()
                 before = db._state.forwarded
                 db.call(name, **row)
                 forwards.append(db._state.forwarded > before)
