@@ -169,7 +169,9 @@ def test_what_is_wrong_with_a_step_is_named_with_its_line(
 
 
 def test_results_are_of_a_step_with_a_key() -> None:
-    with pytest.raises(ValueError, match="results: needs a queue, a union, a join or a database"):
+    with pytest.raises(
+        ValueError, match="results: needs a queue, a union, a join, a database or an operator"
+    ):
         Pipeline.model_validate(
             {
                 "source": {"type": "rate"},
