@@ -76,7 +76,7 @@ def _killed_in_background(spark: SparkSession, place: Place, marker: Path) -> st
     return ""
 
 
-@pytest.mark.parametrize("point", long_but(STATE_POINTS, "state.after_write", "operator.after_commit"))
+@pytest.mark.parametrize("point", long_but(STATE_POINTS, "operator.after_commit"))
 def test_a_worker_killed_at_a_fail_point_loses_and_repeats_nothing(
     spark: SparkSession, tmp_path: Path, point: str
 ) -> None:

@@ -19,8 +19,8 @@ MOST_NOT_RUN = 3
 LONG_PAGES = [
     f"docs/how-to/{name}.md"
     for name in (
-        *("inspect", "late-rows", "own-code", "pipelines", "plan", "predict", "replay", "simulate"),
-        *("speculate", "state", "test-your-own", "upserts", "watch"),
+        *("design", "inspect", "late-rows", "own-code", "pipelines", "plan", "predict", "replay", "serve"),
+        *("simulate", "speculate", "state", "test-pipelines", "test-your-own", "upserts", "watch"),
     )
 ]
 """Pages whose blocks start many processes."""

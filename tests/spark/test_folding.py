@@ -14,6 +14,7 @@ from penstock.operators.scan.spec import Scan
 from penstock.sql.evaluate import type_of
 from penstock.sql.expression import Expression
 from tests.fuzz.subjects.expressions import frame_of
+from tests.long_tests import long_but
 from tests.spark.queries import settings
 
 pytestmark = pytest.mark.spark
@@ -85,7 +86,7 @@ def rows_of_reader(text: str) -> list[int] | None:
         return None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", long_but(range(3), 0))
 def test_a_reader_fails_where_spark_does(spark: SparkSession, seed: int) -> None:
     random, frame = Random(seed), frame_of(spark, _ROWS)
     texts = {"i + 1 > 0 AND false", "b AND i + 1 > 0", *_FAIL, *(shortened(random) for _ in range(600))}

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import penstock
 from penstock.errors import InvalidUsageError
+from tests.long_tests import long_but
 from tests.naive_union import NaiveUnion, Tuple
 from tests.spark.queries import Input, Place, failure, quotes
 
@@ -52,7 +53,9 @@ def rank(tuples: Sequence[Tuple], prefer: int | None) -> list[Tuple]:
     return [one._replace(source=0 if prefer is None or one.source == prefer else 1) for one in tuples]
 
 
-@pytest.mark.parametrize(("prefer", "position"), [(None, None), ("second", 1), (0, 0)])
+@pytest.mark.parametrize(
+    ("prefer", "position"), long_but([(None, None), ("second", 1), (0, 0)], ("second", 1))
+)
 def test_each_key_gets_its_newest_tuple_once_also_across_a_restart(
     spark: SparkSession, tmp_path: Path, prefer: Any, position: int | None
 ) -> None:

@@ -164,7 +164,7 @@ def test_the_looks_for_a_snapshot_are_bounded_and_the_commit_after_them_writes_t
 
 
 @pytest.mark.usefixtures("unsynced")
-@pytest.mark.parametrize("reused", [False, True])
+@pytest.mark.parametrize("reused", long_but([False, True], True))
 def test_a_chain_is_bounded_and_garbage_goes_though_no_worker_lives_to_do_anything_in_the_background(
     tmp_path: Path, reused: bool
 ) -> None:
