@@ -35,7 +35,7 @@ from penstock import _durable
 from penstock.checkpointing.files import Files, LocalFiles, open_files
 from penstock.errors import CorruptDataError
 
-__all__ = ["Repair", "local_path", "make_durable", "plan_of", "repair_checkpoint"]
+__all__ = ["Repair", "list_numbers", "local_path", "make_durable", "plan_of", "repair_checkpoint"]
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -47,6 +47,11 @@ _SUMS_MAGIC, _SUMS_HEAD, _CHUNK = b"crc\0", 8, 512
 
 _File = tuple[Files, str]
 """A directory, and a name in it."""
+
+
+def list_numbers(log: Path) -> set[int]:
+    """Return the numbers of the micro-batches that have a file in a log of a checkpoint."""
+    return {int(path.name) for path in log.glob("[0-9]*") if path.name.isdecimal()}
 
 
 def local_path(location: str) -> Path | None:

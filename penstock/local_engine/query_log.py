@@ -26,7 +26,7 @@ from typing import Any
 from penstock import _durable
 from penstock._clock import new_id, now_us
 from penstock.checkpointing.files import LocalFiles
-from penstock.checkpointing.spark_checkpoint import local_path, repair_checkpoint
+from penstock.checkpointing.spark_checkpoint import list_numbers, local_path, repair_checkpoint
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_reader.spark_state import (
@@ -81,10 +81,6 @@ def _write(path: Path, content: bytes) -> None:
     _durable.delete(path.with_name(f".{path.name}.crc"))
 
 
-def _numbers(directory: Path) -> list[int]:
-    return sorted(int(path.name) for path in directory.glob("[0-9]*") if path.name.isdecimal())
-
-
 def read_plan(checkpoint: Path, batch: int) -> tuple[int, list[Offset | None]]:
     """Return the time of a micro-batch's plan, in ms, and the sources' offsets at its end.
 
@@ -137,8 +133,8 @@ class QueryLog:
         if self.path.exists():
             repair_checkpoint(str(self.path), dry_run=False)
         self.id = self._read_id()
-        self.planned = max(_numbers(self.path / "offsets"), default=-1)
-        self.committed = max(_numbers(self.path / "commits"), default=-1)
+        self.planned = max(list_numbers(self.path / "offsets"), default=-1)
+        self.committed = max(list_numbers(self.path / "commits"), default=-1)
         self._state = self.path / "state" / "0"
         self._has_state = (self._state / "_metadata" / "metadata").exists()
         self.partitions = partitions
@@ -261,7 +257,7 @@ class EntryLog:
         start = max(compacted, default=-1)
         if start >= 0:
             self._entries[start] = self._read(f"{start}.compact")
-        for number in _numbers(path):
+        for number in sorted(list_numbers(path)):
             if number > start:
                 self._entries[number] = self._read(str(number))
 

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.checkpointing.files import Files, LocalFiles, open_files
 from penstock.checkpointing.graph.directory import GraphDirectory
 from penstock.checkpointing.p_stream import PStream
-from penstock.checkpointing.spark_checkpoint import local_path
+from penstock.checkpointing.spark_checkpoint import list_numbers, local_path
 from penstock.errors import CorruptDataError, InvalidUsageError
 from penstock.local_engine.inputs import FilesInput, Input
 from penstock.local_engine.operators import LocalOperator
@@ -69,9 +69,7 @@ class Checkpoint:
         directory = GraphDirectory(place)
         query = directory.progress(RESULTS).id if directory.newest("graph") is not None else None
         path = Path(directory.query(RESULTS))
-        numbers = [{int(one.name) for one in (path / log).glob("[0-9]*") if one.name.isdecimal()}
-                   for log in ("commits", "offsets")]  # fmt: skip
-        committed = sorted(set.intersection(*numbers))
+        committed = sorted(list_numbers(path / "commits") & list_numbers(path / "offsets"))
         if query is None or not committed:
             raise InvalidUsageError(
                 "there is no checkpoint of a pipeline with a committed micro-batch",

@@ -26,7 +26,7 @@ from typing import Any
 from penstock import _durable
 from penstock._clock import new_id
 from penstock.checkpointing.files import Files, LocalFiles, open_files
-from penstock.checkpointing.spark_checkpoint import local_path, make_durable
+from penstock.checkpointing.spark_checkpoint import list_numbers, local_path, make_durable
 from penstock.errors import ConflictError, CorruptDataError, InvalidUsageError
 from penstock.spark_ext.border.buckets import bucket_labels
 from penstock.spark_ext.state_reader.committed import pointers_of, specification_of
@@ -141,7 +141,7 @@ class QueryCopy:
     @property
     def has_later_rows(self) -> bool:
         """Whether the old query's sink may have rows of a later micro-batch."""
-        return max(_numbers(self.old / _OFFSETS), default=self.batch) > self.batch
+        return max(list_numbers(self.old / _OFFSETS), default=self.batch) > self.batch
 
     def begin(self) -> None:
         """Write the plan, unless an earlier call has.
@@ -302,14 +302,14 @@ def _read_plan(unfinished: Path, arguments: Mapping[str, Any], at: int | None) -
 
 
 def _newest_batch(checkpoint: Path) -> int:
-    batch = max(_numbers(checkpoint / _COMMITS), default=None)
+    batch = max(list_numbers(checkpoint / _COMMITS), default=None)
     if batch is None:
         raise InvalidUsageError("the query has committed no micro-batch", checkpoint=checkpoint)
     return batch
 
 
 def _check_committed(checkpoint: Path, batch: int) -> None:
-    batches = _numbers(checkpoint / _COMMITS) & _numbers(checkpoint / _OFFSETS)
+    batches = list_numbers(checkpoint / _COMMITS) & list_numbers(checkpoint / _OFFSETS)
     if batch not in batches:
         raise InvalidUsageError(
             "the checkpoint has no such committed micro-batch",
@@ -317,10 +317,6 @@ def _check_committed(checkpoint: Path, batch: int) -> None:
             oldest=min(batches, default=None),
             newest=max(batches, default=None),
         )
-
-
-def _numbers(directory: Path) -> set[int]:
-    return {int(path.name) for path in directory.glob("[0-9]*") if path.name.isdecimal()}
 
 
 def _pointers_at(checkpoint: Path, batch: int, operators: Mapping[str, Files]) -> Held:
