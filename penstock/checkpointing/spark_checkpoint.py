@@ -9,13 +9,13 @@ Spark refuses to start::
     CHECKPOINT/sources/<source>/<number>  which files a source of files has found
     CHECKPOINT/state/<operator>/...       micro-batch ``b`` needs version ``b`` and leaves ``b + 1``
 
-Where Hadoop's local file system writes them, there is a file ``.<name>.crc`` beside each, with checksums of
-512 bytes each.
+Beside each file, Hadoop's local file system writes a file ``.<name>.crc`` with a checksum for every 512
+bytes.
 
 Invariants (docs/design/0015-power-cuts.md):
 
 1. A p-stream takes a micro-batch of a query only when the files that the query would start from are durable.
-2. Rows and state are released only when the files that prove them needless are durable.
+2. Rows and state are released only when the files which prove that no recovery needs them are durable.
 3. So nothing durable depends on the files that a power cut destroys, and a repair may drop them.
 """
 

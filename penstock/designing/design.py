@@ -61,7 +61,7 @@ def design(
         have the database open meanwhile.
     tables : mapping, optional
         With `requests`, the rows of the tables before the requests, in which indexes find rows. With `log`,
-        they come from the log.
+        the rows come from the log.
     partitions : int
         The number of partitions, 2 to 64.
     seconds : float
@@ -73,8 +73,7 @@ def design(
     alpha, beta : float
         The weights of coordination and skew in the cost.
     memory_bytes : int, optional
-        The memory of a partition, with `log` or `tables`. Designs that replicate too much for it are
-        excluded.
+        The memory of a partition, with `log` or `tables`. Designs that need more memory are excluded.
     seed : int
         The seed of the search. Equal seeds find equal designs unless `seconds` or Ctrl-C ends the search.
     progress : callable, optional

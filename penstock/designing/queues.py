@@ -160,7 +160,8 @@ def design_queue(
 ) -> QueueProposal:
     """Propose the key, number of buckets and working copy of an update queue for a p-stream.
 
-    It reads the newest rows and writes nothing. With `size` and `slide` it proposes them for windows.
+    Only the newest rows are read, and nothing is written. With `size` and `slide` the proposal is for
+    windows.
 
     Parameters
     ----------
@@ -169,8 +170,8 @@ def design_queue(
     time : str
         The timestamp column with the time of an update.
     key : str or sequence of str, optional
-        The key. By default it is the column with the most values that still have several rows each. The
-        updates need not be about this column: check the alternatives that `explain` names.
+        The key. By default the column with the most values, among columns whose values have several rows
+        each. Check the alternatives that `explain` names, because the updates may concern another column.
     cost : str
         The time to process a tuple downstream of the queue.
     staleness : str
@@ -192,7 +193,7 @@ def design_queue(
     Raises
     ------
     InvalidUsageError
-        If there is no such column, no p-stream or no time between its rows.
+        If there is no such column or p-stream, or all rows have the same time.
     CorruptDataError, UnavailableError
         If its files are damaged, or the file system refuses.
     """

@@ -41,13 +41,13 @@ class DesignResult:
     cost, declared_cost : Cost
         The costs of this design and of the declared one.
     speed_up, declared_speed_up : float
-        Their estimated throughput as a multiple of one partition's.
+        The estimated throughput of both designs, as a multiple of the throughput of one partition.
     designs : int
-        The designs whose cost was estimated.
+        The number of designs whose cost was estimated.
     seconds : float
         The duration of the search.
     interrupted : bool
-        Whether Ctrl-C ended it.
+        Whether Ctrl-C ended the search.
     """
 
     def __init__(self, model: CostModel, found: Found, declared: Choice) -> None:

@@ -57,7 +57,7 @@ def predict(
         The rows that the tables have before the first request.
     log : str or path, optional
         The directory of a database. The requests are the calls since the database's newest stored version;
-        the rows are those of that version. Another process may have the database open meanwhile.
+        the rows are the rows of that version. Another process may have the database open meanwhile.
     partitions : int
         The number of partitions, 2 to 64.
     ranges : mapping, optional

@@ -34,7 +34,7 @@ Function = Callable[..., Any]
 
 
 def database(name: str, location: str | os.PathLike[str] | None = None) -> Database:
-    """Return a database, to which tables and procedures are added.
+    """Return a new database, without tables and procedures.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     Raises
     ------
     InvalidUsageError
-        If the name is unusable, or the location is no path.
+        If the name is unusable, or the location is not a path.
 
     Examples
     --------
@@ -211,7 +211,8 @@ class Database:
     ) -> Procedure | Callable[[Function], Procedure]:
         """Make a stored procedure of a function, whose parameters are an event and tables.
 
-        It is compiled when it is defined if `event` is given, else once its input's columns are known.
+        If `event` is given, the procedure is compiled when it is defined; otherwise once the columns of its
+        input are known.
 
         Parameters
         ----------
@@ -222,7 +223,7 @@ class Database:
         returns : str, optional
             Names and types of its results; none by default.
         plain : bool
-            Run it in Python, about a thousand times slower, for code outside of the subset.
+            Run the procedure in Python, about a thousand times slower, for code outside of the subset.
         route : str or iterable of str, optional
             Expressions of the event, such as ``"e.number // 100"``: the values of `partition_by` that no
             attribute holds. A transaction that accesses other partitions is rejected.
@@ -230,7 +231,8 @@ class Database:
         Raises
         ------
         InvalidUsageError
-            If it is outside of the subset of Python that is compiled; with file, line and column.
+            If the function is outside of the compiled subset of Python. The error names file, line and
+            column.
         """
 
         def decorate(function: Function) -> Procedure:
@@ -249,8 +251,8 @@ class Database:
     def trigger(self, on: TableSpec | StreamSpec | WindowSpec | str) -> Callable[[Function], Procedure]:
         """Make a procedure that runs with each insert into a table or stream, or each slide of a window.
 
-        It is a part of the transaction that inserts. Its event is the inserted row; for a window it is the
-        row that makes the window slide. Rows that `OpenDatabase.load` inserts do not run triggers.
+        The trigger is a part of the transaction that inserts. Its event is the inserted row; for a window it
+        is the row that makes the window slide. Rows that `OpenDatabase.load` inserts do not run triggers.
 
         Parameters
         ----------
@@ -261,8 +263,8 @@ class Database:
         Raises
         ------
         InvalidUsageError
-            If the function is outside of the subset of Python that is compiled, there is no such table, its
-            name is taken, or it inserts into `on`, possibly through other triggers.
+            If the function is outside of the compiled subset of Python, its name is taken, it inserts into
+            `on`, possibly through other triggers, or `on` does not exist.
         """
         if not isinstance(on, str | TableSpec | StreamSpec | WindowSpec):
             raise InvalidUsageError("a trigger is on a table, stream or window", got=type(on).__name__)
@@ -278,11 +280,11 @@ class Database:
             self._check_free(text.name)
             catalog.check_trigger(name, text)
             triggers = catalog.triggers.setdefault(name, [])
-            # It is compiled as one of the triggers, so that it is refused if it runs itself.
+            # Compile the function as one of the triggers, so that a trigger that runs itself is refused.
             triggers.append(text)
             try:
                 return Procedure(text, catalog, event, pa.schema([]), trigger_of=name)
-            except BaseException:  # any error undoes it, and is raised again
+            except BaseException:  # any error undoes the change, and is raised again
                 triggers.pop()
                 raise
 
@@ -355,7 +357,7 @@ class Database:
         Parameters
         ----------
         location : str or path, optional
-            A directory that keeps each call before it returns. By default nothing is kept.
+            A directory. Each call is stored there before it returns. By default nothing is stored.
         recovery : str
             For workflows, the log holds events (``weak``), or each transaction with its input (``strong``).
         commit_interval : str or timedelta
@@ -367,13 +369,13 @@ class Database:
         design : PartitionDesign, str or path, optional
             A result of `penstock.design`, or its YAML file, instead of `partitions` and `ranges`.
         evaluation : str or Evaluation
-            How a ``run`` is evaluated: ``serial``; on two threads ``chains``, ``levels``, ``split``,
+            The evaluation of a ``run``: ``serial``; or on two threads ``chains``, ``levels``, ``split`` or
             ``adaptive``.
         predictor : Predictor, optional
             A result of `penstock.predict`: the partitions of transactions that would be forwarded.
         speculate : bool or str
-            Whether partitions run other transactions beside forwarded ones: ``rows`` (True), ``tables``,
-            ``occ``.
+            Whether partitions run other transactions while forwarded transactions run: ``rows`` (True),
+            ``tables`` or ``occ``.
 
         Raises
         ------
@@ -414,7 +416,7 @@ class Database:
         poll_interval : str or timedelta
             How often to look for new calls.
         partitions, ranges, predictor
-            See `open`; the database has them after a takeover.
+            See `open`. They apply to the replica, and to the database after a takeover.
 
         Raises
         ------

@@ -67,7 +67,7 @@ class BatchListener(StreamingQueryListener):
             self._one_ended.notify_all()
 
     def wait(self, run: str, timeout_s: float) -> bool:
-        """Wait until Spark has reported all batches of an ended query's run; return whether it has.
+        """Wait until Spark has reported all batches of an ended run; return False at a time-out.
 
         A run of another session is not waited for. Spark notifies listeners some time after a batch has
         ended, and possibly after the query has ended.

@@ -32,8 +32,8 @@ class PStreamReader:
     reader : str, optional
         The name to subscribe under.
     start : str or int
-        ``"earliest"``, ``"latest"`` or an offset. An existing subscriber ignores it and continues from its
-        release.
+        ``"earliest"``, ``"latest"`` or an offset. A reader that is already subscribed continues after its
+        last release instead.
     columns : sequence of str, optional
         The columns to read; by default all.
     cleanup : CleanupRule, optional

@@ -53,8 +53,8 @@ class PStreamWriter:
     commit). While one commit is synced, the next is encoded. The rows of one call become visible atomically.
 
     One name belongs to one process at a time: opening a writer fences the previous writer of its name.
-    Several writers with different names may append to one stream. Any thread of the process that opened it
-    may call it. A forked process must open its own writer, because threads do not survive a fork.
+    Several writers with different names may append to one stream. All threads of the process that opened the
+    writer may use it. A forked process must open its own writer, because threads do not survive a fork.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class PStreamWriter:
 
     @property
     def committed_rows(self) -> int:
-        """The rows of the stream as of this writer's newest commit, including other writers' rows."""
+        """The number of rows in the stream as of this writer's newest commit, of all writers."""
         return self._stream.end
 
     def append(self, rows: Any, *, clock: Mapping[str, int] | None = None) -> None:

@@ -53,9 +53,9 @@ class OperatorState:
     Parameters
     ----------
     template : Operator
-        The operator that the user made; the state has a copy.
+        The operator that the user made; the state copies it.
     start : str
-        The start of the query that it was made for.
+        The start of the query for which the state was made.
     """
 
     def __init__(self, template: Operator, start: str = "") -> None:

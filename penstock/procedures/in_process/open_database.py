@@ -143,7 +143,7 @@ class OpenDatabase:
                 calls = self._log.restore(self._state)
             replay(calls, self._state, self._programs, strong)
             self._strong = strong if recovery == "strong" else None
-        except BaseException:  # any error closes it, and is raised again
+        except BaseException:  # any error closes the database, and is raised again
             if self._log is not None:
                 self._log.close()
             self._state.close()
@@ -156,7 +156,7 @@ class OpenDatabase:
         self.close()
 
     def close(self) -> None:
-        """Run what `submit` has queued, store the tables if a location keeps them, and end.
+        """Run the queued transactions, store the tables if there is a location, and close the database.
 
         Closing twice is not an error.
         """
@@ -169,7 +169,7 @@ class OpenDatabase:
             log, self._log = self._log, None
             if log is not None:
                 with contextlib.closing(log):
-                    if not log.has_failed:  # callers that waited for it have its error
+                    if not log.has_failed:  # callers that waited for the log have its error
                         log.checkpoint(self._state)
             self._state.close()
 
@@ -361,7 +361,7 @@ class OpenDatabase:
         return pa.Table.from_batches(answers, ANSWERS)
 
     def _run_groups(self, groups: list[Sequence[Request]]) -> None:
-        """Run groups in order; if the database speculates, run requests of later groups beside them."""
+        """Run groups in order; if the database speculates, run requests of later groups at the same time."""
         queued = QueuedGroups(groups, self._state, self._programs)
         for group in queued:
             self._run_group(group, queued.offer_later())

@@ -30,7 +30,8 @@ _HINT = "penstock design writes such a file"
 
 @dataclass(frozen=True)
 class PartitionDesign(StoredText):
-    """The partitions of a database's tables. With `Database.open` it overrides what the tables declare.
+    """The partitions of a database's tables. With `Database.open` it overrides the declarations of the
+    tables.
 
     A table that the design does not name is partitioned as declared.
 
@@ -134,7 +135,7 @@ class PartitionDesign(StoredText):
         Raises
         ------
         InvalidUsageError
-            If it is the design of another database, or names a table, an index or a key column that does not
+            If the design is for another database, or names a table, an index or a key column that does not
             exist.
         """
         specs = {spec.name: spec for spec in tables}

@@ -32,9 +32,9 @@ _LOGGER = logging.getLogger(__name__)
 class Replica:
     """Tables that follow the log of another process, and can take its place. Threads may share it.
 
-    A thread also runs the calls of the log here, about a second after they were acknowledged. The replica
-    writes nothing until `take_over`, so there may be any number of them. It protects against the loss of a
-    process or a machine; the log itself is as safe as the storage of the location.
+    A thread also runs the calls of the log here, about a second after they were acknowledged. A replica
+    writes nothing until `take_over`, so there may be any number of replicas. Replicas protect against the
+    loss of a process or a machine; the log itself is as safe as the storage of the location.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Replica:
         self.close()
 
     def close(self) -> None:
-        """End. Closing twice, or after `take_over`, is not an error."""
+        """Stop following. Closing twice, or after `take_over`, is not an error."""
         self._end()
         with self._lock:
             if not self._over:
@@ -140,7 +140,7 @@ class Replica:
     def snapshot(self, *tables: str) -> Snapshot:
         """Return a copy of the named tables, or of all tables, as of one moment between two calls.
 
-        Every call that it holds is durable. If the other process has strong recovery, the moment may also be
+        Every call in the copy is durable. If the other process has strong recovery, the moment may also be
         between two transactions of a workflow.
 
         Raises

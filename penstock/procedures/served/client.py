@@ -43,7 +43,7 @@ class DatabaseClient:
     uri : str
         The server's address, such as ``grpc://localhost:8815``, or ``grpc+tls://...``.
     token : str, optional
-        The token that the server wants.
+        The token that the server expects.
     certificates : bytes, optional
         The root certificates, in PEM, to verify the server with; by default the system's.
     timeout : str or timedelta
@@ -52,7 +52,7 @@ class DatabaseClient:
     Raises
     ------
     InvalidUsageError
-        If it is not an address.
+        If `uri` is not an address.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class DatabaseClient:
     ) -> dict[str, Any]:
         """Run one transaction once, even if it is called again with this id; return what `call` returns.
 
-        It tries again while the server does not answer, even across a restart of the server. The database
-        remembers its last 131,072 such requests.
+        The client tries again while the server does not answer, even across a restart of the server. The
+        database remembers its last 131,072 such requests.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The metrics of update queues, read from the progress reports of their Spark queries.
+"""The metrics of operators, read from the progress reports of their Spark queries.
 
 Every bucket's task emits its metrics with its rows, as one JSON value, and ``observe`` collects them in the
 query's progress. So the metrics cover exactly the attempts that Spark committed.
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 OBSERVATION_PREFIX = "penstock."
-"""An update queue's metrics are observed under this prefix and its name."""
+"""An operator's metrics are observed under this prefix and the operator's name."""
 
 BAD_RECORDS_PREFIX = "penstock_bad_records."
 """The number of a source's records that could not be read is observed under this prefix and its name."""
@@ -48,7 +48,7 @@ class SeveralQueries(Protocol):
 def metrics(query: StreamingQuery | SeveralQueries) -> MetricsList:
     """Return the metrics of the recent micro-batches of a query, or of a graph's queries, oldest first.
 
-    There is one entry for each batch and update queue. Spark keeps the last
+    There is one entry for each batch and operator. Spark keeps the last
     ``spark.sql.streaming.numRecentProgressUpdates`` batches. The fields are ``query``, ``query_id``,
     ``batch_id``, ``timestamp``, ``operator``, ``batch_ms``, ``bad_records`` (of a pipeline's sources),
     ``spark_ms`` (Spark's time by phase), and those of `penstock.operators.scheduling.metrics.BatchMetrics`,

@@ -142,8 +142,8 @@ def listen(spark: SparkSession, name: str, receive: Receiver, query: str | None 
 def remove_metrics(spark: SparkSession, *, stopped: bool = False) -> None:
     """End the destinations of a session's metrics.
 
-    Called when sessions have `stopped`, and before a session of Spark Connect stops, because its client would
-    otherwise wait for reports of a server that it has left.
+    Called when sessions have `stopped`, and before a session of Spark Connect stops, because its client
+    would otherwise wait for reports from a server that it has left.
     """
     for destination in _destinations.pop(spark, {}).values():
         if not stopped:
@@ -155,7 +155,7 @@ def remove_metrics(spark: SparkSession, *, stopped: bool = False) -> None:
 def wait_for_metrics(queries: Iterable[StreamingQuery]) -> None:
     """Wait until all metrics of queries that have ended are written.
 
-    Spark reports batches asynchronously; if it has not reported within ten seconds, this is logged.
+    Spark reports batches asynchronously. If a report is missing after ten seconds, the function logs that.
     """
     deadline = monotonic_s() + _LAST_LINE_S
     known = [entry for of_session in _destinations.values() for entry in of_session.items()]

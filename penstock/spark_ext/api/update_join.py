@@ -85,8 +85,8 @@ def update_join(
     Parameters
     ----------
     left, right : DataFrame
-        Streaming DataFrames that both have `key` and `time`, of the same types, and no other column of the
-        same name.
+        Streaming DataFrames. Both have `key` and `time`, with the same types, and they share no other column
+        name.
     key : str or iterable of str
         The update key's columns.
     time : str

@@ -81,8 +81,8 @@ def update_queue(
     """Keep only the newest tuple of each key; serve as many keys per trigger as the budget allows.
 
     Each micro-batch puts its tuples into the queue, where a newer tuple of a key replaces an older tuple.
-    Then up to `budget` keys leave it in the order of `policy`. Keys that still wait are served in later
-    triggers, even without new input. The result is for ``outputMode("append")``.
+    Then up to `budget` keys leave the queue in the order of `policy`. Keys that still wait are served in
+    later triggers, even without new input. The result is for ``outputMode("append")``.
 
     Parameters
     ----------
@@ -116,8 +116,8 @@ def update_queue(
     cost : str, optional
         The time that one tuple costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
-        The weight of each key, positive and finite: a numeric column, of which the value in the newest tuple
-        is used, or a mapping from values of the key (of one column) to weights; other keys have weight 1.
+        The weight of each key, positive and finite: a numeric column, whose value in the newest tuple is
+        used, or a mapping from values of the key (of one column) to weights; other keys have weight 1.
         Services are shared in proportion to the square roots of the weights; equal weights do not change the
         order.
     nulls : {"error", "drop"}

@@ -116,9 +116,9 @@ def update_window(
     cost : str, optional
         The time that one window costs, such as ``"2ms"``, for linecutting; measured by default.
     weight : str or mapping, optional
-        The weight of each key, as in `update_queue`: a numeric column, of which the value in the newest tuple
-        is used once the watermark has passed its pane, or a mapping from values of the key. A weight in a
-        column that is not positive and finite fails the query, for both values of `nulls`.
+        The weight of each key, as in `update_queue`: a numeric column, whose value in the newest tuple is
+        used once the watermark has passed the tuple's pane, or a mapping from values of the key. A weight in
+        a column that is not positive and finite fails the query, for both values of `nulls`.
     delete_when : str, optional
         An SQL condition on rows, such as ``"op = 'd'"``. A row for which it is true deletes its key. Windows
         that contain the row ignore it and the key's older tuples, including tuples of equal time that arrived

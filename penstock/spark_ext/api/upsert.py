@@ -123,7 +123,7 @@ class UpsertWriter:
     columns : Columns
         The columns of the table.
     patience_s : float
-        How long it waits for the store to answer.
+        How long the writer waits for the store to answer.
     """
 
     target: UpsertTarget
@@ -189,9 +189,9 @@ def _call_patiently(target: UpsertTarget, call: Callable[[], None], patience_s: 
     Raises
     ------
     UnavailableError
-        If it does not answer in time.
+        If the store does not answer in time.
     InvalidUsageError
-        If it refuses the rows.
+        If the store refuses the rows.
     """
     begun_s, pause_s = monotonic_s(), _FIRST_PAUSE_S
     while True:
@@ -216,9 +216,9 @@ def _call_patiently(target: UpsertTarget, call: Callable[[], None], patience_s: 
                     "the store does not answer", table=target.name, reason=reason
                 ) from None
             _LOGGER.warning("store does not answer, trying again [table=%s]", target.name)
-            threading.Event().wait(pause_s)  # a pause that grows, so that a store that starts is left alone
+            threading.Event().wait(pause_s)  # growing pauses, so that a starting store gets few calls
             pause_s = min(2 * pause_s, _MOST_PAUSE_S)
         else:
             return
         finally:
-            target.close()  # an open connection would outlive the query
+            target.close()  # otherwise the connection would outlive the query

@@ -81,7 +81,7 @@ def start(
         files; or, for any other kind, the location of a p-stream to read. A source that has a path in the
         graph may be left out.
     tables : mapping of str to DataFrame, optional
-        The static tables of its lookups.
+        The static tables of the graph's lookups.
     sink : callable, optional
         A function from the DataFrame of the results to its writer, such as ``lambda rows:
         rows.writeStream.foreachBatch(keep)``. By default the graph's sink is used.

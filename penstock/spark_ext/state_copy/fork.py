@@ -124,7 +124,7 @@ def _copy_bucket(bucket: CopiedBucket, to: Files) -> None:
 
 
 def _copy(files: Files, to: Files, name: str) -> None:
-    """Copy a file of state, unless it is there."""
+    """Copy a file of state, unless it was copied before."""
     try:
         to.publish(name, files.read(name))
     except ConflictError:

@@ -1,7 +1,8 @@
 """`migrate_state`: copy a query at a committed micro-batch, with columns added or widened.
 
-In queues and joins, only waiting or held tuples have values of columns that are neither key nor time. They
-get nulls in new columns, and widened values. Windows: `penstock.spark_ext.state_copy.migrated_windows`.
+In queues and joins, only waiting or held tuples have values of columns that are neither key nor time. In the
+copy these tuples have nulls in new columns, and converted values in widened columns. For windows see
+`penstock.spark_ext.state_copy.migrated_windows`.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def migrate_state(
     Parameters
     ----------
     checkpoint, path, to, at, progress
-        See `fork_state`. The parts are the buckets, and Spark's files as one.
+        See `fork_state`. The parts are the buckets, and one part for all of Spark's files.
     schema : str or StructType, or a mapping of these for a join
         All columns of the new input, in their order, such as ``df.schema`` or ``"symbol string, time
         timestamp, price double"``. With `delete_when`, the input of a queue, union or join has ``deleted

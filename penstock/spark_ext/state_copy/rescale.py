@@ -36,7 +36,7 @@ class Rescaled(CopiedQuery):
     Attributes
     ----------
     old_buckets, buckets : int
-        The numbers of buckets before and now.
+        The numbers of buckets before and after.
     keys : int
         The number of keys; for windows in append mode, the number of pane partials.
     """
@@ -71,7 +71,7 @@ def rescale_state(
     Parameters
     ----------
     checkpoint, path, to, at, progress
-        See `fork_state`. The parts are the new buckets, and Spark's files as one.
+        See `fork_state`. The parts are the new buckets, and one part for all of Spark's files.
     buckets : int
         The new number of buckets.
 
