@@ -52,7 +52,7 @@ def check_same_graph(plan: PhysicalPlan, old: Mapping[str, Any], directory: Grap
     Raises
     ------
     InvalidUsageError
-        If it belongs to another graph or plan.
+        If the checkpoint belongs to another graph or plan.
     """
     new = shape(plan)
     if new == old["shape"]:
@@ -101,7 +101,7 @@ def _columns_error(was: str, now: str) -> InvalidUsageError | None:
 
 
 def check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: Mapping[str, str]) -> None:
-    """Refuse a reader's name that another checkpoint may use: the rows of that reader would be released."""
+    """Refuse a reader's name that another checkpoint may use: this graph would release rows that the other reader needs."""
     for reading in chain.from_iterable(readings.values()):
         if reading.location not in writers and reading.reader in PStream(reading.location).log.readers:
             raise InvalidUsageError(

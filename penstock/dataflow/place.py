@@ -106,8 +106,8 @@ def fuse(root: Node) -> Rewritten:
     - the fragments of a window aggregate, which then only assembles them. If a lookup stands between, the
       fragments are grouped by its keys, so each key is looked up once for all its tuples.
 
-    The rule also applies to a Parquet source without a p-stream if the scan ends in one of these two. Spark's
-    reader is faster for plain rows.
+    The rule also applies to a Parquet source without a p-stream if the scan ends with one of these
+    reductions. Spark's reader is faster for plain rows.
     """
     notes: list[str] = []
 

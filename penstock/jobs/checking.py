@@ -62,7 +62,7 @@ def check_pipeline(
 
 
 def _has_users_code(pipeline: Pipeline) -> bool:
-    """Return whether a pipeline runs Python that its user wrote, as far as it can be read."""
+    """Return whether a pipeline runs its user's Python code, as far as the pipeline can be read."""
     from penstock.errors import InvalidUsageError
     from penstock.jobs.cluster.modules import user_code
 

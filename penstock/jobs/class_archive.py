@@ -1,4 +1,4 @@
-"""The archive of Spark's classes, with which its JVM starts faster.
+"""The archive of Spark's classes, from which Spark's JVM starts faster.
 
 Until its first micro-batches, a JVM spends two fifths of its work on loading Spark's classes from jars. At
 exit it can dump the loaded classes to a file (class data sharing, JEP 350), which the next JVM maps. The JVM

@@ -1,6 +1,6 @@
 """The script for ``spark-submit``: ``spark-submit [options] spark_submit.py PIPELINE [--set a.b=c]...``.
 
-It is ``penstock run`` in the session that ``spark-submit`` configures. See
+The script does the same as ``penstock run``, in the session that ``spark-submit`` configures. See
 docs/how-to/spark-submit.md.
 """
 

@@ -282,7 +282,8 @@ def _duration_us(us: int) -> str:
 def update_time(node: Node) -> str | None:
     """Return the column that orders updates in the output of a node; None if it was dropped.
 
-    It comes from the operator or source that made the update stream, unless a projection drops or changes it.
+    The column comes from the operator or source that made the update stream, unless a projection drops or
+    changes it.
     """
     while node.inputs:
         if isinstance(node, UpdateQueue | UpdateUnion | Join):

@@ -45,7 +45,7 @@ def user_code(pipeline: Pipeline) -> list[str]:
     Raises
     ------
     InvalidUsageError
-        If an aggregate is no SQL.
+        If an aggregate is not SQL.
     """
     step = pipeline.queue or pipeline.union
     functions = [step.apply] if step is not None and step.apply is not None else []

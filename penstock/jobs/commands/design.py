@@ -87,7 +87,7 @@ def design(
     ] = None,
     debug: DebugOption = False,
 ) -> None:
-    """Choose the partitions of a database for its transactions, or the key of a queue, and say why.
+    """Choose the partitions of a database for its transactions, or the key of a queue, and give the reasons.
 
     Nothing runs, and the database is not changed: database.open(design="design.yaml") uses the design. Ctrl-C
     ends the search with the best design so far.

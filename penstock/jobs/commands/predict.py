@@ -72,7 +72,7 @@ def predict(
     ] = None,
     debug: DebugOption = False,
 ) -> None:
-    """Train a predictor of a database's transactions, and say how often it is right.
+    """Train a predictor of a database's transactions, and show how often it is right.
 
     The requests run in Python over a copy of the tables, and the database is not changed:
     penstock serve --partitions 4 --predictor predictor.json uses the predictor.

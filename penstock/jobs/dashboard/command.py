@@ -48,7 +48,7 @@ def dashboard(
     """Show a pipeline live in a browser, until Ctrl-C or SIGTERM.
 
     The pipeline may run in another process, or have ended. The page shows its metrics file (query.metrics)
-    and what its checkpoint holds. It loads nothing from other hosts.
+    and what its checkpoint holds. The page loads nothing from other hosts.
 
     \b
     penstock dashboard pipeline.yaml

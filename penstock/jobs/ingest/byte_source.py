@@ -50,7 +50,7 @@ class ByteSource(ABC):
 
 
 class FileBytes(ByteSource):
-    """The bytes of a file, which may grow. It is not held open, so there may be many.
+    """The bytes of a file, which may grow. The file is not held open, so there may be many files.
 
     Parameters
     ----------

@@ -26,9 +26,9 @@ _GATHER_S: Final = 0.002
 class MqttMessages(Messages):
     """Messages of a topic filter, at least once (QoS 1).
 
-    The broker keeps a session under this client's name: after a restart it sends the unacknowledged messages
-    and those that arrived meanwhile. It pauses while too many are unacknowledged, so with a slow p-stream
-    messages stay at the broker.
+    The broker keeps a session under this client's name: after a restart it sends the unacknowledged
+    messages, and the messages that arrived meanwhile. The broker pauses while too many messages are
+    unacknowledged, so with a slow p-stream messages stay at the broker.
 
     Parameters
     ----------

@@ -30,8 +30,8 @@ def test(
 ) -> None:
     """Run the cases of a pipeline: rows and time in, rows and staleness out, in milliseconds.
 
-    Sources, sink and clock are the case's. Operators, state, commits and restarts are those of a real run.
-    The exit code is 1 if a case fails.
+    The case replaces sources, sink and clock. Operators, state, commits and restarts are the same as in a
+    real run. The exit code is 1 if a case fails.
     """
     with errors(debug=debug):
         from penstock._clock import monotonic_s

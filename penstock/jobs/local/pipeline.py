@@ -183,7 +183,7 @@ def _resolve(location: str) -> str:
 def _with_readable_sources(graph: Graph, pipeline: Pipeline, places: Places) -> Graph:
     """Return the graph with sources whose rows the engine can reduce to fragments of windows.
 
-    The planner fuses fragments only into Penstock's readers; in this engine every source is one.
+    The planner fuses fragments only into Penstock's readers; in this engine every source has such a reader.
     """
 
     def change(node: Node) -> Node:
@@ -237,7 +237,7 @@ class BoundGraph:
     graph : Graph
         The graph.
     sources : mapping of str to callable
-        Opens the sources that are no p-streams.
+        Opens the sources that are not p-streams.
     paths : mapping of str to str
         The locations of the sources that are p-streams.
     tables : mapping of str to pyarrow.Table

@@ -168,8 +168,8 @@ def _say(text: str) -> None:
 def _line_printer() -> Callable[[Sequence[str]], None]:
     """Return a function that prints the parts of a line on standard error.
 
-    On a terminal the parts have colours, and take more lines if one is too narrow. Elsewhere they are always
-    one line.
+    On a terminal the parts have colours, and continue on the next line if a line is too narrow. Elsewhere
+    all parts are on one line.
     """
     if not sys.stderr.isatty():
         return lambda parts: _say("  ".join(parts))

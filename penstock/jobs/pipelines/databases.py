@@ -24,8 +24,8 @@ __all__ = ["check_rows", "database_in", "databases_in", "procedure_of"]
 def databases_in(path: str | Path) -> dict[str, Database]:
     """Run a Python file; return the databases that it makes, by name.
 
-    The file's ``__name__`` is not ``"__main__"``, so code under that condition does not run. The file may
-    import modules from its directory.
+    The file's ``__name__`` is not ``"__main__"``, so code under ``if __name__ == "__main__"`` does not run.
+    The file may import modules from its directory.
 
     Raises
     ------
@@ -37,7 +37,8 @@ def databases_in(path: str | Path) -> dict[str, Database]:
     if not file.is_file() or spec is None or spec.loader is None:
         raise InvalidUsageError("there is no such Python file", file=path)
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look up their module. It is removed afterwards, so that its functions are pickled by value.
+    # Dataclasses look up their module. The module is removed afterwards, so that its functions are pickled
+    # by value.
     sys.modules[spec.name] = module
     beside = str(file.absolute().parent)
     sys.path.insert(0, beside)

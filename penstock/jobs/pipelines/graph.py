@@ -274,7 +274,7 @@ class _Builder:
             )  # fmt: skip
 
     def _windows(self, flow: Graph, window: WindowSection) -> Graph:
-        """Return windows and their aggregates, joined with others, and aggregated by window."""
+        """Return windows and their aggregates, joined with other windows, and aggregated by window."""
         before = flow
         # Leave out defaults: append mode refuses any policy, even the default one.
         serving = {name: getattr(window, name) for name in window.SERVING if name in window.model_fields_set}

@@ -53,8 +53,8 @@ def plan(
 ) -> None:
     """Forecast how stale results get with each policy, load and number of cores.
 
-    Runs the operators' own code under a simulated clock, without Spark. With a contract, it says on how many
-    cores the promise holds.
+    Runs the operators' own code under a simulated clock, without Spark. With a contract, the output shows on
+    how many cores the promise holds.
 
     \b
     penstock plan recorded-quotes --key symbol --time ts --cost 2ms --freshness 'p95: 2 s'

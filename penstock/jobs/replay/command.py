@@ -75,7 +75,7 @@ def replay(
     or the sink. The exit code is 1 if anything differs.
 
     With --policy the same rows come at the same times, and keys are served in another order: the table shows
-    staleness and counts of both.
+    staleness and counts of both policies.
 
     \b
     penstock replay checkpoint --pipeline quotes.yaml --from 100 --to 120

@@ -30,10 +30,9 @@ _HINT = "penstock design writes such a file"
 
 @dataclass(frozen=True)
 class PartitionDesign(StoredText):
-    """The partitions of a database's tables. With `Database.open` it overrides the declarations of the
-    tables.
+    """The partitions of a database's tables, which replace the declared partitions.
 
-    A table that the design does not name is partitioned as declared.
+    `Database.open` takes it. A table that the design does not name is partitioned as declared.
 
     Attributes
     ----------
