@@ -17,7 +17,7 @@ Layout, little-endian::
 In format version 1, which can still be read, each block is an Arrow IPC stream of one batch.
 
 Nothing in a p-unit is ever unpickled or evaluated, and sizes are checked against the file's length
-before any memory is taken. The caller defines the block names and the content of `meta`.
+before any memory is allocated. The caller defines the block names and the content of `meta`.
 """
 
 from __future__ import annotations

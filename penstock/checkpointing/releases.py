@@ -20,7 +20,7 @@ _PAUSE = 19.0
 class Releases:
     """The pending releases of one process, the newest of each key.
 
-    Used by one thread. If a release never runs, a later one of its key covers it.
+    Used by one thread. If a release never runs, a later release of its key covers it.
 
     Parameters
     ----------
@@ -38,9 +38,9 @@ class Releases:
         self._pending[key] = release
 
     def run(self, *, now: bool = False) -> bool:
-        """Sync all disks and run the pending releases, unless it is too soon; return whether it did.
+        """Sync all disks and run the pending releases, unless it is too soon; return whether they ran.
 
-        With `now`, it is never too soon.
+        With `now`, they run even if it is too soon.
 
         Raises
         ------

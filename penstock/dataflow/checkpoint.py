@@ -101,7 +101,7 @@ def _columns_error(was: str, now: str) -> InvalidUsageError | None:
 
 
 def check_readers_are_free(readings: Mapping[str, Sequence[Reading]], writers: Mapping[str, str]) -> None:
-    """Refuse a reader's name that another checkpoint may use: this graph would release rows that the other reader needs."""
+    """Refuse a reader's name that another checkpoint may use: this graph would release that reader's rows."""
     for reading in chain.from_iterable(readings.values()):
         if reading.location not in writers and reading.reader in PStream(reading.location).log.readers:
             raise InvalidUsageError(

@@ -13,9 +13,9 @@ timestamp-millis, timestamp-micros        timestamp
 local-timestamp-millis, ...-micros        timestamp without a zone
 decimal                                   decimal
 array, map, record                        list, map, struct
-union of null and another                 the other
+union of null and another type            the other type
 a recursive type, another union           none: the field is left out
-other logical types                       the type below
+other logical types                       the underlying type
 ========================================  ==================================
 """
 
@@ -246,7 +246,7 @@ def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...] = ()) -> p
 
 
 def avro_decoder(schema: str | None, registry: SchemaRegistry | None) -> AvroDecoder:
-    """Return the decoder for a schema (a text or the name of its file), or for the registry's newest.
+    """Return the decoder for a schema (a text or the name of its file), or for the registry's newest schema.
 
     Raises
     ------

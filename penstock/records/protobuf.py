@@ -1,4 +1,4 @@
-"""Values in Protobuf: messages of one type, as which values of every version of the schema can be read."""
+"""Values in Protobuf, read as messages of one type, whatever the version of their schema is."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Interval:
 
 
 def intervals_of(part: Expression, schema: pa.Schema) -> list[Interval] | None:
-    """Convert a conjunct to intervals of columns; None if the conjunct is no comparison with a literal.
+    """Convert a conjunct to intervals of columns; None if it is not a comparison with a literal.
 
     Parameters
     ----------

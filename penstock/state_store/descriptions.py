@@ -39,7 +39,7 @@ def read_description(files: Files) -> Mapping[str, Any] | None:
 
 
 def add_columns(files: Files, changes: Mapping[str, Any]) -> None:
-    """Write the description with changed settings, unless another task already has."""
+    """Write the description with changed settings, unless another task has already written it."""
     theirs = read_description(files) or {}
     known = {facts.name for facts in files.list()}
     name = next(name for name in _names() if name not in known)
@@ -50,7 +50,7 @@ def add_columns(files: Files, changes: Mapping[str, Any]) -> None:
 
 
 def find_added(theirs: Sequence[str], ours: Sequence[str], may_add: Collection[str]) -> list[str] | None:
-    """Return the columns that ours have in addition to theirs; None if they differ in any other way.
+    """Return the columns that `ours` has in addition to `theirs`; None if there is any other difference.
 
     Parameters
     ----------

@@ -167,7 +167,7 @@ class Finish:
         return parts
 
     def rows(self, closed: ClosedWindows) -> WindowRows:
-        """Return the windows after all steps, whose columns are computed on demand."""
+        """Return the windows after all steps; their columns are computed on demand."""
         rows = WindowRows(self, closed)
         for step in self.steps:
             if isinstance(step, str):

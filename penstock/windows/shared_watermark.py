@@ -40,7 +40,7 @@ class SeveralPanes:
         return sum(side.size_bytes for side in self._sides)
 
     def close(self) -> None:
-        """Do nothing: there is only memory."""
+        """Do nothing, because the state is only in memory."""
 
     def run(
         self, arriving: Sequence[Iterable[pa.RecordBatch]], watermarks: Sequence[int | None]

@@ -16,7 +16,7 @@ private            0600 and 0700         policy of the bucket         umask of t
 by                 `penstock._durable`   obstore                      pyarrow
 =================  ====================  ===========================  ==================================
 
-Only the clients of object stores retry, for 30 seconds unless the URI says ``retry_limit_seconds=``.
+Only the clients of object stores retry, for 30 seconds unless the URI has ``retry_limit_seconds=``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def open_files(location: str | os.PathLike[str]) -> Files:
     Parameters
     ----------
     location : str or path
-        A path, relative to the working directory of this process if it is relative, or a URI: ``file:``,
+        A path, which may be relative to the working directory of this process, or a URI: ``file:``,
         ``s3://bucket/prefix?region=...``, ``s3://bucket/prefix?endpoint=http://host:port``,
         ``gs://bucket/prefix``, ``abfss://container@account.dfs.core.windows.net/prefix``,
         ``az://container/prefix?account_name=...``, ``hdfs://`` and any other URI that

@@ -45,7 +45,7 @@ _URL: Final = re.compile(r"\w+://\S+")
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 
 _stores: dict[int, dict[tuple[str, str | None], tuple[Any, str]]] = {}
-"""The stores of each process, by URI and Spark's settings. A forked process sees its parent's."""
+"""The stores of each process, by URI and Spark's settings. A forked process sees its parent's stores."""
 
 
 def open_store(uri: str) -> tuple[Any, str]:
@@ -210,7 +210,7 @@ def store_refusals(fact: str, file: str) -> Iterator[None]:
         yield
     except PenstockError:
         raise
-    except (BaseError, OSError, ValueError, NotImplementedError) as error:  # last: unsupported
+    except (BaseError, OSError, ValueError, NotImplementedError) as error:  # the last if unsupported
         if isinstance(error, FileNotFoundError) and error.filename == file:
             raise
         raise UnavailableError(

@@ -7,8 +7,9 @@
       queries/NAME/               Spark's own checkpoint of each of its queries
       state/                      of update queues (`penstock.state_store`)
 
-Of numbered files the largest number is valid; a file is deleted when its successor is durable. Nothing here
-needs Spark: the logs of Spark's checkpoints are files with a line ``v1`` and then lines of JSON.
+Of the numbered files of a kind, the file with the largest number is valid; a file is deleted when its
+successor is durable. Nothing here needs Spark: the logs of Spark's checkpoints are files with a line ``v1``
+and then lines of JSON.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class QueryProgress:
 
 
 class GraphDirectory:
-    """A graph's checkpoint. The driver and commands use it. It holds nothing open.
+    """A graph's checkpoint. The driver and commands use it. It keeps no file open.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@
       log/                           who wrote and who reads what (`penstock.checkpointing.p_stream.log`)
       segments/                      p-units (`penstock.checkpointing.p_stream.segments`)
       readers/NAME-NUMBER/OFFSET.progress
-                                     up to where a subscription is done; the largest offset counts
+                                     the end of the released rows; the largest offset is valid
 
 Rows have logical positions, the **offsets**: the first row ever written has 0 (Scabbard §3.1).
 """
@@ -53,7 +53,7 @@ _PROGRESS = re.compile(r"(\d{20})\.progress")
 class PStream:
     """One process's view of a p-stream. Writers and readers use it.
 
-    Not safe to share among threads. Nothing is held open.
+    Not safe to share among threads. No file is kept open.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class PStream:
         Whether rows bypass the page cache. By default the stream's own setting, which is false for a new
         stream.
     update_log : UpdateLog, optional
-        Makes a new stream an update log; an existing one must be this update log.
+        Makes a new stream an update log; an existing stream must be this update log.
     cleanup : CleanupRule, optional
         The rule for deleting released rows and log entries, and for compacting an update log.
 
@@ -209,7 +209,7 @@ class PStream:
             )
 
     def pieces(self, start: int, stop: int, reader: str | None = None) -> list[Piece]:
-        """Return the pieces with the rows from `start` to before `stop`; given `reader`, as it claimed them.
+        """Return the pieces with the rows from `start` to before `stop`; for a `reader`, as claimed.
 
         Raises
         ------
@@ -293,7 +293,7 @@ class PStream:
         return existed
 
     def readers(self) -> dict[str, int]:
-        """Return the offset up to which each subscribed reader has released."""
+        """Return the offset up to which each subscribed reader has released rows."""
         return {reader: self._progress(reader) for reader in self.log.readers}
 
     def trim_from(self, reader: str, offset: int) -> Trimmed:
@@ -329,7 +329,7 @@ class PStream:
         notes = self._notes(reader)
         row = max(_offsets(notes), default=self.log.readers[reader].offset)
         if row > self.end:
-            self.refresh()  # it has released rows committed after the last refresh
+            self.refresh()  # the reader has released rows committed after the last refresh
         if row > self.end:
             raise CorruptDataError(
                 "a reader has released rows beyond the end of the p-stream",

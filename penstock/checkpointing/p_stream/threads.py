@@ -78,7 +78,7 @@ class Threads:
 def _run(queue: _Queue) -> None:
     while (work := queue.get()) is not None:
         work()
-        del work  # it holds its arguments
+        del work  # the task holds its arguments
 
 
 def _do(future: Future[T], work: Callable[[], T]) -> None:

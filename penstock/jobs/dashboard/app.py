@@ -43,7 +43,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class _Token:
-    """Refuses requests without the token. The first request has it in its address, later requests in a cookie."""
+    """Refuses requests without the token: the first has it in its address, later requests in a cookie."""
 
     def __init__(self, app: Any, token: str) -> None:
         self._app = app

@@ -288,7 +288,7 @@ def parallel_of(pipeline: Pipeline) -> int:
 
 
 def source_schemas(pipeline: Pipeline, schemas: Mapping[str, str]) -> dict[str, StructType]:
-    """Return the columns of a pipeline's sources by the sources' names; `given` has some of them as DDL.
+    """Return the columns of a pipeline's sources by the sources' names; `schemas` has some of them as DDL.
 
     Raises
     ------

@@ -120,13 +120,13 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
     ------
     InvalidUsageError
         If an expression contains no aggregate, uses a column that is not grouped outside of aggregates, or
-        cannot be split into partials, as a mode cannot.
+        cannot be split into partials, such as a mode.
 
     Notes
     -----
     ``stddev`` is the sample standard deviation, as in Spark. It is computed from the count and the sum of
     squared deviations from the mean, which avoids cancellation for large means. ``first`` and ``last`` order
-    by time; Spark's order by arrival.
+    by time; in Spark they order by arrival.
     """
     group = tuple(group_by)
     partials = _Partials(time, group)

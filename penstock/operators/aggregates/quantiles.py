@@ -5,7 +5,7 @@ quantiles are exact. Beyond that, with 99 % confidence, the rank of a quantile i
 library's `rank_error`, as a fraction of the number of values (Karnin, Lang and Liberty, FOCS 2016). The
 library chooses randomly which values it drops, so the same values may give slightly different quantiles.
 
-The state holds a sketch as the library's own image.
+The state holds a sketch in the library's own binary format.
 """
 
 from __future__ import annotations

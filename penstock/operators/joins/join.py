@@ -73,7 +73,7 @@ class UpdateJoin:
         self._sides = [JoinSide(stream, page_rows) for stream in (joined.left, joined.right)]
         self._lives = None if joined.ttl is None else KeyLives()
         self._deletes = KeyDeletes() if joined.has_deletes else None
-        self.dropped: tuple[list[DroppedTuples], list[DroppedTuples]] | None = None  # lists of the owner
+        self.dropped: tuple[list[DroppedTuples], list[DroppedTuples]] | None = None  # set by the owner
         self._within = np.uint64(joined.within)
         # Per key: the times of the last match, and whether the match must still be stored.
         self._matched = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
@@ -99,7 +99,7 @@ class UpdateJoin:
         return matched + self._index.size_bytes + sum(side.size_bytes for side in self._sides)
 
     def close(self) -> None:
-        """Do nothing: there is only memory."""
+        """Do nothing, because the state is only in memory."""
 
     def join(self, left: Arrivals | None, right: Arrivals | None, newest: int | None = None) -> Matched:
         """Add the tuples of a micro-batch, in order of arrival, and return the new matches.
@@ -156,7 +156,8 @@ class UpdateJoin:
             deletes = arrivals.rows.column(stream.deleted).to_numpy(zero_copy_only=False) & ~late
         if self._lives is not None:
             self._lives.note(ids[~late], times[~late])
-        # In time order, lists grow at their heads. The sort is stable, so the first of equal times wins.
+        # In time order, lists grow at their heads. The sort is stable, so the first of several tuples with
+        # equal times wins.
         order = np.lexsort((arrivals.last, times))
         order = order[~(late | deletes)[order]]
         payload = arrivals.rows.select(side.payload.names).take(pa.array(order))
@@ -323,7 +324,7 @@ class UpdateJoin:
         return count
 
     def _forget(self, ids: Integers) -> None:
-        """Give keys without held tuples the state of new keys."""
+        """Reset keys without held tuples to the state of new keys."""
         if self._deletes is None:
             self._dirty[ids] = False
         for times in self._matched if self._lives is None else (*self._matched, self._lives.last):

@@ -51,7 +51,7 @@ class KeyDeletes:
             times[size:] = NEVER
 
     def keep(self, ids: Integers) -> None:
-        """Renumber these keys 0, 1, 2, ...; forget all others."""
+        """Renumber these keys 0, 1, 2, ...; forget all other keys."""
         self.left, self.right, self.away = (array[ids] for array in self.arrays)
 
     def forget(self, ids: Integers) -> None:

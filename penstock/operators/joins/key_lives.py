@@ -69,5 +69,5 @@ class KeyLives:
         return np.flatnonzero((self.last <= self.horizon) & (self.last != NEVER))
 
     def keep(self, ids: Integers) -> None:
-        """Renumber these keys 0, 1, 2, ...; forget all others."""
+        """Renumber these keys 0, 1, 2, ...; forget all other keys."""
         self.last = self.last[ids]

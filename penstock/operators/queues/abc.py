@@ -61,7 +61,7 @@ class KeyedQueue(ABC):
         self.urgent_us: tuple[int, ...] = ()
         """By promise of a contract, the least staleness at which a key goes first; see `list_urgent`."""
         self.dropped: list[DroppedTuples] | None = None
-        """Late tuples and duplicates, if the owner sets a list. Arrivals must not be conflated then."""
+        """Late tuples and duplicates, if the owner sets a list. If so, arrivals must not be conflated."""
 
     @abstractmethod
     def __len__(self) -> int:

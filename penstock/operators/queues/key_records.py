@@ -184,7 +184,7 @@ class KeyRecords:
         """Put changed keys, whose numbers are `ids`, into the table, if there is one."""
 
     def fetch_older(self, time: int, deleted_time: int) -> None:
-        """Give a number to each key whose newest emitted tuple is not after `time`; in memory, all have one.
+        """Give a number to each key whose newest emitted tuple is not after `time`. In memory all keys have one.
 
         `deleted_time` is for keys that this tuple deleted.
         """
@@ -211,7 +211,7 @@ class KeyRecords:
         return False
 
     def keep(self, ids: Integers) -> None:
-        """Renumber these keys 0, 1, 2, ...; forget the numbers of all others."""
+        """Renumber these keys 0, 1, 2, ...; forget the numbers of all other keys."""
         self._index = self._index.subset(ids)
         self._arrays = {name: array[ids] for name, array in self._arrays.items()}
         self.dirty = self.dirty[ids]
@@ -231,10 +231,10 @@ class KeyRecords:
         return self.find_present(), iter(())
 
     def close(self) -> None:
-        """Do nothing: there is only memory."""
+        """Do nothing, because the state is only in memory."""
 
     def _bring_back(self, ids: Integers) -> None:
-        """Give keys that had left the record of a new key."""
+        """Reset keys that had left to the record of a new key."""
         if self._gone:
             back = np.unique(ids[self._arrays["gone"][ids] != 0])
             for name, value in self._columns.items():

@@ -126,9 +126,10 @@ class UpdateQueue(KeyedQueue):
         """Enqueue arrivals of one moment, ordered by position.
 
         A tuple older than its key's newest emitted tuple is late and dropped. A tuple older than the waiting
-        tuple is conflated. Of equal times the later arrival is newer. In a union (UpStream §3.2) a tuple with
-        the time of the newest emitted tuple is a duplicate. Of two tuples with equal times, the tuple with
-        the greater source number is the duplicate; if the sources are equal, the later arrival is.
+        tuple is conflated. If times are equal, the later arrival is newer. In a union (UpStream §3.2) a
+        tuple with the time of the newest emitted tuple is a duplicate. Of two tuples with equal times, the
+        tuple with the greater source number is the duplicate; if the sources are equal, the later arrival is
+        the duplicate.
         """
         total = int(arrivals.count.sum())
         if not total:

@@ -15,7 +15,7 @@ from penstock.windows.spec import WindowSpec
 __all__ = ["find_windows"]
 
 _MAX_WINDOWS_PER_ENTRY = 4
-"""Windows per entry allowed for when allocating without an exact count."""
+"""Memory is allocated for this many windows per entry if the windows are not counted."""
 
 
 def find_windows(

@@ -79,7 +79,7 @@ class Panes(ABC):
         return self._held.nbytes + self._index.size_bytes
 
     def close(self) -> None:  # noqa: B027  # memory needs no closing
-        """Do nothing: there is only memory."""
+        """Do nothing, because the state is only in memory."""
 
     def run(
         self,
@@ -96,7 +96,7 @@ class Panes(ABC):
         watermark : int, optional
             The new watermark. A value lower than before is ignored.
         emitter : WindowEmitter, optional
-            Converts closed windows to the output. By default they are the output.
+            Converts closed windows to the output. By default the windows are the output.
         """
         emitter = emitter or PassThrough(self._layout)
         rows_in, late = self._enter(list(arriving), watermark)
@@ -211,7 +211,7 @@ class Panes(ABC):
         return int(np.count_nonzero(self._has_partials()))
 
     def live_groups(self) -> npt.NDArray[np.bool_]:
-        """Mark the groups, by number, that have tuples here."""
+        """Mark the groups that have tuples in these panes, by group number."""
         return self._has_partials()
 
     def hashes_of(self, ids: Integers) -> Words:

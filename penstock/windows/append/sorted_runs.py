@@ -223,7 +223,7 @@ class SortedRuns:
         self.parts = [PanePartials.none(layout)]
         self._count = self.nbytes = 0
         self._again = 0
-        """Number of entries that arrived for a pane not after the newest one present."""
+        """Number of entries that arrived for panes up to the newest pane present."""
         self._newest: int | None = None
 
     def __len__(self) -> int:

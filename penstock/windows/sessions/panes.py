@@ -95,7 +95,7 @@ class SessionPanes(Panes):
         both = both.take(order)
         runs = np.empty(len(both), np.int64)
         runs = runs[: sliding_kernels.find_runs(both.ids, both.panes, runs)]
-        # Of equal times the first or last arrival is used, so each pane is combined separately, in order.
+        # If times are equal, the first or last arrival is used, so combine each pane separately, in order.
         entries = combine_duplicates(layout, both, always=True)
         firsts, lasts = (self._times(entries, name) for name in layout.bounds)
         low = np.empty(len(entries), np.int64)

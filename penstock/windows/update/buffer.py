@@ -118,7 +118,7 @@ class WindowBuffers:
         return marks
 
     def forget(self, ids: Integers) -> None:
-        """Give idle keys the state of new keys."""
+        """Reset idle keys to the state of new keys."""
         self.key_rows[ids] = self._new_key_row
         self.due[ids] = zones.FOREVER
         self.registers[zones.KEYS] -= len(ids)

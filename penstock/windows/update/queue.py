@@ -13,8 +13,8 @@ in WAIT and in READY or IDLE at once, because newer windows arrive while an olde
     READY  dequeue  is_avail: the window has more tuples           READY
     READY  dequeue  else, the window is complete                   DONE: the result is emitted
     READY  dequeue  else                                           IDLE (eager only)
-    IDLE   enqueue  do_promote: a tuple of the committed window    READY, behind the others
-    IDLE   enqueue  the watermark completes the window             READY, behind the others
+    IDLE   enqueue  do_promote: a tuple of the committed window    READY, after the others
+    IDLE   enqueue  the watermark completes the window             READY, after the others
     DONE   enqueue                                                 ENQ
 
 *Lazy*: the most recent window is the newest complete one (MRU_L), and no key is IDLE. *Eager*: the most

@@ -251,7 +251,7 @@ class UpdateWindows:
         return SilentGroups(self._panes.groups_of(self._gone), newest[order])
 
     def close(self) -> None:
-        """Do nothing: there is only memory."""
+        """Do nothing, because the state is only in memory."""
 
     def delta(self) -> PUnit:
         """Return the changes since the last call, to be stored."""

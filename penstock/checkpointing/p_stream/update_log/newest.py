@@ -17,7 +17,7 @@ _Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def newest_rows(rows: pa.Table, key: Sequence[str], time: str) -> _Ints:
-    """Return the numbers of the newest rows of each key, ascending; of equal times, the last row.
+    """Return the numbers of the newest rows of each key, ascending; the last row if times are equal.
 
     Parameters
     ----------

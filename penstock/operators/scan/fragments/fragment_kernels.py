@@ -371,9 +371,9 @@ def keep_greater(slots: Any, values: Any, seen: Any, out: Any) -> None:
 def keep_row(slots: Any, times: Any, last: bool, offset: int, best: Any, rows: Any) -> None:
     """Keep, for each slot, the row with the least or the greatest time.
 
-    With `last`, keep the row with the greatest time, and of equal times the last row; otherwise keep the row
-    with the least time, and of equal times the first row. `best` holds the times so far. `rows` holds
-    `offset` plus the number of the row, or -1 if the slot has no row yet.
+    With `last`, keep the row with the greatest time, and the last row if times are equal; otherwise keep the
+    row with the least time, and the first row if times are equal. `best` holds the times so far. `rows`
+    holds `offset` plus the number of the row, or -1 if the slot has no row yet.
     """
     for i in range(slots.shape[0]):
         slot, time = slots[i], np.int64(times[i])
