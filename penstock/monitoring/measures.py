@@ -38,7 +38,7 @@ class Measure:
         The name for OpenTelemetry. The name for Prometheus has underscores for dots, and the unit as a
         suffix.
     kind : str
-        ``counter``, whose readings are added up, or ``gauge``, of which the newest reading is used.
+        ``counter``, whose readings are added up, or ``gauge``, whose newest reading is used.
     text : str
         The description.
     read : callable

@@ -56,7 +56,8 @@ class RedisHashes(UpsertTarget):
     """Hashes named ``PREFIX:KEY``, whose fields are the columns as text; null columns have no field.
 
     Each hash also has the field ``_time``. A deleted row leaves a hash with that field and ``_deleted``, so
-    that an older update does not bring it back; it expires after `Columns.forget_after`, by Redis's clock.
+    that an older update does not bring it back; the hash expires after `Columns.forget_after`, by Redis's
+    clock.
 
     Parameters
     ----------

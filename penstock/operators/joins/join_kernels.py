@@ -37,7 +37,7 @@ def mark_old(ids: Integers, times: Integers, left_at: Integers, right_at: Intege
 def link(
     ids: Integers, times: Integers, locations: Integers, head: Integers, after: Integers, held: Integers
 ) -> Any:
-    """Insert tuples into their keys' lists; mark the inserted tuples. If times are equal, the first tuple stays."""
+    """Insert tuples into their keys' lists; mark the inserted tuples. Among equal times the first stays."""
     new = np.zeros(ids.shape[0], np.bool_)
     for i in range(ids.shape[0]):
         time = times[i]

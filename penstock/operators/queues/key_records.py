@@ -184,7 +184,7 @@ class KeyRecords:
         """Put changed keys, whose numbers are `ids`, into the table, if there is one."""
 
     def fetch_older(self, time: int, deleted_time: int) -> None:
-        """Give a number to each key whose newest emitted tuple is not after `time`. In memory all keys have one.
+        """Give a number to each key whose newest emitted tuple is not after `time`; in memory all have one.
 
         `deleted_time` is for keys that this tuple deleted.
         """

@@ -31,7 +31,7 @@ class Lookup:
     Parameters
     ----------
     table : pyarrow.Table
-        The columns `on` and others. Rows with a null in `on` match nothing.
+        The columns `on` and further columns. Rows with a null in `on` match nothing.
     on : sequence of str
         Columns that the rows and the table have, with the same types; see `can_be_looked_up`.
     group_by : sequence of str

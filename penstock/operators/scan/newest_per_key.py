@@ -13,7 +13,7 @@ __all__ = ["Latest"]
 
 
 class Latest:
-    """Keep the newest row of each key; of equal times, the last row.
+    """Keep the newest row of each key; if times are equal, the last row.
 
     All rows with a null in key or time are kept, so that the queue after the reader can reject or count them.
 

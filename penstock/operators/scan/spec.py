@@ -116,7 +116,7 @@ class Partial:
         - ``min``, ``max``: least or greatest non-null value, in the expression's type; null if all values are
           null. As in Spark, NaN is greater than all numbers;
         - ``first``, ``last``: the value, possibly null, in the row with the least or greatest time, in the
-          expression's type. Of equal times, the first or last arrival is used;
+          expression's type. If times are equal, the first or last arrival is used;
         - ``distinct``: list of the distinct non-null values; no nested types;
         - ``union``: union of such lists;
         - ``sketch``: a sketch (`penstock.operators.aggregates.sketches`) of 64-bit hashes that are not null,
@@ -161,7 +161,7 @@ class Partial:
 
 @dataclass(frozen=True, slots=True)
 class LatestBy:
-    """Conflation: only the newest row of each key, and of equal times the last arrival.
+    """Conflation: only the newest row of each key; if times are equal, the last arrival.
 
     Parameters
     ----------

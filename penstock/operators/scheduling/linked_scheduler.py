@@ -2,7 +2,7 @@
 
 The queue is a doubly linked list of key numbers, in arrays. Every place has a rank; ranks increase from head
 to tail. Keys that cut the line have negative ranks, in the order in which they cut, so they precede all
-others. Only ranks are stored. The list is rebuilt from the ranks.
+other keys. Only ranks are stored. The list is rebuilt from the ranks.
 """
 
 from __future__ import annotations

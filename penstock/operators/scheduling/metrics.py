@@ -17,7 +17,7 @@ __all__ = ["BatchMetrics"]
 
 @dataclass(slots=True)
 class BatchMetrics:
-    """The metrics of one bucket in one micro-batch, or of several together (`merge`).
+    """The metrics of one bucket in one micro-batch, or of several buckets (`merge`).
 
     For an update queue, ``rows_in == conflated + late + duplicates + dropped + emitted + growth of
     waiting_keys``. Window operators count tuples in `rows_in`, `late` and `dropped`. They count windows in

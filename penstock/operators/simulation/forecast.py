@@ -57,7 +57,7 @@ class Sample:
         Raises
         ------
         InvalidUsageError
-            If a column is missing, the arrival is not a timestamp, or there are no two moments of arrival.
+            If a column is missing, the arrival is not a timestamp, or all rows arrive at the same moment.
         """
         at = arrival or time
         checked = UpdateStream(table.schema, tuple(key), time, at if arrival else None)

@@ -1,8 +1,8 @@
 """The least staleness of any order of service, for comparison with policies.
 
-The model is that of `draw_arrivals` and `simulate`: one update arrives at each whole number of units, of key
-i with probability p_i, and a service takes a whole number of units. A server that becomes free at the moment
-of an arrival takes its next tuple first.
+The model is the same as in `draw_arrivals` and `simulate`: one update arrives at each whole number of units,
+of key i with probability p_i, and a service takes a whole number of units. A server that becomes free at the
+moment of an arrival takes its next tuple first.
 """
 
 from __future__ import annotations

@@ -182,8 +182,8 @@ def _conflate(
 def conflate(stream: UpdateStream, arrivals: Arrivals, keys: Keys | None = None) -> Arrivals:
     """Return the newest arrival of each key, in the order of the keys' first rows.
 
-    The newest arrival has the greatest time. Of equal times the later position is newer (UpStream §4.1); in a
-    union the tuple of the preferred source is newer (`UpdateStream.source`).
+    The newest arrival has the greatest time. If times are equal, the later position is newer (UpStream
+    §4.1); in a union the tuple of the preferred source is newer (`UpdateStream.source`).
 
     Parameters
     ----------

@@ -127,9 +127,9 @@ def update_queue(
         Whether the map side conflates before the shuffle; with ``"auto"``, it does if that pays off.
     semantics : {"update", "append", "adaptive"}
         The effect of a newer tuple on a waiting tuple of its key. With ``"update"`` the newer tuple replaces
-        the waiting tuple. With ``"append"`` it queues behind the waiting tuple, so every tuple is served, in
-        the order of arrival. ``"adaptive"`` appends while the queue keeps up, and updates under overload. See
-        "Semantics" in ``docs/concepts/update-queue.md``.
+        the waiting tuple. With ``"append"`` both tuples wait, so every tuple is served, in the order of
+        arrival. ``"adaptive"`` appends while the queue keeps up, and updates under overload. See "Semantics"
+        in ``docs/concepts/update-queue.md``.
     working_copy : {"memory", "rocksdb"}
         The place where workers hold the keys that do not wait: in memory, or on local disk if they do not fit
         in memory. Waiting keys are always in memory. The durable state is the same, so this may change at a
@@ -138,9 +138,9 @@ def update_queue(
         Whether to add ``queue_staleness_ms``, the wait of the key until it was served. `apply` sees it.
     delete_when : str, optional
         An SQL condition for the rows that delete their key, such as ``"op = 'd'"``. The queue adds the
-        boolean column ``deleted``, which is true in such rows; otherwise they are updates like others.
-        `apply` sees the column, and `output_schema` must have it. An update that is older than the delete
-        does not bring the key back. See "Deletes" in ``docs/concepts/update-queue.md``.
+        boolean column ``deleted``, which is true in such rows; in all other respects these rows are ordinary
+        updates. `apply` sees the column, and `output_schema` must have it. An update that is older than the
+        delete does not bring the key back. See "Deletes" in ``docs/concepts/update-queue.md``.
     ttl : str, timedelta or int, optional
         How long a key stays in the state after its last update, such as ``"1 day"``; by default for ever. For
         an integer `time`, a number in its unit. The clock is the newest `time` of all rows so far. See "Keys

@@ -127,9 +127,9 @@ def update_window(
         and a row is late if the watermark has passed its pane.
     ttl : str or timedelta, optional
         How long a key of lazy or eager windows of time lives after its last tuple, such as ``"10 minutes"``;
-        by default for ever. It leaves the state when the watermark is this far past its newest pane and none
-        of its windows is open or waits. A key that returns makes the same windows as if it had stayed. Cannot
-        be combined with `budget`.
+        by default for ever. A key leaves the state when the watermark is this far past the key's newest
+        pane, and none of its windows is open or waits. A key that returns makes the same windows as if it
+        had stayed. Cannot be combined with `budget`.
     on_silent : {"row"}, optional
         With ``"row"``, the output gets a row when a key leaves after `ttl`: the key, its last window and null
         aggregates. The output has the boolean column ``silent``, which is true in such rows.

@@ -166,7 +166,7 @@ def analyzed_plan(df: DataFrame) -> str:
 
 
 def aggregate_sql(df: DataFrame, aggregate: DataFrame) -> str | None:
-    """Return the SQL of the aggregate ``a`` of a DataFrame; None if Spark does not parse it back to the same.
+    """Return the SQL of the aggregate ``a`` of a DataFrame; None if Spark would parse it differently.
 
     Parameters
     ----------
@@ -396,7 +396,7 @@ def plan_of_writer(writer: Any) -> str:
 
 
 def observed_metrics(progress: StreamingQueryProgress) -> dict[str, dict[str, Any]]:
-    """Return the values of each observation in a progress report, by the names of both."""
+    """Return the values in a progress report, by the names of the observation and the value."""
     rows = {name: row.asDict() for name, row in (progress.observedMetrics or {}).items()}
     return {
         # Spark Connect makes a new row from the JSON of the row.

@@ -31,7 +31,7 @@ __all__ = [
 
 BUCKET = f"{RESERVED_PREFIX}bucket"
 NUMBER = f"{RESERVED_PREFIX}number"
-"""The columns of a forwarded event with the bucket that counts it, and its number there."""
+"""The columns of a forwarded event with the bucket that counts it, and its number in that bucket."""
 
 _EVENTS, _ROWS, _NOTE = "forwarded events", "rows of ", "bucket"
 

@@ -356,7 +356,7 @@ class Frames:
         Raises
         ------
         InvalidUsageError
-            If they differ, and Spark cannot compute them instead.
+            If the results differ, and Spark cannot compute them instead.
         """
         expression = None if self._ansi else next(find_ansi_expressions(node), None)
         if expression is not None and (node.scan.fragments or node.scan.latest_by):

@@ -1,4 +1,4 @@
-"""Tables of DuckDB, which reads Arrow as it is."""
+"""Tables of DuckDB, which reads Arrow directly."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """An index policy for staleness: serve the keys whose service pays most per unit of cost.
 
-The staleness of (UpStream §3.3), the time since a key's oldest unseen update arrived, is also known as the
-*age of synchronization*. To share one server among many keys, relax the problem as Whittle (1988) did: charge
-each service a price C, and let each key choose on its own when to pay it. Let a key have weight w and updates
-that arrive at random (Poisson) with a mean time 1/u between them. If the key is always served at staleness s,
-a cycle takes ``1/u + s`` on average and costs ``w s**2 / 2 + C``. Cost per time is least where ``C = w
+Staleness (UpStream §3.3), the time since a key's oldest unseen update arrived, is also known as the *age of
+synchronization*. To share one server among many keys, relax the problem as Whittle (1988) did: charge each
+service a price C, and let each key choose on its own when to pay it. Let a key have weight w and updates
+that arrive at random (Poisson) with a mean time 1/u between them. If the key is always served at staleness
+s, a cycle takes ``1/u + s`` on average and costs ``w s**2 / 2 + C``. Cost per time is least where ``C = w
 (s**2 / 2 + s / u)``. So at staleness s a service is worth
 
     w s (s / 2 + 1 / u)
@@ -47,7 +47,7 @@ __all__ = ["SKIPPED", "FreshestScheduler", "take_greatest"]
 Floats = npt.NDArray[np.float64]
 
 SKIPPED = -1.0
-"""The index of keys to skip; all others are at least 0."""
+"""The index of keys to skip; all other indexes are at least 0."""
 _NO_KEYS = np.zeros(0, np.int64)
 
 
@@ -72,7 +72,7 @@ def _compute_indexes(
 
 @kernel
 def take_greatest(limit: int, line: Integers, indexes: Floats) -> tuple[Integers, int]:
-    """Remove the keys with the greatest indexes from the line; of equal indexes, the first.
+    """Remove the keys with the greatest indexes from the line; the first if indexes are equal.
 
     Returns
     -------
