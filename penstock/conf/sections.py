@@ -184,7 +184,7 @@ class UpsertSink(Section):
 
 
 class MemorySink(Section):
-    """A table in the driver's memory, named as the query; for tests and notebooks."""
+    """A table in the driver's memory, with the query's name; for tests and notebooks."""
 
     type: Literal["memory"]
 

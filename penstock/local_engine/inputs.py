@@ -103,7 +103,7 @@ class WakeInput:
         return self._offset
 
     def is_new(self, start: Offset | None, end: Offset | None) -> bool:
-        """Return False: a start is no input."""
+        """Return False: a start is not input."""
         return False
 
     def read(self, start: Offset | None, end: Offset) -> Iterator[pa.RecordBatch]:

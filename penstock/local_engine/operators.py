@@ -84,8 +84,8 @@ class LocalOperator:
     origin : mapping, optional
         Facts of this start; see `BucketTask`.
     coordinator : Coordinator, optional
-        Runs what buckets export. A bucket that exports something gets two versions per micro-batch, so twice
-        as many versions are kept.
+        Runs the transactions that buckets export. A bucket that exports transactions gets two versions per
+        micro-batch, so twice as many versions are kept.
     publishes_first : bool
         Whether new versions are durable before the sink gets results. An operator needs this if it looks for
         other attempts at a micro-batch, or if user code that may fail makes its state.

@@ -194,7 +194,7 @@ class QueryLog:
         pointers : mapping, optional
             The pointer of each label, if the query has state.
         due : collection of int, optional
-            The labels of buckets in which keys wait; None if none ever do.
+            The labels of buckets in which keys wait; None if keys never wait.
         """
         if pointers is not None:
             if not self._has_state:

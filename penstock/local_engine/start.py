@@ -51,7 +51,7 @@ class LocalGraph:
     plan : PhysicalPlan
         The plan.
     queries : sequence of LocalQuery
-        Its queries; each reads what earlier ones write.
+        Its queries; each reads the output of earlier queries.
     schema : StructType
         The columns of the results.
     drain : bool
@@ -124,7 +124,7 @@ def start_local(
     checkpoint : str or path
         The graph's directory on a local disk.
     sources : mapping of str to callable
-        Opens the sources that are no p-streams.
+        Opens the sources that are not p-streams.
     paths : mapping of str to str
         The locations of the sources that are p-streams.
     tables : mapping of str to pyarrow.Table, optional

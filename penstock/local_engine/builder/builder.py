@@ -80,7 +80,7 @@ class Builder:
     name : str
         The graph's name, under which its readers subscribe.
     sources : mapping of str to callable
-        Opens the sources that are no p-streams.
+        Opens the sources that are not p-streams.
     tables : mapping of str to pyarrow.Table
         The static tables.
     streams, paths : mapping of str to str

@@ -219,7 +219,7 @@ def find_stateful(end: Node) -> list[Node]:
         ):
             operators.append(node)
         if isinstance(node, WindowJoin):
-            # The windows of both sides are its own.
+            # This operator also makes the windows of both sides.
             stack += [above for side in node.inputs for above in node.aggregate_of(side).inputs]
         elif not isinstance(node, Materialize):
             stack += node.inputs

@@ -125,7 +125,7 @@ def find_state(
 
 
 def _check_shared(home: Files) -> None:
-    """Refuse damage to the shared files of an operator's buckets."""
+    """Raise an error if a file that all buckets of an operator share is damaged."""
     try:
         operators = find_operators(home)
     except InvalidUsageError:

@@ -193,7 +193,7 @@ def join_windows(node: WindowJoin, sides: Sequence[Side], place: Stateful) -> Da
     sides : sequence of Side
         The sides; if both have the same windows, these are computed once.
     place : Stateful
-        The place of the operator that makes the windows of both.
+        The place of the operator that makes the windows of both sides.
     """
     left_windows, right_windows = (side.windows for side in sides)
     rows = _share(left_windows.results(place)) if left_windows is right_windows else _make(sides, place)
@@ -302,7 +302,7 @@ def _fields(rows: DataFrame, name: str) -> list[StructField]:
 
 @dataclass(frozen=True)
 class _Fold:
-    """Folds the rows of one side in a partition and passes on the others, for ``mapInArrow``."""
+    """Folds the rows of one side in a partition and passes on all other rows, for ``mapInArrow``."""
 
     side: int
     rows: pa.Schema

@@ -75,8 +75,8 @@ class PStreamDataSource(DataSource):
         independently of other readers. If no name is given, no rows are kept. A name belongs to one query.
     start : earliest
         The position at which a query with a new checkpoint begins: ``earliest``, ``latest``, an offset, or an
-        ISO 8601 time (by default in UTC), which means the first commit at or after it. An existing subscriber
-        continues after its last release.
+        ISO 8601 time (by default in UTC), which stands for the first commit at or after this time. An
+        existing subscriber continues after its last release.
     columns
         The columns to read: comma-separated names, or a JSON list. By default all.
     scan
@@ -90,7 +90,7 @@ class PStreamDataSource(DataSource):
     transactions
         The part of the rows that transactions take; `penstock.transactions` sets it.
     maxRows, maxBytes
-        The limits of a micro-batch in rows and stored bytes. It has at least one p-unit.
+        The limits of a micro-batch in rows and stored bytes. A micro-batch has at least one p-unit.
     partitions
         The greatest number of tasks of a micro-batch. By default Spark's default parallelism.
 
@@ -118,8 +118,8 @@ class PStreamDataSource(DataSource):
     -----
     An offset holds the number of rows before it, and the identity of the p-stream, so that a checkpoint
     cannot continue on another p-stream at the same path. Spark reports a micro-batch as done when it has
-    planned the next one. Its rows are released after that, several micro-batches at a time, after a sync of
-    the disks.
+    planned the next micro-batch. The rows are released after that, several micro-batches at a time, after a
+    sync of the disks.
     """
 
     parallelism = 1

@@ -49,7 +49,7 @@ class TaskRows:
     rows: SegmentRows
 
     def commit(self, batches: list[pa.RecordBatch], writer: str, batch: int, part: int) -> PStream | None:
-        """Make rows of a micro-batch durable and visible, unless another attempt already has.
+        """Make rows of a micro-batch durable and visible, unless another attempt has done so.
 
         Steps: 1. write them, 2. sync the micro-batch's plan, 3. commit the rows.
 

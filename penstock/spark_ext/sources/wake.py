@@ -61,7 +61,7 @@ def _defines_flows() -> bool:
 
 
 def register_wake(spark: SparkSession) -> None:
-    """Register the source with a session, once: a flow of a declarative pipeline may not do it."""
+    """Register the source with a session, once: a flow of a declarative pipeline may not register it."""
     if spark not in _registered:
         spark.dataSource.register(WakeSource)
         _registered.add(spark)

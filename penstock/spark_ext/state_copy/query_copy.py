@@ -51,7 +51,7 @@ _VERSIONED = re.compile(r"\.?(\d+)\.(delta|snapshot)(\.crc)?")
 _RELEASED = "the query deletes old versions: choose a newer micro-batch, or set retain_versions"
 
 Progress = Callable[[int, int], None]
-"""Called with the numbers of finished parts and of all parts: the buckets, and Spark's files as one."""
+"""Called with the numbers of finished parts and of all parts: the buckets, and one part for all of Spark's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class QueryCopy:
         return max(list_numbers(self.old / _OFFSETS), default=self.batch) > self.batch
 
     def begin(self) -> None:
-        """Write the plan, unless an earlier call has.
+        """Write the plan, unless an earlier call has written it.
 
         Raises
         ------
@@ -248,7 +248,7 @@ def plan_copy(
 
 
 def publish_once(files: Files, name: str, content: Any) -> None:
-    """Write a file, unless an earlier call has."""
+    """Write a file, unless an earlier call has written it."""
     try:
         files.publish(name, content)
     except ConflictError:

@@ -47,7 +47,7 @@ _JOIN = {"key", "time", "within", "left", "right"}
 _WINDOWS = {"mode", "window", "aggregates"}
 Kind = Literal["queue", "join", "windows"]
 _FILE_ID = FileId("rewritten")
-"""The file of each new bucket. It is the only one of its version, and a repeated call finds it."""
+"""The file of each new bucket. It is the only file of its version, and a repeated call finds it."""
 
 
 def rewritable_kind(copy: QueryCopy) -> tuple[Kind, Mapping[str, Any]]:

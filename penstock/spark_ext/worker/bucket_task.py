@@ -162,7 +162,7 @@ class Operator(Protocol[S]):
 
 @runtime_checkable
 class GrowingOperator(Protocol):
-    """An operator whose inputs may gain columns at a restart. Stored tuples have null there."""
+    """An operator whose inputs may gain columns at a restart. Stored tuples have null in new columns."""
 
     @property
     def may_add(self) -> Mapping[str, Collection[str]]:

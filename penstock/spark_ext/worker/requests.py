@@ -6,7 +6,7 @@ requests and events, and a micro-batch that runs again gives the same answers.
 
 The task of a bucket publishes its answers itself, so that any sink may take the results. The order of a
 micro-batch is durable before its answers are visible. The answers are one commit of the bucket's writer,
-under the micro-batch's number. Another attempt finds the answers there.
+under the micro-batch's number. Another attempt finds this commit.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class AnswerWriter:
     buckets: int
 
     def publish(self, answers: pa.RecordBatch, query: str, batch: int, bucket: int) -> None:
-        """Make answers of a micro-batch durable and visible, unless another attempt already has.
+        """Make answers of a micro-batch durable and visible, unless another attempt has done so.
 
         Raises
         ------

@@ -55,7 +55,7 @@ class TransactionOperator:
     time : str, optional
         The column that orders transactions of a micro-batch.
     identity : str
-        The digest of the program that the checkpoint was begun with.
+        The digest of the program with which the checkpoint began.
     initial : InitialRows, optional
         The initial rows of tables.
     reader : PieceReader, optional
