@@ -59,8 +59,9 @@ passes."""
 def _load_array_functions() -> None:
     """Load numba's array functions without scipy's linear algebra.
 
-    These functions only check that it exists, and kernels do not use it. Loading it takes a seventh of the
-    time to a process's first row. A function that does use it loads it when the function is compiled.
+    The array functions only check that scipy exists, and kernels do not use scipy. Loading scipy takes a
+    seventh of the time to a process's first row. A function that uses scipy loads it when the function is
+    compiled.
     """
     from numba.np import linalg
 
@@ -175,7 +176,7 @@ def program_kernel(function: F, *, counts_references: bool = True) -> F:
 
 
 def load_generated(name: str, source: str) -> ModuleType:
-    """Load a module of generated kernels from a file beside numba's cache. The cache is keyed by that file.
+    """Load a module of generated kernels from a file beside numba's cache. The file is the cache's key.
 
     Parameters
     ----------

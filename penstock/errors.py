@@ -77,11 +77,11 @@ def _rebuild(
 
 
 class ConflictError(PenstockError):
-    """Somebody else changed the thing first: reload and try again."""
+    """Another process changed the data first: reload and try again."""
 
 
 class FencedError(PenstockError):
-    """Another driver owns this now: stop."""
+    """Another process has taken over: stop."""
 
 
 class UnavailableError(PenstockError):

@@ -22,7 +22,7 @@ from penstock.units import FOREVER
 __all__ = ["MARKET_SCHEMA", "NYSE_SKEW", "NYSE_SYMBOLS", "Market"]
 
 NYSE_SYMBOLS: Final = 3_000
-"""Symbols of the trading day in (UpStream Fig. 8)."""
+"""The number of symbols of the trading day in UpStream, Fig. 8."""
 
 NYSE_SKEW: Final = 4_305.0
 """The ratio of updates of that day's most and least active symbols (UpStream §5.3)."""
@@ -50,7 +50,7 @@ _BLOCK_ROWS = 16_384  # the intermediate columns of a block stay in the processo
 _SYMBOL, _VOLUME, _BASE, _WALK = 1, 2, 3, 4
 
 _WAVES_US = (64_000_000, 4_000_000)  # how long a price keeps its direction: a slow and a fast wave
-_WAVE_SIZES = (0.05, 0.01)  # how far each wave carries it from its base
+_WAVE_SIZES = (0.05, 0.01)  # how far each wave carries a price from its base
 
 
 def _mix(values: _U64) -> _U64:
@@ -78,8 +78,8 @@ def _unit(hashes: _U64) -> _F64:
 class Market:
     """A deterministic, endless stream of trades.
 
-    Used by workers (one range of rows for a task) and by simulations. Making one takes well under a
-    millisecond; the tables it needs are made at the first batch and kept.
+    Used by workers (one range of rows for a task) and by simulations. Creating a market takes well under a
+    millisecond; its tables are created at the first batch and kept.
 
     Parameters
     ----------
@@ -101,9 +101,10 @@ class Market:
 
     Notes
     -----
-    (UpStream §5.3) states the ends of the distribution: more than 3,000 symbols, 4,305 updates of the most
-    active and 1 of the least. Between the ends the rate falls by the same factor from each rank to the
-    next, ``weight(rank) = skew ** (-rank / (symbols - 1))``. That law is ours: the paper only plots it.
+    UpStream §5.3 states the ends of the distribution: more than 3,000 symbols, 4,305 updates of the most
+    active and 1 of the least. Between the ends the rate falls by the same factor from each rank to the next,
+    ``weight(rank) = skew ** (-rank / (symbols - 1))``. This formula is ours: the paper only plots the
+    distribution.
 
     Examples
     --------
@@ -199,13 +200,13 @@ class Market:
         first, last = self._guide
         slices = (uniform * len(first)).astype(np.int64)
         ranks = first[slices].astype(np.int64)
-        # A slice that holds the border of two symbols says only "one of these": search there.
+        # In a slice that holds the border of two symbols, search for the symbol.
         unsure = np.flatnonzero(ranks != last[slices])
         ranks[unsure] = self._cumulative.searchsorted(uniform[unsure], side="right")
         return ranks
 
     def _times(self, start: int, end: int) -> _I64:
-        # start + row / rate, in whole microseconds, without a product that outgrows 64 bits.
+        # start + row / rate, in whole microseconds, without a product that exceeds 64 bits.
         whole, rest = divmod(start * 1_000_000, self.rate)
         steps = np.arange(end - start, dtype=np.int64) * 1_000_000 + rest
         return steps // self.rate + (self.start_us + whole)

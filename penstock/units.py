@@ -12,10 +12,10 @@ from penstock.errors import InvalidUsageError
 __all__ = ["FOREVER", "NEVER", "parse_address", "parse_duration_us", "parse_rows", "window_rows"]
 
 NEVER: Final = -(1 << 63)
-"""The time, pane or window of an event that never happened; it sorts before all others."""
+"""The time, pane or window of an event that never happened; it sorts before all other values."""
 
 FOREVER: Final = (1 << 63) - 1
-"""The largest 64-bit integer, a time after all others."""
+"""The largest 64-bit integer, a time after all other times."""
 
 _UNITS_US = {
     "us": 1,
@@ -49,7 +49,7 @@ def parse_duration_us(duration: str | timedelta) -> int:
     ----------
     duration : str or datetime.timedelta
         A number and a unit: ``us``, ``ms``, ``s``, ``min``, ``h``, ``d``, or their English names, singular
-        or plural, in any case. White space around and between them does not matter.
+        or plural, in any case. White space around and between number and unit is ignored.
 
     Returns
     -------
@@ -154,12 +154,12 @@ def window_rows(size: object, slide: object | None) -> tuple[int, int] | None:
 def parse_address(address: str | int) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``, or of a port of 127.0.0.1.
 
-    An IPv6 address is in brackets, such as ``[::1]:9464``. Port 0 takes a free one.
+    An IPv6 address is in brackets, such as ``[::1]:9464``. Port 0 takes a free port.
 
     Raises
     ------
     InvalidUsageError
-        If it is no address.
+        If the text is not an address.
     """
     host, _, port = str(address).rpartition(":")
     if isinstance(address, bool) or not _PORT.fullmatch(port) or int(port) > 65535:

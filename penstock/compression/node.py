@@ -3,7 +3,7 @@
 A stream is a one-dimensional array of signed integers of 1, 2, 4 or 8 bytes. A codec turns a stream into a
 `Node`: a few parameters, a payload of bytes, and child streams that other codecs encode.
 
-Bytes of a node, integers as variable bytes (7 bits each, lowest first, the eighth says that more follow)::
+Bytes of a node, integers as variable bytes (7 bits each, lowest first, the eighth is set if more follow)::
 
     codec          1 byte, number of the codec
     shape          1 byte: bits 0..1 log2 of the stream's bytes per value, bits 2..4 number of children,

@@ -23,7 +23,7 @@ class Parts(NamedTuple):
 
 
 def ends_of(sizes: npt.NDArray[np.int64], size_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the offsets of parts of these sizes, including the end of the last.
+    """Return the offsets of parts of these sizes, including the end of the last part.
 
     Raises
     ------

@@ -8,7 +8,7 @@ Bytes, little-endian::
     8    4   D, length of the directory
     12   8   xxh3-64 of the bytes 0 to 11 followed by the directory
     20   D   directory: rows, number of columns, and of each column the length of its name, the name in
-             UTF-8, a byte that is 1 where it may have nulls, and the length of its block; integers as
+             UTF-8, a byte that is 1 if it may have nulls, and the length of its block; integers as
              variable bytes (`penstock.compression.node`)
     ...      the columns' blocks (`penstock.compression.column`) in that order
 
@@ -332,8 +332,8 @@ class BlockReader:
 
     Notes
     -----
-    Map only files that no process truncates: reading beyond the end kills the process. `blocks_in` reads
-    instead.
+    Map only files that no process truncates: reading beyond the end kills the process. `blocks_in` reads a
+    file instead of mapping it.
     """
 
     def __init__(self, data: Any, *, file: object = None, max_bytes: int = MAX_BYTES) -> None:

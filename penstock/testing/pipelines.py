@@ -85,8 +85,8 @@ class LocalTest:
         rows : sequence of mapping or pyarrow.Table
             The rows. Columns that a row leaves out are null; times may be ISO texts, in UTC without a zone.
         to : str
-            The source: ``source`` for the pipeline's own, ``with`` for the other side of a join, or the name
-            of an input of a union.
+            The source: ``source`` for the pipeline's own source, ``with`` for the other side of a join, or
+            the name of an input of a union.
 
         Raises
         ------
@@ -183,7 +183,7 @@ class LocalTest:
         Parameters
         ----------
         at : {"plan", "write", "commit"}
-            Where it dies.
+            Where the process dies.
 
         Raises
         ------

@@ -8,9 +8,9 @@ of a type round-trips; all values are signed integers.
 A full sub-block of width w takes ``128 * w`` bytes. Its offsets are cut to the narrowest word of T = 8,
 16, 32 or 64 bits that holds w, and lie in ``1024 / T`` lanes: offset i is in lane ``i % lanes`` at row
 ``i // lanes``, and the rows of a lane follow one another in its words without gaps, bit 0 first; word k
-of all lanes comes before word k + 1 of any. So one shift serves all lanes of a row, and compilers turn
-rows into vector instructions. The last sub-block, when it is not full, is one run of bits instead, bit 0
-of the first byte first, in ``ceil(count * w / 8)`` bytes.
+of all lanes comes before word k + 1 of any lane. So one shift serves all lanes of a row, and compilers turn
+rows into vector instructions. The last sub-block, when it is not full, is one run of bits instead, bit 0 of
+the first byte first, in ``ceil(count * w / 8)`` bytes.
 
 If `patched`, a width may be less than the widest offset needs. The high bits of the few offsets that do not
 fit are exceptions, stored separately with their positions.

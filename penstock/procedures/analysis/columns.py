@@ -152,7 +152,7 @@ class ResultRows:
         batch : int
             The micro-batch.
         forwarded : bool
-            Whether they were forwarded.
+            Whether the transactions were forwarded.
         """
         arrays, names = [buckets, numbers], [field.name for field in _OURS]
         if self.order == ANY_ORDER:

@@ -134,7 +134,7 @@ class StreamCode(RelationCode):
 
     @property
     def mark(self) -> str:
-        """The variable that holds this number as of the start of the transaction."""
+        """The variable that holds the number of its rows at the start of the transaction."""
         return self.array("mark")
 
 

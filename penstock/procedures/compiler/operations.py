@@ -63,7 +63,7 @@ class OperationError(Exception):
 
 
 def no_number(operator: str, kind: Kind) -> OperationError:
-    """Return the error for an operand that is no number."""
+    """Return the error for an operand that is not a number."""
     hint = "write 1 if ... else 0" if kind is Kind.BOOLEAN else _IN_THE_EVENT
     return OperationError(f"{operator} is for numbers, not for {kind}", hint)
 

@@ -110,7 +110,7 @@ class Program:
     event : tuple of Column
         The attributes of its event.
     results : tuple of Column
-        What it returns.
+        The columns of its results.
     source : str
         The module that holds its kernel.
     arguments : tuple of str
@@ -139,7 +139,7 @@ class Program:
     access_sets : AccessSets or str
         The access sets of its transactions, or why all of them run serially.
     changes : frozenset of tuple of str
-        For each kind of change its name, the table, and for ``column`` the column.
+        The changes that it makes: the kind of change, the table, and for ``column`` the column.
     route : Program or None
         The program that returns the partitions that the user's `route` names, one in each column.
     """

@@ -84,7 +84,7 @@ def _find_misfit(columns: list[Any], schema: pa.Schema) -> dict[str, Any]:
 
 
 def check_text(name: object, *, kind: str) -> None:
-    """Refuse a name that is no text."""
+    """Refuse a name that is not text."""
     if not isinstance(name, str):
         raise InvalidUsageError(
             f"the name of a {kind} is a text", got=type(name).__name__, hint=f"pass the {kind}'s name"

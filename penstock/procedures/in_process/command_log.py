@@ -9,7 +9,7 @@ versions of the tables, each with the offset in the log up to which it is curren
 1. A version is committed between rounds, after the calls that it holds. So every readable version is a state
    of the log, whichever process wrote it. The version with the greatest offset is the newest.
 2. Calls are released only once a version holds them.
-3. A process that opens the log fences the previous one, which can then append no call.
+3. A process that opens the log fences the previous process, which can then append no call.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _CALLS_FOR_CHECKPOINT = 1 << 14
 
 
 class CommandLog:
-    """The log of an open database. Any thread may append and wait; one at a time may restore or checkpoint.
+    """The log of an open database. Any thread may append and wait; one thread at a time may restore or checkpoint.
 
     A thread makes calls durable: one sync for all calls that were appended since the last sync began (group
     commit).
@@ -173,7 +173,7 @@ class CommandLog:
         return read_calls(self._stream, begin, self._end)
 
     def resume(self, handle: Handle, position: int) -> Iterator[Call] | None:
-        """Continue with tables that have their changes since a version; return the calls that they lack.
+        """Continue with tables that hold a version and later calls; return the calls that they lack.
 
         Return None if the tables must be restored instead, because the version is not the newest, or calls
         that the tables lack are released.

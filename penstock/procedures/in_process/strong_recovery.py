@@ -1,8 +1,9 @@
 """Strong recovery of workflows: each transaction is in the log (S-Store §3.2.5).
 
-A round is run transaction by transaction. Each is logged with its input, its events and the rows of its
-streams, and is durable before the next one begins. A repeated transaction takes its input from the log, and
-the rows that it emits start no other procedure. If the log ends within a round, the rest of this round runs.
+A round is run transaction by transaction. Each transaction is logged with its input (its events and the rows
+of its streams), and is durable before the next transaction begins. A repeated transaction takes its input
+from the log, and the rows that it emits start no other procedure. If the log ends within a round, the rest
+of this round runs.
 """
 
 from __future__ import annotations

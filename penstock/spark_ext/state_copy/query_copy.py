@@ -51,7 +51,7 @@ _VERSIONED = re.compile(r"\.?(\d+)\.(delta|snapshot)(\.crc)?")
 _RELEASED = "the query deletes old versions: choose a newer micro-batch, or set retain_versions"
 
 Progress = Callable[[int, int], None]
-"""Called with the numbers of finished parts and of all parts: the buckets, and one part for all of Spark's files."""
+"""Called with the numbers of finished and of all parts: the buckets, and one part for Spark's files."""
 
 
 @dataclass(frozen=True, slots=True)

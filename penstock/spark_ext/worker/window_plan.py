@@ -188,7 +188,7 @@ class WindowPlan(ABC):
         return place.run(parcels, operator, schema, fold.made, waits=False, own_workers=own)
 
     def finish(self, steps: Sequence[Step]) -> Finish | None:
-        """Return the function that makes results of windows in the operator; None if only Spark can.
+        """Return the function that makes results of windows in the operator; None if only Spark can do so.
 
         Parameters
         ----------
@@ -247,7 +247,7 @@ class WindowPlan(ABC):
 
     @property
     def _extremes(self) -> Extremes | None:
-        """The filter of windows that are not wanted."""
+        """The filter that drops unwanted windows."""
         if self.extreme is None:
             return None
         (partial,) = Expression.parse(self.assembly.aggregates[self.extreme.value]).columns
