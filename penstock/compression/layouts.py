@@ -4,8 +4,8 @@
 layout              streams
 ==================  ============================================================================
 FIXED               the values' bits as signed integers; booleans as 0 and 1
-WIDE                of 16-byte decimals the low and the high 8 bytes; only the low ones where the
-                    high ones repeat their sign
+WIDE                the low and the high 8 bytes of 16-byte decimals; only the low bytes if the
+                    high bytes repeat their sign
 TEXT                lengths; bytes
 TEXT_DICTIONARY     codes; lengths and bytes of the distinct values
 TEXT_TOKENS         forms, words and numbers: `penstock.compression.texts.token_streams`

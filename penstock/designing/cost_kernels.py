@@ -45,7 +45,7 @@ def merge(masks: Masks, row: Masks, out: Masks) -> None:
 def add_bases(
     masks: Masks, bases: npt.NDArray[np.int8], routing: Numbers, procedure: npt.NDArray[np.int32], out: Masks
 ) -> None:
-    """Write masks with the base partition of each record to `out`; -1 in `routing` or `bases` is none."""
+    """Write masks with the base partition of each record to `out`; -1 in `routing` or `bases` stands for none."""
     for i in range(masks.shape[0]):
         mask = masks[i]
         place = routing[procedure[i]]
@@ -73,7 +73,7 @@ def count_loads(
 ) -> tuple[int, int]:
     """Count how often each partition is accessed in each interval; return what `count_distributed` returns.
 
-    A transaction without a partition may run in any, so it adds an equal share to each.
+    A transaction without a partition may run in any partition, so it adds an equal share to each partition.
 
     Parameters
     ----------

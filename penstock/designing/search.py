@@ -37,7 +37,7 @@ class Progress:
     seconds : float
         Its duration so far.
     designs : int
-        The designs whose cost was estimated.
+        The number of designs whose cost was estimated.
     cost : Cost
         The cost of the best design.
     """
@@ -83,7 +83,7 @@ class Found:
     cost : Cost
         Its cost.
     designs : int
-        The designs whose cost was estimated.
+        The number of designs whose cost was estimated.
     seconds : float
         The duration of the search.
     interrupted : bool

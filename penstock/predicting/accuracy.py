@@ -21,7 +21,7 @@ class Verdict:
     Attributes
     ----------
     base : bool
-        OP1: no partition was accessed more often than the predicted one.
+        OP1: no partition was accessed more often than the predicted partition.
     partitions : bool
         OP2: exactly the predicted partitions were accessed.
     undo : bool

@@ -1,7 +1,7 @@
 """Prefetching: load the memory for look-ups of later events while earlier events run.
 
 A look-up is determined if each column of its key is an attribute of the event or an element of one of its
-lists, as in (TStream §II-B, F2). In tables that are larger than the cache, a look-up waits twice: for the
+lists, as in TStream §II-B, F2. In tables that are larger than the cache, a look-up waits twice: for the
 index entry and for the row. The kernel prefetches the entry two distances before its event runs, and the row
 one distance before the event. A prefetch changes no data, so rows may be inserted and deleted in between.
 """

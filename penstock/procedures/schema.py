@@ -34,7 +34,7 @@ __all__ = [
 
 MAX_KEY_COLUMNS = 4
 MAX_DIGITS = 18
-"""The digits that a decimal may have, so that it fits into 64 bits."""
+"""The most digits that a decimal may have, so that it fits into 64 bits."""
 NAME_HINT = "use letters, digits and _, and no keyword of Python"
 
 
@@ -165,7 +165,7 @@ def columns_of(schema: pa.Schema, *, owner: str, lists: bool) -> tuple[Column, .
     owner : str
         The owner of the columns, for errors.
     lists : bool
-        Whether some may be lists.
+        Whether some columns may be lists.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def is_usable_name(name: str) -> bool:
 class IndexSpec:
     """An index: rows in the order of some columns, then of the key.
 
-    Rows with a null in one of the columns are not in it.
+    Rows with a null in one of the columns are not in the index.
 
     Parameters
     ----------
@@ -274,7 +274,7 @@ class TableSpec(RelationSpec):
     partition_by : str, optional
         The column of the key by which rows go to buckets.
     indexes : tuple of IndexSpec
-        Its indexes; they are derived from its rows, and stored nowhere.
+        Its indexes, which are derived from its rows and never stored.
     window : str, optional
         The window whose rows or facts it holds; None if a user declared it.
     """

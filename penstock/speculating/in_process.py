@@ -4,14 +4,14 @@ While transactions over several partitions run at the coordinator, over copies o
 wait. Meanwhile, partitions run later requests that need one partition and do not conflict. Results and tables
 are the same as in a serial run in the order of the log, which is the order of requests:
 
-1. A transaction that runs beside others conflicts with none of them, nor with an earlier transaction that
-   runs after it. So the results are the same as at its place in the order.
-2. In each partition, transactions that run beside others keep their order.
+1. A transaction that runs concurrently with other transactions conflicts with none of them, nor with an
+   earlier transaction that runs after it. So the results are the same as at its place in the order.
+2. In each partition, transactions that run concurrently with others keep their order.
 3. With ``occ``, conflicts are looked for afterwards. If there is one, all tables are restored from copies,
    and the transactions run in their order.
 
-Rejections do not matter: a transaction that does not conflict is kept even if the transactions beside which
-it ran are rejected.
+Rejections do not matter: a transaction that does not conflict is kept even if the transactions with which it
+ran concurrently are rejected.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The transactions of a waiting group that run beside others.
+    """The transactions of a waiting group that run before their turn.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ def use_speculation(state: State, database: Database, speculate: bool | str) -> 
 
 
 class Speculation:
-    """Runs transactions beside multi-partition transactions, in an open database.
+    """Runs transactions concurrently with multi-partition transactions, in an open database.
 
     Parameters
     ----------
@@ -165,11 +165,11 @@ class Speculation:
     stalls : int
         The number of calls with transactions over several partitions while requests waited.
     transactions : int
-        The number of later requests that ran beside these calls.
+        The number of later requests that ran concurrently with these calls.
     conflicts : int
         The number of later requests that conflicted.
     rolled_back : int
-        The number of transactions that ran beside others and were undone.
+        The number of transactions that ran before their turn and were undone.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Speculation:
     def run(
         self, program: Program, events: pa.RecordBatch, keys: EventKeys, homes: Numbers
     ) -> pa.RecordBatch | None:
-        """Run the transactions of a call. If none can run beside them, return None with unchanged tables.
+        """Run the transactions of a call. If no other can run meanwhile, return None with unchanged tables.
 
         Parameters
         ----------
@@ -231,7 +231,7 @@ class Speculation:
             if self._optimistic:
                 self._put_back(call, copies)
             else:
-                self._keep(chosen, call.wait())  # the transactions beside the call have run
+                self._keep(chosen, call.wait())  # the transactions that run meanwhile have ended
             raise
         self.conflicts += conflicts
         if conflicts:
@@ -277,7 +277,7 @@ class Speculation:
         return chosen
 
     def _put_back(self, call: _Call, copies: Sequence[tuple[TableSet, int, dict[str, TableRows]]]) -> None:
-        """Undo all transactions of a call, and those beside it, by copies of the tables."""
+        """Undo the transactions of a call, and those that ran meanwhile, by copies of the tables."""
         call.finish()
         self.rolled_back += call.count
         for part, transactions, tables in copies:
@@ -325,7 +325,7 @@ class Speculation:
 
 
 class _Call:
-    """One call: its single-partition transactions run first, then the others, beside later requests."""
+    """One call: single-partition transactions run first, then the rest, concurrently with later requests."""
 
     def __init__(
         self,
@@ -354,7 +354,7 @@ class _Call:
             self.times.append((program, batch.num_rows, seconds))
 
     def start(self, tasks: Mapping[int, list[Task]]) -> None:
-        """Fetch the rows of multi-partition transactions, and start the transactions that run beside them."""
+        """Fetch the rows of multi-partition transactions, and start the transactions that run meanwhile."""
         tables, program = self._tables, self._program
         self._split_names = [spec.name for spec in program.tables if spec.name in tables.placements]
         self._several = np.flatnonzero(self._homes < 0)
@@ -397,11 +397,11 @@ class _Call:
         self.stalled_s = _clock.monotonic_s() - begin
 
     def finish(self) -> None:
-        """Wait for the transactions that run beside the call."""
+        """Wait for the transactions that run concurrently with the call."""
         wait(self._futures.values())
 
     def wait(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Wait for the transactions beside the call; return each waiting group's results by partition."""
+        """Wait for the concurrent transactions; return each waiting group's results by partition."""
         self.finish()
         found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
         for home, future in self._futures.items():

@@ -1,4 +1,4 @@
-"""Queued requests of an open database; later requests may run while earlier ones wait."""
+"""Queued requests of an open database; later requests may run while earlier requests wait."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _speculation(state: State) -> Speculation | None:
 
 
 def speculated_calls(state: State) -> Iterator[Call]:
-    """Take the calls that ran beside the last call, in their order, for the log."""
+    """Take the calls that ran concurrently with the last call, in their order, for the log."""
     speculation = _speculation(state)
     if speculation is None:
         return iter(())
@@ -40,7 +40,7 @@ def speculated_calls(state: State) -> Iterator[Call]:
 
 
 class QueuedGroups:
-    """Groups of requests that run in order, except for requests that ran beside earlier groups.
+    """Groups of requests that run in order, except for requests that ran concurrently with earlier groups.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class QueuedGroups:
             self._leave_out_speculated()
 
     def _offer(self, speculation: Speculation) -> Iterator[Waiting]:
-        """Yield later groups, until one cannot be checked. They are offered once."""
+        """Yield later groups, each once, until a group cannot be checked."""
         speculation.offer_groups = tuple
         for number in range(self._number + 1, len(self._groups)):
             group = self._groups[number]
@@ -97,7 +97,7 @@ class QueuedGroups:
                 if not isinstance(program, Program):
                     return
                 batches = batches_of(rows, event_schema(program.event), owner=program.name)
-            except PenstockError:  # it fails again in its turn
+            except PenstockError:  # the group fails again in its turn
                 return
             if len(batches) != 1:
                 return
@@ -106,7 +106,7 @@ class QueuedGroups:
             yield waiting
 
     def _leave_out_speculated(self) -> None:
-        """Remove the requests that ran beside the current group from their own groups."""
+        """Remove the requests that ran concurrently with the current group from their own groups."""
         for number, waiting in self._waiting:
             if waiting.results is not None:
                 group, places = self._groups[number], waiting.taken.tolist()
@@ -116,7 +116,7 @@ class QueuedGroups:
         self._waiting = []
 
     def answer_speculated(self, answer: Answer) -> None:
-        """Answer the requests that ran beside the last group."""
+        """Answer the requests that ran concurrently with the last group."""
         unanswered, self._unanswered = self._unanswered, []
         for group, results in unanswered:
             answer(group, results.to_pylist())

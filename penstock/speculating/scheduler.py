@@ -1,10 +1,10 @@
-"""Chooses the transactions that a partition runs while a distributed one stalls (H-Store §6.3, §6.4).
+"""Choose the transactions that a partition runs while a distributed transaction stalls (H-Store §6.3, §6.4).
 
 A distributed transaction holds all its partitions. Each of them waits at three kinds of stall points:
 
 - SP1: the base partition, for the results of queries at remote partitions;
 - SP2: a remote partition, for the next query;
-- SP3: all of them, for the messages of the two-phase commit.
+- SP3: all partitions, for the messages of the two-phase commit.
 
 The scheduler compares the estimated paths of transactions, and afterwards checks the paths that they took. It
 uses no clock and no network; the process or the simulation that runs the transactions provides them.
@@ -225,9 +225,9 @@ class Scheduler:
     def must_restart(self, stall: Stall) -> bool:
         """Return whether a distributed transaction that is about to commit must start again (§6.3.2, §6.6.3).
 
-        It must if it or a transaction that ran meanwhile left its estimated path and they conflict; with
-        ``occ``, if their accesses conflict. Transactions that ran before it executed anything here, or after
-        it had executed everything, are not checked.
+        It must start again if it or a transaction that ran meanwhile left its estimated path, and the two
+        conflict; with ``occ``, if their accesses conflict. Transactions that ran before it executed anything
+        here, or after it had executed everything, are not checked.
         """
         one = stall.transaction
         optimistic = self.mode == "occ"

@@ -2,7 +2,8 @@
 
 The scheduler, its rules and the tracking table are the library's own; clocks, networks and the times of
 queries are simulated. Clients submit transactions in a closed loop. Each partition has one thread. A
-distributed transaction enters the queues of all its partitions at once, so that no two wait for each other.
+distributed transaction enters the queues of all its partitions at once, so that no two transactions wait for
+each other.
 
 With speculation, clients submit additional single-partition transactions, which only run at stall points, so
 that there are always candidates. The other transactions are the same in all modes (§6.6.1).
@@ -25,7 +26,7 @@ __all__ = ["Cluster"]
 
 _MOST_EXAMINED = 10
 _MOST_RESTARTS = 3
-"""Nothing runs beside a transaction that has started again this many times, so that it ends."""
+"""Nothing runs concurrently with a transaction that has started again this many times, so that it ends."""
 
 
 @dataclass(eq=False, slots=True)

@@ -1,4 +1,4 @@
-"""Queries of a distributed transaction that run before it asks for them (H-Store §6.4)."""
+"""Queries of a distributed transaction that run before the transaction requests them (H-Store §6.4)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["TrackingTable", "find_prefetchable"]
 def find_prefetchable(rules: ConflictRules, estimate: Sequence[Step], base: int) -> list[int]:
     """Return the places of queries in an estimated path that can run before the transaction (§6.4.1).
 
-    A query can if it only reads a row at a remote partition, the event determines the row's key, and it
-    conflicts with no earlier query that cannot run before the transaction.
+    A query can run early if it only reads a row at a remote partition, the event determines the row's key,
+    and the query conflicts with no earlier query that cannot run before the transaction.
 
     Departure from H-Store: queries that write are not prefetched, because a procedure computes the values
     that it writes; no transaction waits for them.

@@ -1,4 +1,4 @@
-"""Reads the calls of a database's log, while another process may have it open; writes nothing."""
+"""Read the calls of a database's log without writing; another process may have the database open."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class TraceBuilder:
         Raises
         ------
         InvalidUsageError
-            If it has no transaction.
+            If the trace has no transaction.
         """
         count = len(self._places)
         if not count:

@@ -67,7 +67,7 @@ class Estimate:
 
     @property
     def needs_undo(self) -> bool:
-        """Whether it needs an undo log from its start (OP3). With an uncertain estimate it does."""
+        """Whether it needs an undo log from its start (OP3); true if the estimate is uncertain."""
         return not (self.is_single and self.is_complete and self.abort == 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Notice that transactions no longer do what a model expects, and adapt it (H-Store §5.3.5)."""
+"""Notice that transactions no longer do what a model expects, and adapt the model (H-Store §5.3.5)."""
 
 from __future__ import annotations
 

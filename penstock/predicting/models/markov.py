@@ -64,7 +64,7 @@ def bits(mask: int) -> list[int]:
 
 
 class MarkovModel:
-    """The states that transactions of a procedure reach, and how often each follows another.
+    """The states that transactions of a procedure reach, and how often each state follows another.
 
     `process` computes the tables from the counts. States that were added since then have no probabilities.
 

@@ -75,7 +75,7 @@ class Source:
     attribute : str
         The attribute. If it is a list, invocation n uses element n.
     counter : int
-        The invocation for which this holds; `ANY_COUNTER` for all.
+        The invocation for which the source is valid; `ANY_COUNTER` for all invocations.
     coefficient : float
         The share of invocations in the trace in which attribute and column were equal.
     is_exact : bool

@@ -225,7 +225,7 @@ class RunningPredictor:
 
 
 def _hash_lists(starts: Numbers, values: Numbers) -> Masks:
-    """Return a number for each list: equal lists have equal numbers; others differ almost surely."""
+    """Return a number for each list: equal lists have equal numbers; other lists differ almost surely."""
     sizes, begins = np.diff(starts), starts - starts[0]
     flat = values[starts[0] : starts[-1]].astype(np.uint64) + np.uint64(3)
     inside = np.arange(len(flat)) - np.repeat(begins[:-1], sizes)

@@ -131,10 +131,10 @@ def walk(
 ) -> tuple[int, int, np.uint64, np.uint64, bool, bool, float, float]:
     """Walk the most likely path of a transaction, and return the estimate that follows from it.
 
-    At each vertex the next query is the most frequent one that the event allows. The next state is the state
-    of this query that accesses the partitions that the event determines. If there is no such state, because
-    no transaction of the trace had this combination of partitions, the path continues at another state of the
-    query, but with the event's partitions (departure from H-Store §5.3.2, where the path ends).
+    At each vertex the next query is the most frequent query that the event allows. The next state is the
+    state of this query that accesses the partitions that the event determines. If there is no such state,
+    because no transaction of the trace had this combination of partitions, the path continues at another
+    state of the query, but with the event's partitions (departure from H-Store §5.3.2, where the path ends).
 
     Parameters
     ----------

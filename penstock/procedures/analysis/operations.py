@@ -64,7 +64,7 @@ class Operation:
 Refs = frozenset[str]
 _NO_REFS: Refs = frozenset()
 _LONG = frozenset({ast.Call, ast.IfExp, ast.BoolOp})
-"""A value longer than this is shown as its variable."""
+"""A value that contains one of these expressions is shown as its variable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ A record holds the calls of one sync; `offset` is the number of calls before the
    reads earlier parts. So it reads every acknowledged call, and an older process acknowledges no call
    afterwards.
 2. Parts are deleted in ascending order, and only once the p-stream holds their calls.
-3. Only the last record of a part can be incomplete, because a record is durable before the next one is
+3. Only the last record of a part can be incomplete, because a record is durable before the next record is
    written. An incomplete record is cut, or some of its sectors are zero. A record that is invalid in another
    way, or that another record follows, is damaged.
 """

@@ -250,7 +250,7 @@ def seek(
 def find_equal(
     nodes: Nodes, facts: Nodes, root: int, bounds: Nodes, slots: Nodes, mask: int, offsets: Nodes, data: Bytes
 ) -> Nodes:
-    """Write the rows that equal each bound to `slots`, as far as it has room; return how many there are."""
+    """Write the rows that equal each bound to `slots`, as far as `slots` has room; return their number."""
     counts = np.zeros(bounds.shape[0], np.int64)
     size = 0
     words = nodes.shape[1] - LINKS

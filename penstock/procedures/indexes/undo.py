@@ -1,4 +1,4 @@
-"""The code that undoes a transaction, and that frees the slots of deleted rows once it is done."""
+"""The code that undoes a transaction, and that frees the slots of deleted rows once the transaction is done."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Lowering:
     context : numba.core.base.BaseContext
         Numba's implementations.
     builder : llvmlite.ir.IRBuilder
-        Where the code goes.
+        The builder of the function that gets the code.
     kinds : Types
         The types of the kernel's variables.
     space : mapping

@@ -7,7 +7,7 @@ threads find the rows that the transactions access (the compute mode); after it,
 =========  ==================================================================================
 serial     the kernel of `TableSet.run`, on the calling thread
 chains     a transaction runs once it is at the head of the operation chains of all of its rows
-levels     rounds: in each one run the transactions that conflict with none that has not run
+levels     a round runs the transactions that conflict with no earlier one that has not run
 split      rows belong to threads; a thread runs the transactions of its rows in their order
 =========  ==================================================================================
 
@@ -48,7 +48,7 @@ _LEAST_BATCH = 256
 
 @dataclass
 class EvaluationMetrics:
-    """What the evaluation of one program has done.
+    """Counts of the evaluation of one program.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Evaluation:
     mode : str
         A mode, or ``adaptive``: the mode that was the fastest in measured batches.
     threads : int
-        The number of threads, including the calling one.
+        The number of threads, including the calling thread.
     punctuation : int
         The maximum number of transactions between two punctuations.
     """

@@ -5,13 +5,14 @@ All numbers are in one array; the numbers of different threads are in different 
     0   the next head of a chain, or the next place of the order, that a thread takes
     16  `LINES` numbers of thread 0, then those of thread 1, and so on
 
-``levels`` takes transactions in the order of their levels, once all of lower levels are done. In ``split``,
-rows belong to threads. A thread goes through the transactions in order and runs those whose first row is its
-own, once the threads of the other rows have arrived at the transaction and wait. ``chains`` runs a
-transaction that is at the head of all of its operation chains. Such a transaction is in the queue of the
-thread that found it; a thread whose queue is empty steals from the others (TStream §IV-C, §IV-E).
+``levels`` takes transactions in the order of their levels, once all transactions of lower levels are done.
+In ``split``, rows belong to threads. A thread goes through the transactions in order and runs those whose
+first row is its own, once the threads of the other rows have arrived at the transaction and wait. ``chains``
+runs a transaction that is at the head of all of its operation chains. Such a transaction is in the queue of
+the thread that found it; a thread whose queue is empty steals from the queues of other threads (TStream
+§IV-C, §IV-E).
 
-Queues are not reused within a run: a transaction enters one of them once. So a place that was read before a
+Queues are not reused within a run: a transaction enters one queue, once. So a place that was read before a
 successful swap of the queue's head still holds its transaction.
 """
 
@@ -37,9 +38,7 @@ TAKEN = 0
 FIRST_LINE = 16
 LINES = 32
 HEAD, TAIL, DONE, HELD, AGAIN, STOLEN, ARRIVED, RELEASED = 0, 8, 16, 17, 18, 19, 24, 25
-"""Per thread: the ends of its queue; its finished transactions, its place (one more than the place in the
-order that it has taken), the transaction to run again plus one, the stolen ones; the transactions before
-which it waits for others and those that it ran for others."""
+"""Per thread: the ends of its queue; the number of its finished transactions; one more than the place in the order that it has taken; the transaction to run again plus one; the number of stolen transactions; the transactions before which it waits for other threads, and the transactions that it ran for other threads."""
 
 _MOST_SPINS = 1 << 18
 

@@ -1,6 +1,6 @@
 """Operation chains, versions and levels of a batch of transactions.
 
-An operation is what a transaction does with one row: it reads or writes it. The operations of transaction t
+An operation is the access of a transaction to one row: a read or a write. The operations of transaction t
 are ``offsets[t]`` to ``offsets[t + 1]``. The chain of a row links its operations in the order of their
 transactions (TStream §IV-C1).
 
@@ -146,8 +146,8 @@ def find_levels(
 ) -> int:
     """Sort transactions by level; return the number of levels.
 
-    A transaction has a higher level than all earlier ones with which it conflicts. ``begins[place]`` is the
-    first place in the order that has the same level as ``place``.
+    A transaction has a higher level than all earlier transactions with which it conflicts. ``begins[place]``
+    is the first place in the order that has the same level as ``place``.
     """
     n = levels.shape[0]
     most = 0

@@ -89,7 +89,8 @@ class Forwarding:
     buckets : int
         The number of buckets.
     order : str
-        ``"arrival"``, or ``"any"``: the forwarded transactions of a micro-batch run after all others.
+        ``"arrival"``, or ``"any"``: the forwarded transactions of a micro-batch run after all other
+        transactions.
     """
 
     program: Program

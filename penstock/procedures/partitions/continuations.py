@@ -1,4 +1,4 @@
-"""Continuations: the versions of buckets that have the changes by forwarded transactions.
+"""Continuations: versions of buckets that include the changes by forwarded transactions.
 
 The task of a bucket commits version v and returns the pointer to version v + 1, its *continuation*, which the
 coordinator publishes in the same micro-batch. Spark commits a micro-batch after all of its tasks, so the file

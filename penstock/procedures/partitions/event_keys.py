@@ -218,7 +218,7 @@ class EventKeys:
 
 
 def _drop_hidden_elements(events: pa.RecordBatch) -> pa.RecordBatch:
-    """Return events whose null lists have no elements; Arrow allows them to have some."""
+    """Return events whose null lists have no elements; Arrow allows null lists to have elements."""
     for place, column in enumerate(events.columns):
         if pa.types.is_list(column.type) and column.null_count:
             compact = column.take(pa.array(np.arange(len(column))))

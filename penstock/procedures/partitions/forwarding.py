@@ -1,4 +1,4 @@
-"""The transactions of a call that run in a partition, and the ones that are forwarded to the coordinator."""
+"""The transactions of a call that run in a partition, and those that are forwarded to the coordinator."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def forward(
     """Return the partition in which each transaction runs, or `FORWARDED`.
 
     A transaction is forwarded if it needs several partitions, or a resource (a row or partition) that an
-    earlier forwarded one needs. So all other transactions can run before the forwarded ones with the results
-    of the given order: none of them needs a resource that an earlier forwarded transaction needs.
+    earlier forwarded transaction needs. So all other transactions can run before the forwarded ones with the
+    results of the given order: none of them needs a resource that an earlier forwarded transaction needs.
 
     Parameters
     ----------

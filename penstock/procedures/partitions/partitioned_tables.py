@@ -4,8 +4,8 @@ A partition has its own thread and `TableSet`: its rows of the partitioned table
 replicated tables. A coordinator has another copy of the replicated tables. Invariants:
 
 1. A run of a program equals the serial run of its events in their order.
-2. Between runs, the coordinator has all rows of the gathered tables, and none of other partitioned tables.
-   All copies of a replicated table are equal.
+2. Between runs, the coordinator has all rows of the gathered tables, and no rows of other partitioned
+   tables. All copies of a replicated table are equal.
 3. A version holds no partitions, so a database opens with any number of them.
 """
 
@@ -72,7 +72,7 @@ class PartitionedTables:
     predicted : PredictedRuns or None
         Runs transactions in the partitions that a predictor names, if there is a predictor.
     speculation : Speculation or None
-        Runs other transactions beside forwarded ones.
+        Runs other transactions concurrently with forwarded transactions.
     is_new, offset, program, request_memory
         See `TableSet`.
     """
@@ -141,7 +141,7 @@ class PartitionedTables:
     def _each(self, tasks: Mapping[int, Callable[[], T]]) -> dict[int, T]:
         """Run tasks in the threads of their partitions; a single task runs in this thread.
 
-        It waits for all tasks even if it is interrupted, so no partition changes after it returns.
+        The call waits for all tasks even if it is interrupted, so no partition changes after it returns.
         """
         if len(tasks) == 1:
             return {number: task() for number, task in tasks.items()}
@@ -219,7 +219,7 @@ class PartitionedTables:
     def _run_predicted(
         self, program: Program | PlainProgram, events: pa.RecordBatch
     ) -> pa.RecordBatch | None:
-        """Run transactions by predictions; return None if predictions are missing, wrong or no help."""
+        """Run transactions by predictions; return None if predictions are missing, are wrong or do not help."""
         if isinstance(program, PlainProgram) or self.predicted is None:
             return None
         return self.predicted.run(program, events)

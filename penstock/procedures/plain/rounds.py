@@ -157,7 +157,7 @@ class PlainRounds(PlainTables):
         events : pyarrow.RecordBatch
             The events.
         bounds : iterable of int, optional
-            The start of each batch, then the number of events; by default each event is one.
+            The start of each batch, then the number of events; by default each event is a batch.
         """
         rows = python_rows(events)
         begins = range(len(rows) + 1) if bounds is None else [int(bound) for bound in bounds]
@@ -199,7 +199,7 @@ class PlainRounds(PlainTables):
         return [(*row, "; ".join(reasons) or None) for row in results]
 
     def _run_stage(self, stage: Stage, events: list[dict[str, Any]]) -> list[list[Any]]:
-        """Return the results of each event; the last event gets those of an interior procedure's last row."""
+        """Return the results of each event; the last event gets the results of an interior procedure's last row."""
         rows = events if stage.stream is None else list(self._streams[stage.stream].rows)
         results = [fit_results(self.call(stage.text, row), stage.results) for row in rows]
         if stage.stream is None:

@@ -1,7 +1,7 @@
 """Procedures that run in Python over dicts: the oracle of compiled procedures, and the mode ``plain=True``.
 
 The procedure's own text runs. Only operations that differ from Python's are replaced:
-integers have 64 bits, nulls are no values, and errors are rejections (`words`).
+integers have 64 bits, nulls are not values, and errors are rejections (`words`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Row:
 
 
 def _require_row(row: _Row) -> tuple[PlainTable, Key, dict[str, Any]]:
-    """Return table, key and values of a row. Refuse a deleted one, as the compiler does."""
+    """Return table, key and values of a row. Refuse a deleted row, as the compiler does."""
     table, key, values = (object.__getattribute__(row, slot) for slot in ("_table", "_key", "_values"))
     if table.rows.get(key) is not values:
         raise InvalidUsageError(

@@ -88,7 +88,7 @@ def begin_minute(e: Any, traffic: Any, tolls: Any) -> Any:
 
 @_lr.procedure
 def stop_or_go(e: Any, stops: Any, accidents: Any) -> Any:
-    """Count a vehicle that stops (1) or goes (-1); two that stand in one spot are an accident."""
+    """Count a vehicle that stops (1) or goes (-1); two vehicles in one spot are an accident."""
     stop = stops.get((e.xway, e.spot))
     if stop is None:
         stops.insert(xway=e.xway, spot=e.spot, vehicles=e.change)
@@ -181,8 +181,8 @@ def _opening(keys: int) -> pa.RecordBatch:
 def _workload(count: int, keys: int, seed: int) -> pa.RecordBatch:
     """Drive `keys` vehicles, 1000 on each expressway; half of them go through a jam.
 
-    Each enters within the first minutes and reports every 30 seconds until it has left the road. Every
-    fortieth vehicle in the jam stops for some minutes where another vehicle stops.
+    Each vehicle enters within the first minutes and reports every 30 seconds until it has left the road.
+    Every fortieth vehicle in the jam stops for some minutes where another vehicle stops.
     """
     reports = max(count // keys, 1) + 1
     xways = max(keys // 1000, 1)

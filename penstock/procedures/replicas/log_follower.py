@@ -1,10 +1,10 @@
-"""Follows the log of a database that another process has open, and writes nothing.
+"""Follow the log of a database that another process has open, without writing anything.
 
 Only the p-stream and the versions of the tables are final: a call in the write-ahead log may be lost in a
 power failure, or belong to a fenced process. So calls are run about a second after they were acknowledged.
 Invariants:
 
-1. A version is readable before a call after it is in the log (`in_process.command_log`). So a follower that
+1. A version is readable before any later call is in the log (`in_process.command_log`). So a follower that
    first reads the end of the log, then looks for versions, finds each version before it runs a later call.
 2. A version has all of a follower's changes at or before the version's offset, so the follower may forget
    these changes. Then its other changes make its next version a delta of this version, whichever process
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["Copy", "LogFollower"]
 
 _TRIES = 5
-"""The number of attempts to load a version while the other process deletes older ones."""
+"""The number of attempts to load a version while the other process deletes older versions."""
 
 
 class Copy:

@@ -67,7 +67,7 @@ def answer_requests(
     Parameters
     ----------
     state : TableSet
-        The tables, `REMEMBERED_REQUESTS` among them.
+        The tables, including `REMEMBERED_REQUESTS`.
     requests : pyarrow.RecordBatch
         The requests, in their order.
     programs : RequestPrograms

@@ -156,7 +156,7 @@ class DatabaseClient:
     def run(self, procedure: str, events: pa.Table | pa.RecordBatch | Mapping[str, Any]) -> pa.Table:
         """Run a transaction for each row of events, in order; return a row of results for each.
 
-        Large tables are sent in parts; each part is durable before the next one is sent.
+        Large tables are sent in parts; each part is durable before the next part is sent.
 
         Raises
         ------

@@ -81,7 +81,7 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
     InvalidUsageError
         If other machines could connect without a token.
     UnavailableError
-        If the address cannot be listened at.
+        If the server cannot listen at the address.
     """
 
     def __init__(

@@ -129,7 +129,7 @@ def bounds_of(
     Raises
     ------
     InvalidUsageError
-        If the events have no column `batch`, or the program is no workflow.
+        If the events have no column `batch`, or the program is not a workflow.
     """
     check_batches(program)
     if batch not in events.schema.names:

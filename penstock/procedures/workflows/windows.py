@@ -6,12 +6,12 @@ active and which are staged. Rows get consecutive numbers. With `first`, `active
     first ........ active ........ next
       active rows        staged rows
 
-Each insert runs a procedure that is generated here, in the subset of Python that users write. It stages the
-row. When a slide is full, it removes the oldest rows, makes the staged ones active, and calls the triggers of
-the window. So windows are undone, stored and recovered like tables.
+Each insert runs a procedure that is generated here, in the subset of Python that users write. The procedure
+stages the row. When a slide is full, it removes the oldest rows, makes the staged rows active, and calls the
+triggers of the window. So windows are undone, stored and recovered like tables.
 
 A window of rows keeps row number n at place n % (size + slide), so that it deletes nothing. A window of time
-keeps it at place n.
+keeps row number n at place n.
 """
 
 from __future__ import annotations

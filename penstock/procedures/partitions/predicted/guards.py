@@ -1,4 +1,4 @@
-"""The kernel of predicted transactions: it stops if one leaves the partitions that it may access.
+"""The kernel of predicted transactions: it stops if a transaction leaves its allowed partitions.
 
 It is the serial kernel with checks before each look-up of a row, each look-up by an index and each write of a
 replicated table. The caller has copies of the tables, with which it undoes what the kernel did before it
@@ -137,7 +137,7 @@ class _Guards:
         return found
 
     def _checks(self, node: ast.stmt) -> Iterator[str]:
-        """Yield the conditions under which a statement, apart from nested ones, was not predicted."""
+        """Yield the conditions under which a statement, apart from nested statements, was not predicted."""
         parts: list[ast.AST] = [node]
         if isinstance(node, ast.If | ast.While):
             parts = [node.test]

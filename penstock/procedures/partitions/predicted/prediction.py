@@ -19,7 +19,7 @@ __all__ = ["Prediction", "StoredPredictor", "TransactionPredictor"]
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The predictions for the transactions of a call. If one is wrong, all of them run without predictions.
+    """The predictions for the transactions of a call. If one is wrong, the call runs without predictions.
 
     Attributes
     ----------

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["PredictedRuns", "use_predictor"]
 
 MOST_WAVES = 8
-"""If a call would need more waves, or move more rows than it has events, it has one without late ones."""
+"""If a call would need more waves, or move more rows than it has events, it has one wave, and none is late."""
 MOST_FORWARDED = 0.5
 """If predictions would forward more than this share of a call, one thread is as fast without them."""
 USELESS_PAUSE = 31
@@ -59,7 +59,7 @@ def use_predictor(state: TableSet | PartitionedTables, database: str, predictor:
     Raises
     ------
     InvalidUsageError
-        If it is no predictor, or the database has one partition or other partitions than the predictor.
+        If it is not a predictor, or the database has one partition or other partitions than the predictor.
     """
     if not hasattr(predictor, "bind"):
         raise InvalidUsageError(
@@ -96,8 +96,8 @@ class PredictedRuns:
     transactions : int
         The number of transactions that ran as predicted.
     forwarded, late, without_undo : int
-        The numbers of these transactions that were forwarded, that ran in a partition while forwarded
-        transactions that had finished with it still ran elsewhere, and that had no undo log.
+        The numbers of these transactions that were forwarded; that ran in a partition after forwarded
+        transactions had finished with it, but still ran elsewhere; and that had no undo log.
     wrong : int
         The number of calls with a wrong prediction.
     """
@@ -301,7 +301,7 @@ class _Call:
     def _run_forwarded(
         self, places: Numbers, waiting: Mapping[int, Numbers]
     ) -> tuple[pa.RecordBatch, dict[int, pa.RecordBatch]]:
-        """Run transactions on the coordinator, and late transactions beside them once the rows are read."""
+        """Run transactions on the coordinator, and once the rows are read, concurrently the late ones."""
         tables, program = self._tables, self._program
         allowed = int(np.bitwise_or.reduce(self._masks[places]))
         needed = [number for number in range(tables.partitions) if allowed >> number & 1]

@@ -78,7 +78,7 @@ class SmallBankScale:
     customers : int
         The number of customers.
     hot : int
-        The customers that get 90 per cent of the requests.
+        The number of customers that get 90 per cent of the requests.
     """
 
     customers: int = 1_000_000

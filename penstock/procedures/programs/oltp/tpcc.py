@@ -7,7 +7,8 @@ Departures from the specification, because procedures make no texts and return o
 - A payment of a customer with bad credit does not change ``data``; the specification prepends values to it
   that the row of ``history`` has, too. ``history`` has the names of warehouse and district as two columns,
   and a key: the customer and the number of the payment.
-- The terminal draws the customer by last name; the procedure chooses the middle one, as specified.
+- The terminal draws the customer by last name; the procedure chooses the middle customer with this name, as
+  specified.
 - A delivery is one transaction for all districts of a warehouse.
 """
 
@@ -24,7 +25,7 @@ __all__ = ["DELIVERY", "DISTRICTS", "NEW_ORDER", "ORDER_STATUS", "PAYMENT", "STO
 DISTRICTS = 10
 """The districts of a warehouse."""
 RECENT_ORDERS = 20
-"""The orders that stock level looks at."""
+"""The number of orders that stock level looks at."""
 NEW_ORDER, PAYMENT, ORDER_STATUS, DELIVERY, STOCK_LEVEL = range(5)
 """The kinds of transactions."""
 

@@ -31,7 +31,7 @@ _show.table("totals", "contestant bigint, state bigint, votes bigint NOT NULL", 
 
 @_show.procedure(event="phone bigint NOT NULL, contestant bigint NOT NULL", returns="votes bigint")
 def vote(e: Any, contestants: Any, areas: Any, votes: Any, callers: Any, totals: Any) -> Any:
-    """Count a vote; return how many the contestant has in the caller's state."""
+    """Count a vote; return how many votes the contestant has in the caller's state."""
     if e.contestant not in contestants:
         abort("unknown contestant")
     caller = callers.get(e.phone)
