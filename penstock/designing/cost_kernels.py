@@ -45,7 +45,7 @@ def merge(masks: Masks, row: Masks, out: Masks) -> None:
 def add_bases(
     masks: Masks, bases: npt.NDArray[np.int8], routing: Numbers, procedure: npt.NDArray[np.int32], out: Masks
 ) -> None:
-    """Write masks with the base partition of each record to `out`; -1 in `routing` or `bases` stands for none."""
+    """Write masks with the base partition of each record to `out`; -1 in `routing` or `bases` means none."""
     for i in range(masks.shape[0]):
         mask = masks[i]
         place = routing[procedure[i]]

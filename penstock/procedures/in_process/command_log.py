@@ -88,7 +88,7 @@ _CALLS_FOR_CHECKPOINT = 1 << 14
 
 
 class CommandLog:
-    """The log of an open database. Any thread may append and wait; one thread at a time restores or checkpoints.
+    """The log of an open database. Any thread may append and wait; one at a time restores or checkpoints.
 
     A thread makes calls durable: one sync for all calls that were appended since the last sync began (group
     commit).

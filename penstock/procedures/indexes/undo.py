@@ -1,4 +1,4 @@
-"""The code that undoes a transaction, and that frees the slots of deleted rows once the transaction is done."""
+"""Code that undoes a transaction, and code that frees the slots of deleted rows after the transaction."""
 
 from __future__ import annotations
 

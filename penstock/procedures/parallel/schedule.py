@@ -38,7 +38,9 @@ TAKEN = 0
 FIRST_LINE = 16
 LINES = 32
 HEAD, TAIL, DONE, HELD, AGAIN, STOLEN, ARRIVED, RELEASED = 0, 8, 16, 17, 18, 19, 24, 25
-"""Per thread: the ends of its queue; the number of its finished transactions; one more than the place in the order that it has taken; the transaction to run again plus one; the number of stolen transactions; the transactions before which it waits for other threads, and the transactions that it ran for other threads."""
+"""Per thread: the ends of its queue; the number of its finished transactions; one more than the place in the
+order that it has taken; the transaction to run again plus one; the number of stolen transactions; the
+transactions before which it waits for other threads, and the transactions that it ran for other threads."""
 
 _MOST_SPINS = 1 << 18
 

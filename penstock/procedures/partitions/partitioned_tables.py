@@ -219,7 +219,7 @@ class PartitionedTables:
     def _run_predicted(
         self, program: Program | PlainProgram, events: pa.RecordBatch
     ) -> pa.RecordBatch | None:
-        """Run transactions by predictions; return None if predictions are missing, are wrong or do not help."""
+        """Run transactions by predictions; return None if predictions are missing, wrong or useless."""
         if isinstance(program, PlainProgram) or self.predicted is None:
             return None
         return self.predicted.run(program, events)
