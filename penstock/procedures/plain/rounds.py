@@ -199,7 +199,7 @@ class PlainRounds(PlainTables):
         return [(*row, "; ".join(reasons) or None) for row in results]
 
     def _run_stage(self, stage: Stage, events: list[dict[str, Any]]) -> list[list[Any]]:
-        """Return the results of each event. For an interior procedure, only the last row's results are kept."""
+        """Return the results of each event; of an interior procedure, only the results of its last row."""
         rows = events if stage.stream is None else list(self._streams[stage.stream].rows)
         results = [fit_results(self.call(stage.text, row), stage.results) for row in rows]
         if stage.stream is None:
