@@ -211,8 +211,7 @@ class Database:
     ) -> Procedure | Callable[[Function], Procedure]:
         """Make a stored procedure of a function, whose parameters are an event and tables.
 
-        If `event` is given, the procedure is compiled when it is defined; otherwise once the columns of its
-        input are known.
+        With `event` the function is compiled at once, else once the columns of its input are known.
 
         Parameters
         ----------
@@ -231,8 +230,7 @@ class Database:
         Raises
         ------
         InvalidUsageError
-            If the function is outside of the compiled subset of Python. The error names file, line and
-            column.
+            If the function is outside of the compiled subset; the error names file, line and column.
         """
 
         def decorate(function: Function) -> Procedure:

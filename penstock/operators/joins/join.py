@@ -156,8 +156,7 @@ class UpdateJoin:
             deletes = arrivals.rows.column(stream.deleted).to_numpy(zero_copy_only=False) & ~late
         if self._lives is not None:
             self._lives.note(ids[~late], times[~late])
-        # In time order, lists grow at their heads. The sort is stable, so the first of several tuples with
-        # equal times wins.
+        # In time order, lists grow at their heads. The sort is stable, so if times are equal, the first wins.
         order = np.lexsort((arrivals.last, times))
         order = order[~(late | deletes)[order]]
         payload = arrivals.rows.select(side.payload.names).take(pa.array(order))

@@ -127,9 +127,8 @@ class UpdateQueue(KeyedQueue):
 
         A tuple older than its key's newest emitted tuple is late and dropped. A tuple older than the waiting
         tuple is conflated. If times are equal, the later arrival is newer. In a union (UpStream §3.2) a
-        tuple with the time of the newest emitted tuple is a duplicate. Of two tuples with equal times, the
-        tuple with the greater source number is the duplicate; if the sources are equal, the later arrival is
-        the duplicate.
+        tuple with the time of the newest emitted tuple is a duplicate. If two tuples have equal
+        times, the duplicate is the one with the greater source number, or else the later arrival.
         """
         total = int(arrivals.count.sum())
         if not total:
