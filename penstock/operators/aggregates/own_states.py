@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock._kernels import UNCOMPILABLE, users_kernel
+from penstock._kernels import UNCOMPILABLE, kernel, users_kernel
 from penstock.errors import CorruptDataError, InternalError, InvalidUsageError
 from penstock.operators.aggregates.own import Aggregate, find_aggregate
 from penstock.operators.update_stream.stream import Integers
@@ -36,6 +36,12 @@ class _Kernels:
     merge: Callable[[npt.NDArray[np.int32], _States, _States], None]
     unite: Callable[[_States, Integers, Integers, _States, _States], None]
     finish: Callable[[_States, _States, npt.NDArray[np.bool_]], None]
+
+
+@kernel
+def _copy(source: Any, target: Any) -> None:
+    for at in range(len(source)):
+        target[at] = source[at]
 
 
 def _compiled(reference: str) -> _Kernels:
@@ -69,22 +75,22 @@ def _compile(aggregate: Any) -> _Kernels:
     def unite_ranges(states, low, high, suffix, out):  # type: ignore[no-untyped-def]  # compiled
         # Two stacks: `suffix` up to `middle`, `back` from there to `end`.
         middle = end = 0
-        back = np.empty(states.shape[1])
+        back = np.empty(states.shape[1])  # rows are copied by `_copy`: an assignment compiles for seconds
         for at in range(len(low)):
             begin, until = low[at], high[at]
             if begin >= middle:
-                suffix[until - 1] = states[until - 1]
+                _copy(states[until - 1], suffix[until - 1])
                 for place in range(until - 2, begin - 1, -1):
-                    suffix[place] = states[place]
+                    _copy(states[place], suffix[place])
                     merge(suffix[place], suffix[place + 1])
                 middle = end = until
             for place in range(end, until):
                 if place == middle:
-                    back[:] = states[place]
+                    _copy(states[place], back)
                 else:
                     merge(back, states[place])
             end = max(end, until)
-            out[at] = suffix[begin]
+            _copy(suffix[begin], out[at])
             if end > middle:
                 merge(out[at], back)
 
