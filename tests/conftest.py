@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from penstock import errors
 from penstock.jobs.class_archive import class_archive, option
+from tests.long_tests import examples
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Sessions
@@ -29,7 +30,11 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", _JVM)
 # The first call of a kernel may compile it, which no deadline should count. Each run draws other examples,
 # and script/fuzz draws many more.
 settings.register_profile(
-    "default", max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "default",
+    max_examples=examples(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
 )
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=1000)
 settings.register_profile("quick", settings.get_profile("default"), max_examples=15)

@@ -32,6 +32,7 @@ _MOST_TRIES = 20
 """A process does not come to each phase, for it draws when it loads and checkpoints."""
 
 
+@pytest.mark.long
 def test_each_fail_point_of_log_versions_and_start_loses_and_repeats_nothing(tmp_path: Path) -> None:
     with Jobs(tmp_path, seed=3) as jobs:
         for point in (*_FILE_POINTS, *LOG_POINTS):

@@ -100,6 +100,7 @@ def test_a_broken_protocol_is_found(spark: SparkSession, tmp_path: Path, broken:
     assert "no worker came" not in str(caught.value)
 
 
+@pytest.mark.long
 def test_a_worker_killed_in_the_middle_of_apply_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
     place = Place(tmp_path)
     batches = steps(seed=12, count=2)

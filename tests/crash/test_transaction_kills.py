@@ -16,6 +16,7 @@ _SEED = int(os.environ.get("PENSTOCK_CRASH_SEED") or time.time_ns() % 10**6)
 _KILLS = int(os.environ.get("PENSTOCK_CRASH_KILLS") or 1)
 
 
+@pytest.mark.long
 def test_every_transaction_happens_once_and_in_its_order(tmp_path: Path) -> None:
     print(f"replay: script/crash {_KILLS} {_SEED}")
     run_with_kills(tmp_path, _SEED, _KILLS)

@@ -67,6 +67,7 @@ def emitted(place: Place, *, ordered: bool) -> list[dict[str, Any]]:
     return found if ordered else sorted(found, key=repr)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", long_but(["queue", "join", "append", "union", "window"], "queue"))
 def test_a_query_that_gains_columns_continues_as_if_it_had_had_them(
     spark: SparkSession, tmp_path: Path, kind: str

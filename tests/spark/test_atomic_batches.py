@@ -52,6 +52,7 @@ def make_shop() -> Database:
     return shop
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", long_but(["order", 7], "order"))
 def test_batches_equal_those_in_one_process(spark: SparkSession, tmp_path: Path, batch: str | int) -> None:
     penstock.register(spark)

@@ -48,6 +48,7 @@ def test_a_run_that_need_not_drain_leaves_keys_to_the_next_one(spark: SparkSessi
     assert sorted(place.sequence()) == many
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("persist", long_but(["never", "always"], "always"))
 def test_a_graph_serves_every_key_that_waits(spark: SparkSession, tmp_path: Path, persist: Any) -> None:
     source, out = Input(tmp_path / "in"), tmp_path / "out"

@@ -130,7 +130,7 @@ CASES: dict[str, tuple[Any, str, str]] = {
 
 
 @pytest.mark.parametrize("persist", long_but(["always", "never"], "always"))
-@pytest.mark.parametrize("case", long_but(CASES, "folded", "by Spark", "dearest"))
+@pytest.mark.parametrize("case", long_but(CASES, "folded"))
 def test_windows_by_window_are_those_that_duckdb_has(
     spark: SparkSession, tmp_path: Path, case: str, persist: Any
 ) -> None:

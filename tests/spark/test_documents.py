@@ -17,11 +17,15 @@ ALL = [block for page in pages() for block in blocks(page)]
 MOST_NOT_RUN = 3
 """A block more that does not run is a decision, not an accident."""
 LONG_PAGES = [
-    f"docs/how-to/{name}.md"
-    for name in (
-        *("design", "inspect", "late-rows", "own-code", "pipelines", "plan", "predict", "replay", "serve"),
-        *("simulate", "speculate", "state", "test-pipelines", "test-your-own", "upserts", "watch"),
-    )
+    *(f"docs/concepts/{name}.md" for name in ("graph", "p-streams", "transactions")),
+    *(
+        f"docs/how-to/{name}.md"
+        for name in (
+            *("design", "inspect", "late-rows", "own-code", "p-streams-spark", "partitions", "pipelines"),
+            *("plan", "predict", "replay", "serve", "simulate", "speculate", "state", "test-pipelines"),
+            *("test-your-own", "upserts", "watch"),
+        )
+    ),
 ]
 """Pages whose blocks start many processes."""
 RUNNING = sorted({block.page for block in ALL if block.language in RUN})

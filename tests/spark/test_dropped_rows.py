@@ -124,6 +124,7 @@ def test_late_rows_are_refused_where_they_depend_on_order(spark: SparkSession, t
         query(spark, place, "join", late_to=place.state)
 
 
+@pytest.mark.long
 def test_rejected_records_of_files_are_the_same_with_another_number_of_cores(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_packaged_programs_end_as_python_says_and_go_on(
         assert ends.endswith(": " + ", ".join(counts))
 
 
+@pytest.mark.long
 def test_late_rows_count_while_their_window_is_open(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +182,7 @@ def test_the_notebook_draws_a_plan_and_its_results(
     assert len(scope["volumes"]) > 10  # type: ignore[arg-type]  # a frame
 
 
+@pytest.mark.long
 def test_a_program_for_spark_submit_runs_without_it(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 _SEED = 24
 
 
-@pytest.mark.parametrize("subject", long_but(subjects(), "power_cuts", "unions", "update_queue"))
+@pytest.mark.parametrize("subject", long_but(subjects(), "power_cuts", "unions"))
 def test_seeded_cases_do_not_differ(spark: SparkSession, tmp_path: Path, subject: str) -> None:
     fuzzer = Fuzzer([subject], tmp_path, lambda: spark)
     for found in fuzzer.run(_SEED, seconds=600, cases=2):

@@ -62,7 +62,7 @@ def ran(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.mark.parametrize("exact", long_but([True, False], True))
-@pytest.mark.parametrize("anew", [0, 1])
+@pytest.mark.parametrize("anew", long_but([0, 1], 1))
 def test_gc_after_a_checkpoint_was_set_back_loses_nothing(
     spark: SparkSession, ran: Place, tmp_path: Path, exact: bool, anew: int
 ) -> None:
@@ -96,6 +96,7 @@ def test_gc_after_a_checkpoint_was_set_back_loses_nothing(
     assert {row["k"]: row["emitted"] for row in state.collect()} == place.newest()
 
 
+@pytest.mark.long
 def test_with_the_checkpoint_only_its_query_is_looked_at(spark: SparkSession, tmp_path: Path) -> None:
     place, other = Place(tmp_path / "one"), Place(tmp_path / "other")
     other.state = place.state

@@ -16,6 +16,7 @@ from penstock.jobs.pipelines.run import run_to_end
 from penstock.jobs.pipelines.start import start_pipeline
 from penstock.spark_ext.kafka.decode import decode_kafka
 from tests.kafka import Broker, Record, broker
+from tests.long_tests import long_but
 from tests.processes import until
 from tests.spark.kafka_pipelines import change, pipeline, quote, spark, values
 
@@ -109,7 +110,9 @@ def test_a_bad_record_ends_a_query_that_is_to_fail(
     assert values(broker.read(out)) == [("A", 1), ("B", 1)]
 
 
-@pytest.mark.parametrize(("on_error", "expected"), [("keep", (5, 2)), ("skip", (3, 0))])
+@pytest.mark.parametrize(
+    ("on_error", "expected"), long_but([("keep", (5, 2)), ("skip", (3, 0))], ("skip", (3, 0)))
+)
 def test_values_that_are_not_json_of_the_schema_are_counted(
     broker: Broker, spark: SparkSession, tmp_path: Path, on_error: str, expected: tuple[int, int]
 ) -> None:
@@ -191,7 +194,7 @@ def test_a_query_outlives_a_broker_that_is_killed_and_comes_back(
         running.stop()
 
 
-@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("late", long_but([True, False], True))
 def test_a_queue_by_kafkas_own_key_and_offset_decodes_only_what_leaves_it(
     broker: Broker, spark: SparkSession, tmp_path: Path, late: bool
 ) -> None:
@@ -262,7 +265,7 @@ def test_an_argument_of_decode_kafka_that_is_wrong_is_refused(spark: SparkSessio
         decode_kafka(records, "deleted INT", format="debezium", keep=())
 
 
-@pytest.mark.parametrize("key", ["id", "kafka_key"])
+@pytest.mark.parametrize("key", long_but(["id", "kafka_key"], "id"))
 def test_the_newest_change_of_each_row_of_a_table_leaves_a_queue(
     broker: Broker, spark: SparkSession, tmp_path: Path, key: str
 ) -> None:

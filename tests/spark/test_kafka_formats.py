@@ -19,6 +19,7 @@ from penstock.jobs.pipelines.run import run_to_end
 from penstock.records.registry import SchemaRegistry
 from penstock.spark_ext.kafka.decode import decode_kafka
 from tests.kafka import Broker, Record, broker
+from tests.long_tests import long_but
 from tests.registry import Registry, frame
 from tests.spark.kafka_pipelines import pipeline, spark, values
 
@@ -106,7 +107,9 @@ def test_both_versions_of_a_schema_reach_the_queue(
     assert (totals.rows_in, totals.conflated, totals.bad_records) == (4, 2, 0)
 
 
-@pytest.mark.parametrize(("on_error", "expected"), [("keep", (4, 2)), ("skip", (2, 0))])
+@pytest.mark.parametrize(
+    ("on_error", "expected"), long_but([("keep", (4, 2)), ("skip", (2, 0))], ("keep", (4, 2)))
+)
 def test_values_that_cannot_be_read_are_counted_and_rejected_with_the_reason(
     broker: Broker,
     spark: SparkSession,
@@ -147,7 +150,7 @@ def test_a_value_that_cannot_be_read_ends_a_query_that_is_to_fail(
         run_to_end(run, spark=spark)
 
 
-@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("late", long_but([True, False], True))
 def test_a_queue_by_kafkas_own_key_and_offset_decodes_only_what_leaves_it(
     broker: Broker, spark: SparkSession, tmp_path: Path, topic: Topic, late: bool
 ) -> None:
@@ -209,7 +212,7 @@ def change(op: str, before: Any, after: Any, lsn: int, number: int) -> Record:
     return Record(str((after or before or {"id": 0})["id"]).encode(), frame(number, avro(ENVELOPE, event)))
 
 
-@pytest.mark.parametrize("key", ["id", "kafka_key"])
+@pytest.mark.parametrize("key", long_but(["id", "kafka_key"], "kafka_key"))
 def test_change_events_in_avro_are_the_newest_rows_of_their_table(
     broker: Broker, spark: SparkSession, tmp_path: Path, registry: Registry, key: str
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_pipeline_runs_from_python_and_the_table_is_there(spark: SparkSession,
     assert last == newest(30_000)
 
 
+@pytest.mark.long
 def test_a_pipeline_that_persists_source_and_queue_ends_as_a_graph(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -188,7 +189,11 @@ def test_a_query_runs_to_its_end_in_a_session(
     assert summary.startswith(f"{totals.batches} batches, 30,000 rows in, {totals.emitted:,} emitted, ")
 
 
-@pytest.mark.parametrize("start", [penstock.run, lambda one: one.start()], ids=["run", "start"])
+@pytest.mark.parametrize(
+    "start",
+    [penstock.run, pytest.param(lambda one: one.start(), marks=pytest.mark.long)],
+    ids=["run", "start"],
+)
 def test_what_is_wrong_with_a_start_is_told_in_our_words(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, start: Callable[..., Any]
 ) -> None:

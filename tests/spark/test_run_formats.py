@@ -30,6 +30,7 @@ def pipeline(tmp_path: Path, name: str, **sections: Any) -> Pipeline:
     return Pipeline.model_validate({"source": files, "queue": QUEUE, "query": query, **sections})
 
 
+@pytest.mark.long
 def test_rows_pass_through_a_p_stream_to_a_function_once(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_window_behind_a_queue_that_is_persisted(spark: SparkSession, inputs: 
     assert (window.start.timestamp(), counts) == (4, [2, 2, 2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("persist", "mode", "weight"),
     long_but([("always", "lazy", "w"), ("never", "eager", {"k3": 9})], ("always", "lazy", "w")),

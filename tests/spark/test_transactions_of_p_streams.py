@@ -119,6 +119,7 @@ def test_routes_and_restarts_with_other_partitions_change_nothing(
     check_state(spark, place, program.database, plain)
 
 
+@pytest.mark.long
 def test_transactions_run_by_time_in_a_micro_batch(spark: SparkSession, tmp_path: Path) -> None:
     place, program = Place(tmp_path), PROGRAMS["linear_road"]
     rows = program.workload(900, 30, 1)

@@ -193,6 +193,7 @@ def test_append_windows_are_those_of_spark(
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "weight", "heavy"),
     long_but([("lazy", {"c": 9.0}, "c"), ("eager", "n", "b")], ("eager", "n", "b")),

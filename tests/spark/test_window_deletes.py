@@ -130,6 +130,7 @@ def table_and_expired(place: Place) -> tuple[dict[str, Any], int]:
     return {row[0]: row[1:] for row in rows}, sum(one["expired"] for one in told)
 
 
+@pytest.mark.long
 def test_a_pipeline_deletes_the_keys_of_a_table_whose_newest_window_is_deleted(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_pipeline_deletes_the_keys_of_a_table_whose_newest_window_is_deleted(
     assert 0 < len(found) < len(windows) and expired > 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", ["penstock", pytest.param("spark", marks=pytest.mark.long)])
 def test_a_pipeline_deletes_the_keys_of_a_table_that_go_silent(
     spark: SparkSession, tmp_path: Path, reader: str

@@ -133,6 +133,7 @@ def _numbers(place: Path) -> list[int]:
     return [row["n"] for row in rows_of(place)] if (place / "p-stream").exists() else []
 
 
+@pytest.mark.long
 def test_no_message_is_lost_while_the_command_or_the_broker_is_killed(
     tmp_path: Path, broker: Mosquitto
 ) -> None:

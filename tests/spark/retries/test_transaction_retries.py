@@ -58,7 +58,10 @@ def check(spark: SparkSession, place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "action"), [("operator.after_commit", "error"), ("sink.after_segments", "kill")]
+    ("point", "action"),
+    long_but(
+        [("operator.after_commit", "error"), ("sink.after_segments", "kill")], ("sink.after_segments", "kill")
+    ),
 )
 def test_a_task_that_fails_after_its_commit_runs_the_same_transactions_again(
     spark: SparkSession, place: Place, tmp_path: Path, point: str, action: str
