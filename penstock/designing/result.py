@@ -39,7 +39,7 @@ class DesignResult:
     design : PartitionDesign
         The design, which `Database.open` takes.
     cost, declared_cost : Cost
-        The costs of this design and of the declared one.
+        The costs of this design and of the declared design.
     speed_up, declared_speed_up : float
         The estimated throughput of both designs, as a multiple of the throughput of one partition.
     designs : int

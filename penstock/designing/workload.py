@@ -263,7 +263,7 @@ class _Encoder:
         return out
 
     def options(self, place: int, wanted: Sequence[TableOption] | None) -> dict[TableOption, Masks]:
-        """Return the wanted options of a table; by default the declared option and useful others."""
+        """Return the wanted options of a table; by default the declared option and other useful options."""
         trace, spec = self._trace, self._trace.tables[place]
         chosen = trace.table == place
         mode = trace.mode
@@ -366,7 +366,7 @@ class _Encoder:
         for number in range(1, self._partitions):
             at = int(np.searchsorted(before, counts.sum() * number / self._partitions))
             # Each partition has at least one value between its bounds, and enough values remain for later
-            # ones.
+            # partitions.
             begin = min(max(at, begin + 1), len(values) - self._partitions + number)
             bounds.append(int(values[begin]))
         return tuple(bounds)

@@ -96,7 +96,7 @@ class _Valuation:
 
 @dataclass(frozen=True)
 class _Probe:
-    """Measures in a worker the cost of a path of the query. Also loads the queries' dependencies there."""
+    """Measures the cost of a path of the query in a worker, and loads the queries' dependencies in it."""
 
     paths: int
 

@@ -210,20 +210,20 @@ def open_session(
     """Return the session in which a job runs, and whether this call created it.
 
     Called once, on the driver. A given or active session is used unchanged, with `settings` added. Otherwise
-    a session is created: if ``SPARK_REMOTE`` names a Spark Connect server, there; under ``spark-submit``, or
-    with the user's own Spark installation (``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set), as configured there;
-    else on this machine, with all its cores. A session on this machine has no web interface, few shuffle
-    partitions, this Python for the workers, a daemon that starts them warm, and the archive of classes that
-    ``penstock warm-up`` makes.
+    a session is created: on a Spark Connect server if ``SPARK_REMOTE`` names one; under ``spark-submit``, or
+    with the user's own Spark installation (``SPARK_HOME`` or ``SPARK_CONF_DIR`` is set), with the
+    configuration of ``spark-submit`` or this installation; else on this machine, with all its cores. A
+    session on this machine has no web interface, few shuffle partitions, this Python for the workers, a
+    daemon that starts them warm, and the archive of classes that ``penstock warm-up`` makes.
 
     Parameters
     ----------
     name : str
         The application's name, if a session is created.
     settings : mapping of str to str
-        Settings of Spark. They take precedence over all others.
+        Settings of Spark. They take precedence over all other settings.
     spark : pyspark.sql.SparkSession, optional
-        The session to use; by default the active one, if there is one.
+        The session to use; by default the active session, if there is one.
     log_level : str
         Spark's log level, unless set elsewhere.
 
@@ -297,7 +297,7 @@ def session(
     log_level : {"OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG"}
         Spark's log level on standard error.
     spark : pyspark.sql.SparkSession, optional
-        The session to use, in place of the active one.
+        The session to use instead of the active session.
 
     Raises
     ------

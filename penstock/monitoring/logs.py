@@ -18,7 +18,8 @@ _FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def log_to_stderr(level: str) -> None:
     """Write the log ``penstock`` to standard error; called once in a process, by ``import penstock``.
 
-    An unknown level is reported there and treated as ``info``, because a variable must not make imports fail.
+    An unknown level is reported in the log and treated as ``info``, because an environment variable must not
+    make imports fail.
     """
     logger = logging.getLogger("penstock")
     handler = logging.StreamHandler(sys.stderr)

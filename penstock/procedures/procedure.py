@@ -187,7 +187,7 @@ class Procedure:
         Parameters
         ----------
         counts : TransactionCounts, optional
-            The transactions of a query; with it the text also has the share of forwarded ones. See
+            The transactions of a query. If given, the text also has the share of forwarded transactions. See
             `penstock.count_transactions`.
         """
         program = next(iter(self._programs.values()), None)

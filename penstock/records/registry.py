@@ -45,8 +45,8 @@ class SchemaRegistry:
     Parameters
     ----------
     url : str
-        Its address, such as ``https://registry:8081``. Python's default certificates are trusted; the
-        environment variable ``SSL_CERT_FILE`` names others.
+        The registry's address, such as ``https://registry:8081``. Python's default certificates are trusted,
+        or the certificates in the file that the environment variable ``SSL_CERT_FILE`` names.
     subject : str, optional
         The subject whose newest schema gives the columns, such as ``trades-value``.
     user, password : str, optional

@@ -8,8 +8,8 @@ daemon's workers share the loaded modules in memory. One setting at the start of
     spark.python.daemon.module=penstock.spark_ext.daemon
 
 Spark runs it with ``python -m`` on each machine, when the first task needs a worker. So Penstock must be
-installed there, or on ``PYTHONPATH``: the files of ``spark-submit --py-files`` arrive later, in running
-workers.
+installed on each machine, or be on ``PYTHONPATH``: the files of ``spark-submit --py-files`` arrive later, in
+running workers.
 
 Nothing here may start a thread, because a fork loses it while its locks stay held. Nothing here may pass a
 fail point, because fail points are for workers.

@@ -87,8 +87,8 @@ class Speculated:
     point : StallPoint
         The stall point.
     is_before : bool
-        Whether the distributed transaction had executed nothing there yet, so that this transaction precedes
-        it.
+        Whether the distributed transaction had executed nothing at this partition yet, so that this
+        transaction precedes it.
     executed : int
         The number of steps that the distributed transaction had executed at all partitions.
     """
@@ -166,8 +166,9 @@ class Scheduler:
         """Return the statements that candidates must not conflict with; None if there are none.
 
         These are the statements that the stalled transaction is estimated to execute at the partition from
-        now on, and its changes there so far. At SP3 it executes nothing more. A transaction that has executed
-        nothing there has seen nothing, so transactions that run now precede it.
+        now on, and its changes at the partition so far. At SP3 it executes nothing more. If the stalled
+        transaction has executed nothing at the partition, it has seen nothing, so transactions that run now
+        precede it.
         """
         if self.mode == "occ" or stall.point is StallPoint.COMMIT or stall.is_before():
             return None

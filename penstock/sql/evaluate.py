@@ -103,7 +103,7 @@ def type_of_expression(expression: Expression, schema: pa.Schema) -> pa.DataType
 def filter_rows(table: pa.Table, predicate: Expression) -> pa.Table:
     """Return the rows for which the predicate is true.
 
-    Conjuncts are evaluated in order, each on the rows that passed the previous ones.
+    Conjuncts are evaluated in order, each on the rows that passed the previous conjuncts.
 
     Raises
     ------

@@ -225,7 +225,7 @@ def _are(texts: pa.ChunkedArray[Any], text: str) -> pa.ChunkedArray[Any]:
 
 
 def check_boolean(value: Value) -> Value:
-    """Return a boolean value; refuse others."""
+    """Return a boolean value; refuse a value of another type."""
     if value.type != pa.bool_():
         raise UnknownError(f"it takes {value.type} for true or false")
     return value

@@ -1,8 +1,8 @@
 """Search for the best cascade of a stream: try all on a short sample, then the best on a long sample.
 
 The statistics of a sample rule out most candidates before any encoding, and lower bounds on costs rule out
-most of the rest. If the goal counts bytes, the best candidates of each family encode a longer sample, because
-a codec that exploits repeats shows its effect only there. (Scabbard §5.2)
+most of the rest. If the goal counts bytes, the best candidates of each family encode a longer sample,
+because a codec that exploits repeats shows its effect only on a long sample. (Scabbard §5.2)
 """
 
 from __future__ import annotations

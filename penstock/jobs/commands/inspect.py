@@ -42,7 +42,7 @@ def state(
 ) -> None:
     """Show versions, chains, sizes, damage and garbage of every bucket.
 
-    Every file is read and checked. The exit code is 1 if one is damaged.
+    Every file is read and checked. The exit code is 1 if a file is damaged.
     """
     with errors(debug=debug):
         from penstock.jobs.inspect.state import describe_bucket, show_buckets, survey_buckets, tell_findings
@@ -69,8 +69,8 @@ def database(
 ) -> None:
     """Show the tables of transactions: columns, keys, rows, memory, and versions.
 
-    The current version of every bucket is loaded: the checkpoint's, or else the newest one. The exit code is
-    1 if a file is damaged.
+    The current version of every bucket is loaded: the checkpoint's version, or else the newest version. The
+    exit code is 1 if a file is damaged.
     """
     with errors(debug=debug):
         from penstock.jobs.inspect.database import describe_database, read_databases, show_databases

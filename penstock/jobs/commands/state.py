@@ -50,7 +50,7 @@ def fork(
     at: AtOption = None,
     debug: DebugOption = False,
 ) -> None:
-    """Copy a query's state and checkpoint, so that a second query continues from there.
+    """Copy a query's state and checkpoint, so that a second query continues from that state.
 
     The old query is only read, and may run meanwhile. After an interruption, run the same command again: it
     continues. Start the new query with the new checkpoint, the same state_location, and another sink.

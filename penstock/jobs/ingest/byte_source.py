@@ -109,7 +109,7 @@ class PipeBytes(ByteSource):
     wait_s : float
         The wait for a pipe that delivers nothing.
     gather_s : float
-        The wait for more bytes after the first ones, so that chunks to parse are larger.
+        The wait for more bytes after the first bytes, so that larger chunks are parsed.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ def connect(address: str) -> PipeBytes:
     InvalidUsageError
         If the address is invalid.
     UnavailableError
-        If no server answers there.
+        If no server answers at the address.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

@@ -43,7 +43,7 @@ class MqttMessages(Messages):
     InvalidUsageError
         If the URL is wrong, or paho-mqtt is not installed.
     UnavailableError
-        If no broker answers there.
+        If no broker answers at the URL.
     """
 
     acknowledges = True

@@ -38,7 +38,7 @@ class WebSocketMessages(Messages):
     InvalidUsageError
         If the URL is wrong, or websockets is not installed.
     UnavailableError
-        If no server answers there, or the server refuses.
+        If no server answers at the URL, or the server refuses the connection.
     """
 
     def __init__(self, url: str, greetings: Sequence[str] = (), *, reconnects: bool = False) -> None:

@@ -76,7 +76,7 @@ def find_orphans(path: str, checkpoint: str | None, gone: Collection[str], retai
     Raises
     ------
     InvalidUsageError
-        If `path` holds no data of Penstock, or a query in `gone` has no state there or still has a
+        If `path` holds no data of Penstock, or a query in `gone` has no state in `path` or still has a
         checkpoint.
     CorruptDataError, UnavailableError
         If a checkpoint or a log is damaged, or the file system refuses.

@@ -69,7 +69,7 @@ def databases_in(path: str | Path) -> dict[str, Database]:
 
 
 def database_in(path: str | Path, name: str | None = None) -> Database:
-    """Return the database that a Python file makes; if it makes several, the one with this name.
+    """Return the database that a Python file makes; if it makes several, the database with this name.
 
     Raises
     ------

@@ -1,8 +1,9 @@
 """Queues over Kafka's encoded records. Only the records that leave the queue are decoded.
 
 A queue whose key and time are Kafka's own columns needs no value to choose the newest record of a key. So the
-pipeline runs as ``source -> queue -> decode -> results -> sink``. The rows are the same as with decoding
-first: there, too, an unreadable record is a row, which may be the newest of its key.
+pipeline runs as ``source -> queue -> decode -> results -> sink``. The results are the same as if the records
+were decoded before the queue: in both cases an unreadable record is a row, which may be the newest of its
+key.
 """
 
 from __future__ import annotations

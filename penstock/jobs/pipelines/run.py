@@ -55,7 +55,8 @@ def run_pipeline(pipeline: Pipeline | str | Path, spark: SparkSession | None = N
     pipeline : Pipeline, str or pathlib.Path
         The pipeline, or its file, or the name of a packaged example.
     spark : pyspark.sql.SparkSession, optional
-        The session to run in, to which ``query.spark`` is applied; by default the active one, or a new one.
+        The session to run in, to which ``query.spark`` is applied; by default the active session, or a new
+        session.
 
     Returns
     -------
@@ -230,8 +231,8 @@ def run(
 
     - the query ends: a query with the trigger ``availableNow`` ends when all its input is read and, with
       `drain`, no key waits (Spark's own ``awaitTermination`` does not notice this end);
-    - Ctrl-C or SIGTERM stops it, between two batches: a start with the same checkpoint continues there. A
-      second signal ends the process at once, with exit code 130 or 143.
+    - Ctrl-C or SIGTERM stops it, between two batches: a start with the same checkpoint continues after the
+      last batch. A second signal ends the process at once, with exit code 130 or 143.
 
     After a signal the program continues after the call and chooses its own exit code, such as ``sys.exit(128
     + totals.signal)``; by default it is 0.
@@ -240,7 +241,7 @@ def run(
     ----------
     query : StreamingQuery, RunningGraph, DataStreamWriter or Pipeline
         The result of ``start()`` of a writer or of `penstock.start`; or a writer or a pipeline, which `run`
-        then starts. A pipeline runs in the active session, or in a new one.
+        then starts. A pipeline runs in the active session, or in a new session.
     drain : bool
         Whether a query with the trigger ``availableNow`` continues until no key waits. If not, the next start
         serves the waiting keys. A pipeline uses its setting ``query.drain`` instead.
@@ -308,7 +309,7 @@ def run_to_end(
     on_batch : callable, optional
         Called with each batch that ended; if None, a line is printed for each.
     spark : pyspark.sql.SparkSession, optional
-        The session to run in; by default the active one, or a new one.
+        The session to run in; by default the active session, or a new session.
     document : Document, optional
         The positions of the pipeline's fields, for errors.
     log_level : str

@@ -70,7 +70,7 @@ class PlanRequest:
         Raises
         ------
         InvalidUsageError
-            If both are given, or the given one is malformed.
+            If both are given, or the given value is malformed.
         """
         if self.freshness is None:
             rows = self.budget.isdigit() if self.budget is not None else False

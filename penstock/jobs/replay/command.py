@@ -70,9 +70,9 @@ def replay(
     """Run recorded micro-batches of a pipeline again, without Spark, and show what differs.
 
     The rows come from the pipeline's sources, the state from its versions, and the time from the recorded
-    clock. The results are compared with those in the sink, the new versions with the recorded ones, and
-    counts and staleness with the metrics file. Nothing is written to the checkpoint, its state, the sources
-    or the sink. The exit code is 1 if anything differs.
+    clock. The results are compared with the rows in the sink, the new versions with the recorded versions,
+    and counts and staleness with the metrics file. Nothing is written to the checkpoint, its state, the
+    sources or the sink. The exit code is 1 if anything differs.
 
     With --policy the same rows come at the same times, and keys are served in another order: the table shows
     staleness and counts of both policies.

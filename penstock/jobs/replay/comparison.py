@@ -100,7 +100,7 @@ class Comparison:
         return found
 
     def differences(self, batch: ReplayedBatch) -> list[Difference]:
-        """Return how a micro-batch differs from the recorded one."""
+        """Return how a micro-batch differs from the recorded micro-batch."""
         return [
             *self._differ_in_rows(batch),
             *self._differ_in_state(batch),
@@ -201,7 +201,7 @@ def recorded_metrics(pipeline: Pipeline, query: str) -> dict[int, Mapping[str, A
 
 
 def recorded_results(pipeline: Pipeline, query: str, batch: int, schema: pa.Schema) -> pa.Table | None:
-    """Return the rows that the sink took from a micro-batch; None if unknown or no longer there.
+    """Return the rows that the sink took from a micro-batch; None if they are unknown or no longer exist.
 
     Raises
     ------

@@ -62,7 +62,7 @@ def open_query(
     scratch : str
         The directory for state.
     ignored : str
-        A setting that may differ from the recorded one.
+        A setting that may differ from the recorded setting.
 
     Raises
     ------

@@ -250,7 +250,7 @@ class Recording:
         return None
 
     def lack_of_state(self, number: int) -> str | None:
-        """Return what the state before a micro-batch lacks; None if a replay can begin there."""
+        """Return what the state before a micro-batch lacks; None if a replay can begin at the micro-batch."""
         try:
             before = self.batch(number).before
         except CorruptDataError:

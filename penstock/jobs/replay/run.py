@@ -64,7 +64,7 @@ class Replay:
     scratch : str
         The directory for state.
     policy : Policy, optional
-        The policy of `query`, if it is not the recorded one.
+        The policy of `query`, if it differs from the recorded policy.
     """
 
     query: ReplayedQuery

@@ -84,7 +84,7 @@ def as_floats(column: _Column) -> npt.NDArray[np.float64]:
     lows, highs = to_words(column)
     if column.type != WIDE:
         return lows.astype(np.float64)
-    # A signed lower word avoids representing small numbers as a difference of large ones.
+    # A signed lower word avoids representing small numbers as a difference of large numbers.
     return (highs + (lows < 0)).astype(np.float64) * 2.0**64 + lows.astype(np.float64)
 
 

@@ -253,7 +253,7 @@ class AdaptiveQueue(KeyedQueue):
         return replace(unit, meta={**unit.meta, "waiting": len(self), "cost_us": self.measured_cost_us})
 
     def _enqueue_update(self, arrivals: Arrivals, now_us: int) -> Enqueued:
-        """Copy this queue's cost and weights to the inner update queue, then enqueue arrivals there."""
+        """Copy this queue's cost and weights to the inner update queue, then enqueue arrivals in it."""
         self._update.given_cost_us, self._update.measured_cost_us = self.given_cost_us, self.measured_cost_us
         self._update.weights = self.weights
         return self._update.enqueue(arrivals, now_us)

@@ -101,7 +101,7 @@ def _require_names(names: object, what: str) -> None:
 class Partial:
     """A partial aggregate of a pane and group. Partials of one kind can be combined.
 
-    The kinds in `GROWING` and ``union`` grow with their values. All others have a fixed size.
+    The kinds in `GROWING` and ``union`` grow with their values. All other kinds have a fixed size.
 
     Parameters
     ----------

@@ -86,7 +86,8 @@ class MarkovModel:
         partition.
     risk : ndarray
         For each vertex, the greatest `abort` of all vertices of the same invocation of the same query,
-        whatever their partitions; 1 if few transactions were there, because few prove nothing.
+        whatever their partitions; 1 if only few transactions have reached these vertices, because few prove
+        nothing.
     reads, changes, finish : ndarray, two-dimensional
         For each vertex and partition, the probabilities that the transaction, from this query on, reads the
         partition, that it writes it, and that it does not access it after this query.

@@ -43,9 +43,10 @@ def sweep_tables(
     alone : ndarray
         Whether the transaction has accessed at most one partition at each vertex.
     scalars : ndarray, two-dimensional
-        For each vertex the probability to abort, and to need only one partition.
+        For each vertex the probability that a transaction aborts, and that it needs only one partition.
     tables : ndarray, three-dimensional
-        For each vertex and partition the probability to read there, to write there, and to have finished.
+        For each vertex and partition the probability that a transaction reads the partition, that it writes
+        it, and that it has finished with it.
     """
     greatest = 0.0
     width = tables.shape[1]

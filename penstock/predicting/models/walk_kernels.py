@@ -41,7 +41,8 @@ class Graph(NamedTuple):
     member_starts : ndarray
         The place of each group's first member, then the number of members.
     child, visits : ndarray
-        The vertices of a group, the most frequent first, and the number of transactions that have gone there.
+        The vertices of a group, the most frequent first, and the number of transactions that have reached
+        each.
     accessed : ndarray of uint64
         For each vertex a bit for each partition that its query accesses.
     risk : ndarray of float64

@@ -46,7 +46,7 @@ class Facts:
 
 @dataclass
 class Scope:
-    """A procedure that is being compiled: alone, in a workflow, as a trigger, or called by another one.
+    """A procedure that is being compiled: alone, in a workflow, as a trigger, or called by another procedure.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class Scope:
 
     @property
     def is_top(self) -> bool:
-        """Whether it is compiled alone, and not called by another one."""
+        """Whether the procedure is compiled alone, and is not called by another procedure."""
         return self.number == 0
 
     @property

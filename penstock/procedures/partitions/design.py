@@ -1,4 +1,4 @@
-"""A design: the columns by which tables are partitioned, instead of the declared ones (H-Store §4.2)."""
+"""A design: the columns by which tables are partitioned, instead of the declared columns (H-Store §4.2)."""
 
 from __future__ import annotations
 

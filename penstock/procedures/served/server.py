@@ -74,7 +74,7 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
     Attributes
     ----------
     database : OpenDatabase or Replica
-        The database that a replica has become, or the given one.
+        The database that a replica has become, or the given database.
 
     Raises
     ------

@@ -35,7 +35,7 @@ class Workflow:
     """Procedures and the streams between them. For each event a round runs.
 
     A procedure runs after the procedures that emit into its stream. A procedure into whose stream no
-    procedure emits is a border procedure and takes the event; the others are interior procedures.
+    procedure emits is a border procedure and takes the event; all other procedures are interior procedures.
 
     Parameters
     ----------

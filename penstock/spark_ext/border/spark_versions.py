@@ -3,7 +3,7 @@
 ======================================  ===========  =====================================================
 what                                    since Spark  before
 ======================================  ===========  =====================================================
-admission control of Python sources     4.2          a micro-batch has all rows that are there; limits are
+admission control of Python sources     4.2          a micro-batch has all available rows; limits are
                                                      refused, and ``availableNow`` runs one micro-batch
 stream writers that take Arrow batches  4.1          rows become Arrow batches in the worker
 ``timezone=`` of `to_arrow_schema`      4.3          UTC is the default

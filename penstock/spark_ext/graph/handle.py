@@ -68,15 +68,15 @@ class GraphProgress:
 class RunningGraph:
     """A handle for all queries of a started graph, returned by `penstock.start`.
 
-    A thread watches the queries. If one fails, it stops the others. With ``available_now`` it starts a query
-    when its predecessors have ended, and ends queries that Spark does not end, because they may have
-    timeouts. All methods may be called from any thread::
+    A thread watches the queries. If a query fails, the thread stops all other queries. With
+    ``available_now`` it starts a query when its predecessors have ended, and ends queries that Spark does
+    not end, because they may have timeouts. All methods may be called from any thread::
 
         state      ends when
         ---------  -------------------------------------------------
         running    all queries have ended: finished
                    `stop` was called: stopped
-                   a query failed, and the others are stopped: failed
+                   a query failed, and all other queries are stopped: failed
 
     Leaving a ``with`` block stops the graph. Stopping loses nothing: a start with the same checkpoint
     continues.

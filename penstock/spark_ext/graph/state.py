@@ -41,7 +41,7 @@ HeldBySpark = Callable[[str], Held]
 
 @dataclass(frozen=True, slots=True)
 class StatePlace:
-    """The place of an operator's state: the state location, and the operator's name there."""
+    """The place of an operator's state: the state location, and the operator's name in it."""
 
     location: str
     name: str

@@ -50,7 +50,7 @@ def fork_state(
     at: int | None = None,
     progress: Progress | None = None,
 ) -> Fork:
-    """Copy a query at a committed micro-batch, so that a second query continues from there.
+    """Copy a query at a committed micro-batch, so that a second query continues from it.
 
     Called on the driver; starts no JVM. The copy is a new checkpoint and a new directory in the state
     location. Nothing of the old query changes, and it may run during the copy. If the call is interrupted at

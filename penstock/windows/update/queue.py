@@ -1,7 +1,7 @@
 """The window queue: only the most recent window of each key waits (UpStream §6.2, §7.2).
 
 Entries are panes of numbered keys. A key has states of the Key Transition Graph (UpStream Fig. 10). It can be
-in WAIT and in READY or IDLE at once, because newer windows arrive while an older one is processed::
+in WAIT and in READY or IDLE at once, because newer windows arrive while an older window is processed::
 
     state  at       condition                                     next
     -----  -------  --------------------------------------------  ------------------------------------
@@ -17,9 +17,9 @@ in WAIT and in READY or IDLE at once, because newer windows arrive while an olde
     IDLE   enqueue  the watermark completes the window             READY, after the others
     DONE   enqueue                                                 ENQ
 
-*Lazy*: the most recent window is the newest complete one (MRU_L), and no key is IDLE. *Eager*: the most
-recent window is the one that started last (MRU_E), complete or not. In both modes windows are never cut (a
-committed window is served to its end) and never mixed (a result has the tuples of one window).
+*Lazy*: the most recent window is the newest complete window (MRU_L), and no key is IDLE. *Eager*: the most
+recent window is the window that started last (MRU_E), complete or not. In both modes windows are never cut
+(a committed window is served to its end) and never mixed (a result has the tuples of one window).
 
 A window buffer has two sides in one list of zones (`penstock.windows.update.zones`): the dequeue side has the
 tuples of the committed window, from DF to WE, and the enqueue side has the tuples from WS to ET. Tuples on

@@ -197,7 +197,7 @@ def successor(location: int, state: State) -> int:
 def count_slots(
     ids: Integers, begins: Integers, ends: Integers, fresh: bool, bounds: Integers, state: State
 ) -> None:
-    """Count each key's panes in [begin, end), or only `fresh` ones; write running sums to `bounds`."""
+    """Count each key's panes, or only `fresh` panes, in [begin, end); write running sums to `bounds`."""
     key_rows, _, registers, blocks, slots, _ = state
     rows = registers[BLOCK_ROWS]
     for i in range(ids.shape[0]):

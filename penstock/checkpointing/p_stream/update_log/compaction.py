@@ -74,9 +74,10 @@ def compact(
 ) -> Compacted | None:
     """Replace all rows of an update log by the newest row of each key.
 
-    Any process may call it at any time, while others write and read. If two processes compact at once, one of
-    them has no effect. Steps: 1. read keys and times, 2. write the newest rows into segments, 3. replace the
-    commits in the log by these segments, 4. delete segments that are no longer needed.
+    Any process may call this function at any time, while other processes write and read. If two processes
+    compact at once, only one of them has an effect. Steps: 1. read keys and times, 2. write the newest rows
+    into segments, 3. replace the commits in the log by these segments, 4. delete segments that are no longer
+    needed.
 
     Parameters
     ----------

@@ -301,7 +301,7 @@ class _Call:
     def _run_forwarded(
         self, places: Numbers, waiting: Mapping[int, Numbers]
     ) -> tuple[pa.RecordBatch, dict[int, pa.RecordBatch]]:
-        """Run transactions on the coordinator, and once the rows are read, concurrently the late ones."""
+        """Run transactions on the coordinator; once their rows are read, also run late transactions."""
         tables, program = self._tables, self._program
         allowed = int(np.bitwise_or.reduce(self._masks[places]))
         needed = [number for number in range(tables.partitions) if allowed >> number & 1]
