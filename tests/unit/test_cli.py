@@ -119,6 +119,17 @@ def test_a_demo_whose_query_fails_says_why_without_the_jvms_stack(monkeypatch: p
     assert result.stderr == "the query failed: cause=a key is null: column=k. Hint: drop it.\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "found"), [("penstock expl", ["explain"]), ("penstock state mi", ["migrate"])]
+)
+def test_a_shell_completes_commands(words: str, found: list[str]) -> None:
+    asked = {
+        "_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))
+    }  # fmt: skip
+    completed = CliRunner().invoke(app, [], prog_name="penstock", env=asked)
+    assert completed.stdout.split() == found
+
+
 def test_the_version_is_printed() -> None:
     result = penstock("--version")
     assert (result.exit_code, result.stdout) == (0, f"penstock {__version__}\n")
