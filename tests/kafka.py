@@ -24,11 +24,13 @@ from tests.processes import kill, until
 
 HOST: Final = "127.0.0.1"
 _BROKER: Final = ("org.apache.kafka", "kafka_2.13", "4.3.1")
-# The newest connectors that could be had; Spark 4.3 runs that of 4.2, too.
-_SPARK: Final = {"4.0": "4.0.1", "4.1": "4.1.1"}.get(pyspark.__version__[:3], "4.2.0")
+# The newest connectors and token providers that could be had; Spark 4.3 runs those of 4.2, too.
+_SPARK: Final = {"4.0": ("4.0.1", "4.0.0"), "4.1": ("4.1.1", "4.1.1")}.get(
+    pyspark.__version__[:3], ("4.2.0", "4.2.0")
+)
 _CONNECTOR: Final = (
-    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", _SPARK),
-    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", _SPARK),
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", _SPARK[0]),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", _SPARK[1]),
     ("org.apache.kafka", "kafka-clients", "3.9.2"),
     ("org.apache.commons", "commons-pool2", "2.13.1"),
 )
