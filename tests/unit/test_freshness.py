@@ -214,6 +214,29 @@ def test_a_budget_follows_a_step_of_cost_and_comes_to_rest() -> None:
     assert max(budgets(since(batches, 28))) <= 1.2 * min(budgets(since(batches, 28)))
 
 
+def test_the_trigger_interval_follows_the_load_and_comes_to_rest() -> None:
+    contract = contract_of("4 s")
+
+    def rate(second: int) -> float:
+        return 5_000 if 8 <= second < 16 else 20
+
+    rows, arrived = Traffic(rate, 30, keys=2_500).rows()
+    batches = list(run_micro_batches(new_queues(contract), rows, arrived, lambda now: STEADY, contract, paced=True))
+    quiet = [batch for batch in batches if 3 * SECOND <= batch.started_us < 8 * SECOND]
+    chosen = [batch.metrics.interval_ms for batch in quiet]
+    # It waits between micro-batches while the work is small, as long as the promise allows.
+    assert all(400 <= one <= 800 for one in chosen)
+    assert max(chosen) <= 1.2 * min(chosen)
+    starts = [batch.started_us for batch in quiet]
+    assert all(after - before >= 400_000 for before, after in pairwise(starts))
+    # While keys wait, the next micro-batch starts at once.
+    loaded = [batch for batch in batches if 10 * SECOND <= batch.started_us < 16 * SECOND]
+    assert all((batch.metrics.interval_ms == 0) == (batch.metrics.waiting_keys > 0) for batch in loaded)
+    assert any(batch.metrics.interval_ms == 0 for batch in loaded)
+    assert batches[-1].metrics.interval_ms >= 400
+    assert within(since(batches, 3)) > 0.95
+
+
 def test_a_ramp_to_an_overload_breaks_the_promise_and_says_what_would_help() -> None:
     batches = run(Traffic(lambda second: 300.0 * second, 9, keys=1_000), contract_of("1 s"), STEADY)
     early = [batch for batch in batches if batch.started_us < 3 * SECOND]

@@ -53,18 +53,20 @@ def run_local(
         If a micro-batch fails.
     """
     totals = Totals()
+    chosen_s = 0.0
     with StopSignals() as signals, ExitStack() as printer:
         show = printer.enter_context(batch_printer()) if on_batch is None else on_batch
         running = open_pipeline(pipeline, document)
         metrics = _MetricsFile(pipeline)
 
         def note(done: LocalBatch) -> None:
-            nonlocal totals
+            nonlocal totals, chosen_s
             metrics.write(done)
             if done.query == RESULTS:
                 batch = _batch(done)
                 totals = totals.plus(batch)
                 show(batch)
+                chosen_s = done.metrics.interval_ms / 1000
 
         def is_stopped() -> bool:
             return signals.received is not None
@@ -73,10 +75,13 @@ def run_local(
         if trigger == AVAILABLE_NOW:
             running.run_available(note, is_stopped)
             return replace(totals, signal=signals.received)
-        interval_s = 0.0 if trigger is None else parse_duration_us(trigger) / 1e6
+        fixed_s = None if trigger is None else parse_duration_us(trigger) / 1e6
         while not is_stopped():
-            next_s = monotonic_s() + interval_s
-            if not running.step(note):
+            begin_s = monotonic_s()
+            ran = running.step(note)
+            # Without a trigger, the contract of the results' queue chooses the interval.
+            next_s = begin_s + (fixed_s if fixed_s is not None else chosen_s if ran else 0.0)
+            if not ran:
                 pause(_POLL_S)  # poll, because another process does not announce its rows
             while not is_stopped() and (left_s := next_s - monotonic_s()) > 0:
                 pause(min(left_s, _SIGNAL_S))  # wait until the next trigger

@@ -103,6 +103,7 @@ class ContractControl:
         )  # fmt: skip
         self._queue.controller = self._state = after
         metrics.budget_rows = decision.rows
+        metrics.interval_ms = after.interval_us / 1000
         for number, promise in enumerate(self._contract.promises):
             one, needs = after.classes[number], decision.needs[number]
             standing = Standing(

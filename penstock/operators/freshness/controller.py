@@ -59,6 +59,12 @@ _LONGEST_JUMP = 4.0
 """A cycle is capped at this multiple of the expected or promised duration, so that pauses fade quickly."""
 _LEAST_CHANGE = 0.15
 """A budget changes only by more than this share."""
+_INTERVAL = 0.5
+"""A trigger interval is this share of a cycle that uses up the budget."""
+_LONGEST_INTERVAL = 0.2
+"""A trigger interval is at most this share of the tightest limit."""
+_PACED = 1.1
+"""A cycle that takes up to this multiple of the trigger interval waited for its end."""
 _FIRST_ROWS = 1024
 _ROWS_GROWTH = 4.0
 """A micro-batch serves at most this multiple of recent micro-batches' tuples: costs may grow with them."""
@@ -166,6 +172,8 @@ class ControllerState:
         Start and end of the last micro-batch in this bucket; 0 before the first.
     served, left : int
         Tuples that the last micro-batch served, and tuples that still waited after it.
+    interval_us : int
+        The trigger interval after the last micro-batch; 0 if the next micro-batch starts at once.
     """
 
     fit: Fit = field(default_factory=Fit)
@@ -177,6 +185,7 @@ class ControllerState:
     finished_us: int = 0
     served: int = 0
     left: int = 0
+    interval_us: int = 0
 
     @property
     def cycle_us(self) -> float:
@@ -207,6 +216,7 @@ class ControllerState:
             fields.count("limit"),
             fields.real("reached"),
             *(fields.count(name) for name in ("started_us", "finished_us", "served", "left")),
+            fields.count("interval_us") if fields.has("interval_us") else 0,
         )
 
 
@@ -291,6 +301,7 @@ def plan(
     cycle_us = started_us - state.started_us
     if state.started_us and cycle_us > 0:
         busy = state.left > 0 or (since_us is not None and since_us <= state.finished_us)
+        busy = busy and not state.interval_us <= cycle_us <= _PACED * state.interval_us
         if busy or cycle_us < fit.expect(state.served):
             fit = fit.add(state.served, cycle_us, max(promise.limit_us for promise in contract.promises))
     known = state.classes or (ClassState(),) * len(contract.promises)
@@ -356,10 +367,13 @@ def settle(
         time_us = one.time_us * faded + part.key_time
         allowed = (1.0 - contract.share) * time_us / (2.0 if one.broken else 1.0)
         classes.append(replace(one, late_us=late_us, time_us=time_us, broken=late_us > allowed))
+    after = replace(state, fit=fit)
     return replace(
-        state,
-        fit=fit,
+        after,
         classes=tuple(classes),
+        interval_us=0
+        if left
+        else int(min(_INTERVAL * after.cycle_us, _LONGEST_INTERVAL * contract.tightest_us)),
         reached=max(float(served), _ROWS_DECAY * state.reached),
         finished_us=finished_us,
         served=served,

@@ -54,6 +54,9 @@ class BatchMetrics:
         served windows are not complete yet.
     budget_rows : int
         Tuples that the controller of a freshness contract allowed to serve; 0 if there is no contract.
+    interval_ms : float
+        The trigger interval that the controller of a freshness contract chose; 0 if there is no contract, or
+        if keys wait and the next micro-batch starts at once. Of several buckets, the shortest.
     freshness : dict of str to Standing
         The standing of each promise of a freshness contract, by class of key.
     budget_used_ms : float
@@ -92,6 +95,7 @@ class BatchMetrics:
     forwarded: int = 0
     budget_used_rows: int = 0
     budget_rows: int = 0
+    interval_ms: float = 0.0
     budget_used_ms: float = 0.0
     cost_us: float | None = None
     append_buckets: int = 0
@@ -124,6 +128,7 @@ class BatchMetrics:
         if costs:
             tuples = sum(weight for _, weight in costs)
             merged.cost_us = sum(cost * weight for cost, weight in costs) / tuples
+        merged.interval_ms = min((part.interval_ms for part in parts), default=0.0)
         merged.queue_staleness = Staleness.merge(part.queue_staleness for part in parts)
         merged.application_staleness = Staleness.merge(part.application_staleness for part in parts)
         for name in dict.fromkeys(name for part in parts for name in part.freshness):
@@ -138,7 +143,7 @@ class BatchMetrics:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values, for `from_json`."""
-        fields = {name: getattr(self, name) for name in (*_SUMMED, "cost_us", "duration_ms", "rejections")}
+        fields = {name: getattr(self, name) for name in (*_SUMMED, "interval_ms", "cost_us", "duration_ms", "rejections")}
         fields["queue_staleness"] = self.queue_staleness.to_json()
         fields["application_staleness"] = self.application_staleness.to_json()
         fields["freshness"] = {name: one.to_json() for name, one in self.freshness.items()}

@@ -68,6 +68,7 @@ def run_micro_batches(
     *,
     end_us: int | None = None,
     place: str | None = None,
+    paced: bool = False,
 ) -> Iterator[MicroBatch]:
     """Run micro-batches back to back while rows arrive, and yield each.
 
@@ -89,6 +90,8 @@ def run_micro_batches(
         The time after which no micro-batch starts; by default they end when nothing waits.
     place : str, optional
         See `ContractControl`.
+    paced : bool
+        Whether the next micro-batch starts after the trigger interval that the contract chooses.
     """
     stream = queues[0].stream
     hashes = stream.keys(rows).hashes
@@ -119,6 +122,8 @@ def run_micro_batches(
         metrics = parts[0] if len(parts) == 1 else BatchMetrics.merge(parts)
         now += round(engine.sink_us * metrics.emitted) + engine.fixed_us - engine.fixed_us // 2
         yield MicroBatch(started, now, metrics)
+        if paced:
+            now = max(now, started + round(1000 * metrics.interval_ms))
 
 
 def _arrivals(stream: UpdateStream, rows: pa.RecordBatch, arrived_us: Integers, first: int) -> Arrivals:
