@@ -221,7 +221,8 @@ def test_the_trigger_interval_follows_the_load_and_comes_to_rest() -> None:
         return 5_000 if 8 <= second < 16 else 20
 
     rows, arrived = Traffic(rate, 30, keys=2_500).rows()
-    batches = list(run_micro_batches(new_queues(contract), rows, arrived, lambda now: STEADY, contract, paced=True))
+    queues = new_queues(contract)
+    batches = list(run_micro_batches(queues, rows, arrived, lambda now: STEADY, contract, paced=True))
     quiet = [batch for batch in batches if 3 * SECOND <= batch.started_us < 8 * SECOND]
     chosen = [batch.metrics.interval_ms for batch in quiet]
     # It waits between micro-batches while the work is small, as long as the promise allows.

@@ -143,7 +143,8 @@ class BatchMetrics:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values, for `from_json`."""
-        fields = {name: getattr(self, name) for name in (*_SUMMED, "interval_ms", "cost_us", "duration_ms", "rejections")}
+        plain = (*_SUMMED, "interval_ms", "cost_us", "duration_ms", "rejections")
+        fields = {name: getattr(self, name) for name in plain}
         fields["queue_staleness"] = self.queue_staleness.to_json()
         fields["application_staleness"] = self.application_staleness.to_json()
         fields["freshness"] = {name: one.to_json() for name, one in self.freshness.items()}
