@@ -216,7 +216,7 @@ class ControllerState:
             fields.count("limit"),
             fields.real("reached"),
             *(fields.count(name) for name in ("started_us", "finished_us", "served", "left")),
-            fields.count("interval_us") if fields.has("interval_us") else 0,
+            interval_us=fields.count("interval_us") if fields.has("interval_us") else 0,
         )
 
 
