@@ -206,6 +206,7 @@ class ControllerState:
             If a field is missing or malformed.
         """
         inner = fields.fields("fit")
+        newer = [name for name in ("interval_us",) if fields.has(name)]
         return ControllerState(
             Fit(*(inner.real(name) for name in _FIT)),
             tuple(
@@ -215,8 +216,7 @@ class ControllerState:
             fields.real("budget_us"),
             fields.count("limit"),
             fields.real("reached"),
-            *(fields.count(name) for name in ("started_us", "finished_us", "served", "left")),
-            interval_us=fields.count("interval_us") if fields.has("interval_us") else 0,
+            *(fields.count(name) for name in ("started_us", "finished_us", "served", "left", *newer)),
         )
 
 
