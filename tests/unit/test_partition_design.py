@@ -173,7 +173,7 @@ def test_two_columns_partition_a_table_and_change_no_result() -> None:
             assert db.table(name).sort_by(order) == designed.table(name).sort_by(order)
         lines = designed.explain().splitlines()
         assert lines[1] == "  table stock: by the hash of store and item"
-        assert any("if (store, item) and item are in one" in line for line in lines)
+        assert any("if one partition has (store, item) and item" in line for line in lines)
         assert isinstance(designed._state, PartitionedTables)
         parts = [part["stock"].table() for part in designed._state._partitions]
         assert sum(len(part) for part in parts) == 32

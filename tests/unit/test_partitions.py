@@ -97,7 +97,7 @@ def test_explain_says_where_tables_and_transactions_are() -> None:
         db.load("items", {"item": [1], "price": [5]})
         db.load("stock", STOCK)
         db.run("send", {"store": [1, 2, 1], "other": [2, 300, 2], "item": [1, 1, 1]})
-        moved = "single-partition if store and other are in one; else over several:"
+        moved = "single-partition if one partition has store and other; else over several:"
         assert db.explain().splitlines() == [
             "database shop, 2 partitions",
             "  table stock: by ranges of store",

@@ -76,7 +76,7 @@ class Route:
         if self.is_single:
             return f"single-partition, by {names}"
         moves = "the rows that it accesses are moved" if self.knows_rows else "its tables are gathered"
-        return f"single-partition if {names} are in one; else over several: {moves}"
+        return f"single-partition if one partition has {names}; else over several: {moves}"
 
 
 def find_route(program: Program | PlainProgram, placements: Mapping[str, Placement]) -> Route:
