@@ -33,6 +33,7 @@ from penstock.procedures.programs import PROGRAMS
 from penstock.procedures.rows import TableRows
 from penstock.procedures.schema import TableSpec
 from penstock.procedures.texts import TextNumbers
+from penstock.procedures.workflows.rejections import take_texts
 from penstock.sql.comparisons import intervals_of, mask_of
 from penstock.sql.evaluate import evaluate
 from penstock.sql.expression import Expression
@@ -230,6 +231,7 @@ def _transactions() -> None:
     TableSet(database.tables.values()).run(
         database.procedures["random"].program(), events_of(database.procedures["random"], [])
     )
+    take_texts(["too little"], np.arange(2))
     ledger = PROGRAMS["SL"]
     for mode in MODES:
         state = TableSet(ledger.database.tables.values())

@@ -156,19 +156,6 @@ class TableSet:
         """Return a run that has not started; see `run`."""
         return Run(self, program, events, bounds)
 
-    def events_ahead(self, program: Program, events: pa.RecordBatch) -> int:
-        """Return how many events ahead to prefetch: 0 if the tables fit into the cache."""
-        size_bytes = sum(self._tables[spec.name].index_bytes for spec in program.tables)
-        if not program.lookups or not events.num_rows or size_bytes < PREFETCH_INDEX_BYTES:
-            return 0
-        elements = [
-            len(events.column(name).flatten()) / events.num_rows
-            for name in program.lookups
-            if name is not None
-        ]
-        lookups = sum(elements) + len(program.lookups) - len(elements)
-        return max(round(_LOOKUPS_AHEAD / max(lookups, 1)), 1)
-
     def _run_plain(
         self, program: PlainProgram, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None
     ) -> pa.RecordBatch:
@@ -314,10 +301,10 @@ class Run:
         self._state = state
         self.program = program
         self._event_is_round = bounds is None
-        self._bounds = np.arange(events.num_rows + 1) if bounds is None else bounds
-        self.rounds = len(self._bounds) - 1
-        count = int(self._bounds[-1])
+        count = events.num_rows if bounds is None else int(bounds[-1])
+        self.rounds = count if bounds is None else len(bounds) - 1
         stages = len(program.stages)
+        self._bounds = np.arange(count + 1 if stages else 0) if bounds is None else bounds
         self._codes = np.zeros((self.rounds, stages) if stages else count, np.int64)
         self.events = state.event_arrays(program, events)
         self._results = [
@@ -327,7 +314,16 @@ class Run:
         self._streams = [state.stream(spec) for spec in program.streams]
         self._steps = np.zeros(2 + 2 * len(self._streams), np.int64)
         self._steps[1] = stages
-        state.control[1] = state.events_ahead(program, events)
+        self._lookups = _count_lookups(program, events)
+        state.control[1] = self.events_ahead
+
+    @property
+    def events_ahead(self) -> int:
+        """The number of events ahead to prefetch: 0 if the tables fit into the cache."""
+        size_bytes = sum(self._state[spec.name].index_bytes for spec in self.program.tables)
+        if not self._lookups or size_bytes < PREFETCH_INDEX_BYTES:
+            return 0
+        return max(round(_LOOKUPS_AHEAD / max(self._lookups, 1)), 1)
 
     def advance(self, begin: int, end: int) -> None:
         """Run all rounds from `begin` to `end`."""
@@ -377,6 +373,7 @@ class Run:
             if not before <= begin < end:
                 raise InternalError("a kernel stopped nowhere", program=program.name)
             state.make_room(program, int(state.control[0]))
+            state.control[1] = self.events_ahead
 
     def arguments(
         self, control: npt.NDArray[np.int64], undo: tuple[npt.NDArray[Any], ...]
@@ -414,6 +411,14 @@ class Run:
 
 def _block(unit: PUnit, name: str, schema: pa.Schema) -> pa.RecordBatch | None:
     return unit.block(name, schema) if name in unit.blocks else None
+
+
+def _count_lookups(program: Program, events: pa.RecordBatch) -> float:
+    """Return the number of look-ups of an event whose keys the event determines, on average."""
+    if not events.num_rows:
+        return 0
+    elements = [len(events.column(name).flatten()) for name in program.lookups if name is not None]
+    return sum(elements) / events.num_rows + len(program.lookups) - len(elements)
 
 
 def _undo_log(entries: int) -> tuple[npt.NDArray[Any], ...]:

@@ -153,6 +153,9 @@ def prefetch_lines(layout: Layout, lookups: list[Lookup], used: Mapping[str, lis
     def rows(code: TableCode, word: str) -> list[str]:
         arrays = [code.column(name) for name in used[code.spec.name]]
         arrays += [code.array("dirty")] if arrays else []
+        if len(code.spec.key) > 1:
+            # A look-up compares the columns of such a key, because keys may share a word.
+            arrays += [code.column(name) for name in code.spec.key]
         if not arrays:
             return []
         slot = [f"s = peek({_index(code)}, {word})", "if s >= 0:"]

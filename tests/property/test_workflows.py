@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock
+from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.engine import TableSet, event_schema
 from penstock.procedures.plain.rounds import PlainRounds
 from penstock.procedures.procedure import Procedure
 from penstock.procedures.workflows.batches import batch_bounds
+from penstock.procedures.workflows.rejections import take_texts
 from penstock.procedures.workflows.workflow import Workflow
 from tests.procedures import comparable, define, interpreted, results_of
 from tests.streams import through_bytes
@@ -225,3 +227,20 @@ def test_a_window_is_two_lists(
     assert results == expected
     found = {row["at"]: (row["n"], row["last"]) for row in state["seen"].table().to_pylist()}
     assert found == seen
+
+
+@given(
+    st.lists(st.text(max_size=9), max_size=4).flatmap(
+        lambda texts: st.tuples(st.just(texts), st.lists(st.integers(0, len(texts))))
+    )
+)
+def test_reasons_are_taken_by_their_numbers(drawn: tuple[list[str], list[int]]) -> None:
+    texts, numbers = drawn
+    taken = take_texts(texts, np.array(numbers, np.int64))
+    taken.validate(full=True)
+    assert taken.to_pylist() == [texts[number - 1] if number else None for number in numbers]
+
+
+def test_reasons_beyond_the_offsets_of_arrow_are_an_error() -> None:
+    with pytest.raises(InvalidUsageError, match=r"more than 2 GiB: events=2049 size_bytes=2148532224"):
+        take_texts(["x" * (1 << 20)], np.ones(2049, np.int64))

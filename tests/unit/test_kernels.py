@@ -38,6 +38,7 @@ from penstock.procedures.indexes import trees
 from penstock.procedures.parallel import schedule, versions
 from penstock.procedures.partitions import forwarding, placement
 from penstock.procedures.partitions.predicted import guard_kernels
+from penstock.procedures.workflows import rejections
 from penstock.sql import comparison_kernels
 from penstock.state_store.keys import key_index, key_set, key_words, word_index
 from penstock.state_store.tables import row_codec, row_store
@@ -189,6 +190,7 @@ KERNELS = {
         *("add_entries", "remove_entries", "_words_2", "_words_3", "_words_4"),
         *("_find_all_1", "_find_all_2", "_find_all_3", "_find_all_4"),
     },
+    "rejections": {"add_sizes", "copy_texts"},
     "trees": {
         *("float_word", "_priority", "_compare", "_compare_texts", "compare_bound", "build_tree"),
         *("insert_node", "remove_node", "insert_all", "remove_all", "tree_end", "seek", "find_equal"),
@@ -244,6 +246,7 @@ REFERENCES = {
     "wide": "test_wide_sums",
     "moment_kernels": "test_deviations",
     "index_kernels": "test_transactions",
+    "rejections": "test_workflows",
     "trees": "test_index_trees",
     "schedule": "test_parallel_modes",
     "versions": "test_parallel_modes",
@@ -287,6 +290,7 @@ MODULES = [
     moment_kernels,
     wide,
     index_kernels,
+    rejections,
     trees,
     schedule,
     versions,

@@ -112,3 +112,19 @@ def test_look_ups_are_prefetched_whose_keys_the_event_has() -> None:
     assert found["bank"] == (None,) * 3
     # The expressway's minute, and the vehicle.
     assert found["linear_road"] == (None, None)
+
+
+def test_a_run_prefetches_once_its_tables_outgrow_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = PROGRAMS["TP"]
+    state = TableSet(program.database.tables.values())
+    compiled = program.procedure.program()
+    assert isinstance(compiled, Program)
+    state.run(compiled, program.opening(4))
+    monkeypatch.setattr(
+        engine, "PREFETCH_INDEX_BYTES", 2 * sum(state[name].index_bytes for name in program.database.tables)
+    )
+    run = state.begin(compiled, program.workload(1500, 40_000, 7))
+    assert run.events_ahead == state.control[1] == 0
+    run.advance(0, run.rounds)
+    # Two look-ups of an event, 32 ahead.
+    assert run.events_ahead == state.control[1] == 16

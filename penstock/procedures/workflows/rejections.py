@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock._kernels import kernel
+from penstock.errors import InvalidUsageError
 from penstock.procedures.compiler.output import FIRST_REASON
 from penstock.procedures.compiler.program import Program
 
-__all__ = ["rejections"]
+__all__ = ["rejections", "take_texts"]
+
+_MOST_BYTES = (1 << 31) - 1
+"""Arrow's offsets of strings have 32 bits."""
 
 
 def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
@@ -24,13 +30,19 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
     codes : ndarray
         A code for each event; for a workflow, a code for each event and procedure. A workflow continues after
         a rejection, so an event may have several reasons, which are all named.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the reasons take more than 2 GiB.
     """
-    is_rejected = codes > 0
-    if not is_rejected.any():
+    if not codes.any():
         return pa.nulls(len(codes), pa.string())
-    count = len(program.reasons)
     if not program.stages:
-        return _take(program.reasons, codes - FIRST_REASON, is_rejected)
+        # No event keeps a code between 0 and the first reason.
+        return take_texts(("",) * (FIRST_REASON - 1) + program.reasons, codes)
+    is_rejected = codes > 0
+    count = len(program.reasons)
     texts = [f"{name}: {reason}" for name in program.stages for reason in program.reasons]
     rejection_counts = np.count_nonzero(is_rejected, axis=1)
     stage = np.argmax(is_rejected, axis=1)
@@ -44,10 +56,50 @@ def rejections(program: Program, codes: npt.NDArray[np.int64]) -> pa.Array[Any]:
             texts.append(
                 "; ".join(texts[stage * count + int(kind[stage]) - FIRST_REASON] for stage in stages)
             )
-    return _take(texts, places, rejection_counts > 0)
+    return take_texts(texts, np.where(rejection_counts > 0, places + 1, 0))
 
 
-def _take(
-    texts: list[str] | tuple[str, ...], places: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]
-) -> pa.Array[Any]:
-    return pa.array(texts, pa.string()).take(pa.array(np.where(mask, places, 0), mask=~mask))
+def take_texts(texts: Sequence[str], numbers: npt.NDArray[np.int64]) -> pa.Array[Any]:
+    """Return the texts of numbers: null for 0, the first text for 1.
+
+    Raises
+    ------
+    InvalidUsageError
+        If they take more than 2 GiB.
+    """
+    encoded = [b"", *(text.encode() for text in texts)]
+    sizes = np.array([len(text) for text in encoded])
+    offsets = np.empty(len(numbers) + 1, np.int32)
+    size_bytes = add_sizes(numbers, sizes, offsets)
+    if size_bytes > _MOST_BYTES:
+        raise InvalidUsageError(
+            "the reasons for rejections of one batch take more than 2 GiB",
+            events=len(numbers),
+            size_bytes=size_bytes,
+            hint="shorten the texts of abort(), or run fewer events at once",
+        )
+    data = np.empty(size_bytes, np.uint8)
+    copy_texts(numbers, np.frombuffer(b"".join(encoded), np.uint8), np.cumsum(sizes) - sizes, offsets, data)
+    exists = np.packbits(numbers > 0, bitorder="little")
+    buffers = [pa.py_buffer(array) for array in (exists, offsets, data)]
+    return pa.Array.from_buffers(pa.string(), len(numbers), buffers)
+
+
+@kernel
+def add_sizes(numbers: Any, sizes: Any, offsets: Any) -> int:
+    """Write the offsets of texts; return their size. Offsets beyond 32 bits are wrong."""
+    size = 0
+    offsets[0] = 0
+    for i in range(numbers.shape[0]):
+        size += sizes[numbers[i]]
+        offsets[i + 1] = size
+    return size
+
+
+@kernel
+def copy_texts(numbers: Any, texts: Any, begins: Any, offsets: Any, data: Any) -> None:
+    """Copy a text for each number to its offset."""
+    for i in range(numbers.shape[0]):
+        begin, place = begins[numbers[i]], offsets[i]
+        for k in range(offsets[i + 1] - place):
+            data[place + k] = texts[begin + k]
