@@ -282,6 +282,11 @@ def test_a_summary_counts_one_row_as_one(rows: int, bad: int, line: str) -> None
     assert summary_line(Totals(batches=1, rows_in=rows, bad_records=bad)) == line
 
 
+def test_a_summary_of_no_rows_says_so() -> None:
+    assert summary_line(Totals(batches=1)) == "1 batch, no new rows"
+    assert summary_line(Totals(batches=2, emitted=3)) == "2 batches, 0 rows in, 3 emitted"
+
+
 @pytest.mark.parametrize(("number", "name", "code"), [(2, "SIGINT", 130), (15, "SIGTERM", 143)])
 def test_a_run_that_a_signal_stopped_says_so(
     monkeypatch: pytest.MonkeyPatch, number: int, name: str, code: int

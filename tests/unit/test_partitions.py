@@ -103,14 +103,13 @@ def test_explain_says_where_tables_and_transactions_are() -> None:
             "  table stock: by ranges of store",
             "  table items: replicated, since it has no partition_by",
             "  sell: single-partition, by store",
-            f"  send: {moved} the rows that it accesses are moved",
+            f"  send: {moved} its rows are moved",
             f"  send_rarest: {moved} its tables are gathered",
             "  set_price: all partitions: it writes items[e.item], which is replicated",
             "  price_of: single-partition, in any: it only reads replicated tables",
-            f"  collect: {moved.replace('store and other', 'all stores')} "
-            "the rows that it accesses are moved",
+            f"  collect: {moved.replace('store and other', 'all stores')} its rows are moved",
             f"  take_rarest: {moved.replace('store and other', 'the store of stock by item')} "
-            "the rows that it accesses are moved",
+            "its rows are moved",
             "  drop: all partitions: it changes what the index of stock by item has",
             "  sell_shelf: single-partition, by e.shelf // 10",
             # The first stays; the last needs a row of the second, which is forwarded.

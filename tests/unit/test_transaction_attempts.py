@@ -24,7 +24,7 @@ ROWS = pa.record_batch({"id": pa.array([1, 2, 1]), "amount": pa.array([5, 6, 7])
 class Worker:
     """A worker that serves the bucket in one run of a query."""
 
-    def __init__(self, place: Path, sign: str, run: str) -> None:
+    def __init__(self, place: Path, sign: str, run: str, begun: str = "the first") -> None:
         bucket_task._CACHE._entries.clear()
         bank = penstock.database("bank")
         bank.table("accounts", "id bigint, balance bigint NOT NULL", key="id")
@@ -36,8 +36,9 @@ class Worker:
         )
         names = tuple(ROWS.schema.names)
         operator = TransactionOperator(
-            act.program(), tuple(bank.tables.values()), names, keep=(), time=None, identity="the first"
+            act.program(), tuple(bank.tables.values()), names, keep=(), time=None, identity=begun
         )
+        self.digest = act.program().digest
         self._task: BucketTask[TableSet] = BucketTask("act", str(place), operator, buckets=1, parallel=1)
         self._run = run
 
@@ -58,6 +59,17 @@ def test_a_changed_program_waits_until_its_predecessor_has_finished(tmp_path: Pa
     again, results = Worker(tmp_path, "+", "3").serve(1, first)
     assert results == lost == [17, 12, 24]
     assert Worker(tmp_path, "-", "4").serve(2, again)[1] == [19, 6, 12]
+
+
+def test_a_wrong_compatible_with_is_refused_with_the_digests_of_both_programs(tmp_path: Path) -> None:
+    first, _ = Worker(tmp_path, "+", "1").serve(0, None)
+    other = Worker(tmp_path, "-", "2", begun="mistyped")
+    bucket_task._CHECKED.clear()
+    with pytest.raises(InvalidUsageError, match="made with another program") as caught:
+        other.serve(1, first)
+    assert (caught.value.context["was"], caught.value.context["now"]) == ('"the first"', f'"{other.digest}"')
+    assert caught.value.hint is not None
+    assert caught.value.hint.endswith('compatible_with="the first"')
 
 
 def test_a_worker_looks_for_other_attempts_once_in_a_run(

@@ -145,6 +145,8 @@ def summary_line(totals: Totals) -> str:
         "bad record" if totals.bad_records == 1 else "bad records": totals.bad_records,
     }
     parts = [f"{totals.batches:,} {'batch' if totals.batches == 1 else 'batches'}"]
+    if not any(counts.values()):
+        return f"{parts[0]}, no new rows"
     always = (rows,) if totals.committed or totals.rejected else (rows, "emitted")
     parts += [f"{count:,} {name}" for name, count in counts.items() if count or name in always]
     return ", ".join(parts)

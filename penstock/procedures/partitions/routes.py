@@ -75,7 +75,7 @@ class Route:
         names = " and ".join(self.partitions)
         if self.is_single:
             return f"single-partition, by {names}"
-        moves = "the rows that it accesses are moved" if self.knows_rows else "its tables are gathered"
+        moves = "its rows are moved" if self.knows_rows else "its tables are gathered"
         return f"single-partition if one partition has {names}; else over several: {moves}"
 
 

@@ -376,7 +376,8 @@ class BucketTask(Generic[S]):
                     f"the checkpoint was made with another {fact}",
                     operator=self.name,
                     was=json.dumps(theirs.get(name)),
-                    now=json.dumps(value),
+                    # The setting may be the user's `compatible_with`.
+                    now=json.dumps(getattr(self.operator, "digest", value) if name == "program" else value),
                     file=path,
                     hint=hint,
                 )

@@ -101,6 +101,11 @@ class TransactionOperator:
         }
 
     @property
+    def digest(self) -> str:
+        """The digest of its program."""
+        return self.program.digest
+
+    @property
     def origin(self) -> dict[str, Any]:
         """Whether this start has initial rows. Empty buckets load them only if the first start had them."""
         return {HAS_INITIAL_ROWS: self.initial is not None}
