@@ -45,9 +45,9 @@ def design(
 ) -> DesignResult:
     """Choose the partitions of a database for a trace of its transactions.
 
-    Each table is partitioned by one key column (by hash or by ranges) or by two, or it is replicated. The
-    choice lets few transactions need several partitions, and gives all partitions about the same load.
-    Nothing runs and nothing is written. Ctrl-C ends the search with the best design so far.
+    Each table is partitioned by one key column (by hash or by ranges) or by two key columns, or it is
+    replicated. The choice lets few transactions need several partitions, and gives all partitions about the
+    same load. Nothing runs and nothing is written. Ctrl-C ends the search with the best design so far.
 
     Parameters
     ----------

@@ -177,7 +177,7 @@ def design_queue(
     staleness : str
         The mean staleness that keys may have.
     cores : int
-        The most buckets to propose.
+        The greatest number of buckets to propose.
     memory_bytes : int
         The memory of a bucket.
     size, slide : str, optional

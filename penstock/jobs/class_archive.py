@@ -72,7 +72,7 @@ def class_archive(directory: Path | None = None) -> Path | None:
 
 
 def option(archive: Path) -> str:
-    """Return the JVM's options to use an archive, and to warn on standard error if it cannot."""
+    """Return the JVM's options to use an archive, and to warn on standard error if it cannot be used."""
     return f"-XX:SharedArchiveFile={archive} -Xlog:disable -Xlog:all=warning:stderr"
 
 

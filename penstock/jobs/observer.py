@@ -27,7 +27,7 @@ class Observer:
     """Compares deliveries with the full record of arrivals.
 
     The staleness of a key is the time since the arrival of its oldest update that is newer than the last
-    delivered one, or zero if there is none (UpStream §3.3). Keys without updates are fresh.
+    delivered update, or zero if there is none (UpStream §3.3). Keys without updates are fresh.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ _LATE_OPTIMISATION: Final = (
     "-XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000 "
     "-XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
-"""Raise the thresholds of the JVM's second compiler tenfold, because it mostly compiles start-up code."""
+"""Raise the thresholds of the JVM's second compiler tenfold: it mostly compiles start-up code."""
 _MAX_CORES_FOR_SERIAL_GC: Final = 4
 """With this few cores, a parallel collector's threads take time from the work."""
 _LOG_FILE: Final = Path(__file__).parents[1] / "conf" / "log4j2.properties"
@@ -95,7 +95,7 @@ def _launch_jvm(options: Mapping[str, str], home: Path | None) -> None:
     Raises
     ------
     UnavailableError
-        If it does not start.
+        If the JVM does not start.
     """
     # The package pyspark-client, for Spark Connect alone, does not have them.
     from pyspark import SparkConf, SparkContext

@@ -39,9 +39,9 @@ def database(name: str, location: str | os.PathLike[str] | None = None) -> Datab
     Parameters
     ----------
     name : str
-        Its name; its state in a query has the same name.
+        The database's name, which its state in a query also has.
     location : str or path, optional
-        The default location of the state of its queries. A path is relative to the working directory.
+        The default state location of the database's queries. A path is relative to the working directory.
 
     Raises
     ------
@@ -110,7 +110,7 @@ class Database:
         Parameters
         ----------
         name : str
-            Its name; procedures that access it have a parameter of this name.
+            The table's name; procedures that access the table have a parameter of this name.
         columns : str
             Its columns as Spark's DDL, with ``NOT NULL`` where nulls are not allowed.
         key : str or iterable of str
@@ -431,7 +431,7 @@ class Database:
         Parameters
         ----------
         location : str or path
-            The argument `requests` of `penstock.transactions`; requests wait there for the query.
+            The argument `requests` of `penstock.transactions`; there requests wait for the query.
         timeout : str or timedelta
             The maximum time that a call waits for its answer.
 

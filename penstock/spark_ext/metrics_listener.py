@@ -69,8 +69,8 @@ class BatchListener(StreamingQueryListener):
     def wait(self, run: str, timeout_s: float) -> bool:
         """Wait until Spark has reported all batches of an ended run; return False at a time-out.
 
-        A run of another session is not waited for. Spark notifies listeners some time after a batch has
-        ended, and possibly after the query has ended.
+        The method does not wait for a run of another session. Spark notifies listeners some time after a
+        batch has ended, and possibly after the query has ended.
         """
         if run not in self._started:
             return True
@@ -101,7 +101,7 @@ class MetricsListener(BatchListener):
 
 
 def append_to_file(path: str) -> Receiver:
-    """Return a receiver that appends metrics to a file, one JSON object a line.
+    """Return a receiver that appends metrics to a file, one JSON object on each line.
 
     The file is created if missing, private to the user.
     """

@@ -81,7 +81,7 @@ class PStreamWriter:
     delete_when : str, optional
         The SQL condition of rows that delete their key in an update log, such as ``"op = 'd'"``.
     keep_deletes : str or timedelta, optional
-        The least time for which an update log keeps such rows; "1 day" by default.
+        The least time for which an update log keeps deletes; "1 day" by default.
     cleanup : CleanupRule, optional
         The rule for deleting released rows and log entries, and for compacting an update log.
 

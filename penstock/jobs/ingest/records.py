@@ -49,7 +49,7 @@ class Bad:
 
 
 class Records(ABC):
-    """Splits and parses the records of one file; the first one begins at byte `begin`."""
+    """Splits and parses the records of one file; the first record begins at byte `begin`."""
 
     begin: int = 0
     sparse: bool = False

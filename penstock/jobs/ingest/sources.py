@@ -121,7 +121,7 @@ class Source(ABC):
         Raises
         ------
         InvalidUsageError
-            If the source is not the one that the clock describes.
+            If the clock describes another source.
         """
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Source(ABC):
         Raises
         ------
         InvalidUsageError
-            If it cannot be read, or has other columns.
+            If the source cannot be read, or has other columns.
         """
 
     @abstractmethod

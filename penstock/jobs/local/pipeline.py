@@ -124,7 +124,7 @@ def _path_of(document: Document, name: str) -> FieldPath:
 
 
 def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterator[str]:
-    """Yield the sections that the local engine does not know."""
+    """Yield the sections that the local engine does not support."""
     hint = "use engine: spark"
 
     def problem(fact: str, *path: str | int) -> str:

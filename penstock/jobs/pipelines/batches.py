@@ -193,7 +193,7 @@ def _line_printer() -> Callable[[Sequence[str]], None]:
 def batch_printer(silence_s: float = _SILENCE_S) -> Iterator[Callable[[Batch], None]]:
     """Yield a function that prints each batch with rows as a line on standard error.
 
-    If no batch ends within `silence_s`, a line says that the query is still starting.
+    If no batch ends within `silence_s`, a line reports that the query is still starting.
     """
     show = _line_printer()
     timer = threading.Timer(silence_s, _say, ("still starting: no micro-batch has ended yet",))

@@ -30,7 +30,7 @@ def databases_in(path: str | Path) -> dict[str, Database]:
     Raises
     ------
     InvalidUsageError
-        If there is no such file, it fails, or it makes no database.
+        If the file does not exist, fails, or makes no database.
     """
     file = Path(path)
     spec = importlib.util.spec_from_file_location(f"penstock_database_{file.stem}", file)

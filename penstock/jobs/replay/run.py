@@ -74,7 +74,7 @@ class Replay:
     _run: str = field(default_factory=new_id)
 
     def run(self, numbers: range) -> Iterator[ReplayedBatch]:
-        """Run micro-batches; the state before the first one is loaded from the checkpoint.
+        """Run micro-batches; the state before the first of them is loaded from the checkpoint.
 
         Raises
         ------

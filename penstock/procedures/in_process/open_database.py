@@ -57,7 +57,7 @@ class OpenDatabase:
     Parameters
     ----------
     database : Database
-        Its tables and procedures; procedures may be added while it is open.
+        The tables and procedures; procedures may be added while the database is open.
     location, recovery, commit_interval, partitions, ranges
         See `Database.open`.
     follower : LogFollower, optional

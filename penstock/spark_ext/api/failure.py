@@ -145,9 +145,9 @@ def root_cause(error: BaseException) -> str:
 def kind_of(error: BaseException) -> type[PenstockError]:
     """Return the error class for a query's failure.
 
-    If a Penstock error made the query fail, it is the class of that error. It is `InvalidUsageError` if Spark
-    refused the query or an expression raised an error, `UnavailableError` if the driver is gone or a Python
-    worker did not start in time, and otherwise `PenstockError`.
+    The class of the Penstock error that made the query fail, if there is one. Otherwise `InvalidUsageError`
+    if Spark refused the query or an expression raised an error, `UnavailableError` if the driver is gone or
+    a Python worker did not start in time, and `PenstockError` in all other cases.
     """
     if isinstance(error, PenstockError):
         return type(error)
@@ -172,7 +172,7 @@ def failure_of(error: BaseException, fact: str, *, hint: str | None = None, **co
     fact : str
         The action that failed.
     hint : str, optional
-        The remedy; by default the hint for a late worker, if that is the cause.
+        The remedy; by default the hint for a late worker, if a late worker is the cause.
     **context
         The context, such as ``query=``.
     """

@@ -30,7 +30,7 @@ def stop_between_batches(query: StreamingQuery, spark: SparkSession) -> None:
     query : pyspark.sql.streaming.StreamingQuery
         The query; it may have ended.
     spark : pyspark.sql.SparkSession
-        The session in which it runs.
+        The session in which the query runs.
     """
     pause = threading.Event()
     last = _last_batch(query)

@@ -105,12 +105,12 @@ def transactions(
     batch : str or int, optional
         Groups the rows of a workflow into atomic batches; each batch is one round. A batch is consecutive
         rows with an equal value in this column, or this many consecutive rows. A batch runs when it is
-        complete: with a column, when the next batch begins. This needs one bucket, and is fixed for the life
-        of a checkpoint.
+        complete: with a column, when the next batch begins. Batches need one bucket, and this argument is
+        fixed for the life of a checkpoint.
     compatible_with : str, optional
         The digest of the checkpoint's first program. Pass it if the procedure has changed since the
-        checkpoint was made and its new text works with the old tables. A changed program is refused if this
-        is not given. The former program must finish any micro-batch that it began.
+        checkpoint was made and its new text works with the old tables. Without this argument, a changed
+        program is refused. The former program must finish any micro-batch that it began.
     state_location : str or path, optional
         The directory for state; by default the state location of the database, or the Spark setting
         ``spark.penstock.stateLocation``.

@@ -161,8 +161,8 @@ def update_queue(
     retain_versions : int
         The number of versions of each bucket's state that stay loadable.
     schema : StructType or str, optional
-        The columns of `df`, or their DDL; `df` is cast to these columns as by `DataFrame.to`. If given, Spark
-        Connect is not asked for the columns, which flows of declarative pipelines require. See
+        The columns of `df`, or their DDL; `df` is cast to these columns as by `DataFrame.to`. If given,
+        Penstock does not ask Spark Connect for the columns; flows of declarative pipelines need this. See
         ``docs/reference/spark-versions.md``.
     name : str
         The operator's name in metrics and state, unique within a query and the same at a restart.
