@@ -86,7 +86,7 @@ class PUnit:
     meta : mapping of str to JSON values
         The unit's metadata.
     blocks : mapping of str to pyarrow.RecordBatch
-        Its blocks by name.
+        The blocks by name.
     packed : bool
         Whether numbers are packed (`PACKED`, `PACKED_FLOATS`), for callers that run kernels anyway.
     """

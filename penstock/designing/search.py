@@ -35,7 +35,7 @@ class Progress:
     Attributes
     ----------
     seconds : float
-        Its duration so far.
+        The duration so far.
     designs : int
         The number of designs whose cost was estimated.
     cost : Cost
@@ -81,7 +81,7 @@ class Found:
     choice : Choice
         The best design.
     cost : Cost
-        Its cost.
+        The cost.
     designs : int
         The number of designs whose cost was estimated.
     seconds : float

@@ -37,7 +37,7 @@ class MicroBatch:
     Parameters
     ----------
     number : int
-        Its number.
+        The number.
     query, query_name, run : str
         The id and the name of the query, and a number of this start.
     starts, ends : sequence of Offset
@@ -72,7 +72,7 @@ class LocalOperator:
     Parameters
     ----------
     place : Stateful
-        Its name, its buckets, and the location of its state.
+        The name, its buckets, and the location of its state.
     operator : Operator
         The operator, which Spark's workers run as well.
     parcels : callable

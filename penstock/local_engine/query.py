@@ -58,17 +58,17 @@ class LocalQuery:
     Parameters
     ----------
     name : str
-        Its name in the graph.
+        The name in the graph.
     log : QueryLog
-        Its checkpoint.
+        The checkpoint.
     inputs : sequence of Input
-        Its sources, in the order of Spark's plan.
+        The sources, in the order of Spark's plan.
     operator : LocalOperator, optional
-        Its operator with state.
+        The operator with state.
     rows : callable
         Makes its results.
     output : Output
-        Its sink.
+        The sink.
     clock : Clock
         The time.
 

@@ -247,7 +247,7 @@ class EntryLog:
     Parameters
     ----------
     path : pathlib.Path
-        Its directory.
+        The directory.
     """
 
     def __init__(self, path: Path) -> None:

@@ -51,7 +51,7 @@ class LocalGraph:
     plan : PhysicalPlan
         The plan.
     queries : sequence of LocalQuery
-        Its queries; each reads the output of earlier queries.
+        The queries; each reads the output of earlier queries.
     schema : StructType
         The columns of the results.
     drain : bool

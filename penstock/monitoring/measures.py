@@ -46,7 +46,7 @@ class Measure:
     unit : str
         Empty, ``s`` or ``By``.
     labels : tuple of str
-        Its labels in addition to query and operator.
+        The labels in addition to query and operator.
     """
 
     name: str

@@ -52,7 +52,7 @@ class ProcedureTrace:
     kind : tuple of str and object, optional
         An attribute and the value that all its events have.
     program : Program
-        Its program.
+        The program.
     events : pyarrow.RecordBatch
         The events.
     names : tuple of QueryName
@@ -80,7 +80,7 @@ class ProcedureTrace:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """The name for people."""
         return self.procedure if self.kind is None else f"{self.procedure} {self.kind[1]}"
 
     @property

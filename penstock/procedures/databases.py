@@ -112,7 +112,7 @@ class Database:
         name : str
             The table's name; procedures that access the table have a parameter of this name.
         columns : str
-            Its columns as Spark's DDL, with ``NOT NULL`` where nulls are not allowed.
+            The columns as Spark's DDL, with ``NOT NULL`` where nulls are not allowed.
         key : str or iterable of str
             The columns of the primary key: at most four, none nullable.
         partition_by : str, optional
@@ -139,9 +139,9 @@ class Database:
         Parameters
         ----------
         name : str
-            Its name.
+            The name.
         columns : str
-            Its columns as Spark's DDL; see `table`.
+            The columns as Spark's DDL; see `table`.
 
         Raises
         ------
@@ -168,9 +168,9 @@ class Database:
         Parameters
         ----------
         name : str
-            Its name.
+            The name.
         columns : str
-            Its columns as Spark's DDL; see `table`.
+            The columns as Spark's DDL; see `table`.
         size, slide : int, str or timedelta
             A number of rows; with `time`, a duration such as ``"60s"`` for a timestamp, else a number in the
             column's units.
@@ -302,9 +302,9 @@ class Database:
         Parameters
         ----------
         name : str
-            Its name.
+            The name.
         *parts : Procedure or Nested
-            Its procedures, in any order. Procedures that do not depend on each other run in the given order.
+            The procedures, in any order. Procedures that do not depend on each other run in the given order.
 
         Raises
         ------

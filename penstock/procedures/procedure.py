@@ -41,7 +41,7 @@ class Procedure:
     Parameters
     ----------
     text : ProcedureText
-        Its text.
+        The text.
     catalog : Catalog
         The declarations of its database.
     event : pyarrow.Schema or StreamSpec, optional
@@ -94,7 +94,7 @@ class Procedure:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name."""
         return self.text.name
 
     def __call__(self, *arguments: Any) -> Any:

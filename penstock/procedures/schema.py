@@ -115,9 +115,9 @@ class Column:
     Attributes
     ----------
     name : str
-        Its name, an identifier of Python.
+        The name, an identifier of Python.
     type : pyarrow.DataType
-        Its type.
+        The type.
     kind : Kind
         The kind of its values, or of its elements if it is a list. A timestamp is microseconds since 1970,
         a date is days, a decimal is its digits as an integer.
@@ -242,9 +242,9 @@ class RelationSpec:
     Parameters
     ----------
     name : str
-        Its name, an identifier of Python.
+        The name, an identifier of Python.
     columns : tuple of Column
-        Its columns.
+        The columns.
     """
 
     name: str
@@ -274,7 +274,7 @@ class TableSpec(RelationSpec):
     partition_by : str, optional
         The column of the key by which rows go to buckets.
     indexes : tuple of IndexSpec
-        Its indexes, which are derived from its rows and never stored.
+        The indexes, which are derived from its rows and never stored.
     window : str, optional
         The window whose rows or facts it holds; None if a user declared it.
     """

@@ -11,8 +11,8 @@ Spark runs it with ``python -m`` on each machine, when the first task needs a wo
 installed on each machine, or be on ``PYTHONPATH``: the files of ``spark-submit --py-files`` arrive later, in
 running workers.
 
-Nothing here may start a thread, because a fork loses it while its locks stay held. Nothing here may pass a
-fail point, because fail points are for workers.
+Nothing here may start a thread, because a forked process lacks the thread but inherits its locks. Nothing
+here may pass a fail point, because fail points are for workers.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def main() -> None:
 def _task(work: Callable[..., int]) -> Callable[..., int]:
     """Wrap Spark's function for a task, so that it ends quietly if Spark has closed the connection.
 
-    Spark closes it if a query stops during a task, so there is nobody to report to. After a task, when Spark
-    has its rows, memory beyond the kept amount goes back to the system.
+    Spark closes the connection if a query stops during a task, so nothing would receive a report. After a
+    task, when Spark has its rows, memory beyond the kept amount goes back to the system.
     """
 
     def worker(*connection: Any) -> int:

@@ -74,7 +74,7 @@ class Waiting:
     procedure : str
         The name of the procedure.
     program : Program
-        Its program.
+        The program.
     events : pyarrow.RecordBatch
         The events.
     taken : ndarray of int64

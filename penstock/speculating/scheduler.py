@@ -40,7 +40,7 @@ class Transaction:
     Attributes
     ----------
     kind : str
-        Its procedure.
+        The procedure.
     base : int
         The partition where its control code runs.
     path, estimate : tuple of Step

@@ -29,7 +29,7 @@ class Case:
     Parameters
     ----------
     name, place : str
-        Its name, and the file that it is in.
+        The name, and the file that it is in.
     steps : tuple of pairs
         The steps in order, each as its kind and its content.
     options : mapping

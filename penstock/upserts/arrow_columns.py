@@ -26,7 +26,7 @@ def check_columns(name: str, there: pa.Schema, rows: pa.Schema) -> None:
     name : str
         The table, for messages.
     there : pyarrow.Schema
-        Its columns.
+        The columns.
     rows : pyarrow.Schema
         The columns of the rows.
 

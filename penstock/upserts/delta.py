@@ -26,7 +26,7 @@ class DeltaTarget(UpsertTarget):
     path : str
         The table's directory or URI.
     columns : Columns
-        Its columns.
+        The columns.
     """
 
     def __init__(self, path: str, columns: Columns) -> None:

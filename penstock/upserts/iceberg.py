@@ -40,7 +40,7 @@ class IcebergTable(UpsertTarget):
     table : str
         The table, as ``namespace.table``.
     columns : Columns
-        Its columns.
+        The columns.
     """
 
     def __init__(self, catalog: str, properties: dict[str, str], table: str, columns: Columns) -> None:

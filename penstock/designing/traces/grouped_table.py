@@ -25,7 +25,7 @@ class GroupedTable(PlainTable):
     spec : TableSpec
         The table.
     rows : iterable of dict
-        Its first rows.
+        The first rows.
     journal : list
         See `PlainTable`.
 

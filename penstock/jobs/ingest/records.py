@@ -39,7 +39,7 @@ class Bad:
     Parameters
     ----------
     at : int
-        Its offset in the chunk.
+        The offset in the chunk.
     why : str
         The problem, without the record's content.
     """

@@ -157,9 +157,9 @@ class TextSource(Source):
     Parameters
     ----------
     content : ByteSource
-        Its bytes.
+        The bytes.
     dialect : Dialect
-        Its format.
+        The format.
     key : str, optional
         The source's name in vector clocks, which hold the number of bytes read and the checksum of the first
         4,096 bytes. A source without a name cannot be read again.
@@ -294,7 +294,7 @@ class TableFile(Source):
     path : Path
         The file.
     key : str
-        Its name in vector clocks, which hold the number of rows read.
+        The name in vector clocks, which hold the number of rows read.
     sizes : ReadSizes, optional
         The amounts to read at a time.
     """

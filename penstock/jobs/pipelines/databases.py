@@ -129,7 +129,7 @@ def check_rows(columns: pa.Schema, tables: Mapping[str, TableSpec], name: str) -
         kind = columns.field(field.name).type
         try:
             pa.array([], kind).cast(field.type)
-        except pa.ArrowNotImplementedError:  # only Arrow knows whether a cast exists
+        except pa.ArrowNotImplementedError:  # only Arrow can tell whether a cast exists
             raise InvalidUsageError(
                 "a column has another type than in its table",
                 column=field.name, type=str(kind), declared=str(field.type),

@@ -30,9 +30,9 @@ class ReplayedQuery:
     Attributes
     ----------
     inputs : sequence of Input
-        Its sources.
+        The sources.
     operator : LocalOperator or None
-        Its operator with state, which writes to the scratch location.
+        The operator with state, which writes to the scratch location.
     rows : callable
         Makes its results.
     schema : pyarrow.Schema
@@ -58,7 +58,7 @@ def open_query(
     pipeline, document
         The pipeline.
     checkpoint : Checkpoint
-        Its checkpoint.
+        The checkpoint.
     scratch : str
         The directory for state.
     ignored : str

@@ -40,7 +40,7 @@ class Checkpoint:
     path : pathlib.Path
         The checkpoint of that query.
     committed : tuple of int
-        Its committed micro-batches whose plans exist, ascending.
+        The committed micro-batches whose plans exist, ascending.
     """
 
     directory: GraphDirectory

@@ -65,7 +65,7 @@ class ProcedureModels:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
+        """The name for people."""
         return self.procedure if self.kind is None else f"{self.procedure} {self.kind[1]}"
 
     @property

@@ -45,7 +45,7 @@ class Operation:
     reads : tuple of str
         The other rows that the written value depends on.
     conditions : tuple of str
-        The conditions for it; all of them must hold.
+        The conditions of the operation; all of them must hold.
     condition_reads : tuple of str
         The rows that the conditions depend on.
     key_reads : tuple of str
@@ -235,7 +235,7 @@ class _Finder:
         rows = self.rows(loop_parts(node.iter)[0])
         before = dict(self.frame.names)
         for operations in (dict(self.operations), self.operations):
-            # An iteration may read values of the one before, so only the second pass counts.
+            # An iteration may read values of the previous iteration, so only the second pass counts.
             self.operations = operations
             if isinstance(node.target, ast.Name):
                 self.frame.names[node.target.id] = _Known(refs, rows)

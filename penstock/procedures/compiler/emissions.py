@@ -138,12 +138,12 @@ class Emissions(Writes):
         slid = self.inline(node, self.layout.dependencies.insertions[window.name], values, place)
         if not isinstance(slid, Value):
             raise TypeError(f"{window.name}: an insert returns nothing")
-        # A window of rows deletes no row: a new row overwrites the oldest one.
+        # A window of rows deletes no row: a new row overwrites the oldest row.
         self.forget_rows(window.rows.name)
         return slid.never_null()
 
     def _active(self, window: WindowSpec) -> tuple[str, str]:
-        """Return the number of a window's first active row, and the number after its last one."""
+        """Return the number of a window's first active row, and the number after its last active row."""
         facts = self.layout.tables[window.facts.name]
         slot = self.out.keep(facts.find(["0"]))
         row = Row(window.facts.name, slot, (window.name,), (None,), maybe=True)

@@ -55,7 +55,7 @@ class RelationCode:
     spec : RelationSpec
         The table or stream.
     number : int
-        Its place among the tables or streams of the program.
+        The place among the tables or streams of the program.
     """
 
     letter: ClassVar[str]
@@ -147,7 +147,7 @@ class Layout:
     tables : dict
         The program's tables by name.
     streams : dict
-        Its streams by name.
+        The streams by name.
     dependencies : Dependencies
         The dependencies of its procedures.
     event : tuple of Column

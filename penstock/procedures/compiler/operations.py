@@ -206,7 +206,7 @@ def compare(out: Output, sign: str, a: Value, b: Value) -> Value:
 
 
 def pick(out: Output, name: str, a: Value, b: Value) -> Value:
-    """Return the smaller or larger of two numbers; the first one if they are equal."""
+    """Return the smaller or larger of two numbers; the first number if they are equal."""
     sign = "<" if name == "min" else ">"
     a, b = align(out, a, b)
     picks_second = compare(out, sign, b, a)

@@ -104,7 +104,7 @@ class Program:
     Parameters
     ----------
     name : str
-        Its name.
+        The name.
     tables : tuple of TableSpec
         The tables that it accesses.
     event : tuple of Column
@@ -118,9 +118,9 @@ class Program:
     reasons : tuple of str
         The reasons for rejections, from code 2 on.
     texts : tuple of str or bytes
-        Its literal texts.
+        The literal texts.
     accesses : tuple of Access
-        Its accesses.
+        The accesses.
     undo_log : bool
         Whether it writes an undo log.
     digest : str
@@ -348,7 +348,7 @@ def run_passes(text: ProcedureText, one_pass: Callable[[Facts], Statements]) -> 
         if facts == before:
             if not compiler.unknown:
                 return compiler
-            # Only None is ever written to it, so any kind will do.
+            # Only None is ever written to the variable, so any kind will do.
             facts.kinds[next(name for name in compiler.unknown if name not in facts.kinds)] = Kind.INTEGER
     raise text.wrong(
         text.tree,

@@ -77,9 +77,9 @@ class ProcedureText:
     Parameters
     ----------
     name : str
-        Its name.
+        The name.
     tree : ast.FunctionDef
-        Its definition, without decorators and docstring.
+        The definition, without decorators and docstring.
     file : str
         The file that defines it.
     line, column : int
@@ -132,7 +132,7 @@ class ProcedureText:
 
     @property
     def canonical(self) -> str:
-        """Its text without comments and layout."""
+        """The text without comments and layout."""
         return ast.unparse(self.tree)
 
     @property

@@ -53,7 +53,7 @@ class Scope:
     text : ProcedureText
         The procedure.
     number : int
-        Its number; 0 if it is compiled alone.
+        The number; 0 if it is compiled alone.
     event : mapping
         The attributes of its event.
     result : str or None

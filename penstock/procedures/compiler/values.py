@@ -95,13 +95,13 @@ class Value:
     Attributes
     ----------
     kind : Kind
-        Its kind.
+        The kind.
     code : str
         An expression without effects, which is the value until the next statement.
     null : str or None
         An expression that is true if it is null; None if it never is.
     origin : Origin or None
-        Its origin, if it has one.
+        The origin, if it has one.
     """
 
     kind: Kind
@@ -151,7 +151,7 @@ class ListOf:
     Attributes
     ----------
     column : Column
-        Its column.
+        The column.
     values, begin, end : str
         The array of all elements, and the range of this list's elements.
     null : str

@@ -55,7 +55,7 @@ class Call:
     program : str
         The digest of its program.
     events : pyarrow.RecordBatch, optional
-        Its events. The events of a transaction are one atomic batch; a transaction of interior procedures has
+        The events. The events of a transaction are one atomic batch; a transaction of interior procedures has
         no events.
     bounds : ndarray, optional
         The start of each atomic batch; see `TableSet.run`.
@@ -88,10 +88,10 @@ _CALLS_FOR_CHECKPOINT = 1 << 14
 
 
 class CommandLog:
-    """The log of an open database. Any thread may append and wait; one at a time restores or checkpoints.
+    """The log of an open database.
 
-    A thread makes calls durable: one sync for all calls that were appended since the last sync began (group
-    commit).
+    Any thread may append and wait; one thread at a time restores or checkpoints. A thread makes calls
+    durable: one sync for all calls that were appended since the last sync began (group commit).
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class CommandLog:
     name : str
         The database's name.
     tables : iterable of TableSpec
-        Its tables.
+        The tables.
     interval_s : float
         How long calls wait so that other calls become durable in the same sync.
 

@@ -75,7 +75,7 @@ class RequestQueue:
         InvalidUsageError
             If the queue is closed.
         UnavailableError
-            If it is full and `refuse` is true.
+            If the queue is full and `refuse` is true.
         """
         with self._changed:
             if refuse and len(self._waiting) >= self._most_waiting:

@@ -39,7 +39,7 @@ class Snapshot:
         return self.tables[name]
 
     def sql(self, query: str) -> pa.Table:
-        """Return the result of a query in DuckDB's SQL over the tables. It cannot access files.
+        """Return the result of a query in DuckDB's SQL over the tables. The query cannot access files.
 
         Raises
         ------

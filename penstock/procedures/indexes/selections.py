@@ -35,7 +35,7 @@ class Selection:
     low, high : str or None
         The bounds of the next column, excluding `high`; None if open.
     row : Row
-        A row of it, whose slot is filled in.
+        A row of the range, whose slot is filled in.
     """
 
     table: TableCode

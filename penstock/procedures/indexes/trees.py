@@ -1,8 +1,8 @@
 """The tree of an index: a treap whose nodes are the slots of a table's rows.
 
-A node is a row of a matrix of int64: the words by which rows are in order, then the left child's slot plus
-one, the right child's, and whether the row is in the tree. The words of integers, times and booleans are
-their values. The words of floats sort as Spark sorts floats. The words of texts are their numbers
+A node is a row of a matrix of int64: the words by which rows are in order, then the slots of the left and
+the right child, each plus one, and whether the row is in the tree. The words of integers, times and booleans
+are their values. The words of floats sort as Spark sorts floats. The words of texts are their numbers
 (`penstock.procedures.texts`), which compare like the texts' bytes. The priority of a node is a hash of its
 slot. So the shape depends on slots, but the order of rows on their content alone.
 
@@ -88,7 +88,7 @@ def compare_bound(nodes: Nodes, slot: int, bound: Any, mask: int, offsets: Nodes
 
 @kernel
 def _compare(nodes: Nodes, a: int, b: int, mask: int, offsets: Nodes, data: Bytes) -> int:
-    """Compare two rows; below 0 if the first one comes first."""
+    """Compare two rows; below 0 if row `a` comes first."""
     return compare_bound(nodes, a, nodes[b, : nodes.shape[1] - LINKS], mask, offsets, data)
 
 

@@ -304,7 +304,7 @@ class Lowering:
         return row._getvalue(), kind
 
     def _pick(self, node: ast.Call, precedes: Any) -> tuple[Any, Any]:
-        """Write the least or greatest argument; the first one if several are equal."""
+        """Write the least or greatest argument; the first argument if several are equal."""
         kind = self._kinds.of(node)
         result, *others = (self._converted(argument, kind) for argument in node.args)
         for other in others:
@@ -322,7 +322,7 @@ class Lowering:
         return result, types.boolean
 
     def _junction(self, node: ast.BoolOp) -> tuple[Any, Any]:
-        """Write ``and`` or ``or``, which skips operands once the earlier ones decide the result."""
+        """Write ``and`` or ``or``, which skips operands once earlier operands decide the result."""
         builder = self._builder
         place = self._new_place(types.boolean, "holds")
         after = builder.append_basic_block("after")

@@ -7,7 +7,7 @@ threads find the rows that the transactions access (the compute mode); after it,
 =========  ==================================================================================
 serial     the kernel of `TableSet.run`, on the calling thread
 chains     a transaction runs once it is at the head of the operation chains of all of its rows
-levels     a round runs the transactions that conflict with no earlier one that has not run
+levels     a round runs transactions that conflict with no earlier unfinished transaction
 split      rows belong to threads; a thread runs the transactions of its rows in their order
 =========  ==================================================================================
 

@@ -20,8 +20,8 @@ class MeasuredCosts:
     """Chooses the mode of each batch of a program.
 
     All batches run serially until they have taken a while. Then each other mode runs two batches, of which
-    only the second is measured. From then on the cheapest mode runs, and the other modes are tried again now
-    and then.
+    only the second is measured. From then on the cheapest mode runs, and the other modes are tried again
+    from time to time.
 
     Parameters
     ----------

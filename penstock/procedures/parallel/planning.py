@@ -91,7 +91,7 @@ class Planner:
     program : Program
         The program.
     sets : AccessSets
-        Its access sets.
+        The access sets.
     """
 
     def __init__(self, tables: TableSet, program: Program, sets: AccessSets) -> None:

@@ -47,7 +47,7 @@ class EventKeys:
     program : Program
         The program.
     route : Route
-        Its route, without an obstacle.
+        The route, without an obstacle.
     events : pyarrow.RecordBatch
         The events.
     placements : mapping

@@ -34,7 +34,7 @@ MOVE_COST = 16
 So tables are gathered if more than 6 % of transactions need several partitions.
 """
 MIN_MOVES_TO_GATHER = 1 << 14
-"""Tables with fewer rows are gathered or scattered as if they had this many, so that this is rare."""
+"""Tables with fewer rows are gathered or scattered as if they had this many rows, so that moves are rare."""
 
 
 class GatheredTables:

@@ -153,7 +153,7 @@ def _obstacle(program: Program | PlainProgram, placements: Mapping[str, Placemen
 
 
 def _changes(program: Program, found: Found) -> str | None:
-    """Return why an index may find other rows during a call than before it; None if it finds the same."""
+    """Return why an index may find other rows during a call than before it; None if the rows are the same."""
     lists = {column.name for column in program.event if column.is_list}
     if lists & set(found.attributes):
         return f"the index of {found.table} is read for each element of a list"

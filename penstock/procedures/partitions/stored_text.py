@@ -16,7 +16,7 @@ class StoredText(ABC):
     """A value that a text file keeps."""
 
     _KIND: ClassVar[str]
-    """Its name in errors, with an article."""
+    """The name in errors, with an article."""
 
     @classmethod
     def load(cls, source: Self | str | os.PathLike[str]) -> Self:

@@ -32,11 +32,11 @@ class PackagedProgram:
     Attributes
     ----------
     name : str
-        Its short name.
+        The short name.
     summary : str
         The purpose of a transaction.
     database : Database
-        Its tables and procedures.
+        The tables and procedures.
     procedure : Procedure
         The procedure to run for each event.
     opening : callable
@@ -96,7 +96,7 @@ def zipf(seed: int, count: int, keys: int, skew: float) -> Integers:
 
 
 def zipf_ranks(seed: int, count: int, keys: int, skew: float) -> Integers:
-    """Draw ranks of a Zipf distribution; 0 is the most frequent one."""
+    """Draw ranks of a Zipf distribution; 0 is the most frequent rank."""
     weights = np.arange(1, keys + 1, dtype=np.float64) ** -skew
     bounds = np.cumsum(weights / weights.sum())
     return np.minimum(np.searchsorted(bounds, fractions(seed, count)), keys - 1)

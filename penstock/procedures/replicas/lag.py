@@ -1,4 +1,4 @@
-"""How far a replica is behind."""
+"""How far a replica is behind the log of its database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Lag:
     Attributes
     ----------
     calls : int
-        The calls that are in the log and have not run here.
+        The calls that are in the log and have not run in the replica.
     seconds : float
         The age of the oldest of these calls; 0.0 if there are none.
     """

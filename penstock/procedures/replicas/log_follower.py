@@ -87,9 +87,9 @@ class LogFollower:
     Parameters
     ----------
     database : Database
-        Its procedures.
+        The procedures.
     tables : iterable of TableSpec
-        Its tables, including hidden tables.
+        The tables, including hidden tables.
     location : str or path
         The directory of the database.
     partitions, ranges, predictor

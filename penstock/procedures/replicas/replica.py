@@ -39,7 +39,7 @@ class Replica:
     Parameters
     ----------
     database : Database
-        Its tables and procedures, the same as in the other process.
+        The tables and procedures, the same as in the other process.
     location, poll_interval, partitions, ranges, predictor
         See `Database.follow`.
     """

@@ -90,7 +90,7 @@ def _has_route(program: Program | PlainProgram, route: pa.DataType | None) -> bo
         return False
     try:
         pa.nulls(0, event_schema(program.event).field(attribute).type).cast(route)
-    except pa.ArrowNotImplementedError:  # only Arrow knows whether a cast exists
+    except pa.ArrowNotImplementedError:  # only Arrow can tell whether a cast exists
         return False
     return True
 

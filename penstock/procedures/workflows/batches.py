@@ -72,7 +72,7 @@ def batch_bounds(column: pa.Array[Any], name: str) -> npt.NDArray[np.int64]:
     """
     try:
         numbers = column.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    except pa.ArrowNotImplementedError as error:  # only Arrow knows which types it compares
+    except pa.ArrowNotImplementedError as error:  # only Arrow can tell which types it compares
         raise InvalidUsageError(
             "a column of this type does not tell batches",
             column=name,

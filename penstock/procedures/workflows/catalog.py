@@ -142,7 +142,7 @@ class Catalog:
         Raises
         ------
         InvalidUsageError
-            If one is not declared, or is a window of another procedure.
+            If a parameter is not declared, or is a window of another procedure.
         """
         relations = [*self.tables, *self.streams, *self.windows]
         for name, parameter in zip(text.tables, text.tree.args.args[1:], strict=True):

@@ -45,9 +45,9 @@ def compile_workflow(
     Parameters
     ----------
     name : str
-        Its name.
+        The name.
     stages : sequence of Stage
-        Its procedures in their order.
+        The procedures in their order.
     dependencies : Dependencies
         The dependencies of the procedures.
     event : tuple of Column

@@ -40,9 +40,9 @@ class Workflow:
     Parameters
     ----------
     name : str
-        Its name.
+        The name.
     parts : sequence of Procedure or Nested
-        Its procedures and nested groups.
+        The procedures and nested groups.
     catalog : Catalog
         The declarations of their database.
     location : str or path, optional
@@ -171,7 +171,7 @@ class Workflow:
 
     @property
     def procedures(self) -> tuple[Procedure, ...]:
-        """Its procedures in the order in which they run."""
+        """The procedures in the order in which they run."""
         return self._procedures
 
     @property
@@ -181,7 +181,7 @@ class Workflow:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Its procedures in the order in which they run, with what they take and their transactions."""
+        """The procedures in the order in which they run, with what they take and their transactions."""
         return tuple(
             Stage(procedure.text, self._input_stream(procedure), procedure.result_columns(), number)
             for procedure, number in zip(self._procedures, self._transactions, strict=True)

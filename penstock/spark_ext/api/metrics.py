@@ -51,8 +51,9 @@ def metrics(query: StreamingQuery | SeveralQueries) -> MetricsList:
     There is one entry for each batch and operator. Spark keeps the last
     ``spark.sql.streaming.numRecentProgressUpdates`` batches. The fields are ``query``, ``query_id``,
     ``batch_id``, ``timestamp``, ``operator``, ``batch_ms``, ``bad_records`` (of a pipeline's sources),
-    ``spark_ms`` (Spark's time by phase), and those of `penstock.operators.scheduling.metrics.BatchMetrics`,
-    with ``queue_staleness_ms`` and ``application_staleness_ms`` as ``{"avg", "p50", "p95", "max"}``.
+    ``spark_ms`` (Spark's time by phase), and the fields of
+    `penstock.operators.scheduling.metrics.BatchMetrics`, with ``queue_staleness_ms`` and
+    ``application_staleness_ms`` as ``{"avg", "p50", "p95", "max"}``.
 
     The list has `to_pandas`, and notebooks show it as a table.
 

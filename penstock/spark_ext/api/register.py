@@ -62,8 +62,8 @@ def register(
     spark : SparkSession
         The session.
     metrics_file : str, optional
-        A file to which the metrics of every micro-batch of the session's queries are appended, one
-        JSON object a line (see `penstock.metrics`). Further calls add further files.
+        A file to which the metrics of every micro-batch of the session's queries are appended, one JSON
+        object on each line (see `penstock.metrics`). Further calls add further files.
     metrics_query : str, optional
         The name of the query or graph whose metrics are written and offered; by default all queries.
     prometheus : str or int, optional

@@ -336,7 +336,7 @@ def choose_buckets(
 ) -> tuple[TransactionOptions, str | None]:
     """Return the options and the attribute that chooses the bucket.
 
-    The options get one bucket if several would need a route.
+    The options get one bucket if several buckets would need a route.
     """
     route = routing_attribute(program) if options.batch is None else None
     return replace(

@@ -98,7 +98,7 @@ def update_join(
     watermark_delay : str or timedelta, optional
         The allowed lateness. A tuple that is older than this, relative to the newest tuple of earlier
         micro-batches of both sides in its bucket, is dropped and counted. The default is `within`. It should
-        cover the lead of one side over the other.
+        be at least the lead of one side over the other.
     unit : str, optional
         The unit of an integer time: ``s``, ``ms``, ``us`` or ``ns``.
     buckets, state_location, retain_versions, name

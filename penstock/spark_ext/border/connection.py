@@ -100,7 +100,7 @@ def is_connect(spark: SparkSession) -> bool:
 
 
 def check_functions(spark: SparkSession) -> None:
-    """Refuse a session whose kind differs from that of PySpark's functions in this process.
+    """Refuse a session whose kind differs from the kind of PySpark's functions in this process.
 
     Raises
     ------

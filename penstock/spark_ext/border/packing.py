@@ -176,7 +176,7 @@ class Packer:
     dropped: DroppedForm | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the parcels of one partition's rows; the last one holds the number of dropped rows."""
+        """Return the parcels of one partition's rows; the last parcel holds the number of dropped rows."""
         context = TaskContext.get()
         part = context.partitionId() if context else 0
         facts = _Facts()

@@ -157,7 +157,7 @@ def sort_rows(
     parcels : sequence of pyarrow.RecordBatch
         The rows of a bucket, in any order.
     column_count : int
-        The number of columns before those that order rows (`place_rows`).
+        The number of columns before the columns that order rows (`place_rows`).
     with_places : bool
         Whether to pass on the columns that order rows.
     """

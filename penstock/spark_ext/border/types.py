@@ -3,7 +3,7 @@
 ==================================  =======================================================
 in a p-stream                       in Spark
 ==================================  =======================================================
-what Spark writes                   the very same: the whole Spark schema is kept beside it
+what Spark writes                   the same type: the schema of Spark is stored, too
 ``uint8``, ``uint16``, ``uint32``   the next wider signed type
 ``uint64``                          ``decimal(20,0)``
 ``float16``                         ``float``

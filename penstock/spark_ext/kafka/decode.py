@@ -64,7 +64,7 @@ def decode_kafka(
         ``headers``. Each gets the prefix ``kafka_`` and follows the other columns.
     on_error : {"keep", "skip", "fail"}
         The treatment of a value that cannot be read, or has a field of another type: kept with nulls, left
-        out, or a failure of the query. `penstock.metrics` counts them as ``bad_records``.
+        out, or a failure of the query. `penstock.metrics` counts such values as ``bad_records``.
     name : str
         The name under which such values are counted. Each call in a query needs a different name.
     reject_to : str or path, optional

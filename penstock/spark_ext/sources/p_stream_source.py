@@ -99,7 +99,7 @@ class PStreamDataSource(DataSource):
     path
         The location of the p-stream, which is created if it does not exist.
     writer
-        The writer's name in the commit log; by default the query's id, or a new one for each batch job.
+        The writer's name in the commit log; by default the query's id, or a new name for each batch job.
     batch
         With `writer`, and for batch jobs only, as in ``foreachBatch``: the writer's batch number. If the
         number is not above the writer's last number, the batch was already written, and its rows are dropped.

@@ -2,8 +2,8 @@
 
 Spark's own reader is fast, but its rows cross to Python one value at a time. So if a source's rows are
 reduced to fragments of windows, or to the newest tuples of keys, no row crosses. Spark's file stream lists
-the files of a micro-batch and divides them into tasks, and each task tells Python its range of rows. Python
-decodes the columns that the scan needs and runs the scan on them, as a p-stream's reader does.
+the files of a micro-batch and divides them into tasks, and each task passes its range of rows to Python.
+Python decodes the columns that the scan needs and runs the scan on them, as a p-stream's reader does.
 
 Tasks are assigned *ranges* of a fixed length. The first row of range ``k`` of a file is ``k * RANGE``, and
 exactly one task has this row, however Spark divides a file. That task reads the whole range::

@@ -51,7 +51,7 @@ class TaskRows:
     def commit(self, batches: list[pa.RecordBatch], writer: str, batch: int, part: int) -> PStream | None:
         """Make rows of a micro-batch durable and visible, unless another attempt has done so.
 
-        Steps: 1. write them, 2. sync the micro-batch's plan, 3. commit the rows.
+        Steps: 1. write the rows, 2. sync the micro-batch's plan, 3. commit the rows.
 
         Parameters
         ----------
@@ -125,7 +125,7 @@ def _same_rows(ours: pa.Table, theirs: pa.Table) -> bool:
 class LateStream:
     """Writes the rows that an operator drops to a p-stream. Made on the driver, used in workers.
 
-    The columns are those of the input, `REASON`, and `WATERMARK` if the operator has one.
+    The columns are the columns of the input, `REASON`, and `WATERMARK` if the operator has a watermark.
 
     Parameters
     ----------

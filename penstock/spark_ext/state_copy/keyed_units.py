@@ -260,6 +260,6 @@ def _join_state(parts: list[PUnit], stored: Sequence[Mapping[str, Any]]) -> Writ
     delays = [one["delay"] for one in stored if "delay" in one]
     meta |= {"delay": max(delays)} if delays else {}
     if horizons:
-        # All buckets get the same clock, so only a bucket without a micro-batch can be behind.
+        # All buckets get the same clock, so only a bucket that ran no micro-batch can have an older clock.
         meta |= {"horizon": max(horizons), "expired": sum(one["expired"] for one in stored)}
     return WrittenState([replace(part, meta=meta) for part in parts])

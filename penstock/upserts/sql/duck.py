@@ -23,7 +23,7 @@ class DuckTable(SqlTable):
     table : str
         The table, optionally with its schema.
     columns : Columns
-        Its columns.
+        The columns.
     """
 
     TYPES = {

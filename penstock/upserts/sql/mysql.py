@@ -30,7 +30,7 @@ class MysqlTable(SqlTable):
     table : str
         The table, optionally with its database.
     columns : Columns
-        Its columns.
+        The columns.
     """
 
     QUOTE = "`"

@@ -34,7 +34,7 @@ class PostgresTable(SqlTable):
     table : str
         The table, optionally with its schema.
     columns : Columns
-        Its columns.
+        The columns.
     """
 
     def __init__(self, uri: str, name: str, table: str, columns: Columns) -> None:

@@ -26,7 +26,7 @@ class SqliteTable(SqlTable):
     table : str
         The table.
     columns : Columns
-        Its columns.
+        The columns.
     """
 
     TYPES = {

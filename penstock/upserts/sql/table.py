@@ -40,7 +40,7 @@ class SqlTable(UpsertTarget):
     table : str
         The table, optionally with a schema and a dot before it.
     columns : Columns
-        Its columns.
+        The columns.
     """
 
     QUOTE: ClassVar[str] = '"'

@@ -26,8 +26,8 @@ class Prediction:
     partitions : ndarray of uint64
         A bit for each partition that a transaction accesses (OP1 and OP2).
     written : ndarray of uint64
-        A bit for each partition that it writes. It is finished with another partition once its rows there
-        were read (OP4).
+        A bit for each partition that it writes. The transaction is finished with any other partition once it
+        has read the partition's rows (OP4).
     undo : ndarray of bool
         Whether a transaction may be rejected after it has written, so that it needs an undo log (OP3).
     """

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["PredictedRuns", "use_predictor"]
 
 MOST_WAVES = 8
-"""If a call would need more waves, or move more rows than it has events, the call has one wave, none late."""
+"""If a call needs more waves, or moves more rows than it has events, it has one wave and nothing is late."""
 MOST_FORWARDED = 0.5
 """If predictions would forward more than this share of a call, one thread is as fast without them."""
 USELESS_PAUSE = 31

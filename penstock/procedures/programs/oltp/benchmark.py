@@ -38,11 +38,11 @@ class OltpBenchmark:
     Attributes
     ----------
     name : str
-        Its short name.
+        The short name.
     summary : str
         The purpose of its transactions.
     database : Database
-        Its tables and procedures.
+        The tables and procedures.
     procedure : Procedure
         The procedure that runs each request, whatever its kind.
     full, small : object
