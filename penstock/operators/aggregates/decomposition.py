@@ -73,7 +73,7 @@ class Decomposition:
     def add_count(self, taken: Iterable[str] = ()) -> Decomposition:
         """Return the decomposition with a partial that counts rows.
 
-        Add one under a free name if there is none.
+        Add such a partial under a free name if there is none.
         """
         if self.rows is not None:
             return self

@@ -125,7 +125,7 @@ def slide(
     counts, wholes, rests, deviations : arrays of n
         As in `add_entries`.
     low, high : int64 arrays of m
-        Bounds of non-empty ranges. Both increase; a new group starts after the previous one.
+        Bounds of non-empty ranges. Both increase; a new group starts after the previous group.
     suffix : float64 array of (n, 3)
         Buffer for the front stack: counts, distances, squares.
     out : float64 array of m

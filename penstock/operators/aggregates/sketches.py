@@ -155,7 +155,7 @@ def hashes_in(images: pa.Array[Any]) -> tuple[Integers, _Words]:
 
 
 class SketchUnion(Protocol):
-    """A union of sketches, to which more can be added."""
+    """A union of sketches, to which more sketches can be added."""
 
     def add(self, sketch: Any) -> None:
         """Unite with a sketch."""

@@ -1,7 +1,7 @@
 """Keys that leave the state of a join when neither side had a tuple for the time to live.
 
-The clock and the horizon are those of queues (`penstock.operators.queues.expiry`). Every tuple at or before
-the horizon of earlier micro-batches is late, so no match of a removed key comes back.
+The clock and the horizon are the same as for queues (`penstock.operators.queues.expiry`). Every tuple at or
+before the horizon of earlier micro-batches is late, so no match of a removed key comes back.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Under *append* semantics every tuple waits and is served, in the order of arrival. Under *update* semantics
 the queue is an `UpdateQueue`. An *adaptive* queue appends while it keeps up. When the waiting and arriving
 tuples would take more than `_MAX_TRIGGERS_TO_APPEND` triggers, it switches to update: the waiting tuples are
-conflated to the newest tuple of each key. When all of them can be served in `_MAX_TRIGGERS_TO_RESUME`
-triggers, new tuples are appended again, and the update queue's tuples are served before them. Between the two
-limits nothing changes. A freshness contract sets the first limit.
+conflated to the newest tuple of each key. When all waiting and arriving tuples can be served in
+`_MAX_TRIGGERS_TO_RESUME` triggers, new tuples are appended again, and the update queue's tuples are served
+before them. Between the two limits nothing changes. A freshness contract sets the first limit.
 
 An adaptive queue never serves an older tuple of a key after a newer tuple. So even under append semantics a
 tuple is late if a newer tuple of its key has arrived. In a plain append queue nothing is late.

@@ -297,7 +297,7 @@ class TabledKeyRecords(KeyRecords):
         return super().size_bytes + self._table.size_bytes
 
     def find_or_add(self, keys: Keys) -> Integers:
-        """Return the number of each key; assign numbers to keys without one and fetch their records."""
+        """Return the number of each key; assign numbers to keys without a number and fetch their records."""
         size, gone = len(self), self._gone
         ids = super().find_or_add(keys)
         self._new += gone - self._gone

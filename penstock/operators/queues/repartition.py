@@ -182,7 +182,7 @@ def merge_states(states: Sequence[QueueState], cost_factor: float) -> QueueState
     # A controller's estimates for an old bucket do not hold for a new bucket.
     meta.pop("controller", None)
     if "horizon" in meta:
-        # All buckets get the same clock, so only a bucket without a micro-batch can be behind.
+        # All buckets get the same clock, so only a bucket that ran no micro-batch can have an older clock.
         meta |= {name: max(known(name)) for name in ("horizon", "deleted_horizon")}
         meta["expired"] = sum(known("expired"))
     if clock is not None:

@@ -128,7 +128,7 @@ class UpdateQueue(KeyedQueue):
         A tuple older than its key's newest emitted tuple is late and dropped. A tuple older than the waiting
         tuple is conflated. If times are equal, the later arrival is newer. In a union (UpStream §3.2) a
         tuple with the time of the newest emitted tuple is a duplicate. If two tuples have equal
-        times, the duplicate is the one with the greater source number, or else the later arrival.
+        times, the duplicate is the tuple with the greater source number, or else the later arrival.
         """
         total = int(arrivals.count.sum())
         if not total:

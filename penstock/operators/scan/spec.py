@@ -155,7 +155,7 @@ class Partial:
 
     @property
     def combining(self) -> Partial:
-        """The partial that combines several of these, under the same name."""
+        """The partial that combines several such partials, under the same name."""
         return replace(self, kind=_AGAIN.get(self.kind, self.kind), expression=self.name)
 
 

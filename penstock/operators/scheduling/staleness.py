@@ -23,7 +23,7 @@ __all__ = ["Staleness", "StalenessMeter"]
 
 _LOG_BIN_GROWTH = math.log(1.02)
 _BINS = 1700
-"""Bin 0 is [0, 1) µs; bin i is [1.02**(i-1), 1.02**i) µs; the last one is open (above 12 years)."""
+"""Bin 0 is [0, 1) µs; bin i is [1.02**(i-1), 1.02**i) µs; the last bin is open (above 12 years)."""
 
 Floats = npt.NDArray[np.float64]
 

@@ -6,8 +6,8 @@ before a delete do not contain it, and keep their rows.
 
 What a delete removes depends on the order of single rows. So rows wait until the watermark has passed their
 pane. Then the rows after the pane's last delete, or this delete if no row follows it, are folded into the
-pane's partials. The partial `DeletingLayout.mark` records which of the two. A window begins at its last pane
-with a delete. A row is late if the watermark has passed its pane.
+pane's partials. The partial `DeletingLayout.mark` records which of the two was folded. A window begins at
+its last pane with a delete. A row is late if the watermark has passed its pane.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ def slide_sum(values: Any, low: Any, high: Any, suffix: Any, out: Any) -> None:
     ----------
     values : array of n
     low, high : int64 arrays of m
-        Bounds of non-empty ranges of `values`. Both increase; a new group begins after the previous one.
+        Bounds of non-empty ranges of `values`. Both increase; a new group begins after the previous group.
     suffix : array of n
         Buffer for the front stack.
     out : array of m

@@ -13,8 +13,8 @@ in WAIT and in READY or IDLE at once, because newer windows arrive while an olde
     READY  dequeue  is_avail: the window has more tuples           READY
     READY  dequeue  else, the window is complete                   DONE: the result is emitted
     READY  dequeue  else                                           IDLE (eager only)
-    IDLE   enqueue  do_promote: a tuple of the committed window    READY, after the others
-    IDLE   enqueue  the watermark completes the window             READY, after the others
+    IDLE   enqueue  do_promote: a tuple of the committed window    READY, after the other READY keys
+    IDLE   enqueue  the watermark completes the window             READY, after the other READY keys
     DONE   enqueue                                                 ENQ
 
 *Lazy*: the most recent window is the newest complete window (MRU_L), and no key is IDLE. *Eager*: the most
@@ -288,8 +288,8 @@ class WindowQueue:
         """Book the staleness up to now; return queue and application staleness since the last call.
 
         Queue staleness of a key starts at the first window end (lazy) or window start (eager) since the key
-        was dequeued. Application staleness starts at the end of the oldest complete window that is newer than
-        the delivered one (UpStream §6.1.2, §6.2.2).
+        was dequeued. Application staleness starts at the end of the oldest complete window that is newer
+        than the delivered window (UpStream §6.1.2, §6.2.2).
         """
         begin = now_us if self._settled_at is None else self._settled_at
         key_rows = self.buffers.key_rows

@@ -73,7 +73,7 @@ class ServedWindows:
     ids : int64 array
         Key numbers.
     start_pane : int64 array
-        First pane of each window, even if the key has no tuple there.
+        First pane of each window, even if the key has no tuple in this pane.
     rows : pyarrow.RecordBatch
         Payload of the panes of all windows, ordered by window and pane.
     panes : int64 array

@@ -268,8 +268,8 @@ def enter(
         Output: each key that begins to wait or continues to wait with a newer window, and whether it waited
         before.
     locations : int64 array
-        Output: location of each entry. The caller writes the entry's payload there if the slot still names
-        the entry at the end.
+        Output: location of each entry. The caller writes the entry's payload to this location if the slot
+        still names the entry at the end.
     """
     key_rows, _, registers, _, _, _ = state
     size, slide = registers[SIZE], registers[SLIDE]
