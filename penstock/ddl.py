@@ -124,7 +124,7 @@ class _Parser:
         self._step()
 
     def _step(self) -> str:
-        """Return the next token, and go to the one after it."""
+        """Return the next token, and go to the token after it."""
         token = self._next
         self._rest = self._text[self._at :].lstrip()
         match = _TOKEN.match(self._text, self._at)

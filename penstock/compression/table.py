@@ -59,7 +59,7 @@ def encode_table(
     table : pyarrow.RecordBatch or pyarrow.Table
         The table; its column names must be distinct.
     chooser : Chooser, optional
-        Decides how to encode columns; by default a new one with the goal "balanced".
+        Decides how to encode columns; by default a new chooser with the goal "balanced".
     codecs : mapping of str to str, optional
         Cascades for columns, in place of the chooser's decision.
     schema : pyarrow.Schema, optional
@@ -274,7 +274,7 @@ class BlockWriter:
     sink : binary file
         The file to write to. It stays open.
     chooser : Chooser, optional
-        Decides how to encode columns; by default a new one with the goal "balanced".
+        Decides how to encode columns; by default a new chooser with the goal "balanced".
     codecs : mapping of str to str, optional
         Cascades for columns, in place of the chooser's decision.
 

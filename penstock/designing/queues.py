@@ -240,7 +240,7 @@ def _check_columns(schema: pa.Schema, names: Sequence[str]) -> None:
 
 
 def _choose_key(sample: pa.RecordBatch, time: str, seconds: float) -> list[KeyStatistics]:
-    """Return the columns that may be a key, the best one first."""
+    """Return the columns that may be a key, the best column first."""
     kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
     found = [
         KeyStatistics.of(sample, [field.name], seconds)

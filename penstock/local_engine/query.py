@@ -130,7 +130,7 @@ class LocalQuery:
                 source.stop_at_present()
 
     def run_batch(self, *, serves: bool = True) -> bool:
-        """Run a micro-batch if there is something to do; return whether one ran.
+        """Run a micro-batch if there is something to do; return whether a micro-batch ran.
 
         Parameters
         ----------

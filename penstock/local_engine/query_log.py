@@ -185,7 +185,7 @@ class QueryLog:
         return held.get(0, {})
 
     def commit(self, batch: int, pointers: Mapping[int, Pointer] | None, due: Collection[int] | None) -> None:
-        """Make a micro-batch the newest committed one.
+        """Make a micro-batch the newest committed micro-batch.
 
         Parameters
         ----------

@@ -26,8 +26,8 @@ Floats = npt.NDArray[np.float64]
 def cluster(rows: Floats) -> Callable[[Floats], Numbers]:
     """Cluster rows of features by expectation maximization; return a function that assigns other rows.
 
-    If there are few distinct rows, each is the mean of a cluster; otherwise the number of clusters is the one
-    with the least BIC.
+    If there are few distinct rows, each is the mean of a cluster; otherwise the number of clusters is the
+    number with the least BIC.
     """
     from sklearn.mixture import GaussianMixture
 

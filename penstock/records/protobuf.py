@@ -210,7 +210,7 @@ def protobuf_decoder(
     schema : str or None
         The text of a ``.proto`` file, or the name of a ``.proto`` or ``FileDescriptorSet`` file.
     message : str or None
-        The message; None if the schema has only one.
+        The message; None if the schema has only one message.
     registry : SchemaRegistry or None
         The registry.
 

@@ -159,7 +159,7 @@ def number_of(name: str) -> Version | None:
 
 
 def pointer_of(name: str) -> Pointer | None:
-    """Return the pointer to a finished file of a chain; None if `name` is not the name of one."""
+    """Return the pointer to a finished file of a chain; None if `name` is not the name of such a file."""
     number = number_of(name)
     if number is None or name.startswith("."):
         return None

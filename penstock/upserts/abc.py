@@ -127,4 +127,4 @@ class UpsertTarget(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; a later call opens a new one."""
+        """Close the connection; a later call opens a new connection."""

@@ -64,7 +64,7 @@ class LocalFiles:
         return sorted(facts, key=lambda fact: fact.name)
 
     def child(self, name: str) -> LocalFiles:
-        """Return the directory `name` below this one; see `Files.child`."""
+        """Return the directory `name` below this directory; see `Files.child`."""
         return LocalFiles(self.directory / check_name(name), self.direct_io)
 
     def path_of(self, name: str) -> str:

@@ -128,7 +128,7 @@ class ObjectFiles(UriFiles):
         facts = [FileFacts(_last(below), 0, is_directory=True) for below in found["common_prefixes"]]
         for meta in found["objects"]:
             if meta["path"] == path:
-                continue  # the empty object by which Hadoop and others mark a directory
+                continue  # the empty object by which Hadoop and other programs mark a directory
             written_us = int(meta["last_modified"].timestamp() * 1_000_000)
             facts.append(FileFacts(_last(meta["path"]), meta["size"], written_us=written_us))
         return sorted(facts, key=lambda fact: fact.name)

@@ -35,7 +35,7 @@ class UriFiles:
         return "/".join([address.rstrip("/"), *self.below]) + mark + parameters
 
     def child(self, name: str) -> Self:
-        """Return the directory `name` below this one; see `Files.child`."""
+        """Return the directory `name` below this directory; see `Files.child`."""
         return replace(self, below=(*self.below, check_name(name)))
 
     def path_of(self, name: str) -> str:

@@ -192,7 +192,7 @@ class GraphDirectory:
         identity : str
             The identity of the p-stream.
         row : int
-            The readers of the query have released all rows before this one.
+            The readers of the query have released all rows before this row.
 
         Raises
         ------

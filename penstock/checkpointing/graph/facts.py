@@ -42,9 +42,9 @@ class ReaderFacts:
     name, query : str
         The names of the subscription and of the query that reads.
     released : int
-        The subscription has released all rows before this one.
+        The subscription has released all rows before this row.
     committed : int
-        The query has committed all rows before this one.
+        The query has committed all rows before this row.
     lag : int
         Durable rows that are in no committed micro-batch yet.
     """

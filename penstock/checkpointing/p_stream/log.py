@@ -385,8 +385,8 @@ class CommitLog:
         Parameters
         ----------
         start_of : callable
-            Returns the first row that is needed, given the current log. If the stream already starts there or
-            later, nothing is added.
+            Returns the first row that is needed, given the current log. If the stream already starts at this
+            row or later, nothing is added.
 
         Raises
         ------

@@ -181,7 +181,7 @@ class PStream:
         Raises
         ------
         InvalidUsageError
-            If `start` is something else, or rows from there on are released.
+            If `start` is something else, or rows from this offset on are released.
         """
         self.refresh()
         return self._offset_of(start)
@@ -374,7 +374,7 @@ class PStream:
         return Trimmed(self.start, len(orphans), size)
 
     def needed(self) -> int:
-        """Return the first row to keep: the first that a reader needs, or the first of an update log."""
+        """Return the first row to keep: the first row that a reader needs, or that an update log has."""
         return self.start if self.update_log is not None else min(self.readers().values(), default=self.start)
 
     def sweep(self) -> list[FileFacts]:

@@ -147,7 +147,7 @@ def encode_stream(values: Ints, cascade: Cascade) -> Node:
 
 
 def encode_light(values: Ints, parent_bytes: int = 0) -> Node:
-    """Encode `values` by the one of a few quick cascades that makes the first values smallest.
+    """Encode `values` by one of a few quick cascades: the cascade that makes the first values smallest.
 
     Small streams stay plain, because decoding would cost more than the saving is worth. A stream is small in
     absolute size, or relative to the `parent_bytes` of its parent.

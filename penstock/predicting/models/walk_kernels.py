@@ -148,7 +148,7 @@ def walk(
     threshold : float
         The least probability at which a partition is considered needed.
     path : ndarray
-        Receives the vertices, beginning with the first one.
+        Receives the vertices, in the order of the path.
     masks : ndarray
         Receives for each query a bit for each partition that it accesses.
     seen : ndarray, two-dimensional

@@ -63,7 +63,7 @@ class SqlTable(UpsertTarget):
     ZONE: ClassVar[str] = "+00"
     """The suffix of a time with a zone, which is in UTC."""
     KEY_TYPES: ClassVar[Mapping[str, str]] = {}
-    """The types of key columns that differ from those of other columns."""
+    """The types of key columns that differ from the types of other columns."""
 
     def __init__(self, name: str, table: str, columns: Columns) -> None:
         self.name = f"{name}/{table}"
