@@ -73,7 +73,7 @@ def parse_cascade(text: str) -> Cascade:
     Raises
     ------
     InvalidUsageError
-        If it names an unknown codec, or a codec follows a codec that ends a cascade.
+        If the text names an unknown codec, or a codec follows a codec that ends a cascade.
     """
     cascade = tuple(name.strip() for name in text.split(">"))
     # Tokens are a layout of texts: the codecs that follow encode the tokens.

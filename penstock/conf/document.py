@@ -263,8 +263,8 @@ def read_document(text: str, name: str) -> Document:
     Raises
     ------
     PipelineError
-        If it is not YAML, is empty, is not a mapping, or has a field twice, an alias, or a field whose name
-        is not text.
+        If the text is not YAML, is empty, is not a mapping, or has a field twice, an alias, or a field whose
+        name is not text.
     """
     try:
         root = yaml.compose(text, Loader=_Loader)

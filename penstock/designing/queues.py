@@ -195,7 +195,7 @@ def design_queue(
     InvalidUsageError
         If there is no such column or p-stream, or all rows have the same time.
     CorruptDataError, UnavailableError
-        If its files are damaged, or the file system refuses.
+        If the p-stream's files are damaged, or the file system refuses.
     """
     if (size is None) != (slide is None) or cores < 1 or rows < 1:
         raise InvalidUsageError(

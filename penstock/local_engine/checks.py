@@ -49,7 +49,7 @@ def check_local(root: Node) -> None:
     Raises
     ------
     InvalidUsageError
-        If it cannot; the error has the first reason found.
+        If it cannot run the plan; the error has the first reason found.
     """
     for error in find_refusals(root):
         raise error

@@ -118,7 +118,7 @@ class QueryLog:
     InvalidUsageError
         If the checkpoint is not on a local disk.
     CorruptDataError
-        If it is damaged.
+        If the checkpoint is damaged.
     """
 
     def __init__(self, location: str, partitions: int) -> None:

@@ -30,7 +30,7 @@ class Verdict:
         OP4: no partition was accessed after it was considered finished, and each partition that a distributed
         transaction had finished before its last query was considered finished before the end.
     no_undo : bool
-        Whether it ran without an undo log, from the start or from a later query on.
+        Whether the transaction ran without an undo log, from the start or from a later query on.
     early : bool
         Whether a partition was rightly considered finished before the end.
     idle_undo : bool

@@ -380,7 +380,7 @@ class Database:
         InvalidUsageError
             If the location holds other tables, or calls of a changed program; or an option is unusable.
         CorruptDataError, UnavailableError
-            If its files are damaged, or the file system refuses.
+            If the database's files are damaged, or the file system refuses.
 
         Examples
         --------

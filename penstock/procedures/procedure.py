@@ -49,7 +49,7 @@ class Procedure:
     results : pyarrow.Schema
         The columns that it returns.
     plain : bool
-        Whether it runs in Python, for code outside of the compiler's subset.
+        Whether the procedure runs in Python, for code outside of the compiler's subset.
     location : str or path, optional
         The location of the state of the database's queries.
     trigger_of : str, optional

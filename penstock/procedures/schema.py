@@ -71,7 +71,7 @@ class Kind(StrEnum):
 
     @property
     def is_number(self) -> bool:
-        """Whether it supports arithmetic."""
+        """Whether values support arithmetic."""
         return self in ("integer", "float") or self.scale is not None
 
 
@@ -122,9 +122,9 @@ class Column:
         The kind of its values, or of its elements if it is a list. A timestamp is microseconds since 1970,
         a date is days, a decimal is its digits as an integer.
     nullable : bool
-        Whether it may be null.
+        Whether values may be null.
     is_list : bool
-        Whether it is a list, which only events have.
+        Whether values are lists, which only events have.
     """
 
     name: str

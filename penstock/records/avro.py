@@ -185,7 +185,7 @@ def _parse(schema: RegisteredSchema, *, keep_times: bool = False) -> Any:
     Raises
     ------
     InvalidUsageError
-        If it is not an Avro schema.
+        If the text is not an Avro schema.
     """
     return _parse_with(schema, {}, keep_times=keep_times)
 

@@ -63,7 +63,7 @@ def read_schema_file(file: Path) -> bytes:
     Raises
     ------
     InvalidUsageError
-        If it cannot be read.
+        If the file cannot be read.
     """
     try:
         return file.read_bytes()

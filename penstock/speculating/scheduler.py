@@ -48,9 +48,9 @@ class Transaction:
     partitions : frozenset of int
         The partitions that it needs.
     aborts : bool
-        Whether its control code rejects it at the end.
+        Whether the control code rejects the transaction at the end.
     is_hot : bool
-        Whether it accesses the hot spot.
+        Whether the transaction accesses the hot spot.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class Transaction:
 
     @property
     def deviates(self) -> bool:
-        """Whether it executes a step that was not estimated. An unknown key matches any key."""
+        """Whether the transaction executes a step that was not estimated. An unknown key matches any key."""
         return len(self.path) != len(self.estimate) or not all(
             step == guess or (step == guess._replace(key=step.key) and guess.key == UNKNOWN_KEY)
             for step, guess in zip(self.path, self.estimate, strict=True)

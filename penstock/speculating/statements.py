@@ -29,7 +29,7 @@ class Statement(NamedTuple):
     reads, writes : frozenset of str
         The columns that it reads, and the columns that it changes. An insert or a delete changes all columns.
     has_key : bool
-        Whether it accesses one row by its whole key. A ``select`` accesses a range.
+        Whether the statement accesses one row by its whole key. A ``select`` accesses a range.
     """
 
     verb: str
@@ -40,7 +40,7 @@ class Statement(NamedTuple):
 
     @property
     def changes(self) -> bool:
-        """Whether it changes rows."""
+        """Whether the statement changes rows."""
         return self.verb not in ("read", "select")
 
     @staticmethod

@@ -62,7 +62,7 @@ class Expression:
         Raises
         ------
         InvalidUsageError
-            If it is not one expression, or holds a subquery or a window function.
+            If the text is not one expression, or holds a subquery or a window function.
         """
         return _parse(strip_comments(text).strip())
 
@@ -203,7 +203,7 @@ def split_alias(text: str) -> tuple[str, Expression]:
     Raises
     ------
     InvalidUsageError
-        If it is not an expression, or is not just a column and has no name.
+        If the text is not an expression, or is not just a column and has no name.
     """
     text = strip_comments(text).strip()
     tree, name = _parse_named(text)
@@ -293,7 +293,7 @@ def _parse_tree(text: str) -> Tree:
     Raises
     ------
     InvalidUsageError
-        If it is not an expression, or contains a subquery.
+        If the text is not an expression, or contains a subquery.
     """
     parser = Parser(text)
     tree = parser.expression()

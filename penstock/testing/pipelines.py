@@ -108,7 +108,7 @@ class LocalTest:
         Raises
         ------
         PenstockError
-            If it fails.
+            If the micro-batch fails.
         """
         self._is_pending = False
         self._running.step(self._note)

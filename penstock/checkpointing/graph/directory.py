@@ -213,7 +213,7 @@ def read_progress(checkpoint: Files) -> QueryProgress:
     Raises
     ------
     CorruptDataError
-        If its metadata is damaged.
+        If the query's metadata is damaged.
     UnavailableError
         If the file system refuses.
     """

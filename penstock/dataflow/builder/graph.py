@@ -174,7 +174,7 @@ class Graph(Windows, Streams):
         Raises
         ------
         InvalidUsageError
-            If it is not a boolean expression over the columns.
+            If the condition is not a boolean expression over the columns.
         """
         label = self._open("where", name)
         return self._append(Where(label, (self.root,), self._expression(predicate, label)))

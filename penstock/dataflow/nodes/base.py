@@ -76,7 +76,7 @@ def infer(node: Node, expression: Expression, schema: pa.Schema) -> pa.DataType:
     Raises
     ------
     InvalidUsageError
-        If it uses a missing column or an aggregate.
+        If the expression uses a missing column or an aggregate.
     """
     if expression.aggregate:
         raise node.wrong("an aggregate is allowed only in agg", expression=expression.text)

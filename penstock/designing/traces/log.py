@@ -35,7 +35,7 @@ def read_log_and_tables(
     InvalidUsageError
         If the location holds no database, or a database with other tables.
     CorruptDataError, UnavailableError
-        If its files are damaged, or the file system refuses.
+        If the database's files are damaged, or the file system refuses.
     """
     tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
     files = open_files(location)

@@ -83,7 +83,7 @@ class Records(ABC):
         Raises
         ------
         pyarrow.ArrowInvalid
-            If they cannot be parsed.
+            If the records cannot be parsed.
         """
         rows = self._rows(content, None)
         return pa.schema([pa.field(name, choose_type(rows[name])) for name in rows.schema.names])

@@ -42,7 +42,7 @@ def read_blocks(path: Path) -> Iterator[tuple[str, str, Block]]:
     InvalidUsageError
         If there is no such file, or it is empty.
     CorruptDataError
-        If it is damaged, or has no blocks.
+        If the file is damaged, or has no blocks.
     """
     try:
         with path.open("rb") as file:

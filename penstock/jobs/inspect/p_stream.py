@@ -38,7 +38,7 @@ def open_and_survey(path: str) -> tuple[PStream, Survey]:
     InvalidUsageError
         If there is no p-stream.
     CorruptDataError, UnavailableError
-        If its log is damaged, or the file system refuses.
+        If the p-stream's log is damaged, or the file system refuses.
     """
     stream = PStream(path)
     return stream, survey_p_stream(stream)
@@ -276,7 +276,7 @@ def collect_garbage(path: str, dropped: Collection[str], *, dry_run: bool) -> bo
     InvalidUsageError
         If there is no such p-stream, or no such reader.
     CorruptDataError, UnavailableError
-        If its log is damaged, or the file system refuses.
+        If the p-stream's log is damaged, or the file system refuses.
     """
     stream = PStream(path)
     names = stream.readers()

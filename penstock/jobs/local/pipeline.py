@@ -99,7 +99,7 @@ def check_local_pipeline(
     Raises
     ------
     PipelineError
-        If it cannot, with a line for each reason.
+        If it cannot run the pipeline, with a line for each reason.
     """
     document, places = document or Document("pipeline", {}), places or Places()
     binding = Binding(partial(_columns, places), partial(import_function, field="apply"), _resolve)

@@ -45,7 +45,7 @@ def schema_of(source: Source | TableSection) -> pa.Schema:
     Raises
     ------
     InvalidUsageError
-        If their files are missing, or a type is unknown.
+        If the files are missing, or a type is unknown.
     """
     if isinstance(source, MarketSource):
         return MARKET_SCHEMA

@@ -55,9 +55,9 @@ class Checkpoint:
         Raises
         ------
         InvalidUsageError
-            If it is not on a local disk, or is not the checkpoint of a pipeline with a committed micro-batch.
+            If `location` is not on a local disk, or is not a checkpoint with a committed micro-batch.
         CorruptDataError, UnavailableError
-            If it is damaged, or the file system refuses.
+            If the checkpoint is damaged, or the file system refuses.
         """
         place = local_path(location)
         if place is None:
@@ -155,9 +155,9 @@ class Recording:
         Raises
         ------
         CorruptDataError
-            If its plan is missing or damaged, or the local engine cannot read its pointers.
+            If the micro-batch's plan is missing or damaged, or the local engine cannot read its pointers.
         InvalidUsageError
-            If it had another number of sources.
+            If the micro-batch had another number of sources.
         """
         path = self.checkpoint.path
         planned_ms, ends = read_plan(path, number)

@@ -140,7 +140,7 @@ class OwnStates:
     Raises
     ------
     InvalidUsageError
-        If it cannot be imported or compiled.
+        If the aggregate cannot be imported or compiled.
     """
 
     def __init__(self, kind: pa.DataType, reference: str) -> None:

@@ -76,7 +76,7 @@ class FreshnessContract:
         Raises
         ------
         InvalidUsageError
-            If it does not have the form that the hint of the error shows.
+            If the contract does not have the form that the hint of the error shows.
         """
         if not isinstance(value, Mapping):
             raise _wrong("the contract of freshness is not a mapping", got=type(value).__name__)

@@ -25,7 +25,7 @@ def call(operator: Operator, method: str, *arguments: Any) -> Any:
     Raises
     ------
     InvalidUsageError
-        If it raises an error.
+        If the method raises an error.
     """
     try:
         return getattr(operator, method)(*arguments)

@@ -46,7 +46,7 @@ def delete_conditions(delete_when: str | Mapping[str, str] | None) -> tuple[str 
     Raises
     ------
     InvalidUsageError
-        If it is neither a condition nor a mapping of sides to conditions, or `parse_delete_when` refuses one.
+        If the value names another side, or a condition is refused by `parse_delete_when`.
     """
     if delete_when is None:
         return None, None

@@ -125,7 +125,7 @@ def life_steps(option: str, life: Ttl | None, kind: pa.DataType, unit: str | Non
     Raises
     ------
     InvalidUsageError
-        If it does not fit the column's type.
+        If the time to live does not fit the column's type.
     """
     if life is None:
         return None

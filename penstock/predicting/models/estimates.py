@@ -62,12 +62,12 @@ class Estimate:
 
     @property
     def is_single(self) -> bool:
-        """Whether it will need at most one partition."""
+        """Whether the transaction will need at most one partition."""
         return self.partitions & (self.partitions - 1) == 0
 
     @property
     def needs_undo(self) -> bool:
-        """Whether it needs an undo log from its start (OP3); true if the estimate is uncertain."""
+        """Whether the transaction needs an undo log from its start (OP3); true if that is uncertain."""
         return not (self.is_single and self.is_complete and self.abort == 0.0)
 
 
@@ -178,7 +178,7 @@ def finished(
     threshold : float
         The least probability.
     follows : bool
-        Whether it has executed the queries of the estimate so far.
+        Whether the transaction has executed the queries of the estimate so far.
     """
     if follows and found.is_resolved and found.confidence >= threshold:
         return ((1 << model.partitions) - 1) & ~found.later[step]

@@ -30,7 +30,7 @@ class ModelMaintenance:
     Attributes
     ----------
     recomputed : int
-        How often it was recomputed.
+        How often the model was recomputed.
     """
 
     def __init__(self, model: MarkovModel) -> None:

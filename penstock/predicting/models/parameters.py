@@ -54,7 +54,7 @@ class QueryName(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        """Whether it changes rows."""
+        """Whether the query changes rows."""
         return self.verb not in ("read", "select")
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ def program_for(procedure: Procedure | Workflow, schema: pa.Schema) -> Program |
     Raises
     ------
     InvalidUsageError
-        If it does not compile for these columns, or a column has another type than the event.
+        If the procedure does not compile for these columns, or a column has another type than the event.
     """
     if not isinstance(procedure, Procedure | Workflow):
         raise InvalidUsageError(

@@ -122,7 +122,7 @@ class Program:
     accesses : tuple of Access
         The accesses.
     undo_log : bool
-        Whether it writes an undo log.
+        Whether the kernel writes an undo log.
     digest : str
         The digest of its text, tables, event and results.
     streams : tuple of StreamSpec
@@ -279,7 +279,7 @@ def compile_program(
     Raises
     ------
     InvalidUsageError
-        If it is outside of the subset of Python that procedures support; with file, line and column.
+        If the text is outside of the supported subset of Python; the error has file, line and column.
     """
     route = compile_route(text, dependencies, event, digest) if text.route else None
 
@@ -314,7 +314,7 @@ def compile_route(
     Raises
     ------
     InvalidUsageError
-        If it needs more than the event, or no table is partitioned by values of its kind.
+        If the route needs more than the event, or no table is partitioned by values of its kind.
     """
     partitions = [
         spec.column(spec.partition_by) for spec in dependencies.tables.values() if spec.partition_by

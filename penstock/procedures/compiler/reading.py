@@ -104,7 +104,7 @@ class ProcedureText:
         Raises
         ------
         InvalidUsageError
-            If it is not an expression.
+            If the route is not an expression.
         """
         texts = [route] if isinstance(route, str) else list(route)
         nodes = []

@@ -109,7 +109,7 @@ class CommandLog:
     InvalidUsageError
         If the location holds a database with other tables.
     CorruptDataError
-        If its files are damaged.
+        If the database's files are damaged.
     UnavailableError
         If the file system refuses.
     """
@@ -333,7 +333,7 @@ def check_tables(files: Files, name: str, tables: Iterable[TableSpec], *, create
     Raises
     ------
     InvalidUsageError
-        If it belongs to another database, or does not exist.
+        If the directory belongs to another database, or does not exist.
     """
     ours: dict[str, Any] = {
         "buckets": 1,

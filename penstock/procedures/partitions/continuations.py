@@ -32,7 +32,7 @@ def publish_continuation(
     Raises
     ------
     CorruptDataError
-        If it exists with other changes, or the version at `pointer` is missing or damaged.
+        If the continuation exists with other changes, or the version at `pointer` is missing or damaged.
     UnavailableError
         If the file system refuses.
     """

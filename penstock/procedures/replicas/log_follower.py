@@ -100,7 +100,7 @@ class LogFollower:
     InvalidUsageError
         If the location holds no database, or a database with other tables.
     CorruptDataError, UnavailableError
-        If its files are damaged, or the file system refuses.
+        If the database's files are damaged, or the file system refuses.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ def request_streams(location: str | os.PathLike[str]) -> tuple[PStream, PStream]
     InvalidUsageError
         If the location holds p-streams of other columns.
     CorruptDataError, UnavailableError
-        If their files are damaged, or the file system refuses.
+        If the p-streams' files are damaged, or the file system refuses.
     """
     place = os.fspath(location).rstrip("/")
     return PStream(f"{place}/{REQUESTS_PLACE}", REQUESTS), PStream(f"{place}/{ANSWERS_PLACE}", ANSWERS)

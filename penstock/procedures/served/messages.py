@@ -51,7 +51,7 @@ def from_stream(content: pa.Buffer | None) -> pa.Table:
     Raises
     ------
     InvalidUsageError
-        If it is not an Arrow stream.
+        If the bytes are not an Arrow stream.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(b"") if content is None else content) as reader:

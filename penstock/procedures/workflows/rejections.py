@@ -65,7 +65,7 @@ def take_texts(texts: Sequence[str], numbers: npt.NDArray[np.int64]) -> pa.Array
     Raises
     ------
     InvalidUsageError
-        If they take more than 2 GiB.
+        If the texts take more than 2 GiB.
     """
     encoded = [b"", *(text.encode() for text in texts)]
     sizes = np.array([len(text) for text in encoded])

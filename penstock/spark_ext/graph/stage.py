@@ -31,9 +31,9 @@ class Stage:
     after : tuple of str
         The queries that write its inputs.
     direct : bool
-        Whether its operator writes the results, so that only descriptors go through Spark.
+        Whether the query's operator writes the results, so that only descriptors go through Spark.
     holds_back : bool
-        Whether it may leave rows for later triggers, so that Spark never ends it by itself.
+        Whether the query may leave rows for later triggers, so that Spark never ends it by itself.
     """
 
     name: str

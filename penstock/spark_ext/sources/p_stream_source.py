@@ -308,7 +308,7 @@ class _StreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
         Raises
         ------
         InvalidUsageError
-            If it belongs to another p-stream.
+            If the offset belongs to another p-stream.
         """
         stream = self._plan.stream
         if offset.get("identity") != stream.identity:

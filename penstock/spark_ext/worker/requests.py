@@ -106,7 +106,7 @@ class PlannedRequests:
         InvalidUsageError
             If the location holds something else.
         CorruptDataError, UnavailableError
-            If its files are damaged, or the file system refuses.
+            If the p-streams' files are damaged, or the file system refuses.
         """
         register(spark)
         opened = OpenRequests.open(location, catalog, buckets, route)

@@ -67,7 +67,7 @@ def guarded_source(program: Program, placements: Mapping[str, Placement], *, und
     placements : mapping
         The placements of partitioned tables.
     undo : bool
-        Whether it writes an undo log.
+        Whether the kernel writes an undo log.
     """
     head, body = program.source.split("@kernel\n", 1)
     function = cast(ast.FunctionDef, ast.parse(body).body[0])

@@ -59,7 +59,7 @@ def use_predictor(state: TableSet | PartitionedTables, database: str, predictor:
     Raises
     ------
     InvalidUsageError
-        If it is not a predictor, or the database has one partition or other partitions than the predictor.
+        If `predictor` is not a predictor of the partitions of this database, or there is only one.
     """
     if not hasattr(predictor, "bind"):
         raise InvalidUsageError(
