@@ -59,7 +59,7 @@ def use_predictor(state: TableSet | PartitionedTables, database: str, predictor:
     Raises
     ------
     InvalidUsageError
-        If `predictor` is not a predictor of the partitions of this database, or there is only one.
+        If `predictor` is not a predictor of this database's partitions, or the database has one partition.
     """
     if not hasattr(predictor, "bind"):
         raise InvalidUsageError(
