@@ -44,7 +44,7 @@ def publish(path: Path, *content: bytes | memoryview, direct_io: bool = False) -
     *content : bytes-like
         The new content.
     direct_io : bool
-        Whether to write it by direct I/O, which bypasses the page cache.
+        Whether to write the file by direct I/O, which bypasses the page cache.
 
     Raises
     ------

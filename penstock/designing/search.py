@@ -87,7 +87,7 @@ class Found:
     seconds : float
         The duration of the search.
     interrupted : bool
-        Whether Ctrl-C ended it.
+        Whether Ctrl-C ended the search.
     """
 
     choice: Choice
@@ -111,7 +111,7 @@ def search(
     model : CostModel
         The cost model of the workload.
     seed : int
-        The seed of its draws.
+        The seed of the draws.
     limits : Limits, optional
         The limits at which the search ends.
     progress : callable, optional

@@ -46,7 +46,7 @@ class TableOption:
     Attributes
     ----------
     column : str, tuple of str, or None
-        The column or the two columns by which it is partitioned; None if it is replicated.
+        The column or the two columns by which the table is partitioned; None if it is replicated.
     ranges : tuple of int, optional
         The least value of each partition but the first; by default the hash decides.
     index : tuple of str, optional
@@ -59,7 +59,7 @@ class TableOption:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns by which it is partitioned; none if it is replicated."""
+        """The columns by which the table is partitioned; none if the table is replicated."""
         return (self.column,) if isinstance(self.column, str) else self.column or ()
 
 
@@ -74,7 +74,7 @@ class Workload:
     partitions : int
         The number of partitions.
     tables : tuple of int
-        The places of the tables that it accesses.
+        The places of the tables that the trace accesses.
     options : tuple of tuple of TableOption
         The options of each of these tables.
     first_row : tuple of int

@@ -47,7 +47,7 @@ class MicroBatch:
     wakes : bool
         Whether buckets that may have waiting keys run even without rows.
     clocks : mapping of int to Clock
-        The time of the buckets for which it is not `clock`.
+        The clocks of the buckets that do not use `clock`.
     """
 
     number: int

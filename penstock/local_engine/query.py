@@ -40,7 +40,7 @@ class LocalBatch:
     duration_ms : float
         From its plan to its commit.
     metrics : BatchMetrics
-        The metrics of its operator; all 0 if it has none.
+        The metrics of the query's operator; all 0 if there is none.
     """
 
     query: str

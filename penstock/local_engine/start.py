@@ -128,7 +128,7 @@ def start_local(
     paths : mapping of str to str
         The locations of the sources that are p-streams.
     tables : mapping of str to pyarrow.Table, optional
-        The static tables of its lookups.
+        The static tables of the graph's lookups.
     sink : callable
         Opens its sink.
     statistics, persist

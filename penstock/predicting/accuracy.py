@@ -34,7 +34,7 @@ class Verdict:
     early : bool
         Whether a partition was rightly considered finished before the end.
     idle_undo : bool
-        Whether a single-partition transaction had an undo log that it did not need.
+        Whether a single-partition transaction had an unneeded undo log.
     """
 
     base: bool

@@ -50,7 +50,7 @@ class ProcedureTrace:
     procedure : str
         The procedure.
     kind : tuple of str and object, optional
-        An attribute and the value that all its events have.
+        An attribute and the value that all events have.
     program : Program
         The program.
     events : pyarrow.RecordBatch

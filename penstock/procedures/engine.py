@@ -91,7 +91,7 @@ class TableSet:
         return self._tables[name]
 
     def __contains__(self, name: str) -> bool:
-        """Return whether it has a table."""
+        """Return whether a table exists."""
         return name in self._tables
 
     def stream(self, spec: StreamSpec) -> StreamRows:

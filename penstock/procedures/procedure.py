@@ -43,11 +43,11 @@ class Procedure:
     text : ProcedureText
         The text.
     catalog : Catalog
-        The declarations of its database.
+        The declarations of the database.
     event : pyarrow.Schema or StreamSpec, optional
-        The attributes of its event, or the stream that it takes; by default the columns of its input.
+        The attributes of the event, or the stream that the procedure takes; by default the input's columns.
     results : pyarrow.Schema
-        The columns that it returns.
+        The columns that the procedure returns.
     plain : bool
         Whether the procedure runs in Python, for code outside of the compiler's subset.
     location : str or path, optional
@@ -89,7 +89,7 @@ class Procedure:
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
-        """All tables of its database."""
+        """All tables of the database."""
         return self.catalog.all_tables
 
     @property
@@ -112,7 +112,7 @@ class Procedure:
 
     @property
     def programs(self) -> tuple[Program | PlainProgram, ...]:
-        """The programs that it has been compiled to."""
+        """The programs to which the procedure has been compiled."""
         return tuple(self._programs.values())
 
     def program(self, event: pa.Schema | None = None) -> Program | PlainProgram:
@@ -139,7 +139,7 @@ class Procedure:
         return self._program(self.event_schema(event))
 
     def event_schema(self, event: pa.Schema | None) -> pa.Schema:
-        """Return the attributes of its event; see `program`."""
+        """Return the attributes of the event; see `program`."""
         schema = self.event if self.event is not None else event
         if schema is None:
             raise InvalidUsageError(
@@ -156,7 +156,7 @@ class Procedure:
         return schema
 
     def result_columns(self) -> tuple[Column, ...]:
-        """Return the columns of its results."""
+        """Return the columns of the results."""
         return columns_of(self.results, owner=self.name, lists=False)
 
     def _program(self, schema: pa.Schema) -> Program | PlainProgram:
@@ -182,7 +182,7 @@ class Procedure:
         return compile_program(self.text, dependencies, event, results, digest)
 
     def explain(self, counts: TransactionCounts | None = None) -> str:
-        """Describe its operations, how they are undone, its reasons to reject, and where it runs.
+        """Describe the operations, how they are undone, the reasons to reject, and where the procedure runs.
 
         Parameters
         ----------

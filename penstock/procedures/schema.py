@@ -119,8 +119,8 @@ class Column:
     type : pyarrow.DataType
         The type.
     kind : Kind
-        The kind of its values, or of its elements if it is a list. A timestamp is microseconds since 1970,
-        a date is days, a decimal is its digits as an integer.
+        The kind of the values; for lists, of the elements. A timestamp is microseconds since 1970, a date is
+        days, a decimal is its digits as an integer.
     nullable : bool
         Whether values may be null.
     is_list : bool
@@ -276,7 +276,7 @@ class TableSpec(RelationSpec):
     indexes : tuple of IndexSpec
         The indexes, which are derived from its rows and never stored.
     window : str, optional
-        The window whose rows or facts it holds; None if a user declared it.
+        The window whose rows or facts the table holds; None if a user declared the table.
     """
 
     key: tuple[str, ...]

@@ -35,7 +35,7 @@ class Decoder(ABC):
     """
 
     schema: pa.Schema
-    """The columns that it returns; all are nullable."""
+    """The columns that the decoder returns; all are nullable."""
 
     @abstractmethod
     def decode(self, values: pa.Array) -> tuple[pa.RecordBatch, list[str | None]]:

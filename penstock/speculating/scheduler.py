@@ -42,11 +42,11 @@ class Transaction:
     kind : str
         The procedure.
     base : int
-        The partition where its control code runs.
+        The partition where the control code runs.
     path, estimate : tuple of Step
-        The steps that it executes, and the steps that it was estimated to execute.
+        The steps that the transaction executes, and the steps that it was estimated to execute.
     partitions : frozenset of int
-        The partitions that it needs.
+        The partitions that the transaction needs.
     aborts : bool
         Whether the control code rejects the transaction at the end.
     is_hot : bool
@@ -110,7 +110,7 @@ class Stall:
     partition : int
         The partition.
     executed : int
-        The number of steps that it has executed so far, at all partitions.
+        The number of steps that the transaction has executed so far, at all partitions.
     point : StallPoint
         The stall point.
     has_executed : bool

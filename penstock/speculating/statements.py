@@ -27,7 +27,8 @@ class Statement(NamedTuple):
     table : str
         The table.
     reads, writes : frozenset of str
-        The columns that it reads, and the columns that it changes. An insert or a delete changes all columns.
+        The columns that the statement reads, and the columns that it changes. An insert or a delete changes
+        all columns.
     has_key : bool
         Whether the statement accesses one row by its whole key. A ``select`` accesses a range.
     """

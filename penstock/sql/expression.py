@@ -41,13 +41,13 @@ class Expression:
     text : str
         Spark SQL, as written or as a rule composed it. Two expressions with equal text are equal.
     columns : tuple of str
-        Sorted names of the columns that it reads. A field of a struct is listed as the struct.
+        Sorted names of the columns that the expression reads. A field of a struct is listed as the struct.
     deterministic : bool
-        Whether it returns the same value for the same row wherever it is evaluated, even after columns are
-        replaced by their definitions. Unknown functions are taken as nondeterministic, so they are never
-        moved, merged or evaluated elsewhere.
+        Whether the expression has the same value for the same row wherever it is evaluated, even after
+        columns are replaced by their definitions. Unknown functions are taken as nondeterministic, so they
+        are never moved, merged or evaluated elsewhere.
     aggregate : bool
-        Whether it contains an aggregate, such as ``sum(load)``.
+        Whether the expression contains an aggregate, such as ``sum(load)``.
     """
 
     text: str
@@ -78,7 +78,7 @@ class Expression:
 
     @property
     def generates(self) -> bool:
-        """Whether it may generate several rows from one, like ``explode``."""
+        """Whether the expression may generate several rows from one row, like ``explode``."""
         return any(node.kind == "call" and node.value in GENERATORS for node in self.tree.walk())
 
     def slice(self, node: Tree) -> Expression:
@@ -86,11 +86,11 @@ class Expression:
         return Expression.parse(self.text[node.start : node.stop])
 
     def occurrences(self) -> Counter[str]:
-        """Return how often it reads each column."""
+        """Return how often the expression reads each column."""
         return Counter(str(node.value) for node in _columns(self.tree))
 
     def conjuncts(self) -> tuple[Expression, ...]:
-        """Return the operands of its conjunction: ``a AND b`` has two.
+        """Return the operands of the conjunction: ``a AND b`` has two.
 
         Constants come first, because Spark folds them before execution and drops the other operands of a
         ``FALSE``.

@@ -30,7 +30,7 @@ class DatabaseTest:
     opened : Database
         The database.
     directory : pathlib.Path
-        The directory of its log.
+        The directory of the database's log.
 
     Attributes
     ----------

@@ -33,7 +33,7 @@ class GraphTest(LocalTest):
     directory : pathlib.Path
         The directory for checkpoint and state.
     tables : mapping of str to pyarrow.Table or sequence of mapping
-        The static tables of its lookups.
+        The static tables of the graph's lookups.
     persist : str or mapping of str to str
         See `Graph.plan`.
     trigger : str, optional
@@ -125,7 +125,7 @@ def graph(
     flow : Graph
         The graph, from `penstock.graph`. Its sources may be of any kind, and a sink is not needed.
     tables : mapping of str to pyarrow.Table or sequence of mapping, optional
-        The static tables of its lookups.
+        The static tables of the graph's lookups.
     persist : str or mapping of str to str
         Which operators are followed by a p-stream; see `Graph.plan`.
     trigger : str, optional

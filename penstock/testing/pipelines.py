@@ -211,7 +211,7 @@ class PipelineTest(LocalTest):
     pipeline : Pipeline
         The pipeline.
     document : Document
-        The positions of its fields, for errors.
+        The positions of the pipeline's fields, for errors.
     directory : pathlib.Path
         The directory for checkpoint and state.
     schemas : mapping of str to str

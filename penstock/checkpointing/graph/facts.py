@@ -65,7 +65,7 @@ class StreamFacts:
     name, location : str
         The p-stream's name in the graph, and its location.
     own : bool
-        Whether the graph writes it.
+        Whether the graph writes the p-stream.
     start, end : int
         The first row that is kept, and the number of rows ever written.
     commits, size_bytes : int

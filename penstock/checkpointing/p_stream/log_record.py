@@ -75,13 +75,13 @@ class Commit:
     batch : int
         The writer's number of the batch, unique among its commits.
     session : str
-        The attempt that wrote it; empty if any attempt of the writer may commit.
+        The attempt that wrote the commit; empty if any attempt of the writer may commit.
     offset : int
         The number of rows in the stream before this commit.
     time_us : int
         The time of the commit, in microseconds since the Unix epoch, by the writer's clock.
     segments : tuple of Segment
-        The segments that it makes visible, in row order. Empty for the start of a session.
+        The segments that the commit makes visible, in row order. Empty for the start of a session.
     clock : mapping of str to int
         The vector clock: the writer's position in each of its sources.
     plan : int, optional

@@ -24,7 +24,7 @@ class Node:
     name : str
         The operator's name, unique in a graph as built.
     inputs : tuple of Node
-        The operators whose output it reads.
+        The operators whose output this operator reads.
 
     Attributes
     ----------

@@ -203,7 +203,7 @@ class Materialize(Node):
     label: ClassVar[str] = "p-stream"
 
     def describe(self) -> str:
-        """Return its name and columns."""
+        """Return the name and columns of the p-stream."""
         return f"{self.name}: {', '.join(self.schema.names)}"
 
 
@@ -219,7 +219,7 @@ class PushedScan(Node):
         return scan_schema(self.scan, self.inputs[0].schema)
 
     def describe(self) -> str:
-        """Return its steps."""
+        """Return the steps of the scan."""
         scan = self.scan
         parts = [] if scan.where is None else [f"where {scan.where}"]
         if scan.select is not None:
@@ -250,7 +250,7 @@ class Sink(Node):
         return (frozenset(self.inputs[0].schema.names),)
 
     def describe(self) -> str:
-        """Return its kind."""
+        """Return the kind of the sink."""
         return self.kind
 
 

@@ -69,9 +69,9 @@ class BadRecord:
     source : str
         The file.
     line : int
-        The line on which it starts, from 1 on.
+        The line on which the record starts, from 1 on.
     offset : int
-        The byte at which it starts.
+        The byte at which the record starts.
     why : str
         The reason, without the record's content.
     """

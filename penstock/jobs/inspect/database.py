@@ -31,9 +31,9 @@ class StoredBucket:
     Attributes
     ----------
     survey : BucketSurvey
-        The survey of its files.
+        The survey of the bucket's files.
     transactions : int
-        The number of transactions that ran in it up to its current version.
+        The number of transactions that ran in the bucket up to the current version.
     forwarded : int
         The number of these transactions that ran on the coordinator of several buckets.
     rows, size_bytes : dict

@@ -141,7 +141,7 @@ def graph_of(pipeline: Pipeline, document: Document | None = None, binding: Bind
     pipeline : Pipeline
         The pipeline.
     document : Document, optional
-        The positions of its fields, for errors.
+        The positions of the pipeline's fields, for errors.
     binding : Binding, optional
         The graph's bindings, if it is to run.
 

@@ -44,7 +44,7 @@ def start_pipeline(spark: SparkSession, pipeline: Pipeline, document: Document |
     pipeline : Pipeline
         The pipeline to run.
     document : Document, optional
-        The positions of its fields, for errors.
+        The positions of the pipeline's fields, for errors.
 
     Raises
     ------

@@ -93,7 +93,7 @@ class RecordedBatch:
     number : int
         The micro-batch.
     planned_us : int
-        The time of its plan.
+        The time of the micro-batch's plan.
     starts, ends : list of Offset
         For each source, the range of rows that the micro-batch read.
     before, after : mapping of int to Pointer

@@ -39,7 +39,7 @@ class ReplayedBatch:
     metrics : BatchMetrics
         The metrics of the operator.
     pointers : mapping of int to Pointer
-        The versions of its state in the scratch location, by label.
+        The versions of the state in the scratch location, by label.
     has_clock : bool
         Whether all readings of the clock were recorded.
     """

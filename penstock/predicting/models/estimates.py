@@ -34,7 +34,7 @@ class Estimate:
     later : tuple of int
         For each query of the path a bit for each partition that the following queries access.
     base : int
-        The partition that it will access most (OP1); -1 if it needs none.
+        The partition that the transaction will access most (OP1); -1 if it needs none.
     partitions : int
         A bit for each partition that it will need (OP2).
     written : int
@@ -42,7 +42,7 @@ class Estimate:
     is_complete : bool
         Whether the path reaches an end, by states of the model.
     is_resolved : bool
-        Whether the event determines the partitions of all its queries.
+        Whether the event determines the partitions of all queries.
     confidence : float
         The probability of the path, given the event.
     abort : float

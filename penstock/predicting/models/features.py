@@ -52,7 +52,7 @@ class Feature(NamedTuple):
     attribute: str
 
     def __str__(self) -> str:
-        """Return its text for people."""
+        """Return the feature as text for people."""
         return f"{self.category}({self.attribute})"
 
 

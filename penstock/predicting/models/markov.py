@@ -28,7 +28,7 @@ class Query(NamedTuple):
     Attributes
     ----------
     name : int
-        The place of its name.
+        The place of the query's name.
     partitions : int
         A bit for each partition that it accesses.
     """

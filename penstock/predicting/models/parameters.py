@@ -58,7 +58,7 @@ class QueryName(NamedTuple):
         return self.verb not in ("read", "select")
 
     def __str__(self) -> str:
-        """Return its text for people."""
+        """Return the name as text for people."""
         return f"{self.verb} {self.table}" + (f" by {', '.join(self.columns)}" if self.columns else "")
 
 

@@ -40,7 +40,7 @@ class ProcedureModels:
     digest : str
         The digest of the procedure's program.
     names : tuple of QueryName
-        The names of its queries.
+        The names of the procedure's queries.
     sources : tuple of Source
         The parameter mapping.
     base : str or None
@@ -76,7 +76,7 @@ class ProcedureModels:
     def parameters(
         self, event: Sequence[Column], placements: Mapping[str, Placement], partitions: int
     ) -> Parameters:
-        """Return the partitions of its queries by the attributes of events."""
+        """Return the partitions of the procedure's queries by the attributes of events."""
         return Parameters(self.names, self.sources, event, placements, partitions)
 
     def choose(self, events: pa.RecordBatch, event: Sequence[Column], partitions: int) -> Numbers:
@@ -90,7 +90,7 @@ class ProcedureModels:
         return Walker(self.models, self.writes, parameters, threshold)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as values that JSON can hold."""
+        """Return the models as values that JSON can hold."""
         return {
             "procedure": self.procedure,
             "kind": None if self.kind is None else list(self.kind),

@@ -104,11 +104,11 @@ def explain_procedure(
     text : ProcedureText
         The procedure.
     tables : mapping
-        The tables that it accesses, by name.
+        The tables that the procedure accesses, by name.
     program : Program or PlainProgram, optional
-        The program made from it; None while the columns of its input are unknown.
+        The program made from the procedure; None while the columns of its input are unknown.
     counts : TransactionCounts, optional
-        The numbers of its transactions that a query has run.
+        The numbers of the procedure's transactions that a query has run.
     """
     operations = operations_of(text, {name: spec.key for name, spec in tables.items()})
     lines = [text.name if program is None else f"{text.name} (program {program.digest})"]

@@ -59,7 +59,7 @@ class RelationCode:
     """
 
     letter: ClassVar[str]
-    """The prefix of its variables' names, before the number."""
+    """The prefix of the variables' names, before the number."""
 
     spec: RelationSpec
     number: int
@@ -149,13 +149,13 @@ class Layout:
     streams : dict
         The streams by name.
     dependencies : Dependencies
-        The dependencies of its procedures.
+        The dependencies of the program's procedures.
     event : tuple of Column
         The attributes of the event.
     results : tuple of Column
         The columns that the program returns.
     texts : list of str or bytes
-        The literal texts in it.
+        The literal texts in the program.
     """
 
     tables: dict[str, TableCode]

@@ -106,13 +106,13 @@ class Program:
     name : str
         The name.
     tables : tuple of TableSpec
-        The tables that it accesses.
+        The tables that the program accesses.
     event : tuple of Column
-        The attributes of its event.
+        The attributes of the event.
     results : tuple of Column
-        The columns of its results.
+        The columns of the results.
     source : str
-        The module that holds its kernel.
+        The module that holds the kernel.
     arguments : tuple of str
         The kernel's arguments after the first and the last event.
     reasons : tuple of str
@@ -124,9 +124,9 @@ class Program:
     undo_log : bool
         Whether the kernel writes an undo log.
     digest : str
-        The digest of its text, tables, event and results.
+        The digest of the text, tables, event and results.
     streams : tuple of StreamSpec
-        The streams between its procedures.
+        The streams between the procedures.
     stages : tuple of str
         The procedures of a workflow in the order in which they run; empty for a procedure.
     takes : tuple of str or None
@@ -137,9 +137,9 @@ class Program:
         For each look-up whose key the event determines: if the keys are the elements of a list, the list's
         name; else None.
     access_sets : AccessSets or str
-        The access sets of its transactions, or why all of them run serially.
+        The access sets of the transactions, or why all of them run serially.
     changes : frozenset of tuple of str
-        The changes that it makes: the kind of change, the table, and for ``column`` the column.
+        The changes that the program makes: the kind, the table, and for ``column`` the column.
     route : Program or None
         The program that returns the partitions that the user's `route` names, one in each column.
     """
@@ -213,7 +213,7 @@ class PlainProgram:
 
     @property
     def tables(self) -> tuple[TableSpec, ...]:
-        """The tables that it accesses."""
+        """The tables that the program accesses."""
         return tuple(self.dependencies.tables.values())
 
     @property

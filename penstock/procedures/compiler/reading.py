@@ -81,11 +81,11 @@ class ProcedureText:
     tree : ast.FunctionDef
         The definition, without decorators and docstring.
     file : str
-        The file that defines it.
+        The file that defines the procedure.
     line, column : int
-        The number of its first line in the file minus one, and its indentation.
+        The number of the first line in the file minus one, and the line's indentation.
     names : mapping
-        The values of the names that it does not define itself.
+        The values of the names that the procedure does not define itself.
     route : tuple of ast.expr
         The partitions that the user names in `route`, as expressions of the event.
     """
@@ -122,12 +122,12 @@ class ProcedureText:
 
     @property
     def event(self) -> str:
-        """The name of its first parameter."""
+        """The name of the first parameter."""
         return self.tree.args.args[0].arg
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables that it takes."""
+        """The names of the tables that the procedure takes."""
         return tuple(arg.arg for arg in self.tree.args.args[1:])
 
     @property

@@ -55,11 +55,11 @@ class Scope:
     number : int
         The number; 0 if it is compiled alone.
     event : mapping
-        The attributes of its event.
+        The attributes of the event.
     result : str or None
-        The variable for its return value; None if it writes results.
+        The variable for the return value; None if the procedure writes results.
     results : tuple
-        The results that it writes, with their places among the program's results.
+        The results that the procedure writes, with their places among the program's results.
     """
 
     text: ProcedureText

@@ -53,7 +53,7 @@ class Found:
     column: str
 
     def __str__(self) -> str:
-        """Return its text for `explain`."""
+        """Return the text for `explain`."""
         return f"the {self.column} of {self.table} by {' and '.join(self.attributes)}"
 
 
@@ -99,7 +99,7 @@ class Value:
     code : str
         An expression without effects, which is the value until the next statement.
     null : str or None
-        An expression that is true if it is null; None if it never is.
+        An expression that is true if the value is null; None if it never is.
     origin : Origin or None
         The origin, if it has one.
     """
@@ -128,7 +128,7 @@ class Row:
     table : str
         The table.
     slot : str
-        An expression for its slot; below 0 if there is no row.
+        An expression for the row's slot; below 0 if there is no row.
     key : tuple of str
         The key's columns as expressions of the procedure.
     origins : tuple of Origin or None

@@ -53,7 +53,7 @@ class Call:
     called : str
         The name of the procedure or workflow, or ``load`` and a table.
     program : str
-        The digest of its program.
+        The digest of the program.
     events : pyarrow.RecordBatch, optional
         The events. The events of a transaction are one atomic batch; a transaction of interior procedures has
         no events.

@@ -45,7 +45,7 @@ class Lowering:
     kinds : Types
         The types of the kernel's variables.
     space : mapping
-        The globals of its module.
+        The globals of the kernel's module.
     """
 
     def __init__(self, context: Any, builder: Any, kinds: Types, space: Mapping[str, Any]) -> None:

@@ -79,9 +79,9 @@ class Types:
     function : ast.FunctionDef
         The kernel.
     arguments : sequence of numba.types.Type
-        The types of its arguments.
+        The types of the kernel's arguments.
     space : mapping
-        The globals of its module.
+        The globals of the kernel's module.
     """
 
     def __init__(

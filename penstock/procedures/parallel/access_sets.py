@@ -169,7 +169,7 @@ class _Walk:
     found : list
         The accesses so far.
     is_callee : bool
-        Whether another procedure calls it. Its own conditions are about another event.
+        Whether another procedure calls this procedure, whose conditions are then about another event.
     """
 
     text: ProcedureText

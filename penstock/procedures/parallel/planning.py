@@ -108,7 +108,7 @@ class Planner:
             place += (3 if column.is_list else 1) + column.nullable
 
     def plans(self, tables: TableSet, program: Program) -> bool:
-        """Return whether it plans for these tables and this program."""
+        """Return whether the planner is for these tables and this program."""
         return self._state is tables and self._program.digest == program.digest
 
     def bits_of(self, events: list[npt.NDArray[Any]], count: int) -> Numbers:

@@ -115,7 +115,7 @@ class PartitionedTables:
         return self._partitions if name in self.placements else self._partitions[:1]
 
     def __contains__(self, name: str) -> bool:
-        """Return whether it has a table."""
+        """Return whether a table exists."""
         return name in self._specs
 
     @property

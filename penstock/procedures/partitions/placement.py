@@ -89,7 +89,7 @@ class Placement:
     Attributes
     ----------
     columns : tuple of Column
-        The columns by which it is partitioned.
+        The columns by which the table is partitioned.
 
     Raises
     ------

@@ -46,7 +46,7 @@ class Route:
     Attributes
     ----------
     keys : tuple of Keys
-        The rows of partitioned tables that it accesses, if their partitions are known.
+        The rows of partitioned tables that the program accesses, if their partitions are known.
     obstacle : str or None
         The reason why the event does not determine the partitions, so that all transactions need all
         partitions.

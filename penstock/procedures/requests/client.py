@@ -119,7 +119,7 @@ class RequestClient:
         procedure : str
             The name of a procedure that accesses tables only.
         **attributes
-            The attributes of its event.
+            The attributes of the procedure's event.
 
         Raises
         ------

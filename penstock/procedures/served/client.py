@@ -123,7 +123,7 @@ class DatabaseClient:
         procedure : str
             The name of a procedure whose event is declared.
         **attributes
-            The attributes of its event.
+            The attributes of the procedure's event.
 
         Raises
         ------

@@ -20,9 +20,9 @@ class Stage:
     text : ProcedureText
         The procedure.
     stream : str, optional
-        The stream that it takes; None for a border procedure, which takes the event.
+        The stream that the procedure takes; None for a border procedure, which takes the event.
     results : tuple of Column
-        The columns that it returns.
+        The columns that the procedure returns.
     transaction : int
         The number of its transaction; the procedures of a nested transaction follow each other.
     """

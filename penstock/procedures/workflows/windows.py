@@ -158,13 +158,13 @@ class WindowSpec(RelationSpec):
 
     @property
     def rows(self) -> TableSpec:
-        """The table of its rows."""
+        """The table of the window's rows."""
         place = Column(PLACE, pa.int64(), Kind.INTEGER, nullable=False)
         return TableSpec(f"{self.name}_rows", (place, *self.columns), (PLACE,), None, window=self.name)
 
     @property
     def facts(self) -> TableSpec:
-        """The table of its one row of facts."""
+        """The table of the window's single row of facts."""
         columns = "_id bigint, first bigint NOT NULL, active bigint NOT NULL, next bigint NOT NULL"
         if self.time is not None:
             columns += ", boundary bigint NOT NULL"
@@ -176,7 +176,7 @@ class WindowSpec(RelationSpec):
         return self.size + self.slide if self.time is None else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return its declaration, for digests."""
+        """Return the declaration, for digests."""
         schema = pa.schema([pa.field(column.name, column.type, column.nullable) for column in self.columns])
         return {
             "name": self.name,

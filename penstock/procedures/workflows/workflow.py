@@ -166,7 +166,7 @@ class Workflow:
 
     @property
     def tables(self) -> Mapping[str, TableSpec]:
-        """All tables of its database."""
+        """All tables of the database."""
         return self.catalog.all_tables
 
     @property
@@ -230,7 +230,7 @@ class Workflow:
         return compile_workflow(self.name, stages, dependencies, event, digest)
 
     def explain(self) -> str:
-        """Describe its procedures, their order and transactions, and the findings of the compiler."""
+        """Describe the procedures, their order and transactions, and the findings of the compiler."""
         lines = [f"workflow {self.name}"]
         program = next(iter(self._programs.values()), None)
         if program is not None:

@@ -120,8 +120,8 @@ def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
     drain : bool
         Whether the query continues until no key waits.
     first : bool
-        Whether it is the first batch of a start. A first batch without input was planned by an earlier start
-        and does not show whether there is input now, so another batch follows.
+        Whether the last batch is the first batch of a start. A first batch without input was planned by an
+        earlier start and does not show whether there is input now, so another batch follows.
     """
     return not first and not new_input and not (drain and waits)
 

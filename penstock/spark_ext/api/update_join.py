@@ -330,7 +330,7 @@ class JoinOperator:
     left, right : tuple of str
         Names and Spark types of the inputs' columns, for the check at a restart.
     silent : pyarrow.Schema, optional
-        The output's columns if it has rows of keys that went silent.
+        The output's columns, if the output has rows of keys that went silent.
     late : LateStream, optional
         Writes the dropped rows into a p-stream.
     """

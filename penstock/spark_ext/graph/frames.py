@@ -86,7 +86,7 @@ class SinkInput:
     schema : StructType
         The columns of the results.
     readings : tuple of Reading
-        The subscriptions that it reads.
+        The subscriptions that the query reads.
     direct, deterministic : bool
         `direct`: whether the operator itself writes the results, so that `rows` are descriptors.
         `deterministic`: whether a micro-batch that runs again has the same results in the same order.

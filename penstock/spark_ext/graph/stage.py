@@ -27,9 +27,9 @@ class Stage:
     name : str
         The query's name in the graph, its checkpoint and errors.
     writer : DataStreamWriter
-        The writer that starts it.
+        The writer that starts the query.
     after : tuple of str
-        The queries that write its inputs.
+        The queries that write this query's inputs.
     direct : bool
         Whether the query's operator writes the results, so that only descriptors go through Spark.
     holds_back : bool
@@ -54,7 +54,7 @@ class QueryTotals:
     rows : int
         Rows that entered Spark, without the rows that a p-stream's reader filtered out.
     batch_ms : tuple of int
-        The durations of its newest micro-batches, oldest first, at most a hundred.
+        The durations of the newest micro-batches, oldest first, at most a hundred.
     """
 
     batches: int = 0

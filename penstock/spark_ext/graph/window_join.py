@@ -82,7 +82,7 @@ class Side:
     Parameters
     ----------
     windows : PlannedWindows
-        The plan of its windows.
+        The plan of the side's windows.
     steps : tuple of Where, Select or Aggregate
         The steps between the windows and the join; aggregates are by window.
     """

@@ -29,7 +29,7 @@ class OwnOperator:
     operator : Operator
         The operator that the user made.
     schema, output : pyarrow.Schema
-        The columns of its input and of its results.
+        The columns of the input and of the results.
     key : tuple of str
         The columns whose rows are in one bucket.
     time : str, optional

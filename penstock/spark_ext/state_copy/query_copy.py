@@ -83,9 +83,9 @@ class CopiedQuery:
     checkpoint : str
         The new checkpoint.
     query : str
-        The id of its query.
+        The id of the new query.
     batch : int
-        The micro-batch after which it continues.
+        The micro-batch after which the new query continues.
     """
 
     checkpoint: str

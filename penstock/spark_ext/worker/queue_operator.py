@@ -56,7 +56,7 @@ class QueueOperator:
     lives : Lives
         How long keys stay in the state without updates.
     silent : pyarrow.Schema, optional
-        The output's columns if it has rows of keys that went silent.
+        The output's columns, if the output has rows of keys that went silent.
     late : LateStream, optional
         Writes the dropped rows into a p-stream.
     """

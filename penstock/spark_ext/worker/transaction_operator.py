@@ -102,7 +102,7 @@ class TransactionOperator:
 
     @property
     def digest(self) -> str:
-        """The digest of its program."""
+        """The digest of the program."""
         return self.program.digest
 
     @property

@@ -40,13 +40,13 @@ class OltpBenchmark:
     name : str
         The short name.
     summary : str
-        The purpose of its transactions.
+        The purpose of the transactions.
     database : Database
         The tables and procedures.
     procedure : Procedure
         The procedure that runs each request, whatever its kind.
     full, small : object
-        The scale that its specification gives for one unit, and a scale for tests.
+        The scale that the specification gives for one unit, and a scale for tests.
     tables : callable
         Maps a scale to the first rows of each table.
     requests : callable

@@ -74,7 +74,7 @@ class YcsbScale:
     Parameters
     ----------
     records : int
-        The number of its first records.
+        The number of first records.
     workload : str
         A letter of `WORKLOADS`.
     """
