@@ -207,7 +207,7 @@ class Speculation:
             The partition of each event, or a number below 0 if it needs several partitions.
         """
         offered = list(itertools.islice(self.offer_groups(), MAX_GROUPS_PER_STALL))
-        if not offered:  # then the transactions of the call run as if speculation were off
+        if not offered:  # the transactions of the call run as if speculation were off
             return None
         self.stalls += 1
         several = homes < 0
@@ -227,7 +227,7 @@ class Speculation:
             if self._optimistic:
                 conflicts = sum(int(one.conflicts(self._level).sum()) for one in chosen)
             results = call.wait()
-        except BaseException:  # also an interrupt; raised again
+        except BaseException:  # an interrupt, too; raised again
             if self._optimistic:
                 self._put_back(call, copies)
             else:
@@ -288,7 +288,7 @@ class Speculation:
     ) -> None:
         """Keep the results of waiting groups in the order of their requests."""
         for number, one in enumerate(chosen):
-            if number not in results:  # its tasks have not started
+            if number not in results:  # the tasks of the group have not started
                 continue
             places = np.flatnonzero(one.taken)
             order = np.concatenate([places[one.homes[places] == home] for home, _ in results[number]])
@@ -376,7 +376,7 @@ class _Call:
     def _run(self, home: int, tasks: Sequence[Task]) -> list[Done]:
         done: list[Done] = []
         for program, events, group in tasks:
-            _ = program.kernel  # its compilation at the first use is not a time of its transactions
+            _ = program.kernel  # so that transactions' times exclude the compilation at the first use
             begin = _clock.monotonic_s()
             results = self._tables._partitions[home].run(program, events)
             done.append((group, results, program, _clock.monotonic_s() - begin))

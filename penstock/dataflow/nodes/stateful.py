@@ -44,7 +44,7 @@ def _served(schema: pa.Schema, options: QueueOptions) -> pa.Schema:
     try:
         return parse_schema(output)
     except InvalidUsageError:
-        return schema  # only Spark can determine it, and checks when the graph starts
+        return schema  # only Spark can determine the schema; it checks when the graph starts
 
 
 def _check_results(node: Node, key: tuple[str, ...]) -> None:

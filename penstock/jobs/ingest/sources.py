@@ -218,7 +218,7 @@ class TextSource(Source):
                 self._compared = True
             try:
                 yield from self._rows(records, chunk, self._schema)
-            except pa.ArrowNotImplementedError as error:  # only the parsers know the types
+            except pa.ArrowNotImplementedError as error:  # only the parsers can tell which types they support
                 raise InvalidUsageError(
                     "text cannot be read as one of these types", file=self.name, schema=_line(self._schema)
                 ) from error

@@ -206,7 +206,7 @@ def _follow_graph(
         try:
             ended = running.await_termination(_POLL_S)
         except PenstockError as error:
-            raise error from None  # its text names the cause
+            raise error from None  # the error's text names the cause
         if signals.received is not None:
             running.stop()
             ended = True

@@ -75,7 +75,7 @@ def _kafka_schema(source: KafkaSource) -> pa.Schema:
 
 def _schema_of_values(source: KafkaSource) -> pa.Schema:
     """Return the columns of values whose schema is in a file or a registry."""
-    # They import pyspark, which the rest of this module does not need.
+    # These modules import pyspark, which the rest of this module does not need.
     from penstock.spark_ext.border.types import as_arrow_of_spark
     from penstock.spark_ext.kafka.binary import known_columns
 

@@ -190,7 +190,7 @@ def _files(spark: SparkSession, source: FilesSource, place: str) -> DataFrame:
     if source.columns is not None:
         reader = reader.schema(source.columns)
     elif source.format != "text":
-        # A stream must know its columns; these formats keep them in the files.
+        # A stream needs its columns before it starts; these formats store them in the files.
         there = spark.read.format(source.format).options(**source.options).load(path)
         reader = reader.schema(there.schema)
     return reader.load(path)

@@ -107,7 +107,7 @@ class _Kind:
             if self.written[number]:
                 self.written[number] |= mask
             self.partitions[number] |= mask
-        else:  # it was rejected, or wrote where it was expected to read
+        else:  # the transaction was rejected, or wrote where a read was expected
             self.written[number], self.undo[number] = self.partitions[number], True
 
 

@@ -327,7 +327,7 @@ def compile_route(
     tree = cast(ast.FunctionDef, ast.parse(f"def route_of_{text.name}({text.event}): return 0").body[0])
     value = text.route[0] if len(text.route) == 1 else ast.Tuple(list(text.route), ast.Load())
     tree.body = [ast.Return(value, lineno=1, col_offset=0)]
-    # It has no table, so that its partitions depend on the event alone.
+    # The procedure has no table, so that partitions depend on the event alone.
     alone = replace(text, tree=ast.fix_missing_locations(tree), route=())
     program = compile_program(alone, Dependencies([alone]), event, results, f"{digest} route")
     return replace(program, name=", ".join(map(ast.unparse, text.route)))

@@ -18,7 +18,7 @@ Assigned = set[str] | None
 
 
 class UnknownKindError(Exception):
-    """A variable is read whose kind no earlier pass knows: only None was written to it."""
+    """A variable is read, but no earlier pass found its kind: only None was written to it."""
 
 
 @dataclass

@@ -80,7 +80,7 @@ class EventKeys:
     def homes(self, partitions: int) -> Numbers:
         """Return the partition in which each transaction runs, or `FORWARDED`."""
         count = self.events.num_rows
-        if not self.route.keys:  # it only reads replicated tables
+        if not self.route.keys:  # the program only reads replicated tables
             return np.arange(count) * partitions // max(count, 1)
         distinct = self._distinct_partitions()
         homes, several = self._homes_alone(distinct)

@@ -78,7 +78,7 @@ class RequestClient:
         self._read = self._answers.end
         self._sent: dict[str, str] = {}
         self._found: dict[str, dict[str, Any]] = {}
-        # It commits only rows that a flush waits for.
+        # The writer commits only rows that a flush waits for.
         self._writer = PStreamWriter(
             requests.files.location, REQUESTS, writer=f"client-{new_id()}", threads=1
         )  # fmt: skip
