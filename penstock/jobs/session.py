@@ -193,7 +193,7 @@ _JVM_OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS
 
 
 def _chooses_collector(settings: Mapping[str, str]) -> bool:
-    """Return whether the user chooses the JVM's garbage collector; it accepts only one."""
+    """Return whether the user chooses the JVM's garbage collector; a JVM accepts only one."""
     said = [settings.get("spark.driver.extraJavaOptions", "")]
     said += [settings.get("spark.driver.defaultJavaOptions", "")]
     said += [os.environ.get(name, "") for name in _JVM_OPTION_VARIABLES]

@@ -138,7 +138,7 @@ def decode_in_parts(
     rows : numpy.ndarray
         Numbers of rows.
     decode : callable
-        Decodes some rows. Raises ``ValueError`` if one cannot be decoded.
+        Decodes some rows. Raises ``ValueError`` if a row cannot be decoded.
     """
     if not len(rows):
         return [], []

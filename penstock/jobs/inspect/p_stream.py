@@ -66,7 +66,7 @@ def check_rows(stream: PStream) -> None:
     Raises
     ------
     CorruptDataError
-        If a column is damaged; the error names the first one.
+        If a column is damaged; the error names the first damaged column.
     UnavailableError
         If the file system refuses.
     """

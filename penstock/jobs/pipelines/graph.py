@@ -276,7 +276,7 @@ class _Builder:
     def _windows(self, flow: Graph, window: WindowSection) -> Graph:
         """Return windows and their aggregates, joined with other windows, and aggregated by window."""
         before = flow
-        # Leave out defaults: append mode refuses any policy, even the default one.
+        # Leave out defaults: append mode refuses any policy, even the default policy.
         serving = {name: getattr(window, name) for name in window.SERVING if name in window.model_fields_set}
         serving |= self._late(window)
         with self._field("window"):

@@ -165,7 +165,7 @@ class KeyAccounts:
         return interval
 
     def count_classes(self, mask: npt.NDArray[np.bool_]) -> list[int]:
-        """Return the number of keys of each class among those that `mask` marks by number."""
+        """Return the number of keys of each class among the keys that `mask` marks by number."""
         classes = self.records["class"][: len(mask)][mask]
         return np.bincount(classes, minlength=len(self._class_meters)).tolist()
 

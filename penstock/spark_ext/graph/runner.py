@@ -188,7 +188,7 @@ def start(
         ]
         by_spark = partial(read_pointers, spark)
         recovery = GraphRecovery(graph.name, directory, queries, held_by_spark=by_spark)
-    # A query may start only when earlier queries have ended, so check all queries before the first one reads.
+    # A query may start only when earlier queries have ended, so check all before the first query reads.
     for stage in stages:
         check_writer(stage.writer)
     directory.put("graph", graph_document(plan, readings, writers))

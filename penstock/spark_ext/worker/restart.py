@@ -240,7 +240,7 @@ def _id_in(checkpoint: str | None) -> str | None:
 
 
 def _checkpoint_of(writer: DataStreamWriter, settings: dict[str, str]) -> str | None:
-    """Return the checkpoint of a query that is about to start; None if it has a new one."""
+    """Return the checkpoint of a query that is about to start; None for a new checkpoint."""
     if _CHECKPOINT in settings:
         return settings[_CHECKPOINT]
     parent, name = session_of_writer(writer).conf.get(_CHECKPOINTS, None), settings.get(_QUERY_NAME)

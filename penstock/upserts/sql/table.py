@@ -87,7 +87,7 @@ class SqlTable(UpsertTarget):
         """Return the types of a table's columns by their names; None if there is no such table."""
 
     def _holds(self, known: str, wanted: str) -> bool:
-        """Return whether a declared type of the table can hold the values of a wanted one."""
+        """Return whether a declared type of the table can hold the values of a wanted type."""
         return holds(known, wanted)
 
     def _execute(self, statement: str) -> None:
