@@ -16,12 +16,14 @@ from typer.testing import CliRunner
 from penstock.checkpointing.p_stream.writer import PStreamWriter
 from penstock.cli import app
 from penstock.errors import InvalidUsageError
-from penstock.jobs.plan.run import PlanRequest, best_of, read_sample
+from penstock.jobs.plan.run import PlanRequest, best_of, measured_engine, read_sample
 from penstock.operators.freshness.contract import FreshnessContract
+from penstock.operators.queues.update_queue import UpdateQueue
 from penstock.operators.scheduling.policy import Policy
 from penstock.operators.simulation.forecast import Sample, forecast
-from penstock.operators.simulation.micro_batches import Engine
+from penstock.operators.simulation.micro_batches import Engine, run_micro_batches
 from penstock.operators.update_stream.options import Budget
+from penstock.operators.update_stream.stream import UpdateStream
 
 RATE = 200
 ENGINE = Engine(fixed_us=100_000, cost_us=5_000)
@@ -132,3 +134,36 @@ def test_the_command_prints_a_table_and_advice_and_writes_files(tmp_path: Path) 
     assert [(row["cores"], row["all_kept"]) for row in rows] == [(1, False), (4, True)]
     assert "<svg" in svg.read_text()
     assert CliRunner().invoke(app, [*arguments[:2], "--load", "x"]).exit_code == 2
+
+
+def test_costs_come_from_the_metrics_of_a_test_run(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    first = {"batch_ms": 9_000.0, "budget_used_ms": 50.0, "emitted": 5, "buckets": 2}
+    later = {"batch_ms": 130.0, "budget_used_ms": 60.0, "emitted": 20, "buckets": 2}
+    idle = {"batch_ms": 20.0, "budget_used_ms": 0.0, "emitted": 0, "buckets": 1}
+    longer = later | {"batch_ms": 190.0}
+
+    def write(*entries: dict[str, Any]) -> None:
+        file.write_text("".join(json.dumps(one) + "\n" for one in entries))
+
+    write(first, later, idle, longer)
+    assert measured_engine(file) == Engine(100_000, 3_000.0, 0.0, (70_000, 130_000))
+    # On Spark the buckets serve at the same time.
+    write(*(one | {"spark_ms": {"addBatch": 1}} for one in (first, later, longer)))
+    found = measured_engine(file, 7.0)
+    assert found == Engine(130_000, 3_000.0, 7.0, (100_000, 160_000))
+    assert [found.fixed_of(number) for number in range(3)] == [100_000, 160_000, 100_000]
+    assert PlanRequest(key=("k",), time="t", metrics=file).engine == measured_engine(file)
+    for content in (first,), ({},), (idle, idle):
+        write(*content)
+        with pytest.raises(InvalidUsageError, match="cannot read costs"):
+            measured_engine(file)
+
+
+def test_micro_batches_take_the_fixed_times_of_a_test_run_in_turn() -> None:
+    stream = UpdateStream(table().schema, ("key",), "time", "time")
+    rows, arrived = table(1.0).to_batches()[0], np.arange(RATE) * 1_000_000 // RATE
+    engine = Engine(0, 0.0, 0.0, (50_000, 150_000))
+    queue = UpdateQueue(stream, Policy.FIFO)
+    ran = list(run_micro_batches([queue], rows, arrived, lambda now: engine, Budget()))
+    assert [one.ended_us - one.started_us for one in ran[:4]] == [50_000, 150_000, 50_000, 150_000]

@@ -86,7 +86,7 @@ KERNELS = {
     },
     "freshest_scheduler": {"_compute_indexes", "take_greatest"},
     # The reference is in tests/unit/test_freshest.py: all rules of a small process.
-    "optimum": {"_serve", "_wait"},
+    "optimum": {"_serve", "wait_a_unit"},
     "weighted_scheduler": {"_due", "_precedes", "_sift", "_arrive_weighted", "_pop_weighted"},
     "staleness": {"_bin", "_add"},
     "zones": {

@@ -25,8 +25,10 @@ from penstock.jobs.local.pipeline import Places, open_pipeline
 from penstock.jobs.pipelines.run import run_to_end
 from penstock.jobs.replay.query import open_query
 from penstock.jobs.replay.recording import Checkpoint, Recording
+from penstock.jobs.replay.run import Replay
 from penstock.local_engine.query import LocalBatch
 from penstock.operators.queues.update_queue import UpdateQueue
+from penstock.operators.scheduling.policy import Policy
 from penstock.operators.update_stream.arrivals import Arrivals
 from penstock.spark_ext.worker.bucket_task import _background
 from penstock.state_store.clock_record import _name
@@ -198,6 +200,56 @@ def test_another_policy_begins_with_the_keys_that_waited(ran: Run) -> None:
     shown = ran.replay("--from", "6", "--policy", "fifo")
     assert "linecutting (recorded)" in shown.output
     assert shown.exit_code == 0
+
+
+WINDOWS: dict[str, Any] = {
+    "queue": None, "group_by": ["k"], "aggregates": {"n": "count(*)", "sum": "sum(v)"},
+    "window": {"time": "t", "unit": "s", "size": "3 s", "slide": "1 s", "mode": "lazy", "budget": 4},
+}  # fmt: skip
+
+
+def windows_by(policy: str) -> dict[str, Any]:
+    return WINDOWS | {"window": WINDOWS["window"] | {"policy": policy}}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["fifo", "in_place", "freshest"])
+def test_another_policy_of_windows_is_answered_as_if_it_had_run(tmp_path: Path, policy: str) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    run = Run(tmp_path / "a", **windows_by("linecutting")).go(range(8))
+    other = Run(tmp_path / "b", **windows_by(policy)).go(range(8))
+    answer = run.found("--from", "0", "--policy", policy)
+    assert list(answer) == ["linecutting", policy]
+    lines = [json.loads(line) for line in (other.place / "metrics.jsonl").read_text().splitlines()]
+    assert any(line["waiting_keys"] for line in lines)
+    for ours, theirs in zip(answer[policy]["batches"], lines, strict=True):
+        assert ours["staleness_ms"] == pytest.approx(theirs["application_staleness_ms"])
+        assert (ours["waiting_keys"], ours["rows_out"]) == (theirs["waiting_keys"], theirs["rows_out"])
+
+
+@pytest.mark.parametrize("weight", long_but([None, "v"], None))
+def test_windows_that_wait_line_up_for_another_policy(tmp_path: Path, weight: str | None) -> None:
+    """Without weights fifo serves them in the order of their oldest updates: fifo to fifo is no change."""
+    sections = windows_by("fifo")
+    if weight is not None:
+        sections |= {"projection": ["k", "t", "v + 1 AS v"]}
+        sections["window"] = sections["window"] | {"weight": weight}
+    run = Run(tmp_path, **sections).go(range(8))
+    loaded, document = load_document(run.file)
+    opened = Checkpoint.open(str(run.place / "checkpoint"))
+    recorded = open_query(loaded, document, opened, str(tmp_path / "same"))
+    numbers = recorded.recording.choose(4, None)
+    same = list(Replay(recorded, recorded, str(tmp_path / "same")).run(numbers))
+    query = open_query(loaded, document, opened, str(tmp_path / "changed"))
+    changed = list(Replay(query, recorded, str(tmp_path / "changed"), Policy.FIFO).run(numbers))
+    assert same[0].metrics.waiting_keys > 0
+    if weight is None:
+        assert [one.results for one in changed] == [one.results for one in same]
+    for name in ("linecutting", "freshest"):
+        answer = run.found("--from", "4", "--policy", name)
+        totals = {policy: one["batches"][0]["rows_out"] for policy, one in answer.items()}
+        assert totals == {"fifo": 4, name: 4}
 
 
 def test_what_is_collected_is_named_with_what_can_be_replayed(tmp_path: Path) -> None:

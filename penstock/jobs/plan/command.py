@@ -26,6 +26,10 @@ def plan(
     cost: Annotated[str, typer.Option(help="Time to process a tuple, on one core.")] = "1ms",
     sink_cost: Annotated[str, typer.Option(help="Time to write a result to the sink.")] = "0ms",
     fixed: Annotated[str, typer.Option(help="Time of a micro-batch without rows.")] = "400ms",
+    metrics: Annotated[
+        Path | None,
+        typer.Option(help="The metrics file of a test run, for --cost and --fixed.", show_default=False),
+    ] = None,
     freshness: Annotated[
         str | None,
         typer.Option(help="A contract, such as 'p95: 2 s', as in a pipeline's YAML.", show_default=False),
@@ -73,6 +77,7 @@ def plan(
             cost=cost,
             sink_cost=sink_cost,
             fixed=fixed,
+            metrics=metrics,
             freshness=freshness,
             budget=budget,
             loads=tuple(parse_numbers(load, "load")),

@@ -27,7 +27,7 @@ from penstock.operators.simulation.micro_batches import Engine
 from penstock.operators.update_stream.options import budget_of
 from penstock.units import parse_duration_us
 
-__all__ = ["PlanRequest", "best_of", "read_sample", "run_plan"]
+__all__ = ["PlanRequest", "best_of", "measured_engine", "read_sample", "run_plan"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,8 @@ class PlanRequest:
         Columns, as for `penstock.update_queue`. By default rows arrive at their `time`.
     cost, sink_cost, fixed : str
         Time per tuple in the operator, per result in the sink, and per micro-batch without tuples.
+    metrics : path, optional
+        The metrics file of a test run; `cost` and `fixed` are its measurements.
     freshness : str, optional
         A freshness contract, as in YAML.
     budget : str, optional
@@ -56,6 +58,7 @@ class PlanRequest:
     cost: str = "0ms"
     sink_cost: str = "0ms"
     fixed: str = "400ms"
+    metrics: Path | None = None
     freshness: str | None = None
     budget: str | None = None
     loads: tuple[float, ...] = (1.0, 3.0, 10.0)
@@ -87,9 +90,36 @@ class PlanRequest:
     @property
     def engine(self) -> Engine:
         """The costs."""
-        return Engine(
-            parse_duration_us(self.fixed), parse_duration_us(self.cost), parse_duration_us(self.sink_cost)
-        )
+        sink_us = parse_duration_us(self.sink_cost)
+        if self.metrics is not None:
+            return measured_engine(self.metrics, sink_us)
+        return Engine(parse_duration_us(self.fixed), parse_duration_us(self.cost), sink_us)
+
+
+def measured_engine(path: Path, sink_us: float = 0.0) -> Engine:
+    """Return the costs that a test run measured, from its metrics file; its first micro-batch starts workers.
+
+    On Spark each bucket of the test run must have had a core; the local engine serves buckets in turn.
+
+    Raises
+    ------
+    InvalidUsageError
+        If there is no such file, or it has fewer than two micro-batches that served tuples.
+    """
+    try:
+        entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        served = [one for one in entries if one["emitted"]][1:]
+        serve_ms = [one["budget_used_ms"] / (one["buckets"] if one.get("spark_ms") else 1) for one in served]
+        fixed_us = [
+            round(1000 * max(one["batch_ms"] - ms, 0.0)) for one, ms in zip(served, serve_ms, strict=True)
+        ]
+        cost_us = 1000 * sum(one["budget_used_ms"] for one in served) / sum(one["emitted"] for one in served)
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise InvalidUsageError(
+            "cannot read costs from the metrics of a test run", file=str(path), reason=type(error).__name__,
+            hint="name the file of query.metrics of a run with several micro-batches",
+        ) from error  # fmt: skip
+    return Engine(sum(fixed_us) // len(fixed_us), cost_us, sink_us, tuple(fixed_us))
 
 
 def read_sample(path: str, max_rows: int) -> pa.Table:

@@ -203,10 +203,12 @@ def _answer(
 
     chosen = Policy(parse_choice("policy", policy, Policy))
     loaded, document = load_document(reference, overrides)
-    step = "queue" if loaded.queue is not None else "union"
-    if loaded.queue is None and loaded.union is None:
+    steps = [one for one in ("queue", "union", "window") if getattr(loaded, one) is not None]
+    step = steps[0] if steps else ""
+    if not steps or (step == "window" and loaded.window is not None and loaded.window.mode == "append"):
         raise InvalidUsageError(
-            "the pipeline has no queue, which alone has a policy", hint="leave out --policy"
+            "no key waits by a policy in this pipeline",
+            hint="leave out --policy: it is for queues, unions, and windows in lazy or eager mode",
         )
     opened = Checkpoint.open(location)
     rows: dict[str, list[ReplayedBatch]] = {}

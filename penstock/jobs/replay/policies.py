@@ -1,7 +1,8 @@
-"""Convert the state of an update queue for another policy."""
+"""Convert the state of an update queue, or of update windows, for another policy."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,36 +15,78 @@ from penstock.operators.scheduling.policy import Policy
 from penstock.operators.scheduling.schedulers import new_scheduler
 from penstock.operators.update_stream.stream import RESERVED_PREFIX
 from penstock.units import NEVER
+from penstock.windows.update.scheduler import WindowScheduler
+from penstock.windows.update.windows import UpdateWindows
 
 __all__ = ["change_policy"]
 
 _CELL, _ARRIVED, _SHARE = (f"{RESERVED_PREFIX}{name}" for name in ("cell", "arrived", "share"))
 _INTERVAL = f"{RESERVED_PREFIX}interval_us"
+_QUEUE = "queue"
+"""The part of a window operator's state that has its waiting keys."""
 _UNKNOWN: dict[str, Any] = {f"{RESERVED_PREFIX}seen_us": NEVER, _INTERVAL: 0.0}
 """The stored values for keys whose update rates no policy has needed."""
 
 
-def change_policy(queue: Any, policy: Policy, target: Any) -> PUnit:
-    """Return the state of a queue as a snapshot of a queue of another policy.
+def change_policy(state: Any, policy: Policy, target: Any) -> list[PUnit]:
+    """Return the state of a queue or of windows as a snapshot of a state of another policy.
 
     Keys that wait line up in the order of their oldest pending updates.
 
     Parameters
     ----------
-    queue : UpdateQueue
-        The queue.
+    state : UpdateQueue or UpdateWindows
+        The state.
     policy : Policy
         The other policy.
-    target : UpdateQueue
-        A queue of that policy.
+    target : UpdateQueue or UpdateWindows
+        An empty state of that policy.
 
     Raises
     ------
     InvalidUsageError
-        If a queue has semantics other than update.
+        If no key of the state waits by a policy, as under append semantics.
     """
-    if not (isinstance(queue, UpdateQueue) and isinstance(target, UpdateQueue)):
-        raise InvalidUsageError("only an update queue has a policy", hint="leave out --policy")
+    if isinstance(state, UpdateQueue) and isinstance(target, UpdateQueue):
+        return [_change_queue(state, policy, target)]
+    if isinstance(state, UpdateWindows) and isinstance(target, UpdateWindows):
+        return list(_change_windows(state, policy))
+    raise InvalidUsageError("no key waits by a policy in this operator", hint="leave out --policy")
+
+
+def _change_windows(windows: UpdateWindows, policy: Policy) -> Iterator[PUnit]:
+    """Yield the snapshot of windows with the places of waiting keys under a policy."""
+    units = list(windows.snapshot())
+    parts = [unit.blocks["cells"] for unit in units if _QUEUE in unit.meta]
+    cells = pa.Table.from_batches(parts)
+    ids = cells.column("key").to_numpy()
+    weighted = "share" in cells.schema.names
+    was = windows.scheduler.store(ids)
+    scheduler = WindowScheduler(policy, weighted=weighted)
+    scheduler.reserve(int(ids.max(initial=-1)) + 1)
+    if weighted:
+        scheduler.weigh(ids, was["share"])
+    waits = np.flatnonzero(cells.column("candidate").to_numpy() != NEVER)
+    since = cells.column("since_us").to_numpy()[waits]
+    line = np.argsort(since, kind="stable")
+    known = was.get("interval_us", np.zeros(len(ids)))
+    scheduler.line_up(ids[waits][line], since[line], known[waits][line])
+    places = scheduler.store(ids)
+    places |= {name: was[name] for name in ("seen_us", "interval_us") if name in was and name in places}
+    first = 0
+    for unit in units:
+        if _QUEUE not in unit.meta:
+            yield unit
+            continue
+        block = unit.blocks["cells"].drop_columns(list(was))
+        for name, values in places.items():
+            block = block.append_column(name, pa.array(values[first : first + block.num_rows]))
+        first += block.num_rows
+        meta = {**unit.meta, _QUEUE: {**unit.meta[_QUEUE], **scheduler.meta}}
+        yield PUnit(unit.kind, meta, {**unit.blocks, "cells": block})
+
+
+def _change_queue(queue: UpdateQueue, policy: Policy, target: UpdateQueue) -> PUnit:
     units = list(queue.snapshot())
     cells = pa.Table.from_batches([unit.blocks["cells"] for unit in units])
     firsts = np.cumsum([0, *(unit.blocks["cells"].num_rows for unit in units)])

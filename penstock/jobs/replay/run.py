@@ -109,7 +109,7 @@ class Replay:
             state = self._load(label, pointer)
             try:
                 policy = self.policy
-                units = list(state.snapshot()) if policy is None else [self._change(state, policy)]
+                units = list(state.snapshot()) if policy is None else self._change(state, policy)
             finally:
                 state.close()
             operator.pointers[label] = self.store(label).publish_first(FileId(new_id()), units)
@@ -124,7 +124,7 @@ class Replay:
         self.recorded.recording.store(label).load(pointer, state)
         return state
 
-    def _change(self, state: Any, policy: Policy) -> PUnit:
+    def _change(self, state: Any, policy: Policy) -> list[PUnit]:
         target = self._operator().task.operator.new_state()
         try:
             return change_policy(state, policy, target)

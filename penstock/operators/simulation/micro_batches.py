@@ -31,6 +31,9 @@ class Engine:
     ----------
     fixed_us : int
         Time of a micro-batch without tuples, half of it before the operator.
+    each_fixed_us : tuple of int
+        Such times of the micro-batches of a test run: the simulated micro-batches take them in turn, and
+        `fixed_us` has no effect. Empty if all take the same time.
     cost_us : float
         Time to process a tuple in the operator, on one core.
     sink_us : float
@@ -40,6 +43,11 @@ class Engine:
     fixed_us: int
     cost_us: float
     sink_us: float = 0.0
+    each_fixed_us: tuple[int, ...] = ()
+
+    def fixed_of(self, number: int) -> int:
+        """Return the time of a micro-batch without tuples."""
+        return self.each_fixed_us[number % len(self.each_fixed_us)] if self.each_fixed_us else self.fixed_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +104,7 @@ def run_micro_batches(
     stream = queues[0].stream
     hashes = stream.keys(rows).hashes
     buckets = buckets_of(hashes, len(queues))
-    position, now = 0, 0
+    position, now, number = 0, 0, 0
     while True:
         if not any(map(len, queues)):
             if position == len(arrived_us):
@@ -106,7 +114,9 @@ def run_micro_batches(
             return
         engine = engine_at(now)
         until = int(np.searchsorted(arrived_us, now, side="right"))
-        started, task_us = now, now + engine.fixed_us // 2
+        fixed_us = engine.fixed_of(number)
+        number += 1
+        started, task_us = now, now + fixed_us // 2
         parts = []
         for bucket, queue in enumerate(queues):
             chosen = position + np.flatnonzero(buckets[position:until] == bucket)
@@ -120,7 +130,7 @@ def run_micro_batches(
             now = max(now, clock())
         position = until
         metrics = parts[0] if len(parts) == 1 else BatchMetrics.merge(parts)
-        now += round(engine.sink_us * metrics.emitted) + engine.fixed_us - engine.fixed_us // 2
+        now += round(engine.sink_us * metrics.emitted) + fixed_us - fixed_us // 2
         yield MicroBatch(started, now, metrics)
         if paced:
             now = max(now, started + round(1000 * metrics.interval_ms))

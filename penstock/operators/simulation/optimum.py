@@ -16,7 +16,7 @@ from penstock._kernels import kernel
 from penstock.errors import InternalError
 from penstock.operators.simulation.traces import Floats
 
-__all__ = ["MAX_STATES", "count_states", "find_optimum", "lower_bound"]
+__all__ = ["MAX_STATES", "count_states", "find_optimum", "lower_bound", "wait_a_unit"]
 
 MAX_STATES = 300_000
 """States of a decision process that `find_optimum` solves in some seconds."""
@@ -69,17 +69,19 @@ def lower_bound(rates: Floats, cost: float, weights: Floats | None = None) -> fl
 
 
 @kernel
-def _wait(
+def wait_a_unit(
     values: Floats, ages: npt.NDArray[np.int64], steps: npt.NDArray[np.int64], rates: Floats, weights: Floats
 ) -> Floats:
     """Return each state's expected cost of one unit of time plus the expected value of the next state.
 
     `ages` has a row for each state: for each key, the units of time since its oldest unseen update, or 0 if
-    it has none. The number of a state is ``ages @ steps``.
+    it has none. The number of a state is ``ages @ steps``. If the rates add up to less than 1, there are also
+    updates of other keys.
     """
     count, keys = ages.shape
     oldest = ages[count - 1, 0]
     found = np.empty(count)
+    others = max(1.0 - rates.sum(), 0.0)
     for state in range(count):
         cost, following = 0.0, 0
         for k in range(keys):
@@ -87,7 +89,7 @@ def _wait(
             if age:
                 cost += weights[k] * (age + 0.5)
                 following += min(age + 1, oldest) * steps[k]
-        value = 0.0
+        value = others * values[following]
         for k in range(keys):
             if ages[state, k]:
                 value += rates[k] * values[following]
@@ -146,7 +148,7 @@ def find_optimum(
             # An idle server takes an update when it arrives, so the service's first unit costs nothing.
             if unit == cost - 1:
                 idle = float(after[0])
-            after = _wait(after, ages, steps, rates, weights)
+            after = wait_a_unit(after, ages, steps, rates, weights)
         found = _serve(after, idle, ages, steps)
         gains = found - values
         low, high = float(gains.min()), float(gains.max())

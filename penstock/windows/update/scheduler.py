@@ -106,6 +106,12 @@ class WindowScheduler:
         arrived_us = np.full(len(ids), now_us, np.int64)
         self._queue.arrive(ids, waits, interval, cost, self._queue.load(under_way), shares, arrived_us)
 
+    def line_up(self, ids: Integers, since_us: Integers, interval_us: Any) -> None:
+        """Make keys wait that did not, in this order; each waits since its time."""
+        shares = self._shares[ids] if self._weighted else None
+        waits = np.zeros(len(ids), np.bool_)
+        self._queue.arrive(ids, waits, interval_us, np.inf, 0, shares, since_us)
+
     def pop(self, limit: int, held: Integers, now_us: int) -> Integers:
         """Remove and return up to `limit` keys; skip `held` keys, which keep their places."""
         return self._queue.pop(limit, held, now_us=now_us)

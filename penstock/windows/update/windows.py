@@ -31,6 +31,7 @@ from penstock.windows.update.group_lives import GroupLives, SilentGroups
 from penstock.windows.update.queue import WindowQueue
 from penstock.windows.update.renumber import renumber_cells
 from penstock.windows.update.results import WindowMode
+from penstock.windows.update.scheduler import WindowScheduler
 from penstock.windows.update.zones import NEWEST
 
 __all__ = ["UpdateWindows", "WindowArrivals"]
@@ -162,6 +163,11 @@ class UpdateWindows:
     def served_at_us(self) -> int | None:
         """Time of the last dequeue or, if later, of the first arrival at the empty queue."""
         return self._queue.served_at_us
+
+    @property
+    def scheduler(self) -> WindowScheduler:
+        """The scheduler of waiting groups."""
+        return self._queue.scheduler
 
     @property
     def size_bytes(self) -> int:
