@@ -134,6 +134,30 @@ def test_few_states_and_results_of_a_micro_batch_are_held(
     assert sorted_rows(out(tmp_path), "k", "t", "v") == newest(updates(300))
 
 
+def test_two_running_pipelines_write_into_one_p_stream(tmp_path: Path) -> None:
+    append(tmp_path / "in", updates(20))
+    sink = {"type": "pstream", "path": str(tmp_path / "out")}
+    running = [
+        open_pipeline(
+            pipeline(
+                tmp_path, queue=QUEUE, sink=sink,
+                query={"name": name, "checkpoint": str(tmp_path / name), "trigger": "available_now"},
+            )
+        )
+        for name in ("one", "other")
+    ]  # fmt: skip
+    for number in range(6):
+        append(tmp_path / "in", updates(20, first=20 + 20 * number, seed=number))
+        for graph in running:
+            assert graph.step()
+    rows = PStreamReader(tmp_path / "out").read()
+    newest = PStreamReader(tmp_path / "in").read().group_by("k").aggregate([("t", "max")]).to_pylist()
+    ends = sorted((row["k"], row["t_max"]) for row in newest)
+    found = [(row["k"], row["t"]) for row in rows.to_pylist()]
+    assert sorted(found) == sorted(2 * sorted(set(found))), "each pipeline wrote the same rows"
+    assert set(ends) <= set(found)
+
+
 def test_keys_that_wait_survive_a_restart(tmp_path: Path) -> None:
     append(tmp_path / "in", updates(300))
     queue = pipeline(tmp_path, queue=QUEUE | {"budget": 6, "buckets": 2})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -86,7 +87,15 @@ class _Options:
         return parsed
 
     def market(self, start_us: int) -> Market:
-        return Market(symbols=self.symbols, rate=self.rate, skew=self.skew, seed=self.seed, start_us=start_us)
+        return _market(self, start_us)
+
+
+@lru_cache(maxsize=8)
+def _market(options: _Options, start_us: int) -> Market:
+    """Return a market. Kept, because its tables take longer than a small micro-batch's rows."""
+    return Market(
+        symbols=options.symbols, rate=options.rate, skew=options.skew, seed=options.seed, start_us=start_us
+    )
 
 
 def _bad(name: str, text: str, expected: str) -> InvalidUsageError:

@@ -88,6 +88,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = options
         self.schema = schema
         self._rows: SegmentRows | None = None
+        self._stream: PStream | None = None
         if options.descriptors:
             check_same(schema, DESCRIPTORS, options.path)
         else:
@@ -123,7 +124,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not any(message.segments for message in written):
             return
         writer, query = written[0].writer, written[0].query
-        stream = PStream(self._options.path)
+        stream = self._open()
         state = stream.log.writers.get(writer)
         if state is None or batchId > state.batch:
             make_durable(self._options.checkpoint)
@@ -154,6 +155,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         compact_if_due(stream, sum(segment.rows for segment in segments), self._options.goal)
         if batchId % _SWEEP_BATCHES == 0:
             stream.cut_back(writer)
+
+    def _open(self) -> PStream:
+        """Return the p-stream with its newest log. Spark commits each micro-batch in a new process."""
+        if self._stream is None:
+            self._stream = PStream(self._options.path)
+        else:
+            self._stream.log.refresh()
+        return self._stream
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Leave the written files: the batch may run again, and a later sweep deletes the files."""
