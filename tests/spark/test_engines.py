@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -17,55 +15,14 @@ from penstock.checkpointing.p_stream import PStreamReader, PStreamWriter
 from penstock.cli import app
 from penstock.conf.pipeline import Pipeline, load_pipeline
 from penstock.jobs.pipelines.run import run_to_end
-
-SCHEMA = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
-AGGREGATES: dict[str, Any] = {
-    "group_by": ["k"],
-    "aggregates": {"n": "count(*)", "mean": "avg(v)", "newest": "last(v)"},
-    "persist": "never",
-}
-WINDOWS: dict[str, Any] = {
-    "window": {"time": "t", "unit": "s", "size": "60 s", "slide": "20 s", "watermark_delay": "5 s"},
-    "group_by": ["k"],
-    "aggregates": {"n": "count(*)", "mean": "avg(v)"},
-    "persist": "never",
-}
-STEPS: dict[str, dict[str, Any]] = {
-    "queue": {"queue": {"key": "k", "time": "t", "policy": "fifo", "buckets": 2}},
-    "budget": {"queue": {"key": "k", "time": "t", "policy": "fifo", "budget": 4, "buckets": 2}},
-    "windows": WINDOWS,
-    **{
-        name: {"window": {"time": "t", "unit": "s", "watermark_delay": "5 s"} | window} | AGGREGATES
-        for name, window in {
-            "lazy windows": {"size": "60 s", "slide": "20 s", "mode": "lazy"},
-            "eager windows": {"size": "20 s", "mode": "eager"},
-            "windows of rows": {"size": "10 rows", "slide": "5 rows"},
-            "sessions": {"session": "8 s"},
-            "windows with deletes": {"size": "20 s", "delete_when": "v < 30"},
-        }.items()
-    },
-    "windows joined": WINDOWS
-    | {"window_join": {"by_window": {"aggregates": {"most": "max(n)"}}, "condition": "n = most"}},
-    "windows by window": WINDOWS | {"by_window": {"aggregates": {"groups": "count(*)", "all": "sum(n)"}}},
-}
-
-
-def updates(rows: int, first: int) -> pa.Table:
-    draws = random.Random(first)
-    return pa.table(
-        {
-            "k": [f"k{draws.randrange(12)}" for _ in range(rows)],
-            "t": list(range(first, first + rows)),
-            "v": [float(draws.randrange(100)) for _ in range(rows)],
-        },
-        SCHEMA,
-    )
+from tests.local_steps import SCHEMA, STEPS, steps_at, tally_serially, updates
 
 
 def run_parts(
     place: Path, steps: dict[str, Any], engines: list[str], spark: SparkSession
 ) -> list[dict[str, Any]]:
     """Append rows and run, once for each engine; return the results."""
+    steps = steps_at(place, steps)
     for number, engine in enumerate(engines):
         with PStreamWriter(place / "in", SCHEMA, threads=1) as writer:
             writer.append(updates(200, 200 * number))
@@ -106,6 +63,11 @@ def test_engines_take_turns_with_the_results_of_one(spark: SparkSession, tmp_pat
         seen = {name: sorted(map(repr, rows)) for name, rows in turns.items()}
     for name, rows in seen.items():
         assert rows == seen["local"], name
+    if steps == "transactions":
+        names = ("k", "t", "n", "total", "rejected")
+        found = [{name: row[name] for name in names} for row in turns["local"]]
+        expected = tally_serially(updates(200, 0), updates(200, 200))
+        assert sorted(map(repr, found)) == sorted(map(repr, expected))
 
 
 @pytest.mark.long
