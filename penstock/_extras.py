@@ -10,8 +10,8 @@ from penstock.errors import InvalidUsageError
 __all__ = ["Extra", "has_extra", "need_extra"]
 
 Extra = Literal[
-    "avro", "dashboard", "delta", "duckdb", "iceberg", "mqtt", "mysql", "opentelemetry", "pack", "plot",
-    "postgresql", "predict", "prometheus", "protobuf", "redis", "sketch", "websocket",
+    "avro", "dashboard", "delta", "duckdb", "iceberg", "kafka", "mqtt", "mysql", "opentelemetry", "pack",
+    "plot", "postgresql", "predict", "prometheus", "protobuf", "redis", "sketch", "websocket",
 ]  # fmt: skip
 
 _MODULES: Final[dict[Extra, tuple[str, str]]] = {
@@ -20,6 +20,7 @@ _MODULES: Final[dict[Extra, tuple[str, str]]] = {
     "delta": ("deltalake", "deltalake"),
     "duckdb": ("duckdb", "duckdb"),
     "iceberg": ("pyiceberg", "pyiceberg[sql-sqlite]"),
+    "kafka": ("confluent_kafka", "confluent-kafka"),
     "mqtt": ("paho", "paho-mqtt"),
     "mysql": ("pymysql", "pymysql"),
     "opentelemetry": (

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import InvalidUsageError
 
-__all__ = ["OPTIONS", "file_reader"]
+__all__ = ["OPTIONS", "check_options", "convert_columns", "file_reader", "read_csv", "readable_field"]
 
 OPTIONS: Final[dict[str, frozenset[str]]] = {
     "csv": frozenset({"header", "sep", "delimiter", "quote", "nullvalue"}),
@@ -44,19 +44,11 @@ def file_reader(
     InvalidUsageError
         If an option is not known here.
     """
-    known = {name.lower(): text for name, text in options.items()}
-    unknown = sorted(known.keys() - OPTIONS[format])
-    if unknown:
-        raise InvalidUsageError(
-            "the local engine does not know options of the reader",
-            format=format,
-            options=", ".join(unknown),
-            hint="leave them out, or use engine: spark",
-        )
+    known = check_options(format, options)
 
     def read(path: Path) -> pa.Table:
         try:
-            return _typed(_READERS[format](path, schema, known), schema, zone)
+            return convert_columns(_READERS[format](path, schema, known), schema, zone)
         except (pa.ArrowException, UnicodeDecodeError) as error:
             # The error's text may contain values.
             raise InvalidUsageError(
@@ -69,7 +61,27 @@ def file_reader(
     return read
 
 
-def _typed(table: pa.Table, schema: pa.Schema, zone: str | None) -> pa.Table:
+def check_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
+    """Return options of Spark's reader of a format, by their names in lower case.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an option is not known here.
+    """
+    known = {name.lower(): text for name, text in options.items()}
+    unknown = sorted(known.keys() - OPTIONS[format])
+    if unknown:
+        raise InvalidUsageError(
+            "the local engine does not know options of the reader",
+            format=format,
+            options=", ".join(unknown),
+            hint="leave them out, or use engine: spark",
+        )
+    return known
+
+
+def convert_columns(table: pa.Table, schema: pa.Schema, zone: str | None) -> pa.Table:
     """Return columns by name in the types of a schema; a missing column is null."""
     columns = []
     for field in schema:
@@ -100,24 +112,36 @@ def _times(texts: pa.ChunkedArray[Any], field: pa.Field[Any], zone: str | None) 
     return pc.coalesce(zoned, pc.assume_timezone(bare, zone).cast(field.type))
 
 
-def _readable(field: pa.Field[Any]) -> pa.DataType:
-    """Return the type in which a text format is read; texts of times are converted later."""
-    return pa.string() if pa.types.is_timestamp(field.type) else field.type
+def readable_field(field: pa.Field[Any]) -> pa.Field[Any]:
+    """Return a column as it is read from text; texts of times and dates are converted later."""
+    is_text = pa.types.is_timestamp(field.type) or pa.types.is_date(field.type)
+    return field.with_type(pa.string()) if is_text else field
 
 
 def _csv(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table:
+    has_header = options.get("header", "false").lower() == "true"
+    return read_csv(path, schema, options, skip=1 if has_header else 0)
+
+
+def read_csv(
+    text: Path | pa.NativeFile, schema: pa.Schema, options: Mapping[str, str], skip: int = 0
+) -> pa.Table:
+    """Return the rows of CSV after the first `skip` lines; texts of times and dates stay texts.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        If they do not fit the schema.
+    """
     import pyarrow.csv
 
-    has_header = options.get("header", "false").lower() == "true"
     separator = options.get("sep", options.get("delimiter", ","))
     return pyarrow.csv.read_csv(
-        path,
-        pyarrow.csv.ReadOptions(
-            column_names=list(schema.names), skip_rows=1 if has_header else 0, use_threads=False
-        ),
+        text,
+        pyarrow.csv.ReadOptions(column_names=list(schema.names), skip_rows=skip, use_threads=False),
         pyarrow.csv.ParseOptions(delimiter=separator, quote_char=options.get("quote", '"')),
         pyarrow.csv.ConvertOptions(
-            column_types={field.name: _readable(field) for field in schema},
+            column_types=pa.schema(map(readable_field, schema)),
             null_values=[options.get("nullvalue", "")],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
@@ -130,7 +154,7 @@ def _json(path: Path, schema: pa.Schema, options: Mapping[str, str]) -> pa.Table
 
     if path.stat().st_size == 0:
         return schema.empty_table()
-    fields = pa.schema([field.with_type(_readable(field)) for field in schema])
+    fields = pa.schema(map(readable_field, schema))
     return pyarrow.json.read_json(
         path,
         pyarrow.json.ReadOptions(use_threads=False),

@@ -48,6 +48,10 @@ class MicroBatch:
         Whether buckets that may have waiting keys run even without rows.
     clocks : mapping of int to Clock
         The clocks of the buckets that do not use `clock`.
+    metrics : list of BatchMetrics
+        The metrics of buckets, as they run.
+    bad_records : int
+        The records that could not be read, as they are read.
     """
 
     number: int
@@ -60,6 +64,7 @@ class MicroBatch:
     wakes: bool = False
     clocks: Mapping[int, Clock] = field(default_factory=dict)
     metrics: list[BatchMetrics] = field(default_factory=list)
+    bad_records: int = 0
 
 
 Rows: TypeAlias = Callable[[MicroBatch], Iterator[pa.RecordBatch]]

@@ -41,6 +41,8 @@ class LocalBatch:
         From its plan to its commit.
     metrics : BatchMetrics
         The metrics of the query's operator; all 0 if there is none.
+    bad_records : int
+        The records of its sources that could not be read.
     """
 
     query: str
@@ -50,6 +52,7 @@ class LocalBatch:
     new_input: bool
     duration_ms: float
     metrics: BatchMetrics
+    bad_records: int = 0
 
 
 class LocalQuery:
@@ -178,6 +181,8 @@ class LocalQuery:
         metrics = BatchMetrics.merge(batch.metrics)
         duration_ms = 1000 * (monotonic_s() - begin)
         name = "" if operator is None else operator.name
-        self.newest = LocalBatch(self.name, self.log.id, name, number, is_new, duration_ms, metrics)
+        self.newest = LocalBatch(
+            self.name, self.log.id, name, number, is_new, duration_ms, metrics, batch.bad_records
+        )
         _LOGGER.debug("committed [query=%s batch=%d rows=%d]", self.name, number, metrics.rows_in)
         return True

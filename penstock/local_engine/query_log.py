@@ -39,7 +39,7 @@ from penstock.spark_ext.state_reader.spark_state import (
 )
 from penstock.state_store.bucket_store import Pointer
 
-__all__ = ["EntryLog", "Offset", "QueryLog", "read_plan"]
+__all__ = ["EntryLog", "Offset", "QueryLog", "read_plan", "write_whole"]
 
 Offset = dict[str, Any]
 """The place in a source up to which rows are read; a JSON value."""
@@ -72,7 +72,7 @@ _VALUES = [{"name": "groupState", "type": _POINTER, "nullable": True, "metadata"
 _TIMEOUT = [{"name": "timeoutTimestamp", "type": "long", "nullable": True, "metadata": {}}]
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
     """Write a file atomically, without a sync."""
     _durable.make_directory(path.parent)
     temporary = path.with_name(f".{path.name}.{new_id()}.tmp")
@@ -146,7 +146,7 @@ class QueryLog:
             return str(json.loads((self.path / "metadata").read_text())["id"])
         except FileNotFoundError:
             made = str(uuid.UUID(new_id()))
-            _write(self.path / "metadata", json.dumps({"id": made}).encode())
+            write_whole(self.path / "metadata", json.dumps({"id": made}).encode())
             return made
         except (ValueError, LookupError, TypeError):
             raise CorruptDataError("a query's metadata is damaged", file=self.path / "metadata") from None
@@ -161,7 +161,7 @@ class QueryLog:
         facts = {"batchWatermarkMs": 0, "batchTimestampMs": now_us() // 1000, "conf": settings}
         lines = [_VERSION, json.dumps(facts)]
         lines += ["-" if offset is None else json.dumps(offset) for offset in offsets]
-        _write(self.path / "offsets" / str(batch), "\n".join(lines).encode())
+        write_whole(self.path / "offsets" / str(batch), "\n".join(lines).encode())
         self.planned = batch
 
     def pointers(self, buckets: int) -> dict[int, Pointer]:
@@ -203,8 +203,8 @@ class QueryLog:
             for partition, labels in enumerate(partition_labels(pointers, self.partitions)):
                 held = {label: pointers[label] for label in sorted(labels)}
                 place = self._state / str(partition)
-                _write(place / f"{batch + 1}.snapshot", encode_pointers(held, waits))
-        _write(self.path / "commits" / str(batch), f'{_VERSION}\n{{"nextBatchWatermarkMs":0}}'.encode())
+                write_whole(place / f"{batch + 1}.snapshot", encode_pointers(held, waits))
+        write_whole(self.path / "commits" / str(batch), f'{_VERSION}\n{{"nextBatchWatermarkMs":0}}'.encode())
         self.committed = batch
         self._forget(batch - _KEPT_BATCHES)
 
@@ -218,9 +218,9 @@ class QueryLog:
         fields = (_KEYS, [*_VALUES, *(_TIMEOUT if waits else [])])
         texts = [json.dumps({"type": "struct", "fields": some}, separators=(",", ":")) for some in fields]
         schema = _utf("v2") + b"".join(struct.pack(">i", 1) + _utf(text) for text in texts)
-        _write(self._state / "0" / "_metadata" / "schema", schema)
+        write_whole(self._state / "0" / "_metadata" / "schema", schema)
         text = json.dumps(facts, separators=(",", ":"))
-        _write(self._state / "_metadata" / "metadata", f"{_VERSION}\n{text}".encode())
+        write_whole(self._state / "_metadata" / "metadata", f"{_VERSION}\n{text}".encode())
         self._has_state = True
 
     def _forget(self, batch: int) -> None:
@@ -286,4 +286,4 @@ class EntryLog:
         is_compacted = (number + 1) % _COMPACTED_ENTRIES == 0
         lines = list(self.entries()) if is_compacted else entries
         text = "\n".join([_VERSION, *(json.dumps(entry, separators=(",", ":")) for entry in lines)])
-        _write(self._path / (f"{number}.compact" if is_compacted else str(number)), text.encode())
+        write_whole(self._path / (f"{number}.compact" if is_compacted else str(number)), text.encode())

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import atexit
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -18,6 +17,7 @@ from penstock.conf.document import Document, FieldPath, PipelineError, describe
 from penstock.conf.pipeline import (
     ConsoleSink,
     FilesSource,
+    KafkaSource,
     MarketSource,
     MemorySink,
     NoopSink,
@@ -33,13 +33,13 @@ from penstock.dataflow import Graph, nodes
 from penstock.dataflow.nodes import Node, rebuild
 from penstock.ddl import parse_schema
 from penstock.errors import InternalError, InvalidUsageError
+from penstock.jobs.local.sources import open_source, read_table, resolve_path
 from penstock.jobs.pipelines.functions import import_function
 from penstock.jobs.pipelines.graph import OTHER, SOURCE, TABLE, Binding, graph_of, p_stream_options
 from penstock.jobs.pipelines.schemas import schema_of
 from penstock.local_engine.builder import OpenInput
 from penstock.local_engine.checks import find_refusals
-from penstock.local_engine.file_formats import file_reader
-from penstock.local_engine.inputs import DataSourceInput, FilesInput, Input
+from penstock.local_engine.inputs import Input
 from penstock.local_engine.outputs import (
     ConsoleOutput,
     MemoryOutput,
@@ -49,9 +49,9 @@ from penstock.local_engine.outputs import (
     PStreamOutput,
     UpsertOutput,
 )
+from penstock.local_engine.records.kafka_options import KafkaOptions
 from penstock.local_engine.start import LocalGraph, OpenOutput, start_local
 from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
-from penstock.spark_ext.sources.market import MarketDataSource
 
 __all__ = [
     "BoundGraph",
@@ -102,7 +102,7 @@ def check_local_pipeline(
         If it cannot run the pipeline, with a line for each reason.
     """
     document, places = document or Document("pipeline", {}), places or Places()
-    binding = Binding(partial(_columns, places), partial(import_function, field="apply"), _resolve)
+    binding = Binding(partial(_columns, places), partial(import_function, field="apply"), resolve_path)
     graph = _with_readable_sources(graph_of(pipeline, document, binding), pipeline, places)
     problems = list(_problems(pipeline, document, places))
     for error in find_refusals(graph.plan(None, pipeline.planned_persist).root):
@@ -133,12 +133,15 @@ def _problems(pipeline: Pipeline, document: Document, places: Places) -> Iterato
     for (path, source), name in zip(_sources(pipeline), _names(pipeline), strict=True):
         if name in places.inputs:
             continue
-        if not isinstance(source, FilesSource | MarketSource | PStreamSource):
+        if not isinstance(source, FilesSource | KafkaSource | MarketSource | PStreamSource):
             yield problem(f"the local engine has no source {source.type}", *path, "type")
-        if getattr(source, "reject_to", None) is not None:
-            yield problem("the local engine keeps no rejected records", *path, "reject_to")
         if isinstance(source, FilesSource) and "://" in source.path:
             yield problem("the local engine reads only local files", *path, "path")
+        if isinstance(source, KafkaSource):
+            try:
+                KafkaOptions.parse(source.options)
+            except InvalidUsageError as error:
+                yield describe(document.place((*path, "options")), (*path, "options"), str(error), None)
     if places.output is None and not isinstance(
         pipeline.sink, ConsoleSink | MemorySink | NoopSink | ParquetSink | PStreamSink | UpsertSink
     ):
@@ -174,10 +177,6 @@ def _columns(places: Places, name: str, section: Source | TableSection) -> pa.Sc
     if name in places.inputs:
         return as_arrow_of_spark(places.inputs[name].schema)
     return schema_of(section)
-
-
-def _resolve(location: str) -> str:
-    return location if "://" in location else str(Path(location).absolute())
 
 
 def _with_readable_sources(graph: Graph, pipeline: Pipeline, places: Places) -> Graph:
@@ -264,21 +263,20 @@ def bind_graph(
     graph = check_local_pipeline(pipeline, document, places)
     sources: dict[str, OpenInput] = {}
     paths: dict[str, str] = {}
-    for (_, source), name in zip(_sources(pipeline), _names(pipeline), strict=True):
+    zone = pipeline.query.spark.get(_TIME_ZONE)
+    for (place, source), name in zip(_sources(pipeline), _names(pipeline), strict=True):
         if name in places.inputs:
             sources[name] = _given(places.inputs[name])
         elif isinstance(source, PStreamSource):
-            paths[name] = _resolve(source.path)
-        elif isinstance(source, MarketSource):
-            sources[name] = partial(_market, source)
-        elif isinstance(source, FilesSource):
-            sources[name] = partial(_files, source, pipeline)
+            paths[name] = resolve_path(source.path)
+        else:
+            sources[name] = partial(open_source, source, ".".join(map(str, place)), zone)
     tables = {}
     if pipeline.lookup is not None:
-        tables[TABLE] = _table(pipeline.lookup.table, pipeline)
+        tables[TABLE] = read_table(pipeline.lookup.table, zone)
     if pipeline.database is not None:
         for name, section in pipeline.database.initial.items():
-            tables[name] = _table(section, pipeline)
+            tables[name] = read_table(section, zone)
     return BoundGraph(graph, sources, paths, tables)
 
 
@@ -316,41 +314,6 @@ def _checkpoint(pipeline: Pipeline) -> str:
     return temporary.name
 
 
-def _market(source: MarketSource, log: Path) -> Input:
-    values = {
-        "rowsPerSecond": source.rows_per_second, "symbols": source.symbols, "skew": source.skew,
-        "seed": source.seed, "numPartitions": 1, "startTime": source.start_time,
-        "maxRowsPerTrigger": source.max_rows_per_trigger, "rows": source.rows,
-        "realTime": str(source.real_time).lower(),
-    }  # fmt: skip
-    options = {name: str(value) for name, value in values.items() if value is not None}
-    schema = spark_schema(schema_of(source))
-    return DataSourceInput(MarketDataSource(options).streamReader(schema), schema)
-
-
-def _reader(
-    format: str, schema: StructType, options: Mapping[str, str], pipeline: Pipeline
-) -> Callable[[Path], pa.Table]:
-    return file_reader(format, as_arrow_of_spark(schema), options, pipeline.query.spark.get(_TIME_ZONE))
-
-
-def _files(source: FilesSource, pipeline: Pipeline, log: Path) -> Input:
-    schema = spark_schema(schema_of(source))
-    read = _reader(source.format, schema, source.options, pipeline)
-    return FilesInput(_resolve(source.path), schema, read, log)
-
-
-def _table(section: TableSection, pipeline: Pipeline) -> pa.Table:
-    schema = spark_schema(schema_of(section))
-    read = _reader(section.format, schema, section.options, pipeline)
-    place = Path(section.path)
-    found = sorted(place.iterdir()) if place.is_dir() else [place]
-    files = [path for path in found if path.name[0] not in "._" and path.is_file()]
-    if not files:
-        raise InvalidUsageError("the table has no files", path=section.path)
-    return pa.concat_tables(map(read, files))
-
-
 def _output(pipeline: Pipeline, schema: StructType, checkpoint: str) -> Output:
     """Open the pipeline's sink."""
     sink, arrow = pipeline.sink, as_arrow_of_spark(schema)
@@ -361,9 +324,9 @@ def _output(pipeline: Pipeline, schema: StructType, checkpoint: str) -> Output:
     if isinstance(sink, NoopSink):
         return NoOutput()
     if isinstance(sink, ParquetSink):
-        return ParquetOutput(_resolve(sink.path), arrow, checkpoint)
+        return ParquetOutput(resolve_path(sink.path), arrow, checkpoint)
     if isinstance(sink, PStreamSink):
-        return PStreamOutput(p_stream_options(sink) | {"path": _resolve(sink.path)}, schema, checkpoint)
+        return PStreamOutput(p_stream_options(sink) | {"path": resolve_path(sink.path)}, schema, checkpoint)
     if isinstance(sink, UpsertSink):
         step = pipeline.step
         key, time = sink.key or (step and step.key), sink.time or (step and step.time)

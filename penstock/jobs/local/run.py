@@ -98,6 +98,7 @@ def _batch(done: LocalBatch) -> Batch:
         conflated=metrics.conflated,
         late=metrics.late,
         dropped=metrics.dropped,
+        bad_records=done.bad_records,
         waiting_keys=metrics.waiting_keys,
         duration_ms=round(done.duration_ms),
         new_input=done.new_input,
@@ -126,7 +127,7 @@ class _MetricsFile:
             "timestamp": datetime.fromtimestamp(now_us() / 1e6 - done.duration_ms / 1e3, UTC).isoformat(),
             "operator": done.operator,
             "batch_ms": round(done.duration_ms, 3),
-            "bad_records": 0,
+            "bad_records": done.bad_records,
             **done.metrics.summary(),
         }
         with self._path.open("a", encoding="utf-8") as file:

@@ -35,6 +35,7 @@ from penstock.spark_ext.api.bad_records import (
 from penstock.spark_ext.api.failure import failure_of, is_late_worker, root_cause, spark_message
 from penstock.spark_ext.border.connection import is_connect, is_local, uses_local_files
 from penstock.spark_ext.kafka.decode import decode_kafka
+from penstock.spark_ext.sources.rejected import WRONG_CSV
 
 __all__ = [
     "SectionError",
@@ -45,9 +46,6 @@ __all__ = [
     "section",
     "spark_options",
 ]
-
-
-_NO_CSV = "the record has other columns, or a field of another type, than the schema says"
 
 
 def read_sources(spark: SparkSession, pipeline: Pipeline) -> dict[str, DataFrame | str]:
@@ -182,7 +180,7 @@ def _files(spark: SparkSession, source: FilesSource, place: str) -> DataFrame:
         rows = reader.option("columnNameOfCorruptRecord", BAD_RECORD).load(path)
         if source.reject_to is not None:
             text = sf.col(BAD_RECORD)
-            reason = json_reason(text) if source.format == "json" else sf.lit(_NO_CSV)
+            reason = json_reason(text) if source.format == "json" else sf.lit(WRONG_CSV)
             facts = {"value": text, "file": sf.col("_metadata.file_path"), "reason": reason}
             to = resolve(spark, source.reject_to)
             rows = reject_bad_records(rows, place, source.on_error, to, facts)

@@ -49,6 +49,7 @@ from penstock.local_engine.builder.stateless import (
 )
 from penstock.local_engine.inputs import DataSourceInput, Input
 from penstock.local_engine.operators import LocalOperator, MicroBatch, Rows
+from penstock.local_engine.records.bad_records import RecordInput
 from penstock.operators.scan.spec import Scan
 from penstock.operators.update_stream.deletes import DELETED_COLUMN, delete_conditions
 from penstock.operators.update_stream.operator_options import StateOptions
@@ -181,7 +182,12 @@ class Builder:
 
         def rows(batch: MicroBatch) -> Iterator[pa.RecordBatch]:
             start, end = batch.starts[number], batch.ends[number]
-            if end is not None and source.is_new(start, end):
+            if end is None or not source.is_new(start, end):
+                return
+            if isinstance(source, RecordInput):
+                records = source.read_records(start, end)
+                yield from source.bad_records.treat(records, batch, writes=self.subscribes)
+            else:
                 yield from source.read(start, end)
 
         return rows

@@ -17,15 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.pandas.functions import pandas_udf
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-)
+from pyspark.sql.types import BooleanType, StringType
 
 from penstock.checkpointing.files import absolute_location
 from penstock.conf.values import OnError
@@ -34,34 +26,17 @@ from penstock.spark_ext.api.metrics import BAD_RECORDS_PREFIX
 from penstock.spark_ext.border.types import as_arrow_of_spark
 from penstock.spark_ext.sources.p_stream_options import WriteOptions
 from penstock.spark_ext.sources.p_stream_rows import SegmentRows, open_stream
-from penstock.spark_ext.sources.task_rows import REASON, TaskRows
+from penstock.spark_ext.sources.rejected import NOT_JSON, REFUSAL, REFUSAL_HINT, REJECTED, WRONG_TYPE
+from penstock.spark_ext.sources.task_rows import TaskRows
 
-__all__ = ["BAD_RECORD", "REJECTED", "count_bad_records", "json_reason", "reject_bad_records"]
+__all__ = ["BAD_RECORD", "count_bad_records", "json_reason", "reject_bad_records"]
 
 BAD_RECORD: Final = "__penstock_bad_record"
 """The column in which Spark's parsers put the text of a bad record; null for good records."""
 
-REJECTED: Final = StructType(
-    [
-        StructField("source", StringType()),
-        StructField("value", BinaryType()),
-        StructField("topic", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("file", StringType()),
-        StructField(REASON, StringType()),
-    ]
-)
-"""The columns of rejected records."""
-
 _FILE_TASKS: Final = "spark.sql.files.minPartitionNum"
 _MIN_FILE_TASKS: Final = "32"
 """Spark cuts files into at least this many parts, of 4 MiB or more."""
-
-_REFUSAL: Final = (
-    "a record cannot be read, or a field of it has another type than the schema says. Hint: on_error: skip "
-    "leaves such records out, on_error: keep has nulls in their columns; the metrics count them"
-)
 
 
 def count_bad_records(rows: DataFrame, place: str, on_error: OnError) -> DataFrame:
@@ -81,15 +56,17 @@ def count_bad_records(rows: DataFrame, place: str, on_error: OnError) -> DataFra
     if on_error == "skip":
         rows = rows.where(~is_bad)
     elif on_error == "fail":
-        rows = rows.where(sf.when(is_bad, sf.raise_error(sf.lit(_REFUSAL)).cast("boolean")).otherwise(True))
+        rows = rows.where(
+            sf.when(
+                is_bad, sf.raise_error(sf.lit(f"{REFUSAL}. Hint: {REFUSAL_HINT}")).cast("boolean")
+            ).otherwise(True)
+        )
     return rows.drop(BAD_RECORD)
 
 
 def json_reason(text: Column) -> Column:
     """Return the reason why a text is not a record of the schema."""
-    return sf.when(sf.try_parse_json(text).isNull(), sf.lit("the record is not JSON")).otherwise(
-        sf.lit("a field has another type than the schema says")
-    )
+    return sf.when(sf.try_parse_json(text).isNull(), sf.lit(NOT_JSON)).otherwise(sf.lit(WRONG_TYPE))
 
 
 def reject_bad_records(

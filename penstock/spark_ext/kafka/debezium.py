@@ -15,13 +15,13 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from penstock.spark_ext.api.bad_records import BAD_RECORD
 
-__all__ = ["decode_debezium", "read_change"]
+__all__ = ["DELETE", "NO_ROW", "ROW_OPERATIONS", "decode_debezium", "read_change"]
 
-_DELETE: Final = "d"
-_ROW_OPERATIONS: Final = ("c", "u", _DELETE, "r")
+DELETE: Final = "d"
+ROW_OPERATIONS: Final = ("c", "u", DELETE, "r")
 """Create, update, delete and read (a snapshot's row). A truncation or a message has no row."""
 
-_NO_ROW: Final = "the event has no row"
+NO_ROW: Final = "the event has no row"
 
 
 def decode_debezium(text: Column, table: StructType) -> Column:
@@ -61,7 +61,7 @@ def read_change(event: Column, columns: StructType, table: StructType) -> Column
     """
     position = columns["source"].dataType
     known = set(position.names) if isinstance(position, StructType) else set()
-    return _change(lambda name: event[name], table, known, sf.lit(_NO_ROW), event[BAD_RECORD])
+    return _change(lambda name: event[name], table, known, sf.lit(NO_ROW), event[BAD_RECORD])
 
 
 def _change(
@@ -72,12 +72,10 @@ def _change(
     def place(name: str) -> Column:
         return source[name] if name in position else sf.lit(None).cast(LongType())
 
-    row = sf.when(operation == _DELETE, field("before")).when(
-        operation.isin(*_ROW_OPERATIONS), field("after")
-    )
+    row = sf.when(operation == DELETE, field("before")).when(operation.isin(*ROW_OPERATIONS), field("after"))
     return sf.struct(
         *(row.getField(column.name).alias(column.name) for column in table),
-        (operation == _DELETE).alias("deleted"),
+        (operation == DELETE).alias("deleted"),
         operation.alias("change_op"),
         place("ts_ms").alias("change_ms"),
         place("lsn").alias("change_lsn"),

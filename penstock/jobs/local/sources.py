@@ -1,0 +1,110 @@
+"""Open the sources and tables of a pipeline on the local engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.conf.pipeline import FilesSource, KafkaSource, MarketSource, Source, TableSection
+from penstock.errors import InternalError, InvalidUsageError
+from penstock.jobs.pipelines.schemas import encoding_of, schema_of
+from penstock.local_engine.file_formats import file_reader
+from penstock.local_engine.inputs import DataSourceInput, FilesInput, Input
+from penstock.local_engine.records.bad_records import BadRecords
+from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
+from penstock.spark_ext.sources.market import MarketDataSource
+
+__all__ = ["open_source", "read_table", "resolve_path"]
+
+
+def resolve_path(location: str) -> str:
+    """Make a local path absolute; leave a location with a file system unchanged."""
+    return location if "://" in location else str(Path(location).absolute())
+
+
+def open_source(source: Source, place: str, zone: str | None, log: Path) -> Input:
+    """Open a source that is no p-stream.
+
+    Parameters
+    ----------
+    source : Source
+        The source.
+    place : str
+        Its name in the pipeline, under which bad records are rejected.
+    zone : str, optional
+        The time zone of times that have no zone.
+    log : pathlib.Path
+        The directory for the log of the source.
+
+    Raises
+    ------
+    InvalidUsageError
+        If only Spark can read it, or a package is missing.
+    UnavailableError
+        If its brokers or its schema registry do not answer.
+    """
+    if isinstance(source, MarketSource):
+        return _open_market(source)
+    if isinstance(source, FilesSource):
+        return _open_files(source, place, zone, log)
+    if isinstance(source, KafkaSource):
+        return _open_kafka(source, place, zone, log)
+    raise InternalError("a source passed the check of the local engine", source=source.type)
+
+
+def _open_market(source: MarketSource) -> Input:
+    values = {
+        "rowsPerSecond": source.rows_per_second, "symbols": source.symbols, "skew": source.skew,
+        "seed": source.seed, "numPartitions": 1, "startTime": source.start_time,
+        "maxRowsPerTrigger": source.max_rows_per_trigger, "rows": source.rows,
+        "realTime": str(source.real_time).lower(),
+    }  # fmt: skip
+    options = {name: str(value) for name, value in values.items() if value is not None}
+    schema = spark_schema(schema_of(source))
+    return DataSourceInput(MarketDataSource(options).streamReader(schema), schema)
+
+
+def _bad_records(source: FilesSource | KafkaSource, place: str) -> BadRecords:
+    to = None if source.reject_to is None else resolve_path(source.reject_to)
+    return BadRecords(place, source.on_error, to)
+
+
+def _open_files(source: FilesSource, place: str, zone: str | None, log: Path) -> Input:
+    schema, path = spark_schema(schema_of(source)), resolve_path(source.path)
+    if source.counts_bad_records:
+        from penstock.local_engine.records.files import RecordFilesInput  # only for CSV and JSON
+
+        bad_records = _bad_records(source, place)
+        return RecordFilesInput(path, schema, log, source.format, source.options, zone, bad_records)
+    return FilesInput(
+        path, schema, file_reader(source.format, as_arrow_of_spark(schema), source.options, zone), log
+    )
+
+
+def _open_kafka(source: KafkaSource, place: str, zone: str | None, log: Path) -> Input:
+    # Its client is an extra.
+    from penstock.local_engine.records.kafka import KafkaInput
+    from penstock.local_engine.records.kafka_values import RecordDecoder
+
+    schema = spark_schema(schema_of(source))
+    decoder = RecordDecoder(source, as_arrow_of_spark(schema), zone, **encoding_of(source))
+    return KafkaInput(source.options, schema, decoder, _bad_records(source, place), log)
+
+
+def read_table(section: TableSection, zone: str | None) -> pa.Table:
+    """Return the rows of a static table.
+
+    Raises
+    ------
+    InvalidUsageError
+        If the table has no files, or they do not fit the schema.
+    """
+    schema = as_arrow_of_spark(spark_schema(schema_of(section)))
+    read = file_reader(section.format, schema, section.options, zone)
+    place = Path(section.path)
+    found = sorted(place.iterdir()) if place.is_dir() else [place]
+    files = [path for path in found if path.name[0] not in "._" and path.is_file()]
+    if not files:
+        raise InvalidUsageError("the table has no files", path=section.path)
+    return pa.concat_tables(map(read, files))

@@ -1,0 +1,1 @@
+"""Sources of records that may be unreadable: files of CSV or JSON lines, and topics of Kafka."""

@@ -1,0 +1,162 @@
+"""Count the bad records of a source, and keep, skip, refuse or reject them."""
+
+from __future__ import annotations
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.conf.values import OnError
+from penstock.errors import InvalidUsageError
+from penstock.local_engine.operators import MicroBatch
+from penstock.local_engine.query_log import Offset
+from penstock.spark_ext.border.types import as_arrow_of_spark
+from penstock.spark_ext.sources.rejected import REFUSAL, REFUSAL_HINT, REJECTED
+
+__all__ = ["BadRecords", "RecordInput", "Records", "read_in_parts"]
+
+_SOURCE: Final = "source"
+_PARTITION: Final = 0
+"""The task that rejects a source's records; Spark has one for each of its partitions."""
+
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Rows of records, and the bad records among them.
+
+    Parameters
+    ----------
+    rows : pyarrow.Table
+        A row for each record; what cannot be read is null.
+    bad : sequence of int
+        The numbers of the rows of bad records, in order.
+    facts : callable
+        Returns the columns of `REJECTED` of these records, except the source. Called only if they are
+        rejected.
+    """
+
+    rows: pa.Table
+    bad: Sequence[int]
+    facts: Callable[[], Mapping[str, Sequence[object]]]
+
+
+class RecordInput(ABC):
+    """An `Input` whose records may be bad."""
+
+    bad_records: BadRecords
+
+    @abstractmethod
+    def read_records(self, start: Offset | None, end: Offset) -> Iterator[Records]:
+        """Yield the records from `start` to before `end`."""
+
+
+class BadRecords:
+    """The treatment of a source's bad records.
+
+    Parameters
+    ----------
+    place : str
+        The source's name in the pipeline.
+    on_error : {"keep", "skip", "fail"}
+        The treatment.
+    reject_to : str, optional
+        The location of a p-stream that receives such records, each once.
+    """
+
+    def __init__(self, place: str, on_error: OnError, reject_to: str | None = None) -> None:
+        self._place = place
+        self._on_error = on_error
+        self._reject_to = reject_to
+
+    def treat(
+        self, records: Iterable[Records], batch: MicroBatch, *, writes: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows to process; count the bad records in `batch`, and reject them after the last row.
+
+        Parameters
+        ----------
+        records : iterable of Records
+            All records of the source in the micro-batch.
+        batch : MicroBatch
+            The micro-batch.
+        writes : bool
+            Whether bad records are written to the p-stream.
+
+        Raises
+        ------
+        InvalidUsageError
+            If a record is bad and `on_error` is ``"fail"``.
+        CorruptDataError, UnavailableError
+            See `TaskRows.commit`.
+        """
+        rejected: list[pa.RecordBatch] = []
+        for some in records:
+            rows = some.rows
+            if some.bad:
+                if self._on_error == "fail":
+                    raise InvalidUsageError(REFUSAL, hint=REFUSAL_HINT, source=self._place)
+                batch.bad_records += len(some.bad)
+                if self._reject_to is not None and writes:
+                    rejected.append(self._describe(some))
+                if self._on_error == "skip":
+                    is_good = np.ones(rows.num_rows, np.bool_)
+                    is_good[some.bad] = False
+                    rows = rows.filter(pa.array(is_good))
+            yield from rows.to_batches()
+        if rejected and self._reject_to is not None:
+            self._reject(rejected, self._reject_to, batch)
+
+    def _describe(self, records: Records) -> pa.RecordBatch:
+        schema, count = as_arrow_of_spark(REJECTED), len(records.bad)
+        known = {_SOURCE: [self._place] * count, **records.facts()}
+        columns = [
+            pa.array(known[field.name], field.type) if field.name in known else pa.nulls(count, field.type)
+            for field in schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _reject(self, rejected: list[pa.RecordBatch], to: str, batch: MicroBatch) -> None:
+        # Few pipelines reject records, so others do not load the writer.
+        from penstock.spark_ext.sources.p_stream_options import WriteOptions
+        from penstock.spark_ext.sources.p_stream_rows import SegmentRows, open_stream
+        from penstock.spark_ext.sources.task_rows import TaskRows
+
+        options = WriteOptions.parse({"path": to})
+        rows = TaskRows(options.path, SegmentRows(options, open_stream(options, REJECTED)))
+        # Spark's first task has the same writer, so a pipeline that moves does not reject a record twice.
+        writer = f"{batch.query}-{zlib.crc32(self._place.encode()):08x}-{_PARTITION}"
+        rows.commit(rejected, writer, batch.number, _PARTITION)
+
+
+def read_in_parts(
+    count: int, read: Callable[[int, int], Part | None], read_alone: Callable[[int], Part]
+) -> Iterator[Part]:
+    """Yield the parts of a sequence of records, in order, in as few calls as bad records allow.
+
+    Parameters
+    ----------
+    count : int
+        The number of records.
+    read : callable
+        Reads the records from a number to before another; returns None if one of them is bad.
+    read_alone : callable
+        Reads one record, which may be bad.
+    """
+    open_parts = [(0, count)] if count else []
+    while open_parts:
+        start, stop = open_parts.pop()
+        part = read(start, stop)
+        if part is not None:
+            yield part
+        elif stop - start == 1:
+            yield read_alone(start)
+        else:
+            middle = (start + stop) // 2
+            open_parts += [(middle, stop), (start, middle)]

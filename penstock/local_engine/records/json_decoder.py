@@ -1,0 +1,146 @@
+"""Decode values of JSON as Spark's ``from_json`` does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock._clock import new_id
+from penstock.errors import InvalidUsageError
+from penstock.local_engine.file_formats import convert_columns, readable_field
+from penstock.local_engine.records.bad_records import read_in_parts
+from penstock.records.decoder import Decoder
+from penstock.spark_ext.sources.rejected import NOT_JSON, WRONG_TYPE
+
+__all__ = ["JsonDecoder"]
+
+_MAX_BLOCK_BYTES: Final = 1 << 29
+"""The most bytes of text that pyarrow reads as one block."""
+_VALUE: Final = "value"
+
+
+class JsonDecoder(Decoder):
+    """Decodes JSON objects.
+
+    A record with a field of another type is bad; its other fields are read.
+
+    Parameters
+    ----------
+    schema : pyarrow.Schema
+        The columns, in Spark's types.
+    zone : str, optional
+        The time zone of times that have no zone; by default such times are refused.
+
+    Raises
+    ------
+    InvalidUsageError
+        If only Spark can read a type.
+    """
+
+    def __init__(self, schema: pa.Schema, zone: str | None = None) -> None:
+        for field in schema:
+            if not _can_read(field.type, is_top=True):
+                raise InvalidUsageError(
+                    "the local engine reads no such type in JSON",
+                    column=field.name,
+                    type=field.type,
+                    hint="use engine: spark",
+                )
+        self.schema = schema
+        self._zone = zone
+
+    def decode(self, values: pa.Array) -> tuple[pa.RecordBatch, list[str | None]]:
+        """See `Decoder.decode`. The columns of an empty value are null."""
+        has_text = pc.greater(pc.binary_length(values), 0)
+        rows = np.flatnonzero(pc.fill_null(has_text, False).to_numpy(zero_copy_only=False))
+        texts = values.take(pa.array(rows)).cast(pa.binary())
+        reasons: list[str | None] = [None] * len(values)
+
+        def read(start: int, stop: int) -> pa.Table | None:
+            return _read(texts.slice(start, stop - start), self.schema, self._zone)
+
+        def read_alone(number: int) -> pa.Table:
+            fields, reasons[rows[number]] = self._read_fields(texts[number].as_py())
+            return fields
+
+        parts = [self.schema.empty_table(), *read_in_parts(len(rows), read, read_alone)]
+        decoded = pa.concat_tables(parts).combine_chunks()
+        if len(rows) < len(values):
+            places = np.full(len(values), -1)
+            places[rows] = np.arange(len(rows))
+            decoded = decoded.take(pa.array(places, mask=places < 0))
+        (batch,) = decoded.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], self.schema)]
+        return batch, reasons
+
+    def _read_fields(self, text: bytes) -> tuple[pa.Table, str | None]:
+        """Return the row of one record, and the reason if it is bad."""
+        reason: str | None = None
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found, reason = {}, NOT_JSON
+        if not isinstance(found, dict):
+            found, reason = {}, WRONG_TYPE
+        columns = []
+        for field in self.schema:
+            column, is_read = self._read_field(field, found.get(field.name))
+            columns.append(column)
+            if not is_read:
+                reason = WRONG_TYPE
+        return pa.Table.from_arrays(columns, schema=self.schema), reason
+
+    def _read_field(self, field: pa.Field[Any], value: object) -> tuple[pa.ChunkedArray[Any], bool]:
+        if value is not None:
+            if pa.types.is_string(field.type) and not isinstance(value, str):
+                value = json.dumps(value, separators=(",", ":"))
+            text = pa.array([json.dumps({field.name: value}).encode()])
+            table = _read(text, pa.schema([field]), self._zone)
+            if table is not None:
+                return table.column(0), True
+        return pa.chunked_array([pa.nulls(1, field.type)]), value is None
+
+
+def _can_read(kind: pa.DataType, *, is_top: bool) -> bool:
+    if pa.types.is_struct(kind):
+        return all(_can_read(field.type, is_top=False) for field in kind)
+    if pa.types.is_list(kind):
+        return _can_read(kind.value_type, is_top=False)
+    if pa.types.is_temporal(kind):
+        return is_top
+    return not (pa.types.is_binary(kind) or pa.types.is_map(kind))
+
+
+def _read(texts: pa.Array, schema: pa.Schema, zone: str | None) -> pa.Table | None:
+    """Return the rows of JSON objects; None if one of them is bad.
+
+    Each object is the value of another one with its number, so broken objects cannot join to whole ones.
+    """
+    import pyarrow.json
+
+    if texts.nbytes > _MAX_BLOCK_BYTES and len(texts) > 1:
+        return None
+    number = f"number {new_id()}"
+    try:
+        numbers = pa.array(np.arange(len(texts))).cast(pa.string())
+        given = texts.cast(pa.string())
+        whole = pc.binary_join_element_wise(f'{{"{number}":', numbers, f',"{_VALUE}":', given, "}", "")
+        text = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], whole), "\n")[0].as_buffer()
+        fields = [pa.field(number, pa.int64()), pa.field(_VALUE, pa.struct(map(readable_field, schema)))]
+        table = pyarrow.json.read_json(
+            pa.BufferReader(text),
+            pyarrow.json.ReadOptions(use_threads=False, block_size=text.size + 1),
+            pyarrow.json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore"),
+        )
+        found, objects = table.column(number), table.column(_VALUE)
+        if found.null_count or objects.null_count:
+            return None
+        if not np.array_equal(found.to_numpy(), np.arange(len(texts))):
+            return None
+        columns = pa.Table.from_arrays(objects.flatten(), names=schema.names)
+        return convert_columns(columns, schema, zone)
+    except pa.ArrowInvalid:
+        return None

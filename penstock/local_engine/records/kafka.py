@@ -1,0 +1,372 @@
+"""Topics of Kafka as a source of the local engine, with the offsets and options of Spark's connector.
+
+The checkpoint holds the offsets; no group of Kafka's does. ::
+
+    QUERY/sources/<number>/0    a zero byte, "v1", a line break, and the offsets of the first start, in JSON
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from penstock._clock import monotonic_s, new_id, pause
+from penstock._extras import need_extra
+from penstock.errors import CorruptDataError, InvalidUsageError, UnavailableError
+from penstock.local_engine.query_log import Offset, write_whole
+from penstock.local_engine.records.bad_records import BadRecords, RecordInput, Records
+from penstock.local_engine.records.kafka_options import EARLIEST, LATEST, KafkaOptions, Partition
+from penstock.local_engine.records.kafka_values import RecordDecoder, read_messages
+
+__all__ = ["KafkaInput"]
+
+_LOGGER = logging.getLogger(__name__)
+_ANSWER_S: Final = 5.0
+_PATIENCE_S: Final = 60.0
+"""The time without an answer of a broker after which a query fails."""
+_POLL_S: Final = 0.05
+_MOST_MESSAGES: Final = 50_000
+
+Found = TypeVar("Found")
+
+
+class KafkaInput(RecordInput):
+    """Records of topics. Partitions are read one after the other, so a micro-batch always has one order.
+
+    Parameters
+    ----------
+    options : mapping of str to str
+        The options of Spark's connector.
+    schema : StructType
+        The columns.
+    decoder : RecordDecoder
+        Makes the columns of records.
+    bad_records : BadRecords
+        The treatment of bad records.
+    log : pathlib.Path
+        The directory for the first offsets.
+
+    Raises
+    ------
+    InvalidUsageError
+        If an option or a setting is unknown, or the client is not installed.
+    CorruptDataError
+        If the first offsets are damaged.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        schema: StructType,
+        decoder: RecordDecoder,
+        bad_records: BadRecords,
+        log: Path,
+    ) -> None:
+        need_extra("kafka", "a source of Kafka on the local engine")
+        self.schema = schema
+        self.bad_records = bad_records
+        self._decoder = decoder
+        self._options = KafkaOptions.parse(options)
+        self._log = log / "0"
+        self._first = self._read_first()
+        self._trouble = ""
+        self._silent_since: float | None = None
+        self._stops = False
+        self._last: dict[Partition, int] | None = None
+        self._consumer = self._connect()
+
+    def _connect(self) -> Any:
+        from confluent_kafka import Consumer, KafkaException
+
+        settings: dict[str, Any] = {
+            "group.id": f"penstock-{new_id()}",
+            **self._options.client,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error" if self._options.fails_on_loss else "earliest",
+            "error_cb": self._note_trouble,
+            "logger": _LOGGER,
+        }
+        try:
+            return Consumer(settings)
+        except KafkaException as error:
+            raise InvalidUsageError(
+                "Kafka's client refuses its settings",
+                reason=error.args[0].str(),
+                hint="the local engine uses librdkafka, whose settings are not all those of the Java client",
+            ) from None
+
+    def _note_trouble(self, error: Any) -> None:
+        self._trouble = error.name()
+
+    # ------------------------------------------------------------------------------------ offsets
+
+    def _read_first(self) -> dict[Partition, int] | None:
+        try:
+            text = self._log.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            version, _, offsets = text.removeprefix(b"\0").decode().partition("\n")
+            if version != "v1":
+                raise ValueError
+            return _partitions(json.loads(offsets))
+        except ValueError:
+            raise CorruptDataError("the first offsets of a source are damaged", file=self._log) from None
+
+    def _begin(
+        self, start: Offset | None, bounds: Mapping[Partition, tuple[int, int]]
+    ) -> dict[Partition, int]:
+        """Return the first offset to read of each partition; new partitions are read from their beginning."""
+        if start is None:
+            if self._first is None:
+                self._first = self._choose_first(bounds)
+                write_whole(self._log, b"\0v1\n" + json.dumps(_offset(self._first)).encode())
+            known = self._first
+        else:
+            known = _partitions(start)
+        for partition in known.keys() - bounds.keys():
+            self._lose(partition, known[partition], None)
+        begin = {}
+        for partition, (low, high) in bounds.items():
+            begin[partition] = known.get(partition, low)
+            if not low <= begin[partition] <= high:
+                self._lose(partition, begin[partition], low)
+                begin[partition] = low
+        return begin
+
+    def _lose(self, partition: Partition, offset: int, low: int | None) -> None:
+        facts = {"topic": partition[0], "partition": partition[1], "offset": offset, "first_offset": low}
+        if self._options.fails_on_loss:
+            raise InvalidUsageError(
+                "records of Kafka are gone that the query has not read",
+                hint='options: {failOnDataLoss: "false"} goes on without them',
+                **facts,
+            )
+        text = " ".join(f"{name}={value}" for name, value in facts.items())
+        _LOGGER.warning("records of kafka are gone that the query has not read [%s]", text)
+
+    def _choose_first(self, bounds: Mapping[Partition, tuple[int, int]]) -> dict[Partition, int]:
+        start = self._options.start
+        given = dict.fromkeys(bounds, start) if isinstance(start, int) else start
+        if missing := sorted(bounds.keys() ^ given.keys()):
+            raise InvalidUsageError(
+                "the start names other partitions than those to read",
+                topic=missing[0][0],
+                partition=missing[0][1],
+                hint="name each partition; -2 is its first record, -1 its end",
+            )
+        if self._options.start_kind == "time":
+            return self._find_times(given, bounds)
+        named = {EARLIEST: 0, LATEST: 1}
+        return {
+            partition: bounds[partition][named[offset]] if offset in named else offset
+            for partition, offset in given.items()
+        }
+
+    def _find_times(
+        self, times: Mapping[Partition, int], bounds: Mapping[Partition, tuple[int, int]]
+    ) -> dict[Partition, int]:
+        from confluent_kafka import TopicPartition
+
+        asked = [TopicPartition(*partition, time_ms) for partition, time_ms in times.items()]
+        found = {
+            (one.topic, one.partition): one.offset
+            for one in self._consumer.offsets_for_times(asked, timeout=_ANSWER_S)
+        }
+        for partition, offset in found.items():
+            if offset < 0:
+                if self._options.late_start == "error":
+                    raise InvalidUsageError(
+                        "a partition has no record as new as the start",
+                        topic=partition[0],
+                        partition=partition[1],
+                        hint="startingOffsetsByTimestampStrategy: latest starts at its end",
+                    )
+                found[partition] = bounds[partition][1]
+        return found
+
+    def _find_bounds(self) -> dict[Partition, tuple[int, int]]:
+        """Return the first offset and the end of each partition."""
+        from confluent_kafka import TopicPartition
+
+        topics = self._consumer.list_topics(timeout=_ANSWER_S).topics
+        for name in {*self._options.topics, *(topic for topic, _ in self._options.partitions)}:
+            if name not in topics or not topics[name].partitions:
+                raise InvalidUsageError("a topic of Kafka does not exist", topic=name)
+        there = [(name, number) for name, topic in topics.items() for number in topic.partitions]
+        return {
+            partition: self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=_ANSWER_S)
+            for partition in sorted(there)
+            if self._options.matches(partition)
+        }
+
+    def find_end(self, start: Offset | None) -> Offset | None:
+        """See `Input.find_end`. Without an answer of a broker there is nothing new, for a minute."""
+        found = self._ask(lambda: self._plan(start))
+        return start if found is None else found
+
+    def _plan(self, start: Offset | None) -> Offset:
+        bounds = self._find_bounds()
+        begin = self._begin(start, bounds)
+        ends = {partition: high for partition, (_, high) in bounds.items()}
+        if self._stops:
+            self._last = ends if self._last is None else self._last
+            ends = {one: min(end, max(self._last.get(one, 0), begin[one])) for one, end in ends.items()}
+        return _offset(_limit(begin, ends, self._options.max_offsets))
+
+    def _ask(self, ask: Callable[[], Found]) -> Found | None:
+        """Return an answer of the brokers; None if they are silent, for at most a minute."""
+        from confluent_kafka import KafkaException
+
+        while True:
+            try:
+                found = ask()
+            except KafkaException as error:
+                self._check_patience(error.args[0])
+                if not self._stops:
+                    return None
+                pause(_POLL_S)  # a broker that comes back sends no notification
+                continue
+            self._silent_since = None
+            return found
+
+    def _check_patience(self, error: Any) -> None:
+        """Check that an error may pass.
+
+        Raises
+        ------
+        UnavailableError
+            If it may not, or has lasted for a minute.
+        """
+        now_s = monotonic_s()
+        self._silent_since = now_s if self._silent_since is None else self._silent_since
+        if _passes(error) and now_s - self._silent_since < _PATIENCE_S:
+            return
+        raise UnavailableError(
+            "the brokers of Kafka do not answer",
+            error=error.name(),
+            client_error=self._trouble,
+            hint="check kafka.bootstrap.servers, the brokers and the credentials",
+        )
+
+    def is_new(self, start: Offset | None, end: Offset | None) -> bool:
+        """See `Input.is_new`."""
+        if end is None:
+            return False
+        known = (self._first or {}) if start is None else _partitions(start)
+        return any(offset != known.get(partition, 0) for partition, offset in _partitions(end).items())
+
+    # ------------------------------------------------------------------------------------ records
+
+    def read(self, start: Offset | None, end: Offset) -> Iterator[pa.RecordBatch]:
+        """See `Input.read`."""
+        for records in self.read_records(start, end):
+            yield from records.rows.to_batches()
+
+    def read_records(self, start: Offset | None, end: Offset) -> Iterator[Records]:
+        """See `RecordInput.read_records`."""
+        ends = _partitions(end)
+        known = (self._first or {}) if start is None else _partitions(start)
+        try:
+            for partition in sorted(ends):
+                first = known.get(partition, EARLIEST)
+                if first > ends[partition]:
+                    first = EARLIEST  # the topic was made anew, and the query goes on without lost records
+                if first != ends[partition]:
+                    for messages in self._consume(partition, first, ends[partition]):
+                        yield self._decoder.decode(read_messages(messages))
+        finally:
+            self._consumer.unassign()
+
+    def _consume(self, partition: Partition, first: int, end: int) -> Iterator[list[Any]]:
+        """Yield the messages of a partition from an offset to before another."""
+        from confluent_kafka import TopicPartition
+
+        self._consumer.assign([TopicPartition(*partition, first)])
+        next_offset = max(first, 0)
+        while next_offset < end:
+            wanted = min(end - next_offset, _MOST_MESSAGES)
+            read = []
+            for message in self._consumer.consume(wanted, _POLL_S):
+                error = message.error()
+                if error is None:
+                    next_offset = message.offset() + 1
+                    read.append(message)
+                elif _is_end(error):
+                    next_offset = max(next_offset, message.offset())
+                else:
+                    self._refuse(error, partition)
+            if next_offset > end:
+                read = [message for message in read if message.offset() < end]
+            if read:
+                self._silent_since = None
+                yield read
+            elif next_offset < end:
+                self._check_silence()
+
+    def _refuse(self, error: Any, partition: Partition) -> None:
+        if not _passes(error):
+            raise InvalidUsageError(
+                "a partition of Kafka cannot be read",
+                topic=partition[0],
+                partition=partition[1],
+                error=error.name(),
+                hint="records may be gone, or the client may not be allowed to read them",
+            )
+
+    def _check_silence(self) -> None:
+        from confluent_kafka import KafkaError
+
+        self._check_patience(KafkaError(KafkaError._TIMED_OUT))
+
+    def release(self, end: Offset) -> None:
+        """Do nothing: Kafka keeps its records."""
+
+    def stop_at_present(self) -> None:
+        """See `Input.stop_at_present`: the first end that is found is the last."""
+        self._stops = True
+
+
+def _passes(error: Any) -> bool:
+    from confluent_kafka import KafkaError
+
+    silent = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._RESOLVE)
+    return error.retriable() or error.code() in silent
+
+
+def _is_end(error: Any) -> bool:
+    from confluent_kafka import KafkaError
+
+    return bool(error.code() == KafkaError._PARTITION_EOF)
+
+
+def _limit(
+    begin: Mapping[Partition, int], ends: Mapping[Partition, int], most: int | None
+) -> dict[Partition, int]:
+    """Return the ends of a micro-batch; each partition has its share of the most offsets, as in Spark."""
+    new = {partition: end - begin[partition] for partition, end in ends.items()}
+    total = sum(new.values())
+    if most is None or total <= most:
+        return dict(ends)
+    shares = {partition: most * count / total for partition, count in new.items()}
+    whole = {one: int(share) if share >= 1 else int(share > 0) for one, share in shares.items()}
+    return {partition: begin[partition] + min(whole[partition], count) for partition, count in new.items()}
+
+
+def _partitions(offset: Offset) -> dict[Partition, int]:
+    return {(topic, int(number)): end for topic, ends in offset.items() for number, end in ends.items()}
+
+
+def _offset(partitions: Mapping[Partition, int]) -> Offset:
+    offset: dict[str, dict[str, int]] = {}
+    for (topic, number), end in sorted(partitions.items()):
+        offset.setdefault(topic, {})[str(number)] = end
+    return offset

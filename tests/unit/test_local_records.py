@@ -1,0 +1,262 @@
+"""Bad records on the local engine: counted, kept, skipped, refused, and rejected once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import _failpoints
+from penstock.checkpointing.p_stream import PStreamReader
+from penstock.conf.kafka_source import KafkaSource
+from penstock.conf.pipeline import Pipeline
+from penstock.errors import InvalidUsageError
+from penstock.jobs.local.pipeline import check_local_pipeline, open_pipeline
+from penstock.jobs.local.sources import open_source
+from penstock.jobs.pipelines.run import run_to_end
+from penstock.jobs.pipelines.schemas import encoding_of, schema_of
+from penstock.local_engine.records.json_decoder import JsonDecoder
+from penstock.local_engine.records.kafka import _limit
+from penstock.local_engine.records.kafka_options import KafkaOptions
+from penstock.local_engine.records.kafka_values import RecordDecoder
+from penstock.spark_ext.border.types import as_arrow_of_spark, spark_schema
+from tests.long_tests import long_but
+
+COLUMNS = "k STRING, t BIGINT, v DOUBLE"
+GOOD = {"json": ['{"k": "a", "t": 1, "v": 1}', '{"k": "b", "t": 2, "v": 2}'], "csv": ["a,1,1", "b,2,2"]}
+BAD = {
+    "json": ['{"k": "c"', '{"k": "d", "t": "x", "v": 4}', "[1]", '{"k": "e", "t": 5', '{"k": "f"}}'],
+    "csv": ["c", 'd,"x",4', "e,5,5,5"],
+}
+READ_IN_PART: dict[str, list[tuple[str, int | None, float | None]]] = {
+    "json": [("d", None, 4.0)],
+    "csv": [("c", None, None), ("d", None, 4.0), ("e", 5, 5.0)],
+}
+
+
+def pipeline(place: Path, format: str, **source: Any) -> Pipeline:
+    given = {"type": "files", "format": format, "path": str(place / "in"), "schema": COLUMNS}
+    return Pipeline.model_validate(
+        {
+            "engine": "local",
+            "source": given | source,
+            "queue": {"key": "k", "time": "t", "nulls": "drop"},
+            "sink": {"type": "pstream", "path": str(place / "out")},
+            "query": {"trigger": "available_now", "checkpoint": str(place / "checkpoint")},
+        }
+    )
+
+
+def write(place: Path, name: str, lines: list[str]) -> Path:
+    (place / "in").mkdir(exist_ok=True)
+    file = place / "in" / name
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def out(place: Path) -> list[str]:
+    return sorted(row["k"] for row in PStreamReader(place / "out").read().to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("format", "on_error"),
+    long_but(
+        [("json", "keep"), ("json", "skip"), ("csv", "keep"), ("csv", "skip")],
+        ("json", "keep"),
+        ("csv", "skip"),
+    ),
+)
+def test_bad_records_of_files_are_counted_and_rejected_once_over_crashes(
+    tmp_path: Path, format: str, on_error: str
+) -> None:
+    run = pipeline(tmp_path, format, on_error=on_error, reject_to=str(tmp_path / "rejected"))
+    files, bad = [], BAD[format]
+    for number, point in enumerate(["task_rows.before_commit", "task_rows.after_commit"]):
+        files.append(write(tmp_path, f"{number}", [GOOD[format][number], *bad, ""]))
+        running = open_pipeline(run)
+        with _failpoints.armed({point: "error"}), pytest.raises(_failpoints.InjectedError):
+            running.step()
+        totals = run_to_end(run)
+        kept = len(bad) if on_error == "keep" else 0
+        timed = sum(time is not None for _, time, _ in READ_IN_PART[format])
+        assert (totals.bad_records, totals.rows_in) == (len(bad), 1 + kept)
+        assert totals.dropped == (len(bad) - timed if on_error == "keep" else 0)
+    assert sorted({*out(tmp_path)}) == (
+        ["a", "b"] if on_error == "skip" or format == "json" else ["a", "b", "e"]
+    )
+    rejected = PStreamReader(tmp_path / "rejected").read().to_pylist()
+    assert [(row["file"], row["value"].decode()) for row in rejected] == [
+        (file.as_uri(), text) for file in files for text in bad
+    ]
+    assert {row["source"] for row in rejected} == {"source"}
+    assert {row["topic"] for row in rejected} == {None}
+    assert all(row["reason"] for row in rejected)
+
+
+def test_fields_of_a_bad_record_that_can_be_read_are_kept(tmp_path: Path) -> None:
+    for format, expected in READ_IN_PART.items():
+        place = tmp_path / format
+        place.mkdir()
+        write(place, "0", [*GOOD[format], *BAD[format]])
+        source = open_source(pipeline(place, format).source, "source", None, place / "log")
+        end = source.find_end(None)
+        assert end is not None
+        rows = pa.Table.from_batches(list(source.read(None, end))).to_pylist()
+        found = [(row["k"], row["t"], row["v"]) for row in rows if row["k"] not in ("a", "b", None)]
+        assert found == expected
+
+
+def test_a_bad_record_ends_a_run_that_is_to_fail_without_its_value(tmp_path: Path) -> None:
+    write(tmp_path, "0", [GOOD["json"][0], '{"k": "secret"'])
+    with pytest.raises(InvalidUsageError, match=r"a record cannot be read.*on_error: skip") as caught:
+        run_to_end(pipeline(tmp_path, "json", on_error="fail"))
+    assert "secret" not in str(caught.value)
+
+
+def test_lines_of_files_with_a_header_and_other_ends_are_read(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0").write_bytes(b'k|t|v\r\n"a|b"|1|1.5\r\n\r\n c |2|')
+    run_to_end(pipeline(tmp_path, "csv", options={"header": "true", "sep": "|"}))
+    assert out(tmp_path) == [" c ", "a|b"]
+
+
+_values = st.dictionaries(
+    st.sampled_from(["k", "t", "v", "other"]),
+    st.one_of(st.none(), st.integers(-5, 5), st.booleans(), st.text('a"\\\n}{', max_size=3), st.just(0.5)),
+)
+_texts = st.one_of(_values.map(json.dumps), st.text('{}":, \na1', max_size=6), st.just(""), _values.map(repr))
+
+
+@settings(max_examples=40)
+@given(st.lists(_texts, max_size=12))
+def test_json_is_decoded_as_record_by_record(texts: list[str]) -> None:
+    schema = pa.schema({"k": pa.string(), "t": pa.int64(), "v": pa.float64()})
+    decoded, reasons = JsonDecoder(schema).decode(pa.array([text.encode() for text in texts], pa.binary()))
+    expected = [_decode_alone(text) for text in texts]
+    assert decoded.to_pylist() == [row for row, _ in expected]
+    assert [reason is None for reason in reasons] == [good for _, good in expected]
+
+
+def _decode_alone(text: str) -> tuple[dict[str, Any], bool]:
+    """Return the fields that a record has, and whether all of it can be read."""
+    row: dict[str, Any] = dict.fromkeys("ktv")
+    if not text:
+        return row, True
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return row, False
+    if not isinstance(found, dict):
+        return row, False
+    good = True
+    for name, kinds in {"k": (str,), "t": (int,), "v": (int, float)}.items():
+        value = found.get(name)
+        if name == "k" and value is not None and not isinstance(value, str):
+            row[name] = json.dumps(value)
+        elif value is None or (isinstance(value, kinds) and not isinstance(value, bool)):
+            row[name] = value
+        else:
+            good = False
+    return row, good
+
+
+def test_only_types_that_json_has_here_are_read() -> None:
+    for kind in (pa.binary(), pa.map_(pa.string(), pa.int64()), pa.list_(pa.timestamp("us", "UTC"))):
+        with pytest.raises(InvalidUsageError, match="reads no such type in JSON: column=c"):
+            JsonDecoder(pa.schema({"c": kind}))
+
+
+def kafka(**fields: Any) -> KafkaSource:
+    return KafkaSource.model_validate({"type": "kafka", "options": {}} | fields)
+
+
+def test_changes_of_debezium_are_rows_with_a_flag_for_deletes() -> None:
+    def change(op: Any, before: Any, after: Any, lsn: int, *, nested: bool = False) -> bytes:
+        event = {"before": before, "after": after, "op": op, "source": {"lsn": lsn, "ts_ms": 10 * lsn}}
+        return json.dumps({"schema": {}, "payload": event} if nested else event).encode()
+
+    values = [
+        change("r", None, {"id": 1, "name": "a"}, 1),
+        change("u", {"id": 1}, {"id": 1, "name": "c"}, 3, nested=True),
+        change("d", {"id": 2, "name": None}, None, 4),
+        None,
+        b'{"id": 1}',
+        change("t", None, None, 6),
+        change("x", {"id": 1}, {"id": 1}, 7),
+    ]
+    source = kafka(value_format="debezium", schema="id INT, name STRING", kafka_columns=["offset"])
+    schema = as_arrow_of_spark(spark_schema(schema_of(source)))
+    decoder = RecordDecoder(source, schema, None, **encoding_of(source))
+    count = len(values)
+    raw = pa.table(
+        {
+            "value": pa.array(values, pa.binary()), "topic": ["x"] * count,
+            "partition": pa.array([0] * count, pa.int32()), "offset": list(range(count)),
+        }
+    )  # fmt: skip
+    records = decoder.decode(raw)
+    assert [tuple(row.values()) for row in records.rows.to_pylist()][:3] == [
+        (1, "a", False, "r", 10, 1, 0),
+        (1, "c", False, "u", 30, 3, 1),
+        (2, None, True, "d", 40, 4, 2),
+    ]
+    assert list(records.bad) == [3, 4, 5]
+    assert records.facts()["offset"] == [4, 5, 6]
+
+
+def test_options_of_sparks_connector_are_known() -> None:
+    servers = {"kafka.bootstrap.servers": "b:1"}
+    parsed = KafkaOptions.parse(
+        servers
+        | {
+            "subscribePattern": "a-.*",
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": "5",
+            "kafka.sasl.jaas.config": 'x required username="u" password="p\\"q";',
+        }
+    )
+    assert parsed.matches(("a-1", 0)) and not parsed.matches(("ba-1", 0))
+    assert (parsed.max_offsets, parsed.start) == (5, -2)
+    assert parsed.client["sasl.username"] == "u" and parsed.client["sasl.password"] == 'p"q'
+    assert parsed.client["isolation.level"] == "read_uncommitted", "as the Java client"
+    some = KafkaOptions.parse({"assign": '{"t": [0, 2]}', "startingTimestamp": "7"})
+    assert some.matches(("t", 2)) and not some.matches(("t", 1))
+    assert (some.start, some.start_kind) == (7, "time")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"subscribe": "a", "startingOfsets": "latest"}, "did you mean startingoffsets"),
+        ({"subscribe": "a", "startingOffsets": "first"}, "is not JSON of topics"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "is no number"),
+        ({"subscribe": "a", "kafka.auto.offset.reset": "latest"}, "is fixed"),
+        ({"subscribe": "a", "kafka.ssl.truststore.location": "x"}, "only Kafka's Java client"),
+        ({"subscribe": "a", "failOnDataLoss": "no"}, "is wrong"),
+    ],
+)
+def test_wrong_options_of_kafka_are_refused_when_a_pipeline_is_checked(
+    tmp_path: Path, options: dict[str, str], text: str
+) -> None:
+    source: dict[str, Any] = {"type": "kafka", "value_format": "json", "schema": COLUMNS}
+    source["options"] = {"kafka.bootstrap.servers": "b:1"} | options
+    document = pipeline(tmp_path, "json").model_dump(mode="json", by_alias=True, exclude_unset=True)
+    with pytest.raises(ValueError, match=text):
+        check_local_pipeline(Pipeline.model_validate(document | {"source": source}))
+
+
+@given(st.dictionaries(st.integers(0, 4), st.integers(0, 50)), st.integers(1, 60))
+def test_a_micro_batch_has_a_share_of_each_partition(new: dict[int, int], most: int) -> None:
+    begin = {("t", number): 100 for number in new}
+    ends = {("t", number): 100 + count for number, count in new.items()}
+    taken = {one: end - 100 for one, end in _limit(begin, ends, most).items()}
+    assert all(0 <= taken[one] <= ends[one] - 100 for one in ends)
+    assert all(taken[one] for one in ends if ends[one] > 100), "no partition starves"
+    assert sum(taken.values()) <= most + len(new)
+    if sum(new.values()) <= most:
+        assert taken == {one: end - 100 for one, end in ends.items()}
