@@ -372,8 +372,7 @@ class Database:
         predictor : Predictor, optional
             A result of `penstock.predict`: the partitions of transactions that would be forwarded.
         speculate : bool or str
-            Whether partitions run other transactions while forwarded transactions run: ``rows`` (True),
-            ``tables`` or ``occ``.
+            Whether partitions run others beside forwarded transactions: ``rows`` (True), ``tables``, ``occ``.
 
         Raises
         ------
@@ -404,6 +403,7 @@ class Database:
         partitions: int = 1,
         ranges: Mapping[str, Sequence[Any]] | None = None,
         predictor: StoredPredictor | None = None,
+        speculate: bool | str = False,
     ) -> Replica:
         """Follow the database that another process has open at a location, until this process takes over.
 
@@ -413,7 +413,7 @@ class Database:
             The directory of the database; both machines must be able to read it.
         poll_interval : str or timedelta
             How often to look for new calls.
-        partitions, ranges, predictor
+        partitions, ranges, predictor, speculate
             See `open`. They apply to the replica, and to the database after a takeover.
 
         Raises
@@ -423,7 +423,7 @@ class Database:
         """
         from penstock.procedures.replicas.replica import Replica
 
-        return Replica(self, location, poll_interval, partitions, ranges, predictor)
+        return Replica(self, location, poll_interval, partitions, ranges, predictor, speculate)
 
     def connect(self, location: str | os.PathLike[str], *, timeout: str | timedelta = "30s") -> RequestClient:
         """Return a client that sends requests to a stream of transactions over this database.

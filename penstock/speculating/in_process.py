@@ -19,31 +19,31 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock import _clock
 from penstock.errors import InvalidUsageError
 from penstock.operators.update_stream.stream import concat
-from penstock.procedures.compiler.program import Program
+from penstock.procedures.compiler.program import PlainProgram, Program
 from penstock.procedures.compiler.values import AccessMode, Found
 from penstock.procedures.engine import TableSet
+from penstock.procedures.partitions.partitioned_rows import MOVE_COST
 from penstock.procedures.rows import TableRows
 from penstock.procedures.texts import Numbers
 from penstock.speculating.footprints import Booleans, Footprint, Footprints
 from penstock.speculating.rules import Level
+from penstock.speculating.stalled_calls import StalledCall, Task, split_tasks
 from penstock.sql.expression import did_you_mean
 
 if TYPE_CHECKING:
     from penstock.procedures.databases import Database
     from penstock.procedures.partitions.event_keys import EventKeys
     from penstock.procedures.partitions.partitioned_tables import PartitionedTables, State
+    from penstock.procedures.partitions.routes import Route
 
 __all__ = ["MODES", "Mode", "Speculation", "Waiting", "use_speculation"]
 
@@ -57,12 +57,10 @@ TOO_LONG_DECAY = 0.95
 """The factor on a program's assumed time when that is too long, so that the program is tried again."""
 _WEIGHT = 0.2
 """The weight of the latest time in the mean."""
+_SINGLE, _STALLED, _MOVING = "single", "stalled", "moving"
+"""A program's times: of a single-partition transaction, of a forwarded one, and to move the latter's rows."""
 
 Floats = npt.NDArray[np.float64]
-Task = tuple[Program, pa.RecordBatch, int]
-"""A program, events of one partition, and the number of their waiting group."""
-Done = tuple[int, pa.RecordBatch, Program, float]
-"""The group of a task, its results, its program, and its seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -169,7 +167,9 @@ class Speculation:
     conflicts : int
         The number of later requests that conflicted.
     rolled_back : int
-        The number of transactions that ran before their turn and were undone.
+        The number of transactions that ran beside others and were undone.
+    beside : int
+        The number of transactions that ran beside forwarded transactions of their own call.
     """
 
     def __init__(
@@ -177,23 +177,26 @@ class Speculation:
     ) -> None:
         self._tables, self._level, self._optimistic = tables, level, optimistic
         self._footprints = Footprints(database, tables.placements)
-        self._times: dict[tuple[str, bool], float] = {}
+        self._times: dict[tuple[str, str], float] = {}
         self.offer_groups: Callable[[], Iterable[Waiting]] = tuple
         self.unlogged: list[Waiting] = []
-        self.stalls = self.transactions = self.conflicts = self.rolled_back = 0
+        self.stalls = self.transactions = self.conflicts = self.rolled_back = self.beside = 0
 
     def describe(self) -> str:
         """Return a text with its counts."""
         mode = "occ" if self._optimistic else self._level
         return (
             f"speculated ({mode}): {self.transactions} later requests in {self.stalls} stalls; "
-            f"{self.conflicts} conflicts, {self.rolled_back} rolled back"
+            f"{self.conflicts} conflicts, {self.rolled_back} rolled back; "
+            f"{self.beside} transactions ran beside forwarded ones of their own call"
         )
 
     def run(
         self, program: Program, events: pa.RecordBatch, keys: EventKeys, homes: Numbers
     ) -> pa.RecordBatch | None:
-        """Run the transactions of a call. If no other can run meanwhile, return None with unchanged tables.
+        """Run the transactions of a call, beside each other and beside later requests.
+
+        Return None with unchanged tables if they are to run as if nothing speculated.
 
         Parameters
         ----------
@@ -206,22 +209,26 @@ class Speculation:
         homes : ndarray
             The partition of each event, or a number below 0 if it needs several partitions.
         """
-        offered = list(itertools.islice(self.offer_groups(), MAX_GROUPS_PER_STALL))
-        if not offered:  # the transactions of the call run as if speculation were off
-            return None
-        self.stalls += 1
-        several = homes < 0
-        stalled = self._footprints.make(program, keys).take(several)
-        budgets = np.full(self._tables.partitions, self._time_of(program, stalled=True) * int(several.sum()))
+        several, single = homes < 0, homes >= 0
+        first, finds = single, _finds(keys.route)
+        if not self._optimistic and not finds:
+            first = keys.first(homes, self._tables.partitions)
+        budgets = np.full(self._tables.partitions, self._time_of(program, _STALLED) * int(several.sum()))
+        own = homes[single & ~first]
+        known_s = self._times.get((program.digest, _SINGLE), 0.0)
+        budgets -= np.bincount(own, minlength=len(budgets)) * known_s
         tasks: dict[int, list[Task]] = {}
-        chosen = self._choose(offered, stalled, budgets, tasks)
-        if not tasks:
+        chosen = list[_Chosen]()
+        if offered := list(itertools.islice(self.offer_groups(), MAX_GROUPS_PER_STALL)):
+            self.stalls += 1
+            stalled = self._footprints.make(program, keys).take(several)
+            chosen = self._choose(offered, stalled, budgets, tasks)
+        if self._optimistic and not tasks:
             return None
         copies = self._copy([program, *(one.waiting.program for one in chosen)]) if self._optimistic else []
-        call = _Call(self._tables, program, events, homes)
+        call = StalledCall(self._tables, program, events, homes, first)
         try:
-            call.run_first()
-            call.start(tasks)
+            call.start(tasks, waits=finds)
             call.run_stalled()
             conflicts = 0
             if self._optimistic:
@@ -237,13 +244,23 @@ class Speculation:
         if conflicts:
             self._put_back(call, copies)
             return None
-        self._tables.forwarded += int(several.sum())
+        count = int(several.sum())
+        self._tables.forwarded += count
         call.spread()
         self._keep(chosen, results)
-        self._note_time(program, int(several.sum()), call.stalled_s, stalled=True)
-        for one, count, seconds in call.times:
-            self._note_time(one, count, seconds, stalled=False)
+        self.beside += len(own)
+        self._note_time(program, count, call.stalled_s, _STALLED)
+        self._note_time(program, count, call.moving_s, _MOVING)
+        for one, number, seconds in call.times:
+            self._note_time(one, number, seconds)
         return call.results()
+
+    def move_cost(self, program: Program | PlainProgram) -> float:
+        """Return the time to move a forwarded transaction's rows, in single-partition transactions."""
+        known = self._times.get((program.digest, _MOVING))
+        if known is None or (program.digest, _SINGLE) not in self._times:
+            return MOVE_COST
+        return min(known / self._times[program.digest, _SINGLE], MOVE_COST)
 
     def _choose(
         self, offered: Sequence[Waiting], stalled: Footprint, budgets: Floats, tasks: dict[int, list[Task]]
@@ -253,9 +270,8 @@ class Speculation:
         for waiting in offered:
             program, events = waiting.program, waiting.events
             route = self._tables.route(program)
-            # Transactions that run first may change what an index finds.
-            found = any(isinstance(origin, Found) for keys in route.keys for origin in keys.origins)
-            if route.obstacle is not None or found or not (budgets > 0).any():
+            is_gathered = any(spec.name in self._tables.gathered.names for spec in program.tables)
+            if route.obstacle is not None or _finds(route) or is_gathered or not (budgets > 0).any():
                 break
             keys = self._tables.event_keys(program, events)
             homes = keys.homes(self._tables.partitions)
@@ -269,15 +285,17 @@ class Speculation:
             allowed = single & ~blocked
             taken = _limit(allowed, homes, budgets, self._time_of(program))
             if allowed.any() and not taken.any():
-                self._times[program.digest, False] = self._time_of(program) * TOO_LONG_DECAY
+                self._times[program.digest, _SINGLE] = self._time_of(program) * TOO_LONG_DECAY
             before.append(footprint.take(~taken))
             if taken.any():
-                _split(tasks, program, events, np.flatnonzero(taken), homes, len(chosen))
+                split_tasks(tasks, program, events, np.flatnonzero(taken), homes, len(chosen))
                 chosen.append(_Chosen(waiting, taken, homes, footprint, blockers))
         return chosen
 
-    def _put_back(self, call: _Call, copies: Sequence[tuple[TableSet, int, dict[str, TableRows]]]) -> None:
-        """Undo the transactions of a call, and those that ran meanwhile, by copies of the tables."""
+    def _put_back(
+        self, call: StalledCall, copies: Sequence[tuple[TableSet, int, dict[str, TableRows]]]
+    ) -> None:
+        """Undo all transactions of a call, and those beside it, by copies of the tables."""
         call.finish()
         self.rolled_back += call.count
         for part, transactions, tables in copies:
@@ -315,112 +333,18 @@ class Speculation:
             copies.append((part, part.transactions, tables))
         return copies
 
-    def _time_of(self, program: Program, *, stalled: bool = False) -> float:
-        return self._times.get((program.digest, stalled), INITIAL_ESTIMATE_S)
+    def _time_of(self, program: Program, kind: str = _SINGLE) -> float:
+        return self._times.get((program.digest, kind), INITIAL_ESTIMATE_S)
 
-    def _note_time(self, program: Program, count: int, seconds: float, *, stalled: bool) -> None:
+    def _note_time(self, program: Program, count: int, seconds: float, kind: str = _SINGLE) -> None:
         """Include the time of transactions in their program's mean."""
-        key, each = (program.digest, stalled), max(seconds / count, 1e-9)
+        key, each = (program.digest, kind), max(seconds / count, 1e-9)
         self._times[key] = (1 - _WEIGHT) * self._times.get(key, each) + _WEIGHT * each
 
 
-class _Call:
-    """One call: single-partition transactions run first, then the rest, concurrently with later requests."""
-
-    def __init__(
-        self,
-        tables: PartitionedTables,
-        program: Program,
-        events: pa.RecordBatch,
-        homes: Numbers,
-    ) -> None:
-        self._tables, self._program, self._events, self._homes = tables, program, events, homes
-        self._batches: list[pa.RecordBatch] = []
-        self._orders: list[Numbers] = []
-        self._futures: dict[int, Future[list[Done]]] = {}
-        self._deltas: dict[str, Mapping[str, pa.RecordBatch]] = {}
-        self.count = 0
-        self.stalled_s = 0.0
-        self.times: list[tuple[Program, int, float]] = []
-
-    def run_first(self) -> None:
-        """Run the transactions of the call that need one partition; see `forward`."""
-        tasks: dict[int, list[Task]] = {}
-        _split(tasks, self._program, self._events, np.flatnonzero(self._homes >= 0), self._homes, 0)
-        done = self._tables._each({home: partial(self._run, home, its) for home, its in tasks.items()})
-        for home, results in done.items():
-            _, batch, program, seconds = results[0]
-            self._add(batch, np.flatnonzero(self._homes == home))
-            self.times.append((program, batch.num_rows, seconds))
-
-    def start(self, tasks: Mapping[int, list[Task]]) -> None:
-        """Fetch the rows of multi-partition transactions, and start the transactions that run meanwhile."""
-        tables, program = self._tables, self._program
-        self._split_names = [spec.name for spec in program.tables if spec.name in tables.placements]
-        self._several = np.flatnonzero(self._homes < 0)
-        self._stalled_events = self._events.take(pa.array(self._several))
-        keys = tables.event_keys(program, self._stalled_events)
-        parts = tables._keys_by_partition(keys)
-        fetched = tables._each({
-            number: partial(tables._fetch, number, self._split_names, parts) for number in keys.needed()
-        })  # fmt: skip
-        for name in self._split_names:
-            rows = [one[name] for one in fetched.values() if one[name].num_rows]
-            if rows:
-                tables._coordinator[name].upsert(concat(rows), dirty=False)
-        self.count = sum(events.num_rows for its in tasks.values() for _, events, _ in its)
-        self._futures = {
-            home: tables._threads[home].submit(self._run, home, its) for home, its in tasks.items()
-        }
-
-    def _run(self, home: int, tasks: Sequence[Task]) -> list[Done]:
-        done: list[Done] = []
-        for program, events, group in tasks:
-            _ = program.kernel  # so that transactions' times exclude the compilation at the first use
-            begin = _clock.monotonic_s()
-            results = self._tables._partitions[home].run(program, events)
-            done.append((group, results, program, _clock.monotonic_s() - begin))
-        return done
-
-    def run_stalled(self) -> None:
-        """Run the transactions over several partitions at the coordinator; keep their changes there."""
-        coordinator = self._tables._coordinator
-        _ = self._program.kernel  # as in `_run`
-        begin = _clock.monotonic_s()
-        try:
-            self._add(coordinator.run(self._program, self._stalled_events), self._several)
-            self._deltas = {name: coordinator[name].delta() for name in self._split_names}
-        finally:
-            for name in self._split_names:
-                coordinator.clear(name)
-            coordinator.forget_deleted()
-        self.stalled_s = _clock.monotonic_s() - begin
-
-    def finish(self) -> None:
-        """Wait for the transactions that run concurrently with the call."""
-        wait(self._futures.values())
-
-    def wait(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
-        """Wait for the concurrent transactions; return each waiting group's results by partition."""
-        self.finish()
-        found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
-        for home, future in self._futures.items():
-            for group, results, program, seconds in future.result():
-                self.times.append((program, results.num_rows, seconds))
-                found.setdefault(group, []).append((home, results))
-        return found
-
-    def spread(self) -> None:
-        """Apply the changes of multi-partition transactions to the partitions, which are idle."""
-        self._tables._spread(self._deltas)
-
-    def _add(self, results: pa.RecordBatch, places: Numbers) -> None:
-        self._batches.append(results)
-        self._orders.append(places)
-
-    def results(self) -> pa.RecordBatch:
-        """Return the results in the order of the events."""
-        return concat(self._batches).take(pa.array(np.argsort(np.concatenate(self._orders))))
+def _finds(route: Route) -> bool:
+    """Return whether an index finds rows of a route. Earlier transactions may change what it finds."""
+    return any(isinstance(origin, Found) for keys in route.keys for origin in keys.origins)
 
 
 def _limit(chosen: Booleans, homes: Numbers, budgets: Floats, each_s: float) -> Booleans:
@@ -431,17 +355,3 @@ def _limit(chosen: Booleans, homes: Numbers, budgets: Floats, each_s: float) -> 
         kept[places] = True
         budgets[home] -= each_s * len(places)
     return kept
-
-
-def _split(
-    tasks: dict[int, list[Task]],
-    program: Program,
-    events: pa.RecordBatch,
-    places: Numbers,
-    homes: Numbers,
-    group: int,
-) -> None:
-    """Add a task for each partition that has some of the events."""
-    for home in np.unique(homes[places]).tolist():
-        chosen = places[homes[places] == home]
-        tasks.setdefault(home, []).append((program, events.take(pa.array(chosen)), group))

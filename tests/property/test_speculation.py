@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, settings
@@ -23,8 +24,10 @@ from penstock.procedures.compiler.program import Program
 from penstock.procedures.engine import TableSet
 from penstock.procedures.in_process.open_database import OpenDatabase
 from penstock.procedures.in_process.request_queue import Request, group_requests
+from penstock.procedures.partitions.forwarding import find_first
+from penstock.procedures.partitions.partitioned_rows import MOVE_COST
 from penstock.procedures.partitions.partitioned_tables import PartitionedTables
-from penstock.speculating import in_process
+from penstock.speculating import stalled_calls
 from penstock.speculating.in_process import Speculation
 from tests.long_tests import LONG
 from tests.property.test_partitions import BANK, EVENTS, Call, run, tables
@@ -311,7 +314,7 @@ def test_one_long_measurement_does_not_end_speculation() -> None:
         run(db, FIRST)
         found = speculation(db)
         transfer, deposit = (program_of(name).digest for name, _ in BESIDE)
-        found._times |= {(transfer, True): 1.0, (deposit, False): 1.2}
+        found._times |= {(transfer, "stalled"): 1.0, (deposit, "single"): 1.2}
         with patch.object(found, "_note_time"):
             for _ in range(6):
                 submit(db, BESIDE)
@@ -333,14 +336,125 @@ def test_times_are_measured_of_all_transactions_and_without_compiling() -> None:
 
     with BANK.open(**TWO, speculate=True) as db:
         run(db, FIRST)
-        clock = patch.object(in_process, "_clock", SimpleNamespace(monotonic_s=tick))
+        clock = patch.object(stalled_calls, "_clock", SimpleNamespace(monotonic_s=tick))
         with clock, patch.object(Program, "kernel", property(load)):
             submit(db, [*BESIDE[:1], ("deposit", [{"id": 8, "amount": 1}])])
         assert speculation(db).transactions == 1
         assert loaded.keys() == kernels.keys()
         assert [count % 2 for count in loaded.values()] == [0, 0]
         transfer = program_of("transfer").digest
-        assert {(transfer, True), (transfer, False)} <= speculation(db)._times.keys()
+        assert {(transfer, "stalled"), (transfer, "single")} <= speculation(db)._times.keys()
+
+
+MIXED: list[Call] = [
+    (
+        "transfer",
+        [
+            {"source": 2, "target": 4, "amount": 1},
+            {"source": 0, "target": 2, "amount": 2},
+            {"source": 6, "target": 8, "amount": 1},
+        ],
+    )
+]
+"""A transfer that must precede the transfer over two partitions after it, and one that may run beside it."""
+
+
+@pytest.mark.parametrize("point", ["SP1", "SP2"])
+def test_a_partition_runs_transactions_while_it_waits(point: str) -> None:
+    with BANK.open() as serial, BANK.open(**TWO, speculate=True) as db:
+        assert isinstance(db._state, PartitionedTables)
+        assert run(db, FIRST) == run(serial, FIRST)
+        partition, coordinator = partitions_of(db)[1], db._state._coordinator
+        run_there, run_forwarded, fetch = partition.run, coordinator.run, db._state._fetch
+        ran, done = list[list[int]](), threading.Event()
+
+        def note(program: Program, events: pa.RecordBatch) -> pa.RecordBatch:
+            results = run_there(program, events)
+            ran.append(events.column("source").to_pylist())
+            if ran[-1] == [6]:
+                done.set()
+            return results
+
+        def fetch_late(number: int, *wanted: Any) -> dict[str, pa.RecordBatch]:
+            assert number or point != "SP1" or done.wait(60)
+            return fetch(number, *wanted)
+
+        def run_late(*wanted: Any) -> pa.RecordBatch:
+            assert done.wait(60)
+            return run_forwarded(*wanted)
+
+        with (
+            patch.object(partition, "run", note),
+            patch.object(db._state, "_fetch", fetch_late),
+            patch.object(coordinator, "run", run_late),
+        ):
+            assert run(db, MIXED) == run(serial, MIXED)
+        assert ran == [[2], [6]]
+        assert speculation(db).beside == 1
+        assert tables(db) == tables(serial)
+        assert "1 transactions ran beside forwarded ones of their own call" in db.explain()
+
+
+def test_later_requests_run_while_earlier_ones_are_not_durable(tmp_path: Path) -> None:
+    """A database that does not wait for the log before it runs the next request never stalls at SP3."""
+    with BANK.open() as serial, BANK.open(tmp_path / "bank", **TWO, speculate=True) as db:
+        assert run(db, FIRST) == run(serial, FIRST)
+        log, before, go = db._log, db._state.transactions, threading.Event()
+        assert log is not None
+        append = log._writer.append
+
+        def append_late(calls: pa.Table) -> None:
+            assert go.wait(60)
+            append(calls)
+
+        with patch.object(log._writer, "append", append_late):
+            requests = [Request(name, event) for name, events in LATER for event in events]
+            db._run_groups(list(group_requests(requests)))
+            assert db._state.transactions == before + len(requests)
+            assert not any(one.future.done() for one in requests)
+            go.set()
+            expected = [one for each in run(serial, LATER) for one in each]
+            assert [one.future.result(60) for one in requests] == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_transactions_that_must_be_first_are_found(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    needs = [sorted(set(draws.integers(0, 8, draws.integers(0, 4)).tolist())) for _ in range(12)]
+    homes = np.where(draws.random(12) < 0.2, -1, 0)
+    expected = [False] * 12
+    for place in reversed(range(12)):
+        later = [n for n in range(place + 1, 12) if homes[n] < 0 or expected[n]]
+        shares = any(set(needs[place]) & set(needs[n]) for n in later)
+        expected[place] = bool(homes[place] >= 0 and shares)
+    starts = np.cumsum([0, *map(len, needs)])
+    resources = np.array([one for each in needs for one in each], np.int64)
+    assert find_first(starts, resources, homes, np.zeros(8, np.bool_)).tolist() == expected
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_calls_with_own_transactions_beside_equal_the_serial_order(seed: int) -> None:
+    draws = np.random.default_rng(seed)
+    made = list(FIRST)
+    for _ in range(12):
+        ids = draws.integers(0, 10, (30, 2)).tolist()
+        events = [{"source": one, "target": other, "amount": one % 3} for one, other in ids]
+        made.append(("transfer", [one for one in events if draws.random() < 0.3 or one["source"]]))
+    with BANK.open() as serial, BANK.open(**TWO, speculate=True) as db:
+        assert run(db, made) == run(serial, made)
+        assert tables(db) == tables(serial)
+        assert speculation(db).beside > 0
+
+
+def test_tables_are_gathered_by_the_measured_times() -> None:
+    with BANK.open(**TWO, speculate=True) as db:
+        run(db, FIRST)
+        found, transfer = speculation(db), program_of("transfer")
+        assert found.move_cost(transfer) == MOVE_COST
+        found._times |= {(transfer.digest, "single"): 2.0, (transfer.digest, "moving"): 5.0}
+        assert found.move_cost(transfer) == 2.5
+        found._times[transfer.digest, "moving"] = 1e6
+        assert found.move_cost(transfer) == MOVE_COST
 
 
 def test_unusable_options_are_refused() -> None:

@@ -54,7 +54,7 @@ ROOT = PACKAGE.parent
 # Which property tests run each kernel against a plain reference, compiled and not.
 KERNELS = {
     "newest": {"_newest"},
-    "forwarding": {"find_homes", "forward", "merge_homes", "order_by_home"},
+    "forwarding": {"find_first", "find_homes", "forward", "merge_homes", "order_by_home"},
     "placement": {"find_ranges"},
     "markov_kernels": {"sweep_tables"},
     "walk_kernels": {"resolve", "walk", "walk_all"},

@@ -190,7 +190,8 @@ def test_it_takes_over_with_the_same_tables_at_any_moment(
     db, expected = shop().open(tmp_path), shop().open()
     for _ in range(3):
         partitions = draw.randint(1, 3)
-        following = shop().follow(tmp_path, poll_interval=NEVER, partitions=partitions)
+        speculate = partitions > 1
+        following = shop().follow(tmp_path, poll_interval=NEVER, partitions=partitions, speculate=speculate)
         for _ in range(draw.randint(0, 12)):
             id_, value = draw.randrange(4), draw.choice([-1, 1, 2])
             assert put(db, id_, value) == put(expected, id_, value)
@@ -204,6 +205,7 @@ def test_it_takes_over_with_the_same_tables_at_any_moment(
             kill(db)
         db = following.take_over()
         assert f"database shop, {partitions} partition" in db.explain()
+        assert ("speculated (rows)" in db.explain()) == speculate
         assert rows(db) == rows(expected)
         if draw.random() < 0.7:
             db.checkpoint()

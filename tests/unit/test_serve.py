@@ -236,10 +236,11 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def test_ctrl_c_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    process, uri = started(tmp_path, "--partitions", "2", "--ranges", "accounts=2")
+    process, uri = started(tmp_path, "--partitions", "2", "--ranges", "accounts=2", "--speculate", "rows")
     with penstock.DatabaseClient(uri) as client:
         for id_ in (1, 2):
             assert client.call("pay", id=id_, amount=Decimal(1))["rejected"] == "unknown key: accounts"
+        assert "speculated (rows): 0 later requests" in client.explain()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
@@ -310,6 +311,7 @@ def test_a_served_replica_reads_and_takes_over_when_told(tmp_path: Path) -> None
     ("options", "said"),
     [(["--follow"], "follows a database in a directory"),
      (["--partitions", "2", "--ranges", "accounts=2,3"], "ranges of a table do not fit its partitions"),
+     (["--partitions", "2", "--speculate", "row"], "no such mode of speculation"),
      (["--host", "0.0.0.0"], "without a token"), (["--tls-key", "nothing"], "TLS needs both"),
      (["--token-file", "nothing"], "cannot read a file")],
 )  # fmt: skip

@@ -84,6 +84,15 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    speculate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODE",
+            help="Let partitions run other transactions beside those over several partitions: rows, tables, "
+            "or occ.",
+            show_default=False,
+        ),
+    ] = None,
     debug: DebugOption = False,
 ) -> None:
     """Offer a database to other processes, until Ctrl-C or SIGTERM.
@@ -120,13 +129,20 @@ def serve(
             bounds = read_ranges(database.tables, ranges or [])
             stored = None if predictor is None else Predictor.load(predictor)
             if follow and location is not None:
-                return database.follow(location, partitions=partitions, ranges=bounds, predictor=stored)
+                return database.follow(
+                    location,
+                    partitions=partitions,
+                    ranges=bounds,
+                    predictor=stored,
+                    speculate=speculate or False,
+                )
             return database.open(
                 location,
                 commit_interval=commit_interval,
                 partitions=partitions,
                 ranges=bounds,
                 predictor=stored,
+                speculate=speculate or False,
             )
 
         with StopSignals() as signals, make() as made:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.compiler.values import Found, Origin
 from penstock.procedures.engine import TableSet
-from penstock.procedures.partitions.forwarding import find_homes, forward, merge_homes
+from penstock.procedures.partitions.forwarding import find_first, find_homes, forward, merge_homes
 from penstock.procedures.partitions.placement import Placement, hash_values
 from penstock.procedures.partitions.routes import Keys, Route
 from penstock.procedures.rows import null_mask
@@ -86,21 +87,40 @@ class EventKeys:
         homes, several = self._homes_alone(distinct)
         if not several:
             return homes
-        if self.route.knows_rows:
-            rows = [_without_nulls(self._combine(keys, keys.origins)) for keys in self.route.keys]
-            size = 1 << int(_RESOURCES_PER_KEY * sum(len(one[0].values) for one in rows)).bit_length()
-            resources = np.concatenate([
-                _row_numbers(keys.table, values, size)
-                for keys, values in zip(self.route.keys, rows, strict=True)
-            ])  # fmt: skip
-            starts, order, needed = self._in_order([
-                (self._partitions(keys, values), values[0].events)
-                for keys, values in zip(self.route.keys, rows, strict=True)
-            ])  # fmt: skip
-        else:
+        starts, resources, needed, size = self._resources(partitions, distinct)
+        return forward(starts, resources, needed, np.zeros(size, np.bool_))
+
+    def first(self, homes: Numbers, partitions: int) -> npt.NDArray[np.bool_]:
+        """Return which transactions must end before the forwarded ones begin; see `find_first`.
+
+        Parameters
+        ----------
+        homes : ndarray
+            The result of `homes`, with at least one forwarded transaction.
+        partitions : int
+            The number of partitions.
+        """
+        starts, resources, _, size = self._resources(partitions, self._distinct_partitions())
+        return find_first(starts, resources, homes, np.zeros(size, np.bool_))
+
+    def _resources(
+        self, partitions: int, distinct: Sequence[tuple[Numbers, Numbers | None]]
+    ) -> tuple[Numbers, Numbers, Numbers, int]:
+        """Return what `forward` reads: where transactions begin, resources, partitions, the number limit."""
+        if not self.route.knows_rows:
             starts, order, needed = self._in_order(distinct)
-            size, resources = partitions, needed
-        return forward(starts, resources[order], needed[order], np.zeros(size, np.bool_))
+            return starts, needed[order], needed[order], partitions
+        rows = [_without_nulls(self._combine(keys, keys.origins)) for keys in self.route.keys]
+        size = 1 << int(_RESOURCES_PER_KEY * sum(len(one[0].values) for one in rows)).bit_length()
+        resources = np.concatenate([
+            _row_numbers(keys.table, values, size)
+            for keys, values in zip(self.route.keys, rows, strict=True)
+        ])  # fmt: skip
+        starts, order, needed = self._in_order([
+            (self._partitions(keys, values), values[0].events)
+            for keys, values in zip(self.route.keys, rows, strict=True)
+        ])  # fmt: skip
+        return starts, resources[order], needed[order], size
 
     def _homes_alone(self, distinct: Sequence[tuple[Numbers, Numbers | None]]) -> tuple[Numbers, int]:
         """Return the homes as if each transaction ran alone, and the number that need several partitions."""

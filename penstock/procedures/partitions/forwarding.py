@@ -10,7 +10,15 @@ import pyarrow.compute as pc
 from penstock._kernels import kernel
 from penstock.procedures.texts import Numbers
 
-__all__ = ["FORWARDED", "find_homes", "forward", "merge_homes", "order_by_home", "take_rows"]
+__all__ = [
+    "FORWARDED",
+    "find_first",
+    "find_homes",
+    "forward",
+    "merge_homes",
+    "order_by_home",
+    "take_rows",
+]
 
 FORWARDED = -1
 """The partition of a transaction that is forwarded."""
@@ -91,6 +99,38 @@ def forward(
             for k in range(begin, end):
                 tainted[resources[k]] = True
     return homes
+
+
+@kernel
+def find_first(
+    starts: Numbers, resources: Numbers, homes: Numbers, tainted: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Return which transactions of partitions must end before the forwarded transactions begin.
+
+    Those are the transactions that need a resource of a later forwarded transaction, or of a later one that
+    must end first. All others can run at the same time as the forwarded transactions.
+
+    Parameters
+    ----------
+    starts, resources, tainted
+        See `forward`.
+    homes : ndarray
+        The result of `forward`.
+    """
+    first = np.zeros(homes.shape[0], np.bool_)
+    for i in range(homes.shape[0] - 1, -1, -1):
+        begin, end = starts[i], starts[i + 1]
+        taints = homes[i] < 0
+        if not taints:
+            for k in range(begin, end):
+                if tainted[resources[k]]:
+                    taints = True
+                    break
+            first[i] = taints
+        if taints:
+            for k in range(begin, end):
+                tainted[resources[k]] = True
+    return first
 
 
 @kernel

@@ -59,10 +59,18 @@ class GatheredTables:
         self, partitions: Sequence[TableSet], coordinator: TableSet, placements: Mapping[str, Placement]
     ) -> None:
         self._partitions, self._coordinator, self._placements = partitions, coordinator, placements
-        self._debt = 0
+        self._debt = 0.0
         self.names: set[str] = set()
 
-    def choose(self, names: Collection[str], single: int, several: int, *, knows_rows: bool) -> bool:
+    def choose(
+        self,
+        names: Collection[str],
+        single: int,
+        several: int,
+        *,
+        knows_rows: bool,
+        move_cost: float | None = None,
+    ) -> bool:
         """Gather or scatter tables if that pays; return whether transactions run over gathered tables.
 
         Each transaction over several partitions adds its cost to a debt, and each other transaction subtracts
@@ -76,10 +84,12 @@ class GatheredTables:
             The numbers of transactions that need one partition and that need several.
         knows_rows : bool
             Whether only the rows that the transactions need would be moved, not all rows of their tables.
+        move_cost : float, optional
+            The cost of a transaction over several partitions; `MOVE_COST` by default.
         """
         if not names:
             return False
-        self._debt = max(self._debt + MOVE_COST * several - single, 0)
+        self._debt = max(self._debt + (MOVE_COST if move_cost is None else move_cost) * several - single, 0)
         if several or self.names:
             rows = sum(
                 len(part[name])
@@ -102,7 +112,7 @@ class GatheredTables:
             return
         for name in self.names:
             self._move(name, [self._coordinator], self._partitions)
-        self.names, self._debt = set(), 0
+        self.names, self._debt = set(), 0.0
 
     def _move(self, name: str, sources: Sequence[TableSet], targets: Sequence[TableSet]) -> None:
         """Move all rows of a table, and its changes since the last version."""

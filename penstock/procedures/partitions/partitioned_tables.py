@@ -177,8 +177,6 @@ class PartitionedTables:
         self.transactions += count
         if not count:
             return self._coordinator.run(program, events, bounds)
-        if self.speculation is not None:
-            self.gathered.scatter()
         route = self.route(program)
         if isinstance(program, PlainProgram) or route.obstacle is not None:
             if bounds is None and (predicted := self._run_predicted(program, events)) is not None:
@@ -192,12 +190,12 @@ class PartitionedTables:
         several = int(np.count_nonzero(homes < 0))
         if several and (predicted := self._run_predicted(program, events)) is not None:
             return predicted
-        speculation = self.speculation if several else None
-        if speculation and (beside := speculation.run(program, events, keys, homes)) is not None:
-            return beside
         if self._gathers(program, count - several, several, knows_rows=route.knows_rows):
             return self._run_gathered(program, events, bounds)
         homes = keys.homes(self.partitions) if is_gathered else homes
+        speculation = self.speculation if several else None
+        if speculation and (beside := speculation.run(program, events, keys, homes)) is not None:
+            return beside
         order, back, begins = order_by_home(homes, self.partitions)
         ends = begins.tolist()
         tasks = {home: (ends[home + 1], ends[home + 2]) for home in range(self.partitions)}
@@ -250,10 +248,11 @@ class PartitionedTables:
     ) -> bool:
         """Return whether transactions run over gathered tables; see `GatheredTables.choose`."""
         names = [spec.name for spec in program.tables if spec.name in self.placements]
-        if self.speculation or (self.predicted is not None and not self.predicted.pauses(program)):
+        if self.predicted is not None and not self.predicted.pauses(program):
             self.gathered.scatter(only_for=names)
             return False
-        return self.gathered.choose(names, single, several, knows_rows=knows_rows)
+        cost = None if self.speculation is None else self.speculation.move_cost(program)
+        return self.gathered.choose(names, single, several, knows_rows=knows_rows, move_cost=cost)
 
     def _run_gathered(
         self, program: Program | PlainProgram, events: pa.RecordBatch, bounds: npt.NDArray[np.int64] | None

@@ -40,6 +40,7 @@ from penstock.procedures.partitions.predicted.run import use_predictor
 from penstock.procedures.replicas.lag import Lag
 from penstock.procedures.requests.run import REMEMBERED_REQUESTS
 from penstock.procedures.schema import TableSpec
+from penstock.speculating.in_process import use_speculation
 from penstock.state_store.bucket_store import BucketStore, Handle
 from penstock.state_store.survey import likely_pointer
 
@@ -71,10 +72,13 @@ class Copy:
         partitions: int = 1,
         ranges: Mapping[str, Sequence[Any]] | None = None,
         predictor: StoredPredictor | None = None,
+        speculate: bool | str = False,
     ) -> None:
         self.state = open_tables(tables, partitions, ranges or {}, [REMEMBERED_REQUESTS.name])
         if predictor is not None:
             use_predictor(self.state, database.name, predictor)
+        if speculate is not False:
+            use_speculation(self.state, database, speculate)
         self.programs = OpenPrograms(database, {spec.name for spec in tables})
         self.strong = StrongRecovery(self.state)
         self.handle = Handle()
@@ -92,7 +96,7 @@ class LogFollower:
         The tables, including hidden tables.
     location : str or path
         The directory of the database.
-    partitions, ranges, predictor
+    partitions, ranges, predictor, speculate
         See `Database.open`.
 
     Raises
@@ -111,9 +115,10 @@ class LogFollower:
         partitions: int = 1,
         ranges: Mapping[str, Sequence[Any]] | None = None,
         predictor: StoredPredictor | None = None,
+        speculate: bool | str = False,
     ) -> None:
         self._database, self._tables = database, tuple(tables)
-        self._partitions, self._ranges, self._predictor = partitions, ranges, predictor
+        self._options = partitions, ranges, predictor, speculate
         files = open_files(location)
         check_tables(files.child("tables"), database.name, self._tables, create=False)
         self._stream = PStream(f"{os.fspath(location).rstrip('/')}/log")
@@ -213,7 +218,7 @@ class LogFollower:
         return self._load_newest()
 
     def _load_newest(self) -> Copy:
-        copy = Copy(self._database, self._tables, self._partitions, self._ranges, self._predictor)
+        copy = Copy(self._database, self._tables, *self._options)
         if (found := newest_version(self._store)) is not None:
             pointer, copy.position = found
             copy.handle = self._store.load(pointer, copy.state)

@@ -40,7 +40,7 @@ class Replica:
     ----------
     database : Database
         The tables and procedures, the same as in the other process.
-    location, poll_interval, partitions, ranges, predictor
+    location, poll_interval, partitions, ranges, predictor, speculate
         See `Database.follow`.
     """
 
@@ -52,6 +52,7 @@ class Replica:
         partitions: int = 1,
         ranges: Mapping[str, Sequence[Any]] | None = None,
         predictor: StoredPredictor | None = None,
+        speculate: bool | str = False,
     ) -> None:
         if not isinstance(location, str | os.PathLike):
             raise InvalidUsageError("the location of a database is no path", got=type(location).__name__)
@@ -59,8 +60,9 @@ class Replica:
         self._database, self._location = database, location
         tables = (*database.catalog.all_tables.values(), REMEMBERED_REQUESTS)
         self._lock = threading.RLock()
-        self._partitions, self._ranges, self._predictor = partitions, ranges, predictor
-        self._follower = LogFollower(database, tables, location, partitions, ranges, predictor)
+        self._partitions, self._ranges = partitions, ranges
+        self._predictor, self._speculate = predictor, speculate
+        self._follower = LogFollower(database, tables, location, partitions, ranges, predictor, speculate)
         self._follower.advance()
         self._error: BaseException | None = None
         self._over = False
@@ -187,4 +189,5 @@ class Replica:
             *where,
             follower,
             predictor=self._predictor,
+            speculate=self._speculate,
         )

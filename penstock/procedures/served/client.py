@@ -20,6 +20,7 @@ from penstock.procedures.requests.messages import REQUESTS, encode_values
 from penstock.procedures.served.messages import (
     ANSWER,
     CALL,
+    EXPLAIN,
     LAG,
     PROCEDURE,
     TAKE_OVER,
@@ -194,6 +195,16 @@ class DatabaseClient:
             If the server does not answer.
         """
         return self._get({"sql": query})
+
+    def explain(self) -> str:
+        """Describe where the server's transactions run; see `OpenDatabase.explain`.
+
+        Raises
+        ------
+        UnavailableError
+            If the server is a replica, or does not answer.
+        """
+        return str(self._act(EXPLAIN, pa.table({})).column("text")[0])
 
     def take_over(self) -> None:
         """Let the server's replica take over, which fences the process that it follows; see `Replica`.

@@ -4,6 +4,7 @@
     action "answer"     rows of `REQUESTS`; answered by rows of `ANSWERS`
     action "take_over"  nothing; answered by nothing once the server's replica has taken over
     action "lag"        nothing; answered by a row of calls and seconds
+    action "explain"    nothing; answered by a row with a text
     ticket              {"table": name} or {"sql": query}, of a snapshot
     header              authorization: Bearer TOKEN
 
@@ -24,6 +25,7 @@ from penstock.errors import InvalidUsageError, PenstockError, UnavailableError
 __all__ = [
     "ANSWER",
     "CALL",
+    "EXPLAIN",
     "LAG",
     "PROCEDURE",
     "TAKE_OVER",
@@ -33,7 +35,7 @@ __all__ = [
     "to_stream",
 ]
 
-CALL, ANSWER, TAKE_OVER, LAG = "call", "answer", "take_over", "lag"
+CALL, ANSWER, TAKE_OVER, LAG, EXPLAIN = "call", "answer", "take_over", "lag", "explain"
 PROCEDURE = b"procedure"
 
 

@@ -22,6 +22,7 @@ from penstock.procedures.replicas.replica import Replica
 from penstock.procedures.served.messages import (
     ANSWER,
     CALL,
+    EXPLAIN,
     LAG,
     PROCEDURE,
     TAKE_OVER,
@@ -147,6 +148,7 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             (ANSWER, "run requests, each id only once"),
             (TAKE_OVER, "let a replica take over"),
             (LAG, "tell how far a replica is behind"),
+            (EXPLAIN, "describe where transactions run"),
         ]
 
     def do_action(self, context: Any, action: flight.Action) -> Iterator[pa.Buffer]:
@@ -158,6 +160,8 @@ class DatabaseServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow 
             if action.type == LAG:
                 lag = self.database.lag if isinstance(self.database, Replica) else Lag(0, 0.0)
                 return iter([to_stream(pa.Table.from_pylist([asdict(lag)]))])
+            if action.type == EXPLAIN:
+                return iter([to_stream(pa.table({"text": [self._opened.explain()]}))])
             if action.type not in (CALL, ANSWER):
                 raise InvalidUsageError("there is no such action", action=str(action.type)[:80])
             if action.body is not None and action.body.size > _MAX_MESSAGE_BYTES:

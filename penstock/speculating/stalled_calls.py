@@ -1,0 +1,208 @@
+"""Runs one call whose forwarded transactions stall the partitions, beside other transactions (H-Store §6.1).
+
+The thread of each partition has a queue. In this order it runs
+
+1. the transactions of the call that must end before the forwarded ones begin;
+2. the queries of the forwarded transactions, which fetch their rows;
+3. transactions that run beside the forwarded ones: the call's own, then later requests.
+
+After 2 a partition would wait for the queries of other partitions (SP1), then for the coordinator (SP2), that
+runs the forwarded transactions. No partition waits until others have ended 1 or 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock import _clock
+from penstock.operators.update_stream.stream import concat
+from penstock.procedures.compiler.program import Program
+from penstock.procedures.texts import Numbers
+from penstock.speculating.footprints import Booleans
+
+if TYPE_CHECKING:
+    from penstock.procedures.partitions.partitioned_tables import PartitionedTables
+
+__all__ = ["StalledCall", "Task", "split_tasks"]
+
+Task = tuple[Program, pa.RecordBatch, int]
+"""A program, events of one partition, and the number of their waiting group."""
+Done = tuple[int, pa.RecordBatch, Program, float]
+"""The group of a task, its results, its program, and its seconds."""
+_OWN = -1
+"""The group of the call's own transactions."""
+
+
+class StalledCall:
+    """One call with forwarded transactions.
+
+    Parameters
+    ----------
+    tables : PartitionedTables
+        The tables.
+    program : Program
+        The program.
+    events : pyarrow.RecordBatch
+        The events.
+    homes : ndarray
+        The partition of each event, or a number below 0 if it is forwarded.
+    first : ndarray of bool
+        The transactions that must end before the forwarded ones begin.
+
+    Attributes
+    ----------
+    count : int
+        The number of later requests that run beside the call.
+    stalled_s, moving_s : float
+        The time of the forwarded transactions, and the time to move their rows and changes.
+    times : list
+        The program, number and seconds of all other transactions.
+    """
+
+    def __init__(
+        self,
+        tables: PartitionedTables,
+        program: Program,
+        events: pa.RecordBatch,
+        homes: Numbers,
+        first: Booleans,
+    ) -> None:
+        self._tables, self._program, self._events = tables, program, events
+        self._split_names = [spec.name for spec in program.tables if spec.name in tables.placements]
+        self._several = np.flatnonzero(homes < 0)
+        own = [np.flatnonzero(first), np.flatnonzero((homes >= 0) & ~first)]
+        self._first = dict[int, list[Task]]()
+        self._beside = dict[int, list[Task]]()
+        for tasks, places in zip((self._first, self._beside), own, strict=True):
+            split_tasks(tasks, program, events, places, homes, _OWN)
+        self._places = {
+            home: np.concatenate([places[homes[places] == home] for places in own])
+            for home in self._first.keys() | self._beside.keys()
+        }
+        self._futures: dict[int, list[Future[list[Done]]]] = {}
+        self._forwarded: pa.RecordBatch | None = None
+        self._deltas: dict[str, Mapping[str, pa.RecordBatch]] = {}
+        self._own: dict[int, list[pa.RecordBatch]] = {}
+        self.count = 0
+        self.stalled_s = self.moving_s = 0.0
+        self.times: list[tuple[Program, int, float]] = []
+
+    def start(self, tasks: Mapping[int, list[Task]], *, waits: bool) -> None:
+        """Queue all work of the partitions, and wait for the rows of the forwarded transactions.
+
+        Parameters
+        ----------
+        tasks : mapping
+            The tasks of later requests of each partition.
+        waits : bool
+            Whether to wait for the first transactions, because an index names the rows to fetch.
+        """
+        tables = self._tables
+        for home, its in self._first.items():
+            self._submit(home, its)
+        if waits:
+            self.finish()
+        self._stalled_events = self._events.take(pa.array(self._several))
+        keys = tables.event_keys(self._program, self._stalled_events)
+        parts = tables._keys_by_partition(keys)
+        fetched = {
+            number: tables._threads[number].submit(self._fetch, number, parts) for number in keys.needed()
+        }
+        self.count = sum(events.num_rows for its in tasks.values() for _, events, _ in its)
+        try:
+            for home in self._beside.keys() | tasks.keys():
+                self._submit(home, [*self._beside.get(home, []), *tasks.get(home, [])])
+            copies = [future.result() for future in fetched.values()]
+        finally:
+            wait(fetched.values())
+        begin = _clock.monotonic_s()
+        for name in self._split_names:
+            rows = [copy[name] for copy, _ in copies if copy[name].num_rows]
+            if rows:
+                tables._coordinator[name].upsert(concat(rows), dirty=False)
+        self.moving_s = _clock.monotonic_s() - begin + max((spent for _, spent in copies), default=0.0)
+
+    def _submit(self, home: int, tasks: Sequence[Task]) -> None:
+        future = self._tables._threads[home].submit(self._run, home, tasks)
+        self._futures.setdefault(home, []).append(future)
+
+    def _fetch(
+        self, number: int, parts: Mapping[str, Sequence[pa.RecordBatch]] | None
+    ) -> tuple[dict[str, pa.RecordBatch], float]:
+        begin = _clock.monotonic_s()
+        rows = self._tables._fetch(number, self._split_names, parts)
+        return rows, _clock.monotonic_s() - begin
+
+    def _run(self, home: int, tasks: Sequence[Task]) -> list[Done]:
+        done: list[Done] = []
+        for program, events, group in tasks:
+            _ = program.kernel  # its compilation at the first use is not a time of its transactions
+            begin = _clock.monotonic_s()
+            results = self._tables._partitions[home].run(program, events)
+            done.append((group, results, program, _clock.monotonic_s() - begin))
+        return done
+
+    def run_stalled(self) -> None:
+        """Run the transactions over several partitions at the coordinator; keep their changes there."""
+        coordinator = self._tables._coordinator
+        _ = self._program.kernel  # as in `_run`
+        begin = _clock.monotonic_s()
+        try:
+            self._forwarded = coordinator.run(self._program, self._stalled_events)
+            self.stalled_s = _clock.monotonic_s() - begin
+            self._deltas = {name: coordinator[name].delta() for name in self._split_names}
+        finally:
+            for name in self._split_names:
+                coordinator.clear(name)
+            coordinator.forget_deleted()
+
+    def finish(self) -> None:
+        """Wait until no partition runs anything."""
+        wait([future for its in self._futures.values() for future in its])
+
+    def wait(self) -> dict[int, list[tuple[int, pa.RecordBatch]]]:
+        """Wait for the partitions; return the results of each waiting group, by partition."""
+        self.finish()
+        found: dict[int, list[tuple[int, pa.RecordBatch]]] = {}
+        for home, futures in self._futures.items():
+            for group, results, program, seconds in [one for each in futures for one in each.result()]:
+                self.times.append((program, results.num_rows, seconds))
+                if group == _OWN:
+                    self._own.setdefault(home, []).append(results)
+                else:
+                    found.setdefault(group, []).append((home, results))
+        return found
+
+    def spread(self) -> None:
+        """Apply the changes of the forwarded transactions to the partitions, which are idle."""
+        begin = _clock.monotonic_s()
+        self._tables._spread(self._deltas)
+        self.moving_s += _clock.monotonic_s() - begin
+
+    def results(self) -> pa.RecordBatch:
+        """Return the results in the order of the events."""
+        batches = [] if self._forwarded is None else [self._forwarded]
+        orders = [self._several]
+        for home, its in self._own.items():
+            batches += its
+            orders.append(self._places[home])
+        return concat(batches).take(pa.array(np.argsort(np.concatenate(orders))))
+
+
+def split_tasks(
+    tasks: dict[int, list[Task]],
+    program: Program,
+    events: pa.RecordBatch,
+    places: Numbers,
+    homes: Numbers,
+    group: int,
+) -> None:
+    """Add a task for each partition that has some of the events."""
+    for home in np.unique(homes[places]).tolist():
+        chosen = places[homes[places] == home]
+        tasks.setdefault(home, []).append((program, events.take(pa.array(chosen)), group))
