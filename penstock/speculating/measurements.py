@@ -41,14 +41,14 @@ class Measurements:
 
     Attributes
     ----------
-    us : float
-        The time that all transactions took.
+    us, counted : float, int
+        When the clients had submitted everything, and the number of transactions that had ended by then.
     committed, speculated, restarted, rolled_back, prefetched : int
         The numbers of transactions that ended, of speculative transactions among them, of distributed
         transactions that started again, of speculative transactions that were undone, and of queries that ran
         before they were requested.
     single_us, distributed_us : list
-        The latency of each transaction that clients submitted.
+        The latency of each transaction.
     run_us : list
         The time from the granting of each distributed transaction's locks until it ended.
     stalls_us : dict
@@ -60,9 +60,13 @@ class Measurements:
         When each distributed transaction executed its first remote query, and when it had the result.
     yields : list
         For each choice, the number of candidates, and the number that did not conflict.
+    compared : list
+        The same, for the choices that have to compare accesses: those at SP1 and SP2 after the distributed
+        transaction has executed a query there.
     """
 
     us: float = 0.0
+    counted: int = 0
     committed: int = 0
     speculated: int = 0
     restarted: int = 0
@@ -75,8 +79,9 @@ class Measurements:
     held_us: dict[bool, float] = field(default_factory=dict)
     first_us: list[tuple[float, float]] = field(default_factory=list)
     yields: list[tuple[int, int]] = field(default_factory=list)
+    compared: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def per_second(self) -> float:
         """Transactions per second."""
-        return self.committed / self.us * 1e6
+        return self.counted / self.us * 1e6

@@ -76,7 +76,7 @@ def steps_at(steps: Iterable[Step], partition: int, base: int) -> list[Step]:
     return [one for one in steps if (base if one.partition < 0 else one.partition) == partition]
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Speculated:
     """A transaction that ran at a partition while a distributed transaction held it.
 
@@ -246,7 +246,7 @@ class Scheduler:
                 return True
         return False
 
-    def find_undone(self, stall: Stall) -> list[Transaction]:
+    def find_undone(self, stall: Stall) -> list[Speculated]:
         """Return the transactions to undo when a distributed transaction aborts or starts again.
 
         Transactions that ran before it executed anything here are kept. So are transactions that conflict
@@ -254,10 +254,10 @@ class Scheduler:
         """
         one = stall.transaction
         unsafe = [self.rules.summarize(steps_at(one.path, stall.partition, one.base), "rows")]
-        undone = []
+        undone = list[Speculated]()
         for done in stall.speculated:
             its = self.rules.summarize(done.transaction.path, "rows")
             if not done.is_before and any(self.rules.conflict(its, other) for other in unsafe):
                 unsafe.append(its)
-                undone.append(done.transaction)
+                undone.append(done)
         return undone

@@ -5,8 +5,9 @@ queries are simulated. Clients submit transactions in a closed loop. Each partit
 distributed transaction enters the queues of all its partitions at once, so that no two transactions wait for
 each other.
 
-With speculation, clients submit additional single-partition transactions, which only run at stall points, so
-that there are always candidates. The other transactions are the same in all modes (§6.6.1).
+With speculation, additional clients submit single-partition transactions, so there are always candidates. The
+other transactions are the same in all modes (§6.6.1). Candidates are the single-partition transactions in
+the queue of a stalled partition.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+from penstock.speculating.jobs import Job, Partition
 from penstock.speculating.measurements import Costs, Measurements
 from penstock.speculating.rules import ConflictRules, Step
 from penstock.speculating.scheduler import Mode, Scheduler, Stall, StallPoint, Transaction
@@ -27,35 +28,6 @@ __all__ = ["Cluster"]
 _MOST_EXAMINED = 10
 _MOST_RESTARTS = 3
 """Nothing runs concurrently with a transaction that has started again this many times, so that it ends."""
-
-
-@dataclass(eq=False, slots=True)
-class _Job:
-    """A transaction that a client waits for."""
-
-    transaction: Transaction
-    client: int
-    submitted_us: float
-    stalls: dict[int, Stall] = field(default_factory=dict)
-    at: int = 0
-    granted: int = 0
-    started_us: float = 0.0
-    table: TrackingTable | None = None
-    waits_for: set[Step] = field(default_factory=set)
-    first_query_us: float = -1.0
-    restarts: int = 0
-    granted_us: dict[int, float] = field(default_factory=dict)
-
-
-@dataclass(eq=False, slots=True)
-class _Partition:
-    number: int
-    queue: deque[_Job] = field(default_factory=deque)
-    extra: deque[Transaction] = field(default_factory=deque)
-    holder: _Job | None = None
-    is_running: bool = False
-    waiting: list[tuple[float, Callable[[], None]]] = field(default_factory=list)
-    idle_since_us: float = 0.0
 
 
 class Cluster:
@@ -92,15 +64,18 @@ class Cluster:
         self.measured = Measurements()
         self._rules, self._costs = rules, costs or Costs()
         self._node = [number // partitions_per_node for number in range(partitions)]
-        self._partitions = [_Partition(number) for number in range(partitions)]
+        self._partitions = [Partition(number) for number in range(partitions)]
         self._prefetches, self._counts = prefetches, count_candidates
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._work: deque[Transaction] = deque()
+        self._is_over = False
         self._extra: list[deque[Transaction]] = [deque() for _ in range(partitions)]
 
-    def run(self, work: Sequence[Transaction], extra: Sequence[Transaction], clients: int) -> Measurements:
+    def run(
+        self, work: Sequence[Transaction], extra: Sequence[Transaction], clients: int, more: int = 10
+    ) -> Measurements:
         """Run transactions; return the measurements.
 
         Parameters
@@ -109,9 +84,9 @@ class Cluster:
             The transactions that clients submit. A client submits the next transaction once it has its
             answer.
         extra : sequence of Transaction
-            Single-partition transactions, which are submitted again and again for stall points.
-        clients : int
-            The number of clients.
+            Single-partition transactions that additional clients submit again and again.
+        clients, more : int
+            The number of clients, and of additional clients of each partition.
         """
         self._work = deque(work)
         for one in extra:
@@ -119,10 +94,12 @@ class Cluster:
                 self._extra[one.base].append(one)
         for client in range(clients):
             self._submit(client)
+        for place, mine in enumerate(self._extra):
+            for _ in range(more if mine else 0):
+                self._submit(~place)
         while self._events:
             self._now, _, action = heapq.heappop(self._events)
             action()
-        self.measured.us = self._now
         return self.measured
 
     def _after(self, delay_us: float, action: Callable[[], None]) -> None:
@@ -135,10 +112,19 @@ class Cluster:
         return self._costs.local_us if same else self._costs.remote_us
 
     def _submit(self, client: int) -> None:
-        if self._work:
-            self._enter(_Job(self._work.popleft(), client, self._now))
+        if self._is_over:
+            return
+        if client < 0:
+            mine = self._extra[~client]
+            mine.rotate(-1)
+            self._enter(Job(mine[-1], client, self._now))
+        elif self._work:
+            self._enter(Job(self._work.popleft(), client, self._now))
+        else:  # what runs from now on has fewer clients
+            self._is_over = True
+            self.measured.us, self.measured.counted = self._now, self.measured.committed
 
-    def _enter(self, job: _Job) -> None:
+    def _enter(self, job: Job) -> None:
         one = job.transaction
         if len(one.partitions) > 1:
             delay = max(self._message_us(one.base, place) for place in one.partitions)
@@ -146,14 +132,15 @@ class Cluster:
             delay = 0.0
         self._after(delay, lambda: self._queue(job))
 
-    def _queue(self, job: _Job) -> None:
+    def _queue(self, job: Job) -> None:
         for place in sorted(job.transaction.partitions):
             self._partitions[place].queue.append(job)
         for place in sorted(job.transaction.partitions):
             self._next(self._partitions[place])
 
-    def _answer(self, job: _Job) -> None:
+    def _answer(self, job: Job, *, speculated: bool = False) -> None:
         self.measured.committed += 1
+        self.measured.speculated += speculated
         spent = self._now - job.submitted_us
         several = len(job.transaction.partitions) > 1
         (self.measured.distributed_us if several else self.measured.single_us).append(spent)
@@ -161,7 +148,7 @@ class Cluster:
 
     # A partition
 
-    def _next(self, partition: _Partition) -> None:
+    def _next(self, partition: Partition) -> None:
         """Let an idle partition start the next job."""
         if partition.is_running or partition.holder is not None or not partition.queue:
             return
@@ -171,7 +158,7 @@ class Cluster:
         else:
             self._grant(partition, job)
 
-    def _occupy(self, partition: _Partition, spent_us: float, action: Callable[[], None]) -> None:
+    def _occupy(self, partition: Partition, spent_us: float, action: Callable[[], None]) -> None:
         """Use the thread of a partition, now or when it is free."""
         if partition.is_running:
             partition.waiting.append((spent_us, action))
@@ -191,7 +178,7 @@ class Cluster:
 
         self._after(spent_us, end)
 
-    def _note_stall(self, partition: _Partition) -> None:
+    def _note_stall(self, partition: Partition) -> None:
         job = partition.holder
         if job is None:
             return
@@ -207,7 +194,7 @@ class Cluster:
         each = self._costs.query_us + (self._costs.track_us if self.scheduler.mode == "occ" else 0.0)
         return self._costs.begin_us + each * steps
 
-    def _grant(self, partition: _Partition, job: _Job) -> None:
+    def _grant(self, partition: Partition, job: Job) -> None:
         one = job.transaction
         partition.holder = job
         partition.idle_since_us = job.granted_us[partition.number] = self._now
@@ -234,7 +221,7 @@ class Cluster:
         self._after(self._message_us(partition.number, one.base), acknowledge)
         self._speculate(partition)
 
-    def _prefetch(self, partition: _Partition, job: _Job, step: Step) -> None:
+    def _prefetch(self, partition: Partition, job: Job, step: Step) -> None:
         table = job.table
         self.measured.prefetched += 1
 
@@ -253,7 +240,7 @@ class Cluster:
 
     # A distributed transaction
 
-    def _continue(self, job: _Job) -> None:
+    def _continue(self, job: Job) -> None:
         """Execute the next queries at the base, or send queries to a remote partition and wait."""
         one, costs = job.transaction, self._costs
         base = self._partitions[one.base]
@@ -289,12 +276,12 @@ class Cluster:
             return
         self._send(job, remote)
 
-    def _execute(self, job: _Job, end: int) -> None:
+    def _execute(self, job: Job, end: int) -> None:
         job.at = end
         for stall in job.stalls.values():
             stall.executed = end
 
-    def _has_result(self, job: _Job, step: Step) -> bool:
+    def _has_result(self, job: Job, step: Step) -> bool:
         """Return whether a prefetched result has arrived. A change is sent with prepare and has no result."""
         if job.table is None:
             return False
@@ -303,7 +290,7 @@ class Cluster:
             return self._rules.changes(step)
         return job.table.has_arrived(place)
 
-    def _send(self, job: _Job, steps: Sequence[Step]) -> None:
+    def _send(self, job: Job, steps: Sequence[Step]) -> None:
         one = job.transaction
         places = sorted({step.partition for step in steps})
         open_places = set(places)
@@ -331,7 +318,7 @@ class Cluster:
 
         self._speculate(self._partitions[one.base])
 
-    def _prepare(self, job: _Job) -> None:
+    def _prepare(self, job: Job) -> None:
         one = job.transaction
         open_places = set(one.partitions)
         for stall in job.stalls.values():
@@ -358,21 +345,16 @@ class Cluster:
         for place in sorted(one.partitions):
             self._after(self._message_us(one.base, place), lambda place=place: reach(place))  # type: ignore[misc]
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, job: Job) -> None:
         one = job.transaction
         restarts = not one.aborts and (
             any(map(self.scheduler.must_restart, job.stalls.values()))
             or (job.table is not None and job.table.out_of_order)
         )
-        for stall in job.stalls.values():
-            undone = self.scheduler.find_undone(stall) if restarts or one.aborts else []
-            kept = len(stall.speculated) - len(undone)
-            self.measured.committed += kept
-            self.measured.speculated += kept
-            self.measured.rolled_back += len(undone)
+        job.fails = restarts or one.aborts
         if restarts:
             self.measured.restarted += 1
-            again = _Job(one, job.client, job.submitted_us, restarts=job.restarts + 1)
+            again = Job(one, job.client, job.submitted_us, restarts=job.restarts + 1)
             self._enter(again)
         else:
             self.measured.run_us.append(self._now - job.started_us)
@@ -383,12 +365,19 @@ class Cluster:
                 lambda place=place: self._release(job, self._partitions[place]),  # type: ignore[misc]
             )
 
-    def _release(self, job: _Job, partition: _Partition) -> None:
+    def _release(self, job: Job, partition: Partition) -> None:
         is_base = partition.number == job.transaction.base
 
         def free() -> None:
             self._note_stall(partition)
             partition.holder = None
+            undone = self.scheduler.find_undone(job.stalls[partition.number]) if job.fails else []
+            self.measured.rolled_back += len(undone)
+            for done, other in reversed(job.beside.get(partition.number, [])):
+                if done in undone:
+                    partition.queue.appendleft(other)
+                elif not done.is_before:
+                    self._answer(other, speculated=True)
 
         held = self._now - job.granted_us[partition.number]
         self.measured.held_us[is_base] = self.measured.held_us.get(is_base, 0.0) + held
@@ -396,7 +385,7 @@ class Cluster:
 
     # Speculation
 
-    def _speculate(self, partition: _Partition) -> None:
+    def _speculate(self, partition: Partition) -> None:
         """Let a waiting partition run a transaction that the scheduler chooses."""
         job = partition.holder
         if job is None or partition.is_running or partition.waiting or self.scheduler.mode == "none":
@@ -404,26 +393,36 @@ class Cluster:
         if job.restarts >= _MOST_RESTARTS:
             return
         stall = job.stalls[partition.number]
-        mine = self._extra[partition.number]
-        queue = list(itertools.islice(mine, _MOST_EXAMINED))
+        waiting = (one for one in partition.queue if len(one.transaction.partitions) == 1)
+        jobs = list(itertools.islice(waiting, _MOST_EXAMINED))
+        queue = [one.transaction for one in jobs]
         if not queue:
             return
-        if self._counts and not stall.is_before() and stall.point is not StallPoint.COMMIT:
-            self.measured.yields.append((len(queue), self.scheduler.count_eligible(stall, queue)))
+        if self._counts:
+            counts = len(queue), self.scheduler.count_eligible(stall, queue)
+            self.measured.yields.append(counts)
+            if not stall.is_before() and stall.point is not StallPoint.COMMIT:
+                self.measured.compared.append(counts)
         before = self.scheduler.examined
         place = self.scheduler.choose(
             stall, queue, [self._run_us(one, estimated=True) for one in queue], self._stall_us(job, stall)
         )
         if place is None:
             return
-        chosen = queue[place]
-        del mine[place]
+        chosen = jobs[place]
+        partition.queue.remove(chosen)
         examined = (self.scheduler.examined - before) * self._costs.examine_us[self.scheduler.mode]
 
-        self.scheduler.note(stall, chosen)
-        self._occupy(partition, examined + self._run_us(chosen), lambda: mine.append(chosen))
+        done = self.scheduler.note(stall, chosen.transaction)
+        job.beside.setdefault(partition.number, []).append((done, chosen))
 
-    def _stall_us(self, job: _Job, stall: Stall) -> float:
+        def ran() -> None:
+            if done.is_before:  # it precedes the stalled transaction, whatever that does
+                self._answer(chosen, speculated=True)
+
+        self._occupy(partition, examined + self._run_us(chosen.transaction), ran)
+
+    def _stall_us(self, job: Job, stall: Stall) -> float:
         """Return how long a stall will last, by the estimated path of its transaction."""
         one, costs = job.transaction, self._costs
         far = max(self._message_us(one.base, place) for place in one.partitions)
