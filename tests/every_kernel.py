@@ -25,6 +25,7 @@ from penstock.predicting.models.markov import MarkovModel, Query
 from penstock.predicting.models.parameters import EventParameters, Parameters, QueryName
 from penstock.procedures.engine import TableSet
 from penstock.procedures.indexes import trees
+from penstock.procedures.local import set_kernels
 from penstock.procedures.parallel.evaluation import Evaluation
 from penstock.procedures.parallel.planning import MODES
 from penstock.procedures.partitions import forwarding, placement
@@ -239,6 +240,9 @@ def _transactions() -> None:
         for events in (ledger.opening(4), ledger.workload(4, 4, 1)):
             state.run(ledger.procedure.program(), events)
         state.close()
+    set_kernels.contains(set_kernels.new_set(), 1)
+    set_kernels.add(set_kernels.new_set(), 1)
+    set_kernels.size(set_kernels.new_set())
     tree = Tree()
     for slot in range(9):
         tree.change(slot, slot % 3, slot % 2)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+import penstock
 from penstock.procedures import engine
 from penstock.procedures.compiler.program import Program
 from penstock.procedures.databases import Database
@@ -21,6 +23,7 @@ from tests.procedures import (
     bank,
     comparable,
     contents,
+    define,
     events_of,
     interpreted,
     plain,
@@ -190,3 +193,40 @@ def test_python_runs_a_procedure_over_the_same_tables(
     rows: list[dict[str, Any]], cuts: list[tuple[int, str]]
 ) -> None:
     check(bank(COMPILED["everything"], plain=True), rows, cuts)
+
+
+SETS = """
+def distinct(e, seen):
+    odd = set()
+    fresh = 0
+    for turn in range(2):
+        numbers = set()
+        for number in e.numbers:
+            if number % 2 == 1:
+                odd.add(number)
+            if number not in numbers and number not in odd:
+                fresh += 1
+            numbers.add(number + turn)
+        if len(numbers) > 3:
+            abort("many")
+    return len(odd), fresh
+"""
+
+
+@cache
+def _sets() -> Database:
+    database = penstock.database("sets")
+    database.table("seen", "id bigint", key="id")
+    procedure = database.procedure(event="numbers array<bigint>", returns="odd bigint, fresh bigint")
+    procedure(define(SETS))
+    return database
+
+
+@given(st.lists(st.lists(st.integers(-(1 << 63), (1 << 63) - 2), max_size=6), max_size=9))
+@example([[1, 1, 2, 2, 3], [], [5, 6, 7, 9], [4]])
+def test_compiled_sets_are_those_of_python(lists: list[list[int]]) -> None:
+    database = _sets()
+    procedure = database.procedures["distinct"]
+    events = events_of(procedure, [{"numbers": numbers} for numbers in lists])
+    state, oracle = TableSet(database.tables.values()), PlainTables(database.tables.values())
+    assert results_of([state.run(procedure.program(), events)]) == plain(procedure, events, oracle)

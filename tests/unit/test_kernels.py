@@ -35,6 +35,7 @@ from penstock.operators.update_stream import arrivals, conflation
 from penstock.predicting.models import markov_kernels, runtime_kernels, walk_kernels
 from penstock.procedures import index_kernels
 from penstock.procedures.indexes import trees
+from penstock.procedures.local import set_kernels
 from penstock.procedures.parallel import schedule, versions
 from penstock.procedures.partitions import forwarding, placement
 from penstock.procedures.partitions.predicted import guard_kernels
@@ -183,6 +184,7 @@ KERNELS = {
         "finish",
         "slide",
     },
+    "set_kernels": {"new_set", "add", "contains", "size"},
     "index_kernels": {
         *("_first", "word_2", "word_3", "word_4", "find_1", "find_2", "find_3", "find_4"),
         *("put_entry", "remove_entry"),
@@ -245,6 +247,7 @@ REFERENCES = {
     "fragment_kernels": "test_fragments",
     "wide": "test_wide_sums",
     "moment_kernels": "test_deviations",
+    "set_kernels": "test_transactions",
     "index_kernels": "test_transactions",
     "rejections": "test_workflows",
     "trees": "test_index_trees",
@@ -291,6 +294,7 @@ MODULES = [
     wide,
     index_kernels,
     rejections,
+    set_kernels,
     trees,
     schedule,
     versions,

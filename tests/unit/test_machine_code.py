@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.runtime import _nrt_python, rtsys
 
 from penstock._clock import new_id
 from penstock._kernels import load_generated
@@ -109,11 +110,38 @@ def test_a_function_without_a_result_returns_none() -> None:
     assert values.tolist() == [0, 0, 2]
 
 
-def test_a_kernel_with_a_set_is_left_to_numba() -> None:
-    compiled, plain = _load(
-        "def run(n):\n    s = set()\n    for i in range(n):\n        s.add(i % 3)\n    return len(s)\n"
-    )
-    assert compiled(7) == plain(7) == 3
+_SETS = """def run(n, rounds):
+    total = 0
+    for i in range(rounds):
+        s = set()
+        for j in range(n):
+            if np.int64(j % 5) not in s:
+                total += 100
+            s.add(np.int64(j % 7))
+            if i == 1 and j == 30:
+                return total
+        other = set()
+        if i > 0:
+            other.add(np.int64(i))
+        total += len(s) + len(other) + (1 if 3 in s else 0)
+    return total
+"""
+
+
+def test_sets_are_those_of_python_and_release_their_memory() -> None:
+    compiled, plain = _load(_SETS)
+    for n, rounds in ((0, 2), (4, 3), (20, 1), (40, 3)):
+        assert compiled(n, rounds) == plain(n, rounds)
+    _nrt_python.memsys_enable_stats()
+    try:
+        before = rtsys.get_allocation_stats()
+        for n, rounds in ((4, 3), (40, 3)):
+            compiled(n, rounds)
+        after = rtsys.get_allocation_stats()
+    finally:
+        _nrt_python.memsys_disable_stats()
+    assert after.alloc > before.alloc
+    assert after.alloc - before.alloc == after.free - before.free
 
 
 @pytest.mark.parametrize("line", ["return [x]", "a[x] = x @ x", "return a[x:][0]", "with a:\n        pass"])

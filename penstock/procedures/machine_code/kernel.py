@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from penstock._kernels import program_kernel
 from penstock.procedures.machine_code.lowering import Lowering
-from penstock.procedures.machine_code.types_of import Types
+from penstock.procedures.machine_code.types_of import Types, unsupported
 
 __all__ = ["generated_kernel"]
 
@@ -19,13 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def generated_kernel(function: F) -> F:
-    """Compile the function of a generated module, whose file numba's cache is keyed by.
-
-    Numba compiles functions with sets, because a set has its own memory.
-    """
+    """Compile the function of a generated module, whose file numba's cache is keyed by."""
     tree = ast.parse(inspect.getsource(function)).body[0]
-    if not isinstance(tree, ast.FunctionDef) or _has_set(tree):
-        return program_kernel(function)
+    if not isinstance(tree, ast.FunctionDef):
+        raise unsupported(tree)
     parameters = ", ".join(argument.arg for argument in tree.args.args)
     space = function.__globals__
 
@@ -44,7 +41,7 @@ def generated_kernel(function: F) -> F:
     outer = {"code": intrinsic(names["code"]), "__name__": function.__module__}
     text = f"def {function.__name__}({parameters}): return code({parameters})"
     exec(compile(text, function.__code__.co_filename, "exec"), outer)  # noqa: S102 - as above
-    return program_kernel(outer[function.__name__], counts_references=False)
+    return program_kernel(outer[function.__name__], counts_references=_has_set(tree))
 
 
 def _has_set(tree: ast.FunctionDef) -> bool:

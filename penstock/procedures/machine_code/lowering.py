@@ -5,7 +5,8 @@ counts references. A generated kernel has a thousand lines but only numbers, arr
 this module writes its LLVM code itself, in a single walk. Numba still supplies the meaning of operators,
 conversions and calls, the wrapper for Python, and the cache on disk.
 
-A variable is a place on the stack, which LLVM turns into registers. An index is never negative.
+A variable is a place on the stack, which LLVM turns into registers. An index is never negative. Only a set
+has memory of its own, which is released when its variable gets another set, and at the end.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
+from penstock.procedures.local import set_kernels
 from penstock.procedures.machine_code.types_of import (
     CASTS,
     OPERATORS,
     PICKS,
+    SET,
     Types,
     constant_of,
+    is_set,
     unsupported,
 )
 
@@ -74,6 +78,9 @@ class Lowering:
         self._body(function.body)
         self._go(self._end)
         builder.position_at_end(self._end)
+        for name, place in self._places.items():
+            if variables[name] == SET:
+                self._context.nrt.decref(builder, SET, builder.load(place))
         return self._context.get_dummy_value() if self._result is None else builder.load(self._result)
 
     # Statements
@@ -108,7 +115,14 @@ class Lowering:
                 self._builder.store(self._converted(node.value, self._kinds.result), self._result)
             self._go(self._end)
         elif isinstance(node, ast.Expr):
-            if not isinstance(node.value, ast.Constant):
+            call = node.value
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr == "add"
+            ):
+                self._call(set_kernels.add, [call.func.value, *call.args])
+            elif not isinstance(node.value, ast.Constant):
                 self._value(node.value)
         elif not isinstance(node, ast.Pass):
             raise unsupported(node)
@@ -193,6 +207,9 @@ class Lowering:
     def _assign(self, name: str, value: Any) -> None:
         if name not in self._places:
             self._places[name] = self._new_place(self._kinds.variables[name], name)
+        if self._kinds.variables[name] == SET:
+            # A new place is empty, and releasing nothing has no effect.
+            self._context.nrt.decref(self._builder, SET, self._builder.load(self._places[name]))
         self._builder.store(value, self._places[name])
 
     def _store(self, target: ast.expr, value: Any, kind: Any) -> None:
@@ -257,8 +274,12 @@ class Lowering:
             kind = kinds.of(node)
             words = [self._converted(element, types.int64) for element in node.elts]
             return context.make_tuple(builder, kind, words), kind
+        if is_set(node):
+            return self._call(set_kernels.new_set, [])
         if isinstance(node, ast.Call):
             function = kinds.function(node)
+            if function is len:
+                function = set_kernels.size
             if function in CASTS:
                 return self._converted(node.args[0], CASTS[function]), CASTS[function]
             if function in PICKS:
@@ -314,6 +335,9 @@ class Lowering:
 
     def _compare(self, node: ast.Compare) -> tuple[Any, Any]:
         """Write a comparison, or a chain of them; operands have no effects."""
+        if isinstance(node.ops[0], ast.In | ast.NotIn):
+            holds, kind = self._call(set_kernels.contains, [*node.comparators, node.left])
+            return self._builder.not_(holds) if isinstance(node.ops[0], ast.NotIn) else holds, kind
         operands = [self._value(part) for part in (node.left, *node.comparators)]
         result = None
         for sign, left, right in zip(node.ops, operands, operands[1:], strict=False):

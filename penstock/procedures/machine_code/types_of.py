@@ -13,7 +13,10 @@ from numba import types
 
 from penstock.errors import InternalError
 
-__all__ = ["CASTS", "OPERATORS", "PICKS", "Types", "constant_of", "unsupported"]
+__all__ = ["CASTS", "OPERATORS", "PICKS", "SET", "Types", "constant_of", "is_set", "unsupported"]
+
+SET = types.Set(types.int64)
+"""The type of every set of a kernel."""
 
 OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
@@ -67,6 +70,11 @@ def constant_of(node: ast.expr, space: Mapping[str, Any]) -> bool | int | float 
     else:
         return None
     return value if isinstance(value, bool | int | float) else None
+
+
+def is_set(node: ast.expr) -> bool:
+    """Return whether an expression makes a set."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "set"
 
 
 class Types:
@@ -160,6 +168,8 @@ class Types:
             return types.UniTuple(types.int64, len(node.elts))
         if isinstance(node, ast.Subscript):
             return self._element(node)
+        if is_set(node):
+            return SET
         if isinstance(node, ast.Call):
             function = self.function(node)
             if function in CASTS:
@@ -167,6 +177,8 @@ class Types:
             arguments = [self.of(argument) for argument in node.args]
             if function in PICKS:
                 return reduce(self._unified, arguments)
+            if function is len:
+                return types.int64
             return self.signature(function, arguments).return_type
         raise unsupported(node)
 
