@@ -199,7 +199,8 @@ def check(
 ) -> None:
     """Check a pipeline's configuration, columns and expressions without running it.
 
-    Only Spark can check some things, such as the options of a source. It does so when the pipeline runs.
+    Only Spark can check some things, such as the options of a source. Spark checks these when the pipeline
+    runs.
     """
     with errors(debug=debug):
         loaded, _ = check_pipeline(pipeline, overrides or [])
@@ -392,8 +393,8 @@ def warm_up(
 ) -> None:
     """Compile kernels and archive Spark's classes, so that later runs start in a third less time.
 
-    Run it once for each Python environment and Java version. It takes between 30 seconds and two minutes, and
-    200 MB in ~/.cache/penstock.
+    Run it once for each Python environment and Java version. A run takes between 30 seconds and two minutes,
+    and 200 MB in ~/.cache/penstock.
     """
     with errors(debug=debug):
         from penstock.jobs.class_archive import class_archive, make_class_archive

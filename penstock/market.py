@@ -103,8 +103,8 @@ class Market:
     -----
     UpStream §5.3 states the ends of the distribution: more than 3,000 symbols, 4,305 updates of the most
     active and 1 of the least. Between the ends the rate falls by the same factor from each rank to the next,
-    ``weight(rank) = skew ** (-rank / (symbols - 1))``. This formula is ours: the paper only plots the
-    distribution.
+    ``weight(rank) = skew ** (-rank / (symbols - 1))``. The formula is our own, because the paper only plots
+    the distribution.
 
     Examples
     --------

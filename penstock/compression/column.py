@@ -193,7 +193,7 @@ class Block:
     Parameters
     ----------
     data : bytes-like
-        The result of `encode`. It must not change while the block is used.
+        The result of `encode`, which must not change while the block is used.
     file : object
         Names the block in errors.
     max_bytes : int

@@ -272,7 +272,7 @@ class BlockWriter:
     Parameters
     ----------
     sink : binary file
-        The file to write to. It stays open.
+        The file to write to, which stays open.
     chooser : Chooser, optional
         Decides how to encode columns; by default a new chooser with the goal "balanced".
     codecs : mapping of str to str, optional

@@ -373,8 +373,8 @@ class ByWindowSection(Section):
 class WindowJoinSection(Section):
     """Other windows, each joined with the pipeline's windows that end at the same time.
 
-    They are windows of the same stream with a separate window and aggregates, or the pipeline's own windows
-    aggregated by window.
+    The joined windows are windows of the same stream with a separate window and aggregates, or the
+    pipeline's own windows aggregated by window.
     """
 
     window: OtherWindow | None = None

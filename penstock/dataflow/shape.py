@@ -34,10 +34,10 @@ __all__ = ["shape"]
 def shape(plan: PhysicalPlan) -> list[str]:
     """Return the parts of a plan that a checkpoint depends on, as lines of JSON.
 
-    A checkpoint fits every plan with the same lines. They hold sources, p-streams with the operators before
-    them, stateful operators, and the fragments or conflation of readers, each with its columns and inputs.
-    Selections, projections and lookups after the last p-stream may change, and so may the sink: committed
-    state does not depend on them.
+    A checkpoint fits every plan with the same lines. The lines hold sources, p-streams with the operators
+    before them, stateful operators, and the fragments or conflation of readers, each with its columns and
+    inputs. Selections, projections and lookups after the last p-stream may change, and so may the sink:
+    committed state does not depend on them.
     """
     nodes = list(topological(plan.root))
     fixed: set[int] = set()
@@ -95,8 +95,8 @@ def _stored_schema(node: Node) -> pa.Schema:
 def _drop_changeable_settings(node: Node) -> Node:
     """Return a node without the settings that may change at every start.
 
-    These are its budget, the time to live of its keys, the windows that its buckets prune, and the watermark
-    that readers report.
+    The changeable settings are the budget, the time to live of the keys, the windows that buckets prune, and
+    the watermark that readers report.
     """
     if isinstance(node, PushedScan) and node.scan.fragments is not None:
         return replace(node, scan=replace(node.scan, fragments=node.scan.fragments.without_watermark))

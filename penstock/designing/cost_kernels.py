@@ -116,7 +116,7 @@ def count_loads(
 def skew_factor(loads: Floats, transactions: Numbers) -> float:
     """Return the skew of the partitions' loads, weighted by the transactions of intervals (Algorithms 2, 3).
 
-    It is 0 if all partitions are accessed equally often, and 1 if all but one are idle.
+    The factor is 0 if all partitions are accessed equally often, and 1 if all but one are idle.
     """
     partitions = loads.shape[1]
     if partitions == 1:

@@ -65,7 +65,7 @@ def design(
     partitions : int
         The number of partitions, 2 to 64.
     seconds : float
-        The longest duration of the search. It ends earlier if it finds nothing better for a long time.
+        The longest duration of the search. A search that finds nothing better for a long time ends earlier.
     intervals : int
         The number of intervals into which the trace is cut; fewer, if an interval would have fewer than 20
         transactions per partition. Skew is measured in each interval, so load that moves from partition to

@@ -28,7 +28,7 @@ def draw(result: DesignResult) -> str:
 
     Tables that are partitioned by columns of the same name have the same colour; replicated tables are grey.
     A line joins tables that transactions access together; its label names the columns that hold the same
-    value. It is solid if both tables are partitioned by these columns.
+    value. The line is solid if both tables are partitioned by these columns.
     """
     trace = result.trace
     columns, ranges = result.design.columns, result.design.ranges

@@ -24,8 +24,9 @@ _GRAPH_TRANSACTIONS = 5_000
 def initial_choices(model: CostModel) -> tuple[Choice, Cost]:
     """Return the best of the designs that are easy to find, and its cost.
 
-    These are the declared design, the most frequently accessed columns, each set of columns that the access
-    graph joins, and each pair of such sets. The paper starts only from the most frequently accessed columns.
+    The initial choices are the declared design, the most frequently accessed columns, each set of columns
+    that the access graph joins, and each pair of such sets. The paper starts only from the most frequently
+    accessed columns.
 
     Raises
     ------

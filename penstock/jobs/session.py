@@ -221,7 +221,7 @@ def open_session(
     name : str
         The application's name, if a session is created.
     settings : mapping of str to str
-        Settings of Spark. They take precedence over all other settings.
+        Settings of Spark, which take precedence over all other settings.
     spark : pyspark.sql.SparkSession, optional
         The session to use; by default the active session, if there is one.
     log_level : str
@@ -290,7 +290,7 @@ def session(
     Parameters
     ----------
     settings : mapping of str to str, optional
-        Settings of Spark, such as ``{"spark.driver.memory": "2g"}``. They take precedence over the defaults
+        Settings of Spark, such as ``{"spark.driver.memory": "2g"}``, which take precedence over the defaults
         above.
     name : str
         The application's name.

@@ -198,7 +198,7 @@ class FilesInput:
 
 
 class PushInput:
-    """Rows that the same process sends, for tests and embedding. They are kept until the query commits them.
+    """Rows that the same process sends, for tests and embedding; kept until the query commits them.
 
     A crash of the process loses them; then the sender sends them again, from number `rows` on.
 

@@ -23,7 +23,8 @@ _SUFFIXES = {"": "", "s": "_seconds", "By": "_bytes"}
 class PrometheusExporter:
     """A collector for a registry of ``prometheus_client``, fed with micro-batches by `add`.
 
-    It counts from zero at each start, as Prometheus expects. All methods may be called from any thread.
+    The counters start at zero at each start, as Prometheus expects. All methods may be called from any
+    thread.
 
     Histograms of staleness count seconds of keys' time instead of observations: a bucket holds the time
     during which keys were at most as stale as its bound, and the sum divided by the count is the average

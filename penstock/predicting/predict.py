@@ -69,7 +69,7 @@ def predict(
     threshold : float
         The least probability at which a prediction is used.
     clustered : bool
-        Whether features of events may choose among several models of a procedure. This needs scikit-learn.
+        Whether features of events may choose among several models of a procedure; needs scikit-learn.
 
     Returns
     -------

@@ -414,7 +414,7 @@ class Database:
         poll_interval : str or timedelta
             How often to look for new calls.
         partitions, ranges, predictor, speculate
-            See `open`. They apply to the replica, and to the database after a takeover.
+            See `open`. These settings apply to the replica, and to the database after a takeover.
 
         Raises
         ------

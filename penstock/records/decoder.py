@@ -28,7 +28,7 @@ UNKNOWN_SCHEMA = "the schema registry does not know the schema of the value"
 
 
 class Decoder(ABC):
-    """Decodes values to columns. It is made on the driver, and runs in Python workers, batch by batch.
+    """Decodes values to columns: made on the driver, runs in Python workers, batch by batch.
 
     Its attributes are plain, so that it can be sent to workers, which compile schemas when they first need
     them.

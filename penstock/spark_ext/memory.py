@@ -1,8 +1,9 @@
 """Keep freed memory in the process for the next task.
 
 A task needs as much memory as the previous task. By default malloc and Arrow return large freed blocks to the
-system, and the next task waits for the system to map and zero them again, page by page. This costs up to half
-a second for each gigabyte, and two seconds in a virtual machine that returns its free memory to the host.
+system, and the next task waits for the system to map and zero them again, page by page. This wait costs up
+to half a second for each gigabyte, and two seconds in a virtual machine that returns its free memory to the
+host.
 """
 
 from __future__ import annotations

@@ -165,10 +165,10 @@ class Scheduler:
     def remaining(self, stall: Stall) -> Summary | None:
         """Return the statements that candidates must not conflict with; None if there are none.
 
-        These are the statements that the stalled transaction is estimated to execute at the partition from
-        now on, and its changes at the partition so far. At SP3 it executes nothing more. If the stalled
-        transaction has executed nothing at the partition, it has seen nothing, so transactions that run now
-        precede it.
+        The remaining work is the statements that the stalled transaction is estimated to execute at the
+        partition from now on, and its changes at the partition so far. At SP3 the stalled transaction
+        executes nothing more. If the stalled transaction has executed nothing at the partition, it has seen
+        nothing, so transactions that run now precede it.
         """
         if self.mode == "occ" or stall.point is StallPoint.COMMIT or stall.is_before():
             return None
@@ -226,9 +226,9 @@ class Scheduler:
     def must_restart(self, stall: Stall) -> bool:
         """Return whether a distributed transaction that is about to commit must start again (§6.3.2, §6.6.3).
 
-        It must start again if it or a transaction that ran meanwhile left its estimated path, and the two
-        conflict; with ``occ``, if their accesses conflict. Transactions that ran before it executed anything
-        here, or after it had executed everything, are not checked.
+        The transaction must start again if it or a transaction that ran meanwhile left its estimated path,
+        and the two conflict; with ``occ``, if their accesses conflict. Transactions that ran before it
+        executed anything here, or after it had executed everything, are not checked.
         """
         one = stall.transaction
         optimistic = self.mode == "occ"

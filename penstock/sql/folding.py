@@ -22,7 +22,7 @@ _Type = Callable[[Tree], tuple[Any, bool]]
 def may_shorten(tree: Tree, typed: _Type) -> bool:
     """Return whether Spark may drop a part that can fail.
 
-    It never drops such a part from
+    Spark never drops such a part from
 
     - calculations with columns and numbers, and casts, ``abs`` and ``sqrt`` of these,
     - choices between calculations by conditions that cannot fail, and ``COALESCE`` of calculations,

@@ -261,7 +261,7 @@ class BucketStore(BucketFiles):
     def garbage(self, held: Handle) -> list[str]:
         """List the files that the arrival of the pointer of `held` proves unnecessary.
 
-        These are files of failed or lost attempts, files that a snapshot replaced, and snapshots that no
+        Garbage is files of failed or lost attempts, files that a snapshot replaced, and snapshots that no
         commit adopted; see rule 5 of the module. Reads the headers of siblings; usually there are no
         siblings.
 
@@ -336,7 +336,7 @@ class BucketStore(BucketFiles):
     def find(self, pointer: Pointer) -> Handle:
         """Return the handle of the version at `pointer`, after checking that all files of its chain exist.
 
-        Called when no state is loaded yet. It lists the directory and reads the header of the version's own
+        Called when no state is loaded yet. Lists the directory and reads the header of the version's own
         file. If a file is missing or has the wrong length, it reads that file as `load` does, which raises
         the error. The content of files with the right length is not checked.
 

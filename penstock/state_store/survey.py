@@ -193,8 +193,8 @@ def delete_garbage(bucket: Files, survey: BucketSurvey) -> Iterator[FileFacts]:
 def likely_pointer(bucket: Files) -> Pointer | None:
     """Return the most likely current pointer of `bucket`; None if no version is proven.
 
-    It is the file of the highest version if only one attempt wrote it, and otherwise the newest proven
-    pointer. Only the files with the highest numbers are read.
+    The likely pointer is the file of the highest version if only one attempt wrote it, and otherwise the
+    newest proven pointer. Only the files with the highest numbers are read.
 
     Raises
     ------

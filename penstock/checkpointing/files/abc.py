@@ -18,7 +18,7 @@ Content = bytes | memoryview
 class FileFacts:
     """An entry of a directory. The `size_bytes` of a subdirectory is 0.
 
-    `written_us` is the modification time, as the file system reports it. It is for display only.
+    `written_us` is the modification time, as the file system reports it, and only for display.
     """
 
     name: str

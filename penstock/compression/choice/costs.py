@@ -75,7 +75,7 @@ def cost(node: Node, cascade: Cascade, goal: Goal, share: float = 1.0) -> float:
     node : Node
         The encoded stream, or a sample of it.
     cascade : Cascade
-        The cascade that encoded the node. It has the level of a codec, which a node does not have.
+        The cascade that encoded the node. Only the cascade, not the node, has the levels of codecs.
     goal : Goal
         The cost to minimise.
     share : float

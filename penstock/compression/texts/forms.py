@@ -97,7 +97,7 @@ class Forms:
 
 
 def sample_rows(rows: int, mean_bytes: int) -> Ints:
-    """Return the rows from which to learn forms. They are spread out, because neighbours are alike."""
+    """Return the rows from which to learn forms: distant rows, because neighbours are alike."""
     count = min(rows, _SAMPLE_ROWS, max(_SAMPLE_BYTES // max(mean_bytes, 1), _MIN_ROWS_OF_LITERAL))
     return np.linspace(0, max(rows - 1, 0), count).astype(np.int64)
 

@@ -45,7 +45,7 @@ class Windows(GraphBase):
 
         Windows are bounded by time or by row count. In lazy and eager mode the aggregate is an update stream
         whose key is the group: it has the most recent window of each group, served group by group. In these
-        modes, windows of different groups are not emitted together. This holds for row windows in every
+        modes, windows of different groups are not emitted together. The same holds for row windows in every
         mode. Windows that are not emitted together can be neither joined nor aggregated by window.
 
         Parameters

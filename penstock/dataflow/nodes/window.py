@@ -360,7 +360,7 @@ class Aggregate(Node):
 class Assemble(Node):
     """The assembly function of an aggregate whose fragments a reader computes (Scabbard §2.3).
 
-    It combines partials of the same pane and group, assembles panes into windows, and computes the
+    This node combines partials of the same pane and group, assembles panes into windows, and computes the
     aggregates.
     """
 

@@ -29,7 +29,7 @@ class History:
     Parameters
     ----------
     file : Path, optional
-        A metrics file to follow. It need not exist yet.
+        A metrics file to follow, which need not exist yet.
     """
 
     def __init__(self, file: Path | None = None) -> None:

@@ -34,8 +34,8 @@ _MOST_CASCADES_SHOWN = 5
 def read_blocks(path: Path) -> Iterator[tuple[str, str, Block]]:
     """Yield the columns' blocks in a file: the table block's number or name, the column's name, its block.
 
-    The file is a p-unit, a file of `BlockWriter`, or one column's block. It is read, not mapped, because
-    another process may truncate it. A file of `BlockWriter` is read one table's block at a time.
+    The file is a p-unit, a file of `BlockWriter`, or one column's block. The file is read, not mapped,
+    because another process may truncate it. A file of `BlockWriter` is read one table's block at a time.
 
     Raises
     ------

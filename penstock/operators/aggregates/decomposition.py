@@ -124,9 +124,9 @@ def decompose(aggregates: Mapping[str, str], time: str, group_by: Iterable[str] 
 
     Notes
     -----
-    ``stddev`` is the sample standard deviation, as in Spark. It is computed from the count and the sum of
-    squared deviations from the mean, which avoids cancellation for large means. ``first`` and ``last`` order
-    by time; in Spark they order by arrival.
+    ``stddev`` is the sample standard deviation, as in Spark. `stddev` is computed from the count and the sum
+    of squared deviations from the mean, which avoids cancellation for large means. ``first`` and ``last``
+    order by time; in Spark they order by arrival.
     """
     group = tuple(group_by)
     partials = _Partials(time, group)

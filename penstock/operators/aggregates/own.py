@@ -28,15 +28,16 @@ class Aggregate:
     """A user-defined aggregate for windows: subclass it in a module, with `words` and four static methods.
 
     A state is an array of `words` float64 numbers. Penstock keeps a state for each pane and group, and stores
-    it with the windows. It compiles the methods with Numba, so they can use only what Numba supports. A
-    method may depend only on its arguments.
+    it with the windows. Penstock compiles the methods with Numba, so the methods can use only what Numba
+    supports. A method may depend only on its arguments.
 
     Rows without a value (null) are skipped. Values are float64, so whole numbers are exact up to 2**53. The
     result is a double; `finish` may return None for null.
 
-    `merge` is called in an order that depends on micro-batches. It must be commutative and associative, and
-    merging a state made by `init` must change nothing. Results are the same for any order if the arithmetic
-    is exact; otherwise they may differ in the last bits, like ``sum`` and ``avg`` of floats.
+    The order of the calls of `merge` depends on micro-batches. So `merge` must be commutative and
+    associative, and merging a state made by `init` must change nothing. Results are the same for any order
+    if the arithmetic is exact; otherwise they may differ in the last bits, like ``sum`` and ``avg`` of
+    floats.
 
     Attributes
     ----------

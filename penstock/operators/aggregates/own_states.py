@@ -26,8 +26,8 @@ _WORD = np.dtype("<f8")
 class _Kernels:
     """The compiled functions of an aggregate.
 
-    Numba compiles them at their first call in each process. They are not cached on disk: numba would not
-    notice a change in a module that the methods call.
+    Numba compiles the kernels at their first call in each process, and does not cache them on disk: Numba
+    would not notice a change in a module that the methods call.
     """
 
     words: int

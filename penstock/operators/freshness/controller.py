@@ -84,8 +84,8 @@ class Fit:
     variance, covariance : float
         The variance of the number of tuples, and its covariance with the duration.
     slope_us : float
-        The cost of a tuple, estimated from cycles with different numbers of tuples. It does not change while
-        the numbers are equal.
+        The cost of a tuple, estimated from cycles with different numbers of tuples. The cost stays the same
+        while the numbers are equal.
     row_us : float
         Mean cost of a tuple within the operator; 0 while unknown.
     """

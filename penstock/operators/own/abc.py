@@ -38,7 +38,7 @@ class Operator(ABC):
         checkpoint, as are the class's name and the columns of the input.
     uses_clock : bool
         Whether `run` may ask for the time. The times are recorded before results are seen, so that a
-        micro-batch that runs again gets the same times. This costs a small file for each bucket and
+        micro-batch that runs again gets the same times. The record costs a small file for each bucket and
         micro-batch.
 
     Examples
@@ -71,7 +71,7 @@ class Operator(ABC):
 
     @abstractmethod
     def restore(self, tables: Mapping[str, pa.Table]) -> None:
-        """Restore the tables of an earlier `snapshot`. They are immutable, and may be kept."""
+        """Restore the tables of an earlier `snapshot`; the operator may keep these immutable tables."""
 
     @abstractmethod
     def run(self, batch: pa.Table, clock: Clock) -> pa.Table:
@@ -80,10 +80,10 @@ class Operator(ABC):
         Parameters
         ----------
         batch : pyarrow.Table
-            The rows of the bucket in order of arrival, or by `time` if it was given. It has no rows if the
-            bucket runs because keys wait.
+            The rows of the bucket in order of arrival, or by `time` if it was given. The batch has no rows
+            if the bucket runs because keys wait.
         clock : callable
-            Returns the time in microseconds since 1970. It raises an error unless `uses_clock`.
+            Returns the time in microseconds since 1970. Raises an error unless `uses_clock`.
 
         Returns
         -------

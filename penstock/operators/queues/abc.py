@@ -26,7 +26,7 @@ class KeyedQueue(ABC):
     """A queue of keyed tuples. In Spark, each instance is one bucket of the whole queue.
 
     Not thread-safe. One task at a time calls `enqueue`, then `dequeue` and `deliver` any number of times,
-    then `account_staleness`, then `delta`. It delivers all dequeued tuples before `delta`.
+    then `account_staleness`, then `delta`. The task delivers all dequeued tuples before `delta`.
 
     Parameters
     ----------

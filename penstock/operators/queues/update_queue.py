@@ -78,7 +78,7 @@ class UpdateQueue(KeyedQueue):
     table : TableMaker, optional
         Creates the table for records of idle keys; by default records stay in memory.
     holder : KeyHolder, optional
-        Holder of more tuples of the same keys. Their staleness is booked in the same records.
+        Holder of more tuples of the same keys. The staleness of these tuples is booked in the same records.
     forgetting : ForgetRule, optional
         The rule for moving records of idle keys to the table.
     """

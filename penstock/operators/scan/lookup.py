@@ -26,7 +26,7 @@ def can_be_looked_up(kind: pa.DataType) -> bool:
 class Lookup:
     """An inner join of rows with an in-memory table whose `on` columns form a unique key.
 
-    It is serialized as text; see `to_text`.
+    A look-up is serialized as text; see `to_text`.
 
     Parameters
     ----------

@@ -13,8 +13,8 @@ class Policy(StrEnum):
     FIFO
         Keys in the order of their newest arrivals: an update goes to the tail (UpStream §5.2).
     IN_PLACE
-        An update takes the place of the older update. This minimizes staleness if all keys update equally
-        often (UpStream §5.2).
+        An update takes the place of the older update. This policy minimizes staleness if all keys update
+        equally often (UpStream §5.2).
     LINECUTTING
         As IN_PLACE, but an update of a slow key (``u_k < 1 / (c * n)``) goes to the front (UpStream §5.3). n
         is the number of waiting keys and keys in service, the key itself included: all of them are served

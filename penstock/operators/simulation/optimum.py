@@ -126,8 +126,8 @@ def find_optimum(
 ) -> float:
     """Return the least mean queue staleness in units of a server that never idles while a key waits.
 
-    It is found by dynamic programming (value iteration) on all combinations of the keys' staleness. No order
-    that depends only on the past and the rates is better.
+    The optimum is found by dynamic programming (value iteration) on all combinations of the keys' staleness.
+    No order that depends only on the past and the rates is better.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """The operations of a procedure: READ, WRITE and READ_MODIFY with conditions and functions (TStream §II-B).
 
-They are derived from the text alone: each variable and condition is traced to its sources. The result
-is for people to read; the compiler uses `Access`.
+The operations are derived from the text alone: each variable and condition is traced to its sources. The
+result is for people to read; the compiler uses `Access`.
 """
 
 from __future__ import annotations

@@ -205,8 +205,8 @@ class CommandLog:
     def append(self, call: Call) -> None:
         """Append a call.
 
-        It is durable once ``wait(end)`` returns, where `end` is the value of the property `end` after this
-        call.
+        The call is durable once ``wait(end)`` returns, where `end` is the value of the property `end` after
+        this call.
 
         Raises
         ------

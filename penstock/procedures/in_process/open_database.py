@@ -176,7 +176,7 @@ class OpenDatabase:
     def checkpoint(self) -> None:
         """Store the tables, so that the next `Database.open` repeats no calls.
 
-        This also happens automatically.
+        The database also makes checkpoints automatically.
 
         Raises
         ------
@@ -431,8 +431,8 @@ class OpenDatabase:
     def snapshot(self, *tables: str) -> Snapshot:
         """Return a copy of the named tables, or of all tables, as of one moment between two calls.
 
-        The copy takes memory, and later calls do not change it. It may hold transactions that are not durable
-        yet.
+        The copy takes memory, and later calls do not change it. The copy may hold transactions that are not
+        durable yet.
 
         Raises
         ------

@@ -51,7 +51,7 @@ class RequestQueue:
     ----------
     run : callable
         Runs groups of requests in order, and completes their futures now or later. All requests of a group
-        have one signature. It raises nothing.
+        have one signature. Raises nothing.
     most_waiting : int
         The number of requests that may wait.
     """

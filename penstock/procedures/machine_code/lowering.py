@@ -176,7 +176,7 @@ class Lowering:
         builder.position_at_end(after)
 
     def _count_turns(self, start: Any, stop: Any, step: Any) -> Any:
-        """Return the number of iterations of a range. It may need 64 bits, but not more."""
+        """Return the number of iterations of a range, which may need 64 bits, but not more."""
         builder, one, zero = self._builder, ir.Constant(_INT64, 1), ir.Constant(_INT64, 0)
         if isinstance(step, ir.Constant):
             runs, count = builder.icmp_signed("<", start, stop), builder.sub(stop, start)

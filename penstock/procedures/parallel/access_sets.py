@@ -5,7 +5,7 @@ whether an event makes the access. Any other condition is taken as true, so that
 small.
 
 An event is exclusive if it may insert or delete a row, or access a row whose key the event does not
-determine. It runs alone, between the other events.
+determine. An exclusive event runs alone, between the other events.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The kernel that runs transactions in an order other than their events' order.
 
-It is the serial kernel with three changes. A schedule determines which transaction comes next. A look-up
-returns the version of a row that the transaction reads, if the row has changed since then. An insert or
-delete ends the run, because events that may insert or delete never get here.
+The parallel code is the serial kernel with three changes. A schedule determines which transaction comes
+next. A look-up returns the version of a row that the transaction reads, if the row has changed since then.
+An insert or delete ends the run, because events that may insert or delete never get here.
 """
 
 from __future__ import annotations

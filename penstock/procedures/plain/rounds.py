@@ -47,7 +47,7 @@ class _Stream:
 
 
 class _WindowRow:
-    """A row of a window. It is read-only, and valid until the next insert."""
+    """A row of a window: read-only, and valid until the next insert."""
 
     __slots__ = ("_inserts", "_values", "_window")
 

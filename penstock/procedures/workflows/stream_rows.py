@@ -20,7 +20,7 @@ _FIRST_ROWS = 1 << 6
 class StreamRows:
     """The rows of a stream in memory, in the order in which they were emitted.
 
-    It is empty when a round begins and ends, so no version stores rows of a stream.
+    The stream is empty when a round begins and ends, so no version stores rows of a stream.
 
     Parameters
     ----------

@@ -95,8 +95,8 @@ def transactions(
         partitioning column are replicated and read-only. The number is fixed for the life of a checkpoint.
     initial : mapping, optional
         The initial rows of tables by name, each a batch DataFrame or an Arrow table with the columns of the
-        table. They are loaded once, with the first micro-batch of a checkpoint; later starts ignore them. All
-        initial rows pass through the driver. Each bucket has all rows of replicated tables.
+        table. Initial rows are loaded once, with the first micro-batch of a checkpoint; later starts ignore
+        them. All initial rows pass through the driver. Each bucket has all rows of replicated tables.
     requests : str or path, optional
         The location of clients' requests, which run in the same query: ``database.connect(requests)`` makes a
         client that calls procedures. The requests of a micro-batch run before its events, in the order in
@@ -164,8 +164,8 @@ def write_transactions(
 ) -> DataStreamWriter:
     """Run a transaction for each row of a stream; write results and rejections to a p-stream.
 
-    This is `transactions`, except that the tasks of the buckets write the results themselves, so the results
-    do not pass through Spark.
+    Works like `transactions`, except that the tasks of the buckets write the results themselves, so the
+    results do not pass through Spark.
 
     Parameters
     ----------
@@ -311,7 +311,7 @@ def plan_transactions(
 
 @dataclass(frozen=True)
 class PlannedProcedure:
-    """Planned transactions without their input. They need no Spark session.
+    """Planned transactions without their input; need no Spark session.
 
     Parameters
     ----------

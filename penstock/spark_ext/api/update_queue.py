@@ -104,7 +104,7 @@ def update_queue(
         ``docs/concepts/freshness.md``.
     apply : callable, optional
         The query, run inside the operator: a function from a ``pyarrow.Table`` of newest tuples to a table of
-        results. It may drop or multiply rows but not drop or change their key.
+        results. The query may drop or multiply rows but not drop or change the columns of their key.
     output_schema : StructType or str, optional
         The schema of the results of `apply`, or its DDL; required with `apply`, and must have the key.
     buckets : int, optional

@@ -60,7 +60,7 @@ def upsert(
         ``iceberg://CATALOG``. A path is relative after three slashes and absolute after four. Messages do not
         show the password.
     key : str or sequence of str
-        The columns that identify a row. They are the table's primary key, or the columns of a unique index.
+        The columns that identify a row: the table's primary key, or the columns of a unique index.
     time : str
         The column whose greatest value is the newest: a number, a date or a timestamp.
     table : str, optional

@@ -74,7 +74,8 @@ _KEPT: dict[str, tuple[tuple[TableSpec, ...], BucketCopies]] = {}
 def take_copies(location: str, tables: tuple[TableSpec, ...]) -> BucketCopies:
     """Return the copies of an operator's state that this process has kept, or empty copies.
 
-    The process no longer keeps them. They are not used if the operator was restarted with other indexes.
+    The process no longer keeps these copies. Copies are not used if the operator was restarted with other
+    indexes.
     """
     kept_tables, copies = _KEPT.pop(location, ((), None))
     return copies if copies is not None and kept_tables == tables else BucketCopies(tables)

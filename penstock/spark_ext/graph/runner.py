@@ -74,8 +74,8 @@ def start(
     spark : SparkSession
         The session; Penstock is registered with it.
     checkpoint : str or path
-        The graph's directory, which need not exist. It holds the plan, the p-streams, state, and Spark's
-        checkpoints.
+        The graph's directory, which need not exist. The directory holds the plan, the p-streams, state, and
+        Spark's checkpoints.
     sources : mapping of str to DataFrame or path, optional
         For each source of the graph, its streaming DataFrame; or, for the kind ``parquet``, the path of its
         files; or, for any other kind, the location of a p-stream to read. A source that has a path in the

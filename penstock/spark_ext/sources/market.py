@@ -181,7 +181,7 @@ class MarketDataSource(DataSource):
     seed : 0
         The seed of the trades.
     numPartitions : 2
-        The number of Spark tasks that make the rows of a batch. It does not change the rows.
+        The number of Spark tasks that make the rows of a batch. The rows do not depend on this number.
     startTime
         Event time of row 0 in microseconds since the epoch. By default, for a stream the time of the query's
         first start, and for a batch 2006-01-03 14:30 UTC.

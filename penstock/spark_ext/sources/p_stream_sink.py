@@ -65,7 +65,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     and are deleted some batches later.
 
     With the option ``descriptors`` an operator has already written the rows, and the input describes their
-    segments (`penstock.spark_ext.sources.p_stream_rows`). They are committed in the same way.
+    segments (`penstock.spark_ext.sources.p_stream_rows`). These segments are committed in the same way.
 
     Parameters
     ----------

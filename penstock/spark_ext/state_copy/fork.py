@@ -59,7 +59,7 @@ def fork_state(
     Parameters
     ----------
     checkpoint : str or path
-        The query's checkpoint, on a local disk. It may not be the checkpoint of a graph or a pipeline.
+        The query's checkpoint, on a local disk; not the checkpoint of a graph or a pipeline.
     path : str or path
         The query's state location.
     to : str or path

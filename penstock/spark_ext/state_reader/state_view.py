@@ -47,7 +47,7 @@ class StateView(Protocol):
 
 
 class Ours(NamedTuple):
-    """A column that Penstock adds. It is renamed if the stream has a column of this name, ignoring case."""
+    """A column that Penstock adds; renamed if the stream has a column of this name, ignoring case."""
 
     name: str
     kind: DataType

@@ -158,7 +158,7 @@ def _settings_in(
 def _check_start(start: Callable[..., StreamingQuery]) -> Callable[..., StreamingQuery]:
     """Return a function that checks a query's checkpoint and Penstock's operators, and starts it.
 
-    It raises what `start` does, and
+    The returned function raises what `start` does, and
 
     - `CorruptDataError` if a power cut damaged the checkpoint;
     - `InvalidUsageError` for an unsupported output mode, or a checkpoint that was made with another key,

@@ -381,8 +381,8 @@ def arrow_schema(schema: StructType, *, large: bool) -> pa.Schema:
 def with_safe_names(df: DataFrame, *, declared: bool = False) -> DataFrame:
     """Return `df` with column names that are safe for mapInArrow, which looks columns up by name.
 
-    It neither finds names with dots nor distinguishes names that differ only in case. Other names stay,
-    because new names cost a copy of each row.
+    mapInArrow neither finds names with dots nor distinguishes names that differ only in case. Other names
+    stay, because new names cost a copy of each row.
     """
     names = df.columns
     if len({name.lower() for name in names}) == len(names) and all(name.isidentifier() for name in names):

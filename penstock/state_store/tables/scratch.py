@@ -24,7 +24,8 @@ PREFIX = "penstock-rocksdb-"
 class Scratch:
     """A private directory.
 
-    It is removed by `close`, when the object is deleted, at process exit, or by a later owner of a directory.
+    The directory is removed by `close`, when the object is deleted, at process exit, or by a later owner of
+    a directory.
 
     Parameters
     ----------

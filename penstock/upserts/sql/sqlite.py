@@ -1,4 +1,4 @@
-"""Tables of SQLite. It has no types for times, so they are text of a fixed width, in UTC."""
+"""Tables of SQLite. SQLite has no types for times, so times are text of a fixed width, in UTC."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ class WindowQueue:
         rows : pyarrow.RecordBatch
             Payload of the panes.
         watermark : int, optional
-            All panes before it have arrived, including these entries. It never decreases.
+            All panes before it have arrived, including these entries. The watermark never decreases.
         shares : int64 array, optional
             For a queue with weights, the shares of the entries' keys
             (`penstock.operators.scheduling.weights`). The share of a key's last entry applies from now on.

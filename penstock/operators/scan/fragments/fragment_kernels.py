@@ -223,8 +223,8 @@ def find_runs(
     """Find the runs of rows in one pane, without groups; return their number and the row after the last.
 
     This works like `find_slots`, but writes one entry per run: its first row to `starts`, its slot to
-    `slots`. It ends early when `panes` is full. Most rows are in the pane of the previous row, so 32 rows are
-    compared at once.
+    `slots`. The kernel ends early when `panes` is full. Most rows are in the pane of the previous row, so 32
+    rows are compared at once.
     """
     count, low = state[0], state[1]
     high = low + steps if count > 1 else low

@@ -1,9 +1,9 @@
 """The kernel of predicted transactions: it stops if a transaction leaves its allowed partitions.
 
-It is the serial kernel with checks before each look-up of a row, each look-up by an index and each write of a
-replicated table. The caller has copies of the tables, with which it undoes what the kernel did before it
-stopped. So the kernel may leave out the undo log. Then it also stops if a transaction is rejected after a
-write.
+The code is the serial kernel with checks before each look-up of a row, each look-up by an index and each
+write of a replicated table. The caller has copies of the tables, with which it undoes what the kernel did
+before it stopped. So the kernel may leave out the undo log. Then it also stops if a transaction is rejected
+after a write.
 """
 
 from __future__ import annotations

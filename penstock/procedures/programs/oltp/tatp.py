@@ -64,7 +64,7 @@ _network.table(
     returns="location bigint, text string, data bigint",
 )
 def transact(e: Any, subscribers: Any, access_info: Any, facilities: Any, forwarding: Any) -> Any:
-    """Run a transaction of a kind. It fails where the specification allows a row to be missing."""
+    """Run a transaction of a kind; fail where the specification allows a row to be missing."""
     if e.kind == GET_SUBSCRIBER:
         row = subscribers[e.s_id]
         return row.vlr_location, row.sub_nbr, row.byte2_10
