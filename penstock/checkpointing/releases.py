@@ -38,9 +38,9 @@ class Releases:
         self._pending[key] = release
 
     def run(self, *, now: bool = False) -> bool:
-        """Sync all disks and run the pending releases, unless it is too soon; return whether they ran.
+        """Sync all disks and run the pending releases; after a recent sync do nothing and return False.
 
-        With `now`, they run even if it is too soon.
+        With `now`, the releases run even after a recent sync.
 
         Raises
         ------

@@ -76,8 +76,8 @@ def make_durable(location: str | None) -> None:
     Parameters
     ----------
     location : str or None
-        The checkpoint, in the form given to Spark. If it is unknown, or this process cannot see it, all disks
-        of the machine are synced.
+        The checkpoint, in the form given to Spark. If the location is unknown, or this process cannot see
+        it, all disks of the machine are synced.
 
     Raises
     ------

@@ -54,8 +54,8 @@ def check_version(version: int, newest: int, name: str, file: object) -> None:
 class Codec(ABC):
     """Turns a stream into a node and back.
 
-    Codecs have no state. `decode` does not trust a node: it checks every field before it allocates memory or
-    runs a kernel.
+    Codecs have no state. `decode` does not trust a node: every field is checked before `decode` allocates
+    memory or runs a kernel.
     """
 
     number: int

@@ -244,7 +244,7 @@ def take_rows(array: pa.Array[Any], rows: Ints) -> pa.Array[Any]:
 
 
 def encode_as_dictionary(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | None:
-    """Return the texts of some rows as a dictionary array; None if they repeat too little.
+    """Return the texts of some rows as a dictionary array; None if texts repeat too little.
 
     At least half of the first 4,096 texts must be repeats, and each distinct text must occur four times on
     average.
@@ -268,7 +268,7 @@ def encode_as_dictionary(array: pa.Array[Any], rows: Ints) -> pa.Array[Any] | No
 
 
 def _keep_dictionary(array: pa.Array[Any]) -> Streams | None:
-    """Return the streams of dictionary-encoded texts; None if they should be encoded again."""
+    """Return the streams of dictionary-encoded texts; None to encode the texts again."""
     texts, indices = array.dictionary, array.indices
     if (
         indices.null_count

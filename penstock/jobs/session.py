@@ -307,7 +307,7 @@ def session(
         If there is no Java, Spark's JVM does not start, or in the block a Python worker of Spark does not
         start in time.
     PenstockError
-        Replaces a Spark error that leaves the block, if it wraps an error of Penstock.
+        Replaces a Spark error that leaves the block, if the Spark error wraps an error of Penstock.
 
     Examples
     --------

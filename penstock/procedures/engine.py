@@ -115,7 +115,7 @@ class TableSet:
             self.evaluation.close()
 
     def clear(self, table: str) -> None:
-        """Forget all rows of a table, as if it had never had any."""
+        """Forget all rows of a table, as if the table had never had rows."""
         self._tables[table] = TableRows(self._tables[table].spec, self.texts)
 
     def put_back(self, tables: Mapping[str, TableRows], transactions: int) -> None:

@@ -46,7 +46,7 @@ class TableTests:
         assert [batch.num_rows for batch in table.rows()] == [0]
 
     def test_a_key_that_is_not_there_has_null_values(self, new: NewTable) -> None:
-        """Get existing keys, missing keys, and one key twice."""
+        """Look up existing keys, missing keys, and one key twice."""
         table = new()
         rows, exists = table.get(_number_rows(range(2)))
         assert rows.to_pylist() == [{"t": None, "n": None}] * 2

@@ -1,10 +1,11 @@
 """Loops over integers that the compiler cannot vectorize, written as LLVM intrinsics.
 
-LLVM vectorizes Numba's loops if it can prove, after a long search, that this is safe. Here it cannot, because
-shifts are known only at run time, arrays may overlap, or a running sum depends on the previous value. Each
-function has a plain Python body, which defines its meaning and runs if Numba is off. A compiled caller gets
-vector code instead, whose vectors LLVM splits into the registers of the machine. Vector code runs and
-compiles several times faster. Nothing here checks bounds: callers do.
+LLVM vectorizes Numba's loops if it can prove, after a long search, that vector code gives equal results. For
+these loops LLVM cannot prove this, because shifts are known only at run time, arrays may overlap, or a
+running sum depends on the previous value. Each function has a plain Python body, which defines its meaning
+and runs if Numba is off. A compiled caller gets vector code instead, whose vectors LLVM splits into the
+registers of the machine. Vector code runs and compiles several times faster. Nothing here checks bounds:
+callers do.
 """
 
 from __future__ import annotations

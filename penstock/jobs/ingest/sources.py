@@ -287,7 +287,7 @@ class TextSource(Source):
 
 
 class TableFile(Source):
-    """The rows of a file of Parquet, or of Arrow IPC; it has all its rows when it appears.
+    """The rows of a file of Parquet, or of Arrow IPC; the file is complete when it appears.
 
     Parameters
     ----------

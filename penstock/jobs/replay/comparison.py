@@ -201,7 +201,7 @@ def recorded_metrics(pipeline: Pipeline, query: str) -> dict[int, Mapping[str, A
 
 
 def recorded_results(pipeline: Pipeline, query: str, batch: int, schema: pa.Schema) -> pa.Table | None:
-    """Return the rows that the sink took from a micro-batch; None if they are unknown or no longer exist.
+    """Return the rows that the sink took from a micro-batch; None if the rows are unknown or no longer exist.
 
     Raises
     ------

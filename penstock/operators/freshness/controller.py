@@ -347,8 +347,9 @@ def settle(
     Parameters
     ----------
     staleness : sequence of Staleness
-        The staleness by promise since the last call. The fixed cost of a cycle is added before it is compared
-        with the limit, because a result is seen only after its micro-batch is committed.
+        The staleness by promise since the last call. The fixed cost of a cycle is added to the staleness
+        before the staleness is compared with the limit, because a result is seen only after its micro-batch
+        is committed.
     served, left : int
         The numbers of tuples served, and still waiting.
     serving_us : int

@@ -47,7 +47,7 @@ class Standing:
         return self.late_us <= (1.0 - self.share) * self.time_us
 
     def advise(self) -> str:
-        """Return advice on how to keep the promise; empty if it can hold."""
+        """Return advice on how to keep the promise; empty if the promise can hold."""
         if self.needs is None:
             fixed, limit = self.fixed_us / 1000, self.limit_us / 1000
             return f"a micro-batch's fixed {fixed:.0f} ms are too long for {limit:g} ms; promise more time"

@@ -21,7 +21,7 @@ _COST_JUMP = 4.0
 def mean_interval(interval: npt.NDArray[np.float64], gap: Any, count: Integers) -> npt.NDArray[np.float64]:
     """Update each key's exponentially weighted mean with `count` intervals of `gap`.
 
-    An interval of zero means that it is unknown, because the key was seen only in the queue's first moment.
+    An interval of zero is an unknown interval: the key was seen only in the queue's first moment.
     """
     weight = np.where(interval == 0.0, 1.0, 1.0 - (1.0 - _RATE_WEIGHT) ** count)
     return interval + weight * (gap - interval)

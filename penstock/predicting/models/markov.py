@@ -89,8 +89,9 @@ class MarkovModel:
         whatever their partitions; 1 if only few transactions have reached these vertices, because few prove
         nothing.
     reads, changes, finish : ndarray, two-dimensional
-        For each vertex and partition, the probabilities that the transaction, from this query on, reads the
-        partition, that it writes it, and that it does not access it after this query.
+        For each vertex and partition, the probabilities that the transaction reads the partition from this
+        query on, writes the partition from this query on, and does not access the partition after this
+        query.
     """
 
     def __init__(self, partitions: int, writes: Sequence[bool]) -> None:

@@ -45,8 +45,8 @@ def sweep_tables(
     scalars : ndarray, two-dimensional
         For each vertex the probability that a transaction aborts, and that it needs only one partition.
     tables : ndarray, three-dimensional
-        For each vertex and partition the probability that a transaction reads the partition, that it writes
-        it, and that it has finished with it.
+        For each vertex and partition the probabilities that a transaction reads the partition, writes the
+        partition, and has finished with the partition.
     """
     greatest = 0.0
     width = tables.shape[1]

@@ -101,7 +101,7 @@ class _Kind:
         self.right = self.total = 0
 
     def widen(self, number: int, touched: int) -> None:
-        """Correct a prediction by what a transaction accessed until it was wrong."""
+        """Correct a wrong prediction, given the partitions that its transaction accessed."""
         mask = np.uint64(touched)
         if mask & ~self.partitions[number]:
             if self.written[number]:

@@ -83,7 +83,7 @@ class _Known:
 
 @dataclass(slots=True)
 class _Frame:
-    """A procedure that is being traced; `event` is None if it has the event of the whole transaction."""
+    """A procedure that is being traced; `event` is None for the event of the whole transaction."""
 
     text: ProcedureText
     event: Mapping[str, _Known] | None

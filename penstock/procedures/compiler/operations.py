@@ -102,7 +102,7 @@ def _decimals(out: Output, sign: str, a: Value, b: Value) -> Value:
 
 
 def decimal(value: Decimal) -> Value | None:
-    """Return a decimal as a constant; None if it cannot be one."""
+    """Return a decimal as a constant; None if no constant can hold it."""
     digits, scale = digits_of(value) if value.is_finite() else (0, MAX_DIGITS + 1)
     if scale > MAX_DIGITS or not -(1 << 63) < digits < 1 << 63:
         return None
@@ -206,7 +206,7 @@ def compare(out: Output, sign: str, a: Value, b: Value) -> Value:
 
 
 def pick(out: Output, name: str, a: Value, b: Value) -> Value:
-    """Return the smaller or larger of two numbers; the first number if they are equal."""
+    """Return the smaller or larger of two numbers; the first number if both are equal."""
     sign = "<" if name == "min" else ">"
     a, b = align(out, a, b)
     picks_second = compare(out, sign, b, a)

@@ -23,7 +23,7 @@ class UnknownKindError(Exception):
 
 @dataclass
 class Facts:
-    """Facts that one pass over a program finds for the next; passes end when no fact is new.
+    """Facts that one pass over a program finds for the next pass; passes end when no fact is new.
 
     Attributes
     ----------

@@ -99,7 +99,7 @@ class Value:
     code : str
         An expression without effects, which is the value until the next statement.
     null : str or None
-        An expression that is true if the value is null; None if it never is.
+        An expression that is true if the value is null; None if the value is never null.
     origin : Origin or None
         The origin, if it has one.
     """
@@ -157,7 +157,7 @@ class ListOf:
     null : str
         The mask of the null elements.
     missing : str or None
-        An expression that is true if the list itself is null; None if it never is.
+        An expression that is true if the list itself is null; None if the list is never null.
     """
 
     column: Column

@@ -79,7 +79,7 @@ class Writes(Expressions):
                 )
 
     def fit(self, node: ast.AST, column: Column, value: Value) -> str:
-        """Convert a value to a column's type; reject the transaction if it does not fit."""
+        """Convert a value to a column's type; reject the transaction if the value does not fit."""
         if column.kind is Kind.FLOAT and value.kind is Kind.INTEGER:
             value = as_float(self.out, value)
         scale, digits = column.kind.scale, value.kind.scale

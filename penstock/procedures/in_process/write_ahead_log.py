@@ -67,7 +67,7 @@ class WriteAheadLog:
     Parameters
     ----------
     directory : Path
-        The directory; it is created if it does not exist.
+        The directory, which is created if it does not exist.
 
     Raises
     ------

@@ -71,7 +71,7 @@ def answer_requests(
     requests : pyarrow.RecordBatch
         The requests, in their order.
     programs : RequestPrograms
-        The procedures that they may call.
+        The procedures that requests may call.
     bucket : int
         The bucket, which is in the answers.
     capacity : int

@@ -129,8 +129,8 @@ def is_last(*, new_input: bool, waits: bool, drain: bool, first: bool) -> bool:
 class ProgressReader:
     """Reads each progress report of a query once.
 
-    Requesting all recent reports is slow if many buckets report, so it is done only if there is more than one
-    new batch.
+    A request of all recent reports is slow if many buckets report, so it is sent only if there is more than
+    one new batch.
     """
 
     def __init__(self, query: StreamingQuery) -> None:

@@ -192,7 +192,7 @@ def aggregate_sql(df: DataFrame, aggregate: DataFrame) -> str | None:
 def is_constant(table: DataFrame) -> bool:
     """Return whether Spark always reads the same table: from literal rows, or from known files.
 
-    False if this is unknown.
+    False if the answer is unknown.
     """
     if is_connect(table.sparkSession):
         return False
@@ -351,7 +351,7 @@ def own_workers_of(spark: SparkSession, *, enabled: bool = True) -> Iterator[Non
 
 
 def has_running_tasks(spark: SparkSession, group: str) -> bool:
-    """Return whether tasks of a group of Spark's jobs run; False if this is unknown."""
+    """Return whether tasks of a group of Spark's jobs run; False if the answer is unknown."""
     if is_connect(spark):
         return False
     tracker = spark.sparkContext.statusTracker()

@@ -80,7 +80,7 @@ class _Choice:
     uses_left: int = 0
 
     def recall(self) -> bool | None:
-        """Return the last answer; None if it is time to measure again."""
+        """Return the last answer; None if a new measurement is due."""
         if self.uses_left == 0:
             return None
         self.uses_left -= 1

@@ -146,7 +146,7 @@ def _ask(checkpoint: str, held_by_spark: HeldBySpark | None) -> Held:
 
 
 def _select_pointers(stored: Held, files: Files, buckets: int) -> dict[int, Pointer]:
-    """Return the pointers of the operator by bucket; none if this is uncertain."""
+    """Return the pointers of the operator by bucket; no pointers if any is uncertain."""
     pointers_by_bucket = pointers_of(stored, files, buckets)
     if pointers_by_bucket is not None:
         return pointers_by_bucket

@@ -112,7 +112,7 @@ class SqlTable(UpsertTarget):
 
     @property
     def connection(self) -> Any:
-        """The connection; it is opened when it is first needed."""
+        """The connection, opened at its first use."""
         if self._connection is None:
             self._connection = self._connect()
         return self._connection

@@ -31,7 +31,7 @@ _bank.table("checking", "id bigint, balance decimal(14, 2) NOT NULL", key="id", 
     returns="balance decimal(14, 2)",
 )
 def transact(e: Any, accounts: Any, savings: Any, checking: Any) -> Any:
-    """Run a transaction of a kind; return the balance of the customer that it is for."""
+    """Run a transaction of a kind; return the balance of the transaction's customer."""
     if e.id not in accounts:
         abort("unknown customer")
     mine = checking[e.id]
