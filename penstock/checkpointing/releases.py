@@ -38,9 +38,9 @@ class Releases:
         self._pending[key] = release
 
     def run(self, *, now: bool = False) -> bool:
-        """Sync all disks and run the pending releases; after a recent sync do nothing and return False.
+        """Sync all disks and run the pending releases, except soon after a sync; return whether releases ran.
 
-        With `now`, the releases run even after a recent sync.
+        With `now`, pending releases run even soon after a sync.
 
         Raises
         ------

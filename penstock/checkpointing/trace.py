@@ -79,7 +79,7 @@ def trace(event: str, **facts: Any) -> None:
 @contextmanager
 def tracing(sink: TraceSink) -> Iterator[None]:
     """Send the events of this process to `sink` within the context."""
-    global _sink  # noqa: PLW0603 - one trace a process
+    global _sink  # noqa: PLW0603 - one trace for each process
     before, _sink = _sink, sink
     try:
         yield

@@ -140,7 +140,7 @@ def prune(root: Node) -> Rewritten:
     for node in reversed(nodes):
         required_here = required[id(node)] | set(node.key)
         if isinstance(node, Select):
-            # Dropping it would change the rows.
+            # Without a generator's column there would be other rows.
             required_here |= {name for name, expression in node.columns if expression.generates}
             required[id(node)] = required_here
         for above, needed in zip(node.inputs, node.needs(required_here), strict=True):

@@ -251,7 +251,7 @@ class _Encoder:
         self.every = np.uint64((1 << partitions) - 1)
         self._ranges: dict[tuple[str, str], tuple[int, ...] | None] = {}
         if trace.recorded:
-            return  # attributes route by their hash
+            return  # attributes route by the hash of their value
         for columns in linked_columns(trace.database, trace.procedures):
             ranges = self._find_ranges(columns)
             self._ranges |= dict.fromkeys(columns, ranges)

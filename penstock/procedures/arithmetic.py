@@ -35,7 +35,7 @@ def multiply_overflows(a: int, b: int) -> bool:
     if a == 0 or b == 0:
         return False
     if a > 0:
-        # The least integer is one below -MOST, so an exact quotient of it needs one more.
+        # The least integer is -MOST - 1, so the bound falls by one if `a` divides MOST + 1.
         return b > MOST // a if b > 0 else b < -(MOST // a) - (1 if MOST % a == a - 1 else 0)
     if b > 0:
         return a < -(MOST // b) - (1 if MOST % b == b - 1 else 0)

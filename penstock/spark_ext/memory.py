@@ -36,7 +36,7 @@ class _Usage(ctypes.Structure):
 
 @cache
 def _glibc() -> Any:
-    """Return glibc's malloc; None if it is not in use, too old, or configured by the environment."""
+    """Return glibc's malloc; None if glibc is not in use, too old, or configured by the environment."""
     tuned = "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
     if platform.libc_ver()[0] != "glibc" or tuned or any(name in os.environ for name in _SETTINGS):
         return None

@@ -39,10 +39,11 @@ class ObjectFiles(UriFiles):
     def _create(self, name: str, content: Content) -> None:
         """Create an object if there is no object of its name.
 
-        Steps: 1. create it conditionally, marked with the id of this call; obstore repeats a request whose
-        reply was lost or that failed in the service, and so may find its own object; 2. if the name is taken,
-        read the mark; 3. if the mark is ours, the object is created; if there is no object, another request
-        was in flight (S3: ConditionalRequestConflict) and failed, or its object was deleted: begin again.
+        Steps: 1. create the object conditionally, marked with the id of this call; obstore repeats a request
+        whose reply was lost or that failed in the service, and so may find its own object; 2. if the name is
+        taken, read the mark; 3. if the mark is ours, the object is created; if there is no object, another
+        request was in flight (S3: ConditionalRequestConflict) and failed, or the object was deleted: begin
+        again.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError

@@ -102,7 +102,7 @@ class PStreamWriter:
     >>> schema = pa.schema({"user": pa.int64(), "page": pa.string()})
     >>> with PStreamWriter(place, schema) as writer:
     ...     writer.append(pa.table({"user": [1, 2], "page": ["a", "b"]}), clock={"clicks.csv": 2})
-    >>> with PStreamWriter(place) as writer:  # goes on where it was
+    >>> with PStreamWriter(place) as writer:  # continues after the first writer
     ...     print(writer.clock)
     {'clicks.csv': 2}
     """

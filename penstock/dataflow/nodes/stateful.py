@@ -289,7 +289,7 @@ def update_time(node: Node) -> str | None:
         if isinstance(node, UpdateQueue | UpdateUnion | Join):
             return node.time
         if isinstance(node, Aggregate | Assemble):
-            return None  # windows hold it in a struct
+            return None  # windows hold their time in a struct
         if isinstance(node, Select):
             above = update_time(node.inputs[0])
             return above if above is not None and dict(node.columns).get(above) == column(above) else None

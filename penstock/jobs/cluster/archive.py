@@ -151,7 +151,7 @@ def _write_environment(out: Path, prefix: Path, files: dict[str, Path], modules:
             hint="make a virtual environment with what the workers need, install Penstock there without -e, "
             "and run its penstock",
         ) from None
-    # Spark provides these packages itself, and they are most of the size.
+    # Spark provides these files itself, and they would be most of the archive.
     for pattern in ("*/pyspark/jars/*", "*/pyspark/examples/*", "*/__pycache__/*"):
         environment = environment.exclude(pattern)
     packages = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

@@ -19,8 +19,9 @@ _ELSEWHERE: Final = ("PYSPARK_GATEWAY_PORT", "SPARK_HOME", "SPARK_CONF_DIR", "HA
 def check_places(pipeline: Pipeline, document: Document) -> None:
     """Check the local files and directories that a pipeline writes.
 
-    Locations that name a file system, such as ``s3://bucket``, are left to Spark. So are all locations if a
-    Spark installation configures the run, because a path may then be on a cluster's file system.
+    Locations that name a file system, such as ``s3://bucket``, are left to Spark. If a Spark installation
+    configures the run, all locations are left to Spark, because a path may then be on a cluster's file
+    system.
 
     Raises
     ------

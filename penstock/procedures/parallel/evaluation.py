@@ -158,7 +158,7 @@ class Evaluation:
             for cut in range(begin, end, self.punctuation):
                 self._batch(state, run, planner, bits, cut, min(cut + self.punctuation, end), metrics, costs)
             if end < run.rounds:
-                # Consecutive exclusive events would be a call each; they are rare, or all events are
+                # Each exclusive event is a separate call; exclusive events are rare, unless all events are
                 # exclusive.
                 run.advance(end, end + 1)
             begin = end + 1

@@ -368,7 +368,7 @@ class RunningGraph:
                 if run is not None and not self._ended.is_set() and run.query.isActive:
                     run.query.processAllAvailable()
             except (PySparkException, Py4JError, ConnectionError):
-                self._ended.wait(_STOP_S)  # the watcher reports it
+                self._ended.wait(_STOP_S)  # the watcher reports the failure
             self._raise()
         with self._lock, self._translate_errors():
             self._look()

@@ -154,7 +154,7 @@ def read_state(
         places = places[:1]
     numbered = _number_columns(view.schema)
     arrow = as_arrow_schema(numbered, large=large)
-    # Each number is a separate partition: one bucket a task.
+    # Each number is a separate partition, so each task reads one bucket.
     numbers = spark.range(0, len(places), 1, max(len(places), 1))
     return numbers.mapInArrow(_Reader(places, view, arrow), numbered).toDF(*view.schema.names)
 

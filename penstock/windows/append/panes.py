@@ -311,7 +311,7 @@ class Panes(ABC):
 
     def _snapshot_units(self, parts: Iterable[PanePartials], next_window: int | None = None) -> list[PUnit]:
         """Return copies of all needed partials, because panes change while the units are written."""
-        # The reader sorts them.
+        # The reader sorts the partials.
         held, most = (
             PanePartials.concat([part.where(self._needed(part)) for part in parts]),
             self._limits.unit_entries,
