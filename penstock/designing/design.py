@@ -57,8 +57,8 @@ def design(
         Events by the names of procedures and workflows, or pairs of a name and events in the order of calls.
         Each procedure is compiled for its events.
     log : str or path, optional
-        The directory of a database. The calls since its newest version are the requests. Another process may
-        have the database open meanwhile.
+        The directory of a database. The requests are the calls since the database's newest version. Another
+        process may have the database open meanwhile.
     tables : mapping, optional
         With `requests`, the rows of the tables before the requests, in which indexes find rows. With `log`,
         the rows come from the log.

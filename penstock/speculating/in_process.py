@@ -7,7 +7,7 @@ are the same as in a serial run in the order of the log, which is the order of r
 1. A transaction that runs concurrently with other transactions conflicts with none of them, nor with an
    earlier transaction that runs after it. So the results are the same as at its place in the order.
 2. In each partition, transactions that run concurrently with others keep their order.
-3. With ``occ``, conflicts are looked for afterwards. If there is one, all tables are restored from copies,
+3. With ``occ``, conflicts are looked for afterwards. After a conflict, all tables are restored from copies,
    and the transactions run in their order.
 
 Rejections do not matter: a transaction that does not conflict is kept even if the transactions with which it

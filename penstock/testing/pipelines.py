@@ -172,11 +172,11 @@ class LocalTest:
         return found
 
     def restart(self) -> None:
-        """End the process and start another one; state that is not durable is lost."""
+        """End the process and start another process; state that is not durable is lost."""
         self._running = self._open()
 
     def crash(self, at: CrashPoint = "write") -> None:
-        """Run a micro-batch whose process dies before its end, and start another one.
+        """Run a micro-batch whose process dies before its end, and start another process.
 
         The next trigger runs the micro-batch again.
 

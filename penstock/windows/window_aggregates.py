@@ -153,7 +153,7 @@ class WindowAccumulator:
     finish : Finish
         Computes the columns of windows. Its last step is a projection of groups and values.
     fragments : Fragments
-        The aggregate. Its `group_by` has the window's length and the groups. Its `partials` have kinds in
+        The aggregate. Its `group_by` has the window's length and the groups. The `partials` have kinds in
         `FOLDED` and columns or ``*`` as expressions.
     made : pyarrow.Schema
         The output: window starts in microseconds, `group_by`, partials.

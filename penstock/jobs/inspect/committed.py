@@ -32,7 +32,8 @@ def read_committed(
     operators : list of Operator
         In the same order, at least one.
     pointers : dict of str to Pointer
-        By the bucket's location; a bucket without a pointer is empty in the newest committed micro-batch.
+        The pointers by the buckets' locations; a bucket without a pointer is empty in the newest committed
+        micro-batch.
 
     Raises
     ------

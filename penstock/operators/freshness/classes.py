@@ -66,7 +66,7 @@ class KeyClasses:
 def list_urgent(
     ids: Integers, staleness_us: Integers, classes: Integers | None, urgent_us: Sequence[int]
 ) -> list[Integers]:
-    """Return, for each promise that has any, the keys that would break it if they waited.
+    """Return, for each promise in danger, the keys that would break the promise if they waited.
 
     Parameters
     ----------

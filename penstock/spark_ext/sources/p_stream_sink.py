@@ -55,8 +55,8 @@ def _sort_segments(messages: Sequence[WriterCommitMessage | None]) -> list[_Writ
 class StreamWriter(DataSourceStreamArrowWriter):
     """Appends each micro-batch as one commit.
 
-    Spark creates it on the driver for every micro-batch, and again in the process that commits, so it keeps
-    no state between batches.
+    Spark creates a writer on the driver for every micro-batch, and again in the process that commits, so a
+    writer keeps no state between batches.
 
     Each commit has the query as its writer and the number of the micro-batch. If the driver dies between this
     commit and Spark's, Spark runs the micro-batch again. The log already has its number, so the second commit

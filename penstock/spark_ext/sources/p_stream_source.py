@@ -71,8 +71,9 @@ class PStreamDataSource(DataSource):
     path
         The location of the p-stream.
     reader
-        A name to subscribe under (streams only). Rows that the query has not committed are kept for it,
-        independently of other readers. If no name is given, no rows are kept. A name belongs to one query.
+        A name to subscribe under (streams only). The p-stream keeps all rows that the query has not
+        committed, whatever other readers release. If no name is given, no rows are kept. A name belongs to
+        one query.
     start : earliest
         The position at which a query with a new checkpoint begins: ``earliest``, ``latest``, an offset, or an
         ISO 8601 time (by default in UTC), which stands for the first commit at or after this time. An

@@ -321,7 +321,7 @@ def _notes_of(task: BucketTask[Any], own: str | None, *, has_commits: bool) -> I
 
 
 def _check_known(task: BucketTask[Any], own: str) -> bool:
-    """Check an operator against its state in the query `own`; return whether there is any."""
+    """Check an operator against its state in the query `own`; return whether the query has such state."""
     files = open_files(task.state_location).child(own).child(task.name)
     theirs = specification_in(files)
     if theirs is None:
