@@ -18,7 +18,10 @@ from penstock.testing.pipelines import PipelineTest, pipeline
 __all__ = ["Case", "CaseResult", "cases_beside", "read_cases", "run_case"]
 
 _STEPS: Final = ("given", "advance", "trigger", "expect", "restart", "crash")
-_EXPECTED: Final = ("rows", "waiting_keys", "staleness_ms", "late", "dropped", "emitted", "conflated")
+_EXPECTED: Final = (
+    "rows", "waiting_keys", "staleness_ms", "late", "dropped", "emitted", "conflated",
+    "committed", "rejected",
+)  # fmt: skip
 _CASE: Final = ("name", "steps", "start", "schemas", "set")
 
 

@@ -194,6 +194,61 @@ def test_cases_in_yaml_pass(quotes: str) -> None:
     assert "1 passed, 0 failed" in run_cases(quotes, CASES, "--only", "wait")[1]
 
 
+BANK = """\
+import penstock
+from penstock import abort
+
+bank = penstock.database("bank")
+bank.table("accounts", "id bigint, balance bigint NOT NULL", key="id")
+
+
+@bank.procedure(returns="left bigint")
+def withdraw(e, accounts):
+    if e.id not in accounts:
+        accounts.insert(id=e.id, balance=10)
+    account = accounts[e.id]
+    account.balance -= e.amount
+    if account.balance < 0:
+        abort("short")
+    return account.balance
+"""
+BANK_PIPELINE = """\
+source: {type: files, format: json, path: in, schema: "id LONG, amount LONG"}
+database: {file: "PLACE/bank.py", procedure: withdraw, keep: id}
+sink: {type: console}
+"""
+BANK_CASES = """\
+cases:
+  - name: no account is overdrawn, whatever crashes
+    steps:
+      - given: [{id: 1, amount: 8}, {id: 1, amount: 3}, {id: 2, amount: 10}]
+      - crash: write
+      - expect:
+          rows: [{id: 1, left: 2}, {id: 1, left: null, rejected: short}, {id: 2, left: 0}]
+          committed: 2
+          rejected: 1
+      - restart
+      - given: [{id: 1, amount: 2}]
+      - crash: commit
+      - expect: [{id: 1, left: 0}]
+"""
+
+
+def test_cases_of_transactions_pass_over_crashes_and_fail_with_the_difference(tmp_path: Path) -> None:
+    (tmp_path / "bank.py").write_text(BANK)
+    (tmp_path / "p.yaml").write_text(BANK_PIPELINE.replace("PLACE", str(tmp_path)))
+    (tmp_path / "p.cases.yaml").write_text(BANK_CASES)
+    ran = CliRunner().invoke(app, ["test", str(tmp_path / "p.yaml")])
+    assert (ran.exit_code, ran.stdout.splitlines()[-1]) == (0, "1 passed, 0 failed"), ran.output
+    wrong = BANK_CASES.replace("committed: 2", "committed: 3").replace("rejected: 1", "rejected: 0")
+    (tmp_path / "p.cases.yaml").write_text(wrong)
+    ran = CliRunner().invoke(app, ["test", str(tmp_path / "p.yaml")])
+    assert ran.exit_code == 1
+    assert [line.strip() for line in ran.stdout.splitlines()[2:6]] == [
+        "- committed: 3", "+ committed: 2", "- rejected: 0", "+ rejected: 1",
+    ]  # fmt: skip
+
+
 def test_a_case_that_fails_shows_the_difference(quotes: str) -> None:
     code, text = run_cases(quotes, CASES.replace("v: 3, ts:", "v: 4, ts:").replace("max: 5000", "max: 4999"))
     assert code == 1
