@@ -21,8 +21,9 @@ from websockets.sync.server import ServerConnection, serve
 
 from penstock.checkpointing.p_stream import PStream, PStreamReader
 from penstock.errors import InvalidUsageError, UnavailableError
-from penstock.jobs.ingest import Settings, Totals, ingest_sources
+from penstock.jobs.ingest import Settings, Totals, ingest_sources, mqtt
 from penstock.jobs.ingest.messages import Message, Messages, MessageSource
+from penstock.jobs.ingest.mqtt import MqttMessages
 from penstock.jobs.ingest.records import CsvDialect, JsonDialect
 from penstock.jobs.ingest.sources import BadRecord, Rows
 from penstock.jobs.ingest.websocket import WebSocketMessages
@@ -172,6 +173,41 @@ def test_no_message_is_lost_while_the_command_or_the_broker_is_killed(
     third.send_signal(signal.SIGINT)
     assert third.wait(_PATIENCE_S) == 130
     assert _numbers(place)[before:] == [-1]
+
+
+def test_a_broker_sends_no_more_than_may_wait_for_their_acknowledgements(
+    broker: Mosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mqtt, "_MOST_UNACKNOWLEDGED", 10)
+    received: list[Message] = []
+    messages = MqttMessages(_url(broker), "slow")
+    try:
+
+        def is_subscribed() -> bool:
+            _publish(broker, "plant/7/heat", {"n": -1})
+            received.extend(messages.receive(1 << 20))
+            messages.acknowledge()
+            return bool(received)
+
+        until(is_subscribed)
+        _publish(broker, "plant/7/heat", *({"n": number} for number in range(30)))
+        waiting: list[int] = []
+
+        def has_received(count: int) -> bool:
+            waiting.extend(json.loads(message.content)["n"] for message in messages.receive(1 << 20))
+            return len(waiting) >= count
+
+        until(lambda: has_received(10))
+        assert not has_received(11)
+
+        def is_done() -> bool:
+            messages.acknowledge()
+            return has_received(30) and waiting[-1] == 29
+
+        until(is_done)
+        assert [number for number in waiting if number >= 0] == list(range(30))
+    finally:
+        messages.close()
 
 
 def test_a_broker_that_is_not_there_and_a_wrong_address_are_told(tmp_path: Path) -> None:
