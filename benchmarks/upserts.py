@@ -1,16 +1,17 @@
 """Upserts to each store, compared with hand-written code: ``python -m benchmarks.upserts``.
 
-A batch has five updates of each key. `penstock` is the writer of `penstock.upsert`, with conflation.
-`executemany` sends an upsert with a guard by time for each update, as programs for foreachBatch do; `merge`
-copies all updates into a temporary table and merges the newest of each key in SQL. All write the same table,
-which already has every key. No Spark: the batch is an Arrow table, as foreachBatch has it.
+A batch has five updates of each key. `penstock` is the writer of `penstock.upsert`, with conflation. The
+other writers are those of `benchmarks.upserts_by_hand`, as users write them for foreachBatch: `executemany`
+sends an upsert with a guard by time for each update, `pipeline` one without a guard, and `merge` and `upsert`
+write the newest of each key of the batch. All write the same table, which already has every key, one after
+the other, and each batch is newer than all before it. No Spark: the batch is an Arrow table, as foreachBatch
+has it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sqlite3
 import statistics
 import time
 from collections.abc import Callable
@@ -21,15 +22,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks import upserts_by_hand
 from benchmarks.harness import machine
 from penstock.upserts import Columns, newest_changes, open_target
 from tests.servers import MariaDb, PostgreSql, Redis
 
 SCHEMA = pa.schema({"k": pa.int64(), "t": pa.int64(), "price": pa.float64(), "name": pa.string()})
-UPSERT = (
-    "INSERT INTO quotes VALUES ({marks}) ON CONFLICT (k) DO UPDATE SET t = excluded.t, "
-    "price = excluded.price, name = excluded.name WHERE quotes.t <= excluded.t"
-)
 UPDATES_A_KEY = 5
 STORES = ("postgresql", "mysql", "redis", "sqlite", "duckdb", "delta", "iceberg")
 
@@ -55,42 +53,10 @@ def penstock_writer(to: str, table: str | None) -> Callable[[pa.Table], None]:
     return write
 
 
-def sqlite_by_hand(path: Path) -> Callable[[pa.Table], None]:
-    def write(rows: pa.Table) -> None:
-        with sqlite3.connect(path) as connection:
-            values = list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
-            connection.executemany(UPSERT.format(marks="?, ?, ?, ?"), values)
-
-    return write
-
-
-def postgres_by_hand(uri: str, *, merge: bool) -> Callable[[pa.Table], None]:
-    import psycopg
-
-    def write(rows: pa.Table) -> None:
-        values = list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
-        with psycopg.connect(uri) as connection, connection.cursor() as cursor:
-            if not merge:
-                cursor.executemany(UPSERT.format(marks="%s, %s, %s, %s"), values)
-                return
-            cursor.execute("CREATE TEMPORARY TABLE stage (LIKE quotes) ON COMMIT DROP")
-            with cursor.copy("COPY stage FROM STDIN") as copy:
-                for row in values:
-                    copy.write_row(row)
-            cursor.execute(
-                "MERGE INTO quotes USING (SELECT DISTINCT ON (k) * FROM stage ORDER BY k, t DESC) AS new "
-                "ON quotes.k = new.k WHEN MATCHED AND quotes.t <= new.t THEN UPDATE SET t = new.t, "
-                "price = new.price, name = new.name "
-                "WHEN NOT MATCHED THEN INSERT VALUES (new.k, new.t, new.price, new.name)"
-            )
-
-    return write
-
-
-def measure(write: Callable[[pa.Table], None], keys: int, rounds: int) -> float:
-    """Return the updates a second, the median of the rounds; the first batch makes the rows."""
+def measure(write: Callable[[pa.Table], None], keys: int, rounds: int, first: int = 0) -> float:
+    """Return the updates a second, the median of the rounds after the first batch, which has this number."""
     seconds = []
-    for number in range(rounds + 1):
+    for number in range(first, first + rounds + 1):
         rows = batch(keys, number)
         begin = time.perf_counter()
         write(rows)
@@ -131,15 +97,12 @@ def main() -> None:
                     settings.rounds,
                 )
                 print(f"{store:<12}{'penstock':<14}{ours:>12,.0f}{1:>14}")
-                peers: dict[str, Callable[[pa.Table], None]] = {}
-                if store == "postgresql":
-                    peers = {
-                        name: postgres_by_hand(to, merge=name == "merge") for name in ("executemany", "merge")
-                    }
-                elif store == "sqlite":
-                    peers = {"executemany": sqlite_by_hand(place / "s.db")}
-                for name, write in peers.items():
-                    theirs = measure(write, settings.keys, settings.rounds)
+                by_hand = upserts_by_hand.writers(store, to)
+                for place_in_turn, (name, write) in enumerate(by_hand.items(), start=1):
+                    first = place_in_turn * (settings.rounds + 1)
+                    theirs = measure(write, settings.keys, settings.rounds, first)
+                    last = batch(settings.keys, first + settings.rounds)["t"][-1].as_py()
+                    assert upserts_by_hand.newest_time(store, to) in (last, None)
                     print(f"{store:<12}{name:<14}{theirs:>12,.0f}{theirs / ours:>14.3f}")
         finally:
             for server in servers.values():

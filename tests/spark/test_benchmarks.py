@@ -74,6 +74,6 @@ def test_the_benchmark_of_upserts_runs() -> None:
     rows = [line.split()[:2] for line in result.stdout.splitlines()]
     for writer in (
         ["postgresql", "penstock"], ["postgresql", "executemany"], ["postgresql", "merge"],
-        ["iceberg", "penstock"],
+        ["iceberg", "penstock"], ["iceberg", "upsert"],
     ):  # fmt: skip
         assert writer in rows, result.stdout
