@@ -49,7 +49,7 @@ _FILES: Final = """
 ## Tests of each part
 
 The outcomes of whole files of tests: `12+1` means that 12 tests passed and one was skipped, because this
-version or kind of session lacks something, which the test names.
+version or kind of session lacks something, or because the test takes long.
 
 """
 
