@@ -33,10 +33,11 @@ from penstock.jobs.pipelines.batches import batch_line, summary_line
 from penstock.jobs.pipelines.run import Batch, run_pipeline, run_to_end
 from penstock.jobs.pipelines.sinks import pack_values
 from penstock.market import Market
+from penstock.spark_ext.border.spark_versions import HAS_ADMISSION_CONTROL
 from penstock.spark_ext.daemon import DAEMON, DAEMON_SETTING
 from penstock.state_store.location import find_operators
 from tests.long_tests import long_but
-from tests.spark.queries import limits
+from tests.spark.queries import for_older_spark, limits, needs_admission_control
 
 pytestmark = pytest.mark.spark
 
@@ -53,7 +54,8 @@ def pipeline(tmp_path: Path, **sections: Any) -> Pipeline:
     return Pipeline.model_validate(
         {
             "source": {"type": "market", "rows": 30_000, "symbols": 500}
-            | limits(max_rows_per_trigger=20_000),
+            | limits(max_rows_per_trigger=20_000)
+            | for_older_spark(start_time="2026-01-01T00:00:00Z"),
             "queue": {"key": "symbol", "time": "time"},
             "sink": {"type": "memory"},
             **sections,
@@ -72,6 +74,7 @@ def table(spark: SparkSession) -> list[Any]:
     return spark.table("trades").collect()
 
 
+@needs_admission_control
 def test_a_run_with_a_budget_ends_when_the_input_is_used_up_and_nothing_waits(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -114,6 +117,9 @@ class Behind(StreamingQueryListener):
     def onQueryTerminated(self, event: object) -> None: ...
 
 
+@pytest.mark.skipif(
+    not HAS_ADMISSION_CONTROL, reason="before Spark 4.2 a query does not end while a listener waits"
+)
 @pytest.mark.parametrize("persist", ["always", "auto"])
 def test_the_file_of_metrics_is_complete_when_a_run_returns(
     spark: SparkSession, tmp_path: Path, persist: str, caplog: pytest.LogCaptureFixture
@@ -167,11 +173,16 @@ def test_a_pipeline_that_persists_source_and_queue_ends_as_a_graph(
     assert {path.name for path in streams.iterdir()} == persist.keys()
 
 
+@needs_admission_control
 def test_a_query_runs_to_its_end_in_a_session(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with penstock.session({"spark.sql.session.timeZone": "UTC"}) as session:
-        rows = session.readStream.format("market").options(rows=30_000, symbols=500).load()
+        rows = (
+            session.readStream.format("market")
+            .options(rows=30_000, symbols=500, **for_older_spark(startTime=0))
+            .load()
+        )
         served = penstock.update_queue(
             rows, "symbol", "time", budget=200, state_location=str(tmp_path / "state")
         )
@@ -198,7 +209,7 @@ def test_what_is_wrong_with_a_start_is_told_in_our_words(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, start: Callable[..., Any]
 ) -> None:
     penstock.register(spark)
-    rows = spark.readStream.format("market").options(rows=100).load()
+    rows = spark.readStream.format("market").options(rows=100, **for_older_spark(startTime=0)).load()
 
     def writer(key: str, checkpoint: str = "checkpoint", mode: str = "append") -> DataStreamWriter:
         served = penstock.update_queue(rows, key, "time", state_location=str(tmp_path / "state"))
@@ -234,7 +245,7 @@ def test_what_is_wrong_with_a_start_is_told_in_our_words(
 
 def test_a_start_is_checked_at_the_uri_of_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     penstock.register(spark)
-    rows = spark.readStream.format("market").options(rows=100).load()
+    rows = spark.readStream.format("market").options(rows=100, **for_older_spark(startTime=0)).load()
 
     def writer(key: str, checkpoint: str) -> DataStreamWriter:
         served = penstock.update_queue(rows, key, "time", state_location=str(tmp_path / "state"))
@@ -314,7 +325,7 @@ def test_a_start_on_a_checkpoint_that_a_power_cut_tore_is_refused_with_its_repai
     checkpoint = tmp_path / "checkpoint"
 
     def writer(rows: int) -> DataStreamWriter:
-        stream = spark.readStream.format("market").options(rows=rows).load()
+        stream = spark.readStream.format("market").options(rows=rows, **for_older_spark(startTime=0)).load()
         return stream.writeStream.format("noop").trigger(availableNow=True)
 
     run_with_an_option(writer(100), checkpoint)
@@ -328,7 +339,7 @@ def test_a_start_on_a_checkpoint_that_a_power_cut_tore_is_refused_with_its_repai
 
 def test_a_query_of_spark_alone_is_followed_too(spark: SparkSession, tmp_path: Path) -> None:
     batches: list[Batch] = []
-    rows = spark.readStream.format("market").options(rows=100).load()
+    rows = spark.readStream.format("market").options(rows=100, **for_older_spark(startTime=0)).load()
     writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
     totals = penstock.run(writer.trigger(availableNow=True).start(), on_batch=batches.append)
     assert totals.rows_in == sum(batch.rows_in for batch in batches) == 100

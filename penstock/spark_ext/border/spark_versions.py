@@ -108,8 +108,8 @@ if not TYPE_CHECKING and not HAS_ADMISSION_CONTROL:
             cls.initialOffset, cls.latestOffset, cls.partitions = initial, latest, plan_batch
 
 
-def require_admission_control(what: str) -> None:
-    """Refuse an option that this Spark cannot honour.
+def require_admission_control(what: str, hint: str = "leave the option out") -> None:
+    """Refuse what this Spark cannot do; `hint` says what to do instead.
 
     Raises
     ------
@@ -117,9 +117,7 @@ def require_admission_control(what: str) -> None:
         If this Spark has no admission control for Python sources.
     """
     if not HAS_ADMISSION_CONTROL:
-        raise InvalidUsageError(
-            f"{what} needs Spark 4.2 or newer", spark=pyspark.__version__, hint="leave the option out"
-        )
+        raise InvalidUsageError(f"{what} needs Spark 4.2 or newer", spark=pyspark.__version__, hint=hint)
 
 
 def as_arrow_schema(schema: StructType, *, large: bool = False, unique: bool = False) -> pa.Schema:

@@ -324,7 +324,8 @@ class _MarketStreamReader(SupportsTriggerAvailableNow, DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any] | None, limit: ReadLimit) -> dict[str, Any]:
         if start is None and self._options.start_us is None:
-            require_admission_control("a restart of the market source without the option startTime")
+            # This may be a restart, of which Spark has not told the first offset.
+            require_admission_control("the market source without the option startTime", "set startTime")
         start = self.initialOffset() if start is None else start
         self._check(start)
         self._start_us = start["startTime"]
