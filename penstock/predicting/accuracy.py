@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from penstock.predicting.models.estimates import Estimate, finished
 from penstock.predicting.models.markov import MarkovModel, Query, bits
 
-__all__ = ["Accuracy", "Verdict", "judge"]
+__all__ = ["Accuracy", "Verdict", "find_ends", "judge"]
 
 _IDLE_UNDO = 0.1
 """The penalty of an undo log that was not needed: it only takes time."""
@@ -84,6 +84,36 @@ class Accuracy:
         return self._counts[name] / max(self.transactions, 1)
 
 
+def find_ends(
+    estimate: Estimate, model: MarkovModel, queries: Sequence[Query], path: Sequence[int], threshold: float
+) -> dict[int, int]:
+    """Return the query after which each partition is considered finished (OP4), if it is.
+
+    Parameters
+    ----------
+    estimate : Estimate
+        The estimate.
+    model : MarkovModel
+        Its model.
+    queries, path : sequence
+        What the transaction executed, and its vertices in the model, with the first and the last one.
+    threshold : float
+        The least probability.
+    """
+    considered = estimate.partitions
+    for query in queries:
+        considered |= query.partitions
+    ends: dict[int, int] = {}
+    follows = True
+    for step, vertex in enumerate(path[1:-1]):
+        follows = follows and step < len(estimate.masks) and estimate.masks[step] == queries[step].partitions
+        follows = follows and model.states[estimate.path[step + 1]].name == queries[step].name
+        mask = finished(model, estimate, step, vertex, threshold, follows=follows)
+        for partition in bits(mask & considered):
+            ends.setdefault(partition, step)
+    return ends
+
+
 def judge(
     estimate: Estimate, model: MarkovModel, queries: Sequence[Query], *, aborted: bool, threshold: float
 ) -> Verdict:
@@ -104,14 +134,8 @@ def judge(
             break
         has_undo = bool(model.risk[vertex] > 0.0)
     is_distributed = accessed & (accessed - 1) != 0
-    declared: dict[int, int] = {}
-    follows = True
-    for step, vertex in enumerate(path[1:-1] if is_distributed or not estimate.is_single else ()):
-        follows = follows and step < len(estimate.masks) and estimate.masks[step] == queries[step].partitions
-        follows = follows and model.states[estimate.path[step + 1]].name == queries[step].name
-        mask = finished(model, estimate, step, vertex, threshold, follows=follows)
-        for partition in bits(mask & (estimate.partitions | accessed)):
-            declared.setdefault(partition, step)
+    is_alone = estimate.is_single and not is_distributed
+    declared = {} if is_alone else find_ends(estimate, model, queries, path, threshold)
     end = len(queries) - 1
     wrong = any(declared.get(partition, end) < step for partition, step in last.items())
     over = [partition for partition, step in last.items() if is_distributed and step < end]

@@ -211,13 +211,14 @@ class Guesses:
     def __init__(self, seed: int, style: str) -> None:
         self._draw, self._style = np.random.default_rng(seed), style
         self._partitions = 1
-        self.right = self.wrong = 0
+        self.right = self.wrong = self.asked = 0
 
     def bind(self, database: str, partitions: int, placements: Mapping[str, Placement]) -> Guesses:
         self._partitions = partitions
         return self
 
     def predict(self, program: Program, events: pa.RecordBatch) -> Prediction:
+        self.asked += 1
         draw, count = self._draw, events.num_rows
         every = (1 << self._partitions) - 1
         masks = draw.integers(0, every, count, np.uint64, endpoint=True)
@@ -403,14 +404,41 @@ def test_predictions_that_forward_most_transactions_pause(monkeypatch: pytest.Mo
         assert isinstance(state, PartitionedTables)
         assert state.predicted is not None
         program = CHAIN.procedures["walk"].program()
-        pauses = []
+        declined, asked = [], []
         for number in range(12):
             guesses._style = "one" if number == 6 else "nearly all"
             events = walks(draw, 8)
             assert db.run("walk", events) == serial.run("walk", events)
-            pauses.append(state.predicted.pauses(program))
-        assert pauses == [True, True, False] * 2 + [False] + [True, True, False] + [True, True]
+            declined.append(state.predicted.declines(program))
+            asked.append(guesses.asked)
+        assert declined == [True] * 6 + [False] + [True] * 5
+        assert asked == [1, 1, 1, 2, 2, 2, 3, 4, 4, 4, 5, 5]
         assert guesses.right + guesses.wrong == 1
+        assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
+
+
+def test_calls_that_would_copy_many_rows_leave_the_rows_where_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "USELESS_PAUSE", 2)
+    draw, guesses = np.random.default_rng(1), Guesses(0, "all")
+    with CHAIN.open() as serial, CHAIN.open(partitions=2, predictor=guesses) as db:
+        for one in (serial, db):
+            fill(one, 2)
+        state = db._state
+        assert isinstance(state, PartitionedTables)
+        monkeypatch.setattr(run, "MOST_COPIED", NODES / 4)
+        for number in range(8):
+            events = walks(draw, 3)
+            assert db.run("walk", events) == serial.run("walk", events)
+            # No call moves the rows to the partitions, not even the first one after a pause.
+            assert not number or state.gathered.names == {"nodes"}
+        assert guesses.asked == 0
+        for _ in range(2):  # the rest of a pause
+            events = walks(draw, 4)
+            assert db.run("walk", events) == serial.run("walk", events)
+        assert guesses.asked == 1
+        assert state.gathered.names == set()
         assert db.table("nodes").sort_by("id") == serial.table("nodes").sort_by("id")
 
 

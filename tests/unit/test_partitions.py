@@ -337,7 +337,7 @@ def test_unusable_ranges_of_the_command_line_are_refused(texts: list[str]) -> No
         read_ranges(shop().tables, texts)
 
 
-def test_calls_without_a_pause_of_the_predictor_leave_other_tables_gathered() -> None:
+def test_calls_that_a_predictor_does_not_decline_leave_other_tables_gathered() -> None:
     database = shop()
     database.table("stores", "store bigint, sales bigint NOT NULL", key="store", partition_by="store")
 
@@ -346,8 +346,8 @@ def test_calls_without_a_pause_of_the_predictor_leave_other_tables_gathered() ->
         stores[e.store].sales += stores[e.other].sales
 
     without_compiler(database)
-    paused = {"send_rarest"}
-    predictor = SimpleNamespace(pauses=lambda one: one.name in paused, run=lambda one, events: None)
+    declined = {"send_rarest"}
+    predictor = SimpleNamespace(declines=lambda one: one.name in declined, run=lambda one, events: None)
     with database.open(partitions=2, ranges={"stock": [100], "stores": [100]}) as db:
         db.load("items", {"item": [1], "price": [5]})
         db.load("stock", STOCK)

@@ -248,7 +248,7 @@ class PartitionedTables:
     ) -> bool:
         """Return whether transactions run over gathered tables; see `GatheredTables.choose`."""
         names = [spec.name for spec in program.tables if spec.name in self.placements]
-        if self.predicted is not None and not self.predicted.pauses(program):
+        if self.predicted is not None and not self.predicted.declines(program):
             self.gathered.scatter(only_for=names)
             return False
         cost = None if self.speculation is None else self.speculation.move_cost(program)

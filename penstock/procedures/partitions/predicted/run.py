@@ -46,6 +46,8 @@ MOST_WAVES = 8
 """If a call needs more waves, or moves more rows than it has events, it has one wave and nothing is late."""
 MOST_FORWARDED = 0.5
 """If predictions would forward more than this share of a call, one thread is as fast without them."""
+MOST_COPIED = 16
+"""If a call would copy more rows for each of its events, that takes longer than predictions save."""
 USELESS_PAUSE = 31
 """After a call for which predictions do not help, this many calls of the program run without predictions."""
 _HIGHEST = np.iinfo(np.int64).max
@@ -71,6 +73,11 @@ def use_predictor(state: TableSet | PartitionedTables, database: str, predictor:
         raise InvalidUsageError("a predictor is for partitions", hint="open the database with partitions=2")
     bound = predictor.bind(database, state.partitions, state.placements)
     state.predicted = PredictedRuns(state, bound)
+
+
+def tables_written(program: Program) -> list[str]:
+    """Return the tables that a program may write."""
+    return sorted({access.table for access in program.accesses if access.mode is not AccessMode.READ})
 
 
 class _DeviationError(Exception):
@@ -106,24 +113,20 @@ class PredictedRuns:
         self._tables, self._predictor = tables, predictor
         self._kernels: dict[str, tuple[Kernel, Kernel | None] | None] = {}
         self._paused: dict[str, int] = {}
+        self._declined: set[str] = set()
         self.transactions = self.forwarded = self.late = self.without_undo = self.wrong = 0
 
     def run(self, program: Program, events: pa.RecordBatch) -> pa.RecordBatch | None:
         """Run the events by predictions; if that is not possible, leave the tables unchanged and return None.
 
-        The result is None, too, if too many transactions would be forwarded; then the next calls of the
-        program run without predictions.
+        The result is None, too, if too many transactions would be forwarded, or too many rows copied. Then
+        the next calls of the program run without predictions.
         """
-        if self.pauses(program):
-            self._paused[program.digest] -= 1
+        call = self._begin(program, events)
+        if call is None:
+            self._declined.add(program.digest)
             return None
-        kernels = self._kernels_of(program)
-        if kernels is None or (prediction := self._predictor.predict(program, events)) is None:
-            return None
-        call = _Call(self._tables, program, events, prediction, kernels)
-        if call.planned > MOST_FORWARDED * events.num_rows:
-            self._paused[program.digest] = USELESS_PAUSE
-            return None
+        self._declined.discard(program.digest)
         self._tables.gathered.scatter()
         try:
             results = call.run()
@@ -142,9 +145,30 @@ class PredictedRuns:
         self.without_undo += call.without_undo
         return results
 
-    def pauses(self, program: Program | PlainProgram) -> bool:
-        """Return whether the next call of a program runs without predictions because they did not help."""
-        return self._paused.get(program.digest, 0) > 0
+    def declines(self, program: Program | PlainProgram) -> bool:
+        """Return whether the last call of a program ran without predictions, for no wrong prediction."""
+        return program.digest in self._declined
+
+    def _begin(self, program: Program, events: pa.RecordBatch) -> _Call | None:
+        """Return a call by predictions; None if there are none, or they would not help, or during a pause."""
+        if self._paused.get(program.digest, 0) > 0:
+            self._paused[program.digest] -= 1
+            return None
+        if self._rows_written(program) > MOST_COPIED * events.num_rows:
+            self._paused[program.digest] = USELESS_PAUSE
+            return None
+        kernels = self._kernels_of(program)
+        if kernels is None or (prediction := self._predictor.predict(program, events)) is None:
+            return None
+        call = _Call(self._tables, program, events, prediction, kernels)
+        if call.planned > MOST_FORWARDED * events.num_rows:
+            self._paused[program.digest] = USELESS_PAUSE
+            return None
+        return call
+
+    def _rows_written(self, program: Program) -> int:
+        """Return how many rows the tables have that a program may write."""
+        return sum(len(self._tables[name]) for name in tables_written(program))
 
     def _kernels_of(self, program: Program) -> tuple[Kernel, Kernel | None] | None:
         if program.digest not in self._kernels:
@@ -181,9 +205,7 @@ class _Call:
         self.touched = np.zeros(events.num_rows, np.int64)
         self.forwarded = self.late = self.without_undo = 0
         self._every = np.uint64((1 << tables.partitions) - 1)
-        self._written = sorted({
-            access.table for access in program.accesses if access.mode is not AccessMode.READ
-        })  # fmt: skip
+        self._written = tables_written(program)
         self._copies: list[tuple[TableSet, int, dict[str, TableRows]]] = []
         self._guard = self._make_guard()
         self._homes, self._late = np.zeros(events.num_rows, np.int64), np.zeros(events.num_rows, np.bool_)
