@@ -1,6 +1,6 @@
-"""Draw the figures of the designer from their results (H-Store Fig. 4.5 to 4.10).
+"""Draw the figures of the designer and the predictor (H-Store Fig. 4.5 to 4.10, 5.10 to 5.12).
 
-    python -m benchmarks.design_drawings [4.5 4.6 4.6f 4.7 4.8 4.9 4.10]
+    python -m benchmarks.design_drawings [4.5 4.6 4.6f 4.7 4.8 4.9 4.10 5.10 5.11 5.12]
 
 A drawing shows the numbers of its result in `benchmarks/results`. Where lines differ in partitions, those of
 the most partitions count.
@@ -152,6 +152,33 @@ def _draw_10(axis: Any) -> None:
     axis.set_xlim(left=0)
 
 
+def _draw_5_11(axis: Any) -> None:
+    table = read(_text("h_store_fig5_11.txt"), " " * 14 + "partitions", 14)
+    for number, name in enumerate(dict.fromkeys(label for label, _ in table.rows)):
+        part = Table(table.heads, [row for row in table.rows if row[0] == name])
+        for mode, style in (("single", ":"), ("global", "--"), ("Houdini", "-")):
+            label = f"{name}, {mode}"
+            axis.plot(part.column("partitions"), part.column(mode), style, color=f"C{number}", label=label)
+    axis.set(xlabel="partitions", ylabel="transactions a second", xscale="log", yscale="log")
+
+
+def _draw_5_12(axis: Any) -> None:
+    table = read(_text("h_store_fig5_12.txt"), "threshold", 14)
+    _lines(axis, table, [float(head) for head in table.heads if head[0].isdigit()])
+    axis.set(xlabel="threshold", ylabel="transactions a second, 16 partitions", ylim=0)
+
+
+def _draw_5_10(axis: Any) -> None:
+    table = read(_text("houdini_overhead.txt"), " " * 26 + "       us", 26)
+    parts = table.heads[1:-1]
+    bottom = [0.0] * len(table.rows)
+    for part in parts:
+        shares = table.column(part)
+        axis.barh([label for label, _ in table.rows], shares, left=bottom, label=part)
+        bottom = [low + share for low, share in zip(bottom, shares, strict=True)]
+    axis.set(xlabel="share of the CPU time, %")
+
+
 DRAWINGS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "4.5": ("Cost of designs", _draw_5),
     "4.6": ("Throughput of designs, virtual time", _draw_6),
@@ -160,6 +187,9 @@ DRAWINGS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "4.8": ("Time of a search", _draw_8),
     "4.9": ("Limits of a round", _draw_9),
     "4.10": ("Progress of a search", _draw_10),
+    "5.10": ("Parts of a transaction's time", _draw_5_10),
+    "5.11": ("Throughput by the number of partitions, virtual time", _draw_5_11),
+    "5.12": ("Throughput by the threshold, virtual time", _draw_5_12),
 }
 
 

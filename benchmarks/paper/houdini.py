@@ -113,9 +113,11 @@ class Measured:
     seconds: float
 
 
-def requests_of(name: str, count: int) -> tuple[pa.RecordBatch, dict[str, pa.Table]]:
-    """Return the requests of a benchmark, and the first rows of its tables."""
-    setting = SETTINGS[name]
+def requests_of(
+    name: str, count: int, setting: Setting | None = None
+) -> tuple[pa.RecordBatch, dict[str, pa.Table]]:
+    """Return the requests of a benchmark, by default of its usual size, and the first rows of its tables."""
+    setting = setting or SETTINGS[name]
     benchmark = BENCHMARKS[setting.benchmark or name]
     requests = benchmark.requests(setting.scale, count, 1)
     tables = benchmark.tables(setting.scale)
@@ -127,11 +129,11 @@ def requests_of(name: str, count: int) -> tuple[pa.RecordBatch, dict[str, pa.Tab
     return requests, tables
 
 
-def trace_of(name: str, count: int) -> list[ProcedureTrace]:
-    """Return the recorded transactions of a benchmark, of each kind by itself."""
-    setting = SETTINGS[name]
+def trace_of(name: str, count: int, setting: Setting | None = None) -> list[ProcedureTrace]:
+    """Return the recorded transactions of a benchmark, of each kind by itself; see `requests_of`."""
+    setting = setting or SETTINGS[name]
     benchmark = BENCHMARKS[setting.benchmark or name]
-    requests, tables = requests_of(name, count)
+    requests, tables = requests_of(name, count, setting)
     calls = [(benchmark.procedure.name, requests)]
     traces = record(benchmark.database, calls, tables, kind="kind")
     if name == "tatp_name":
