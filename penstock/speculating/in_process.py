@@ -6,7 +6,7 @@ are the same as in a serial run in the order of the log, which is the order of r
 
 1. A transaction that runs concurrently with other transactions conflicts with none of them, nor with an
    earlier transaction that runs after it. So the results are the same as at its place in the order.
-2. In each partition, transactions that run concurrently with others keep their order.
+2. In each partition, transactions that run concurrently with other transactions keep their order.
 3. With ``occ``, conflicts are looked for afterwards. After a conflict, all tables are restored from copies,
    and the transactions run in their order.
 
@@ -167,7 +167,7 @@ class Speculation:
     conflicts : int
         The number of later requests that conflicted.
     rolled_back : int
-        The number of transactions that ran beside others and were undone.
+        The number of transactions that ran beside other transactions and were undone.
     beside : int
         The number of transactions that ran beside forwarded transactions of their own call.
     """
@@ -183,7 +183,7 @@ class Speculation:
         self.stalls = self.transactions = self.conflicts = self.rolled_back = self.beside = 0
 
     def describe(self) -> str:
-        """Return a text with its counts."""
+        """Return the counts as a text."""
         mode = "occ" if self._optimistic else self._level
         return (
             f"speculated ({mode}): {self.transactions} later requests in {self.stalls} stalls; "
@@ -194,9 +194,9 @@ class Speculation:
     def run(
         self, program: Program, events: pa.RecordBatch, keys: EventKeys, homes: Numbers
     ) -> pa.RecordBatch | None:
-        """Run the transactions of a call, beside each other and beside later requests.
+        """Run the transactions of a call, concurrently with each other and with later requests.
 
-        Return None with unchanged tables if they are to run as if nothing speculated.
+        Returns None, and leaves the tables unchanged, if the call should run without speculation.
 
         Parameters
         ----------
@@ -295,7 +295,7 @@ class Speculation:
     def _put_back(
         self, call: StalledCall, copies: Sequence[tuple[TableSet, int, dict[str, TableRows]]]
     ) -> None:
-        """Undo all transactions of a call, and those beside it, by copies of the tables."""
+        """Undo a call's transactions, and the transactions beside the call, by copies of the tables."""
         call.finish()
         self.rolled_back += call.count
         for part, transactions, tables in copies:
@@ -317,7 +317,7 @@ class Speculation:
             self.transactions += len(places)
 
     def _copy(self, programs: Iterable[Program]) -> list[tuple[TableSet, int, dict[str, TableRows]]]:
-        """Copy all tables that may change, so that they can be put back."""
+        """Copy all tables that may change, so that the copies can be put back."""
         names = {
             access.table
             for program in programs
@@ -343,7 +343,7 @@ class Speculation:
 
 
 def _finds(route: Route) -> bool:
-    """Return whether an index finds rows of a route. Earlier transactions may change what it finds."""
+    """Return whether a route uses an index, whose rows earlier transactions may change."""
     return any(isinstance(origin, Found) for keys in route.keys for origin in keys.origins)
 
 

@@ -2,12 +2,13 @@
 
 The thread of each partition has a queue. In this order it runs
 
-1. the transactions of the call that must end before the forwarded ones begin;
+1. the transactions of the call that must end before the forwarded transactions begin;
 2. the queries of the forwarded transactions, which fetch their rows;
-3. transactions that run beside the forwarded ones: the call's own, then later requests.
+3. transactions that run beside the forwarded transactions: first of the same call, then of later requests.
 
-After 2 a partition would wait for the queries of other partitions (SP1), then for the coordinator (SP2), that
-runs the forwarded transactions. No partition waits until others have ended 1 or 2.
+After step 2 a partition would wait for the queries of other partitions (SP1), then for the coordinator
+(SP2), which runs the forwarded transactions. No partition waits until other partitions have ended step 1 or
+2.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class StalledCall:
     events : pyarrow.RecordBatch
         The events.
     homes : ndarray
-        The partition of each event, or a number below 0 if it is forwarded.
+        The partition of each event, or a number below 0 for a forwarded event.
     first : ndarray of bool
-        The transactions that must end before the forwarded ones begin.
+        The transactions that must end before the forwarded transactions begin.
 
     Attributes
     ----------
@@ -141,7 +142,7 @@ class StalledCall:
     def _run(self, home: int, tasks: Sequence[Task]) -> list[Done]:
         done: list[Done] = []
         for program, events, group in tasks:
-            _ = program.kernel  # its compilation at the first use is not a time of its transactions
+            _ = program.kernel  # compile before the time of transactions is measured
             begin = _clock.monotonic_s()
             results = self._tables._partitions[home].run(program, events)
             done.append((group, results, program, _clock.monotonic_s() - begin))

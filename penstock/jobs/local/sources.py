@@ -24,14 +24,14 @@ def resolve_path(location: str) -> str:
 
 
 def open_source(source: Source, place: str, zone: str | None, log: Path) -> Input:
-    """Open a source that is no p-stream.
+    """Open a source other than a p-stream.
 
     Parameters
     ----------
     source : Source
         The source.
     place : str
-        Its name in the pipeline, under which bad records are rejected.
+        The source's name in the pipeline, under which bad records are rejected.
     zone : str, optional
         The time zone of times that have no zone.
     log : pathlib.Path
@@ -40,9 +40,9 @@ def open_source(source: Source, place: str, zone: str | None, log: Path) -> Inpu
     Raises
     ------
     InvalidUsageError
-        If only Spark can read it, or a package is missing.
+        If only Spark can read the source, or a package is missing.
     UnavailableError
-        If its brokers or its schema registry do not answer.
+        If the source's brokers or schema registry do not answer.
     """
     if isinstance(source, MarketSource):
         return _open_market(source)
@@ -83,7 +83,7 @@ def _open_files(source: FilesSource, place: str, zone: str | None, log: Path) ->
 
 
 def _open_kafka(source: KafkaSource, place: str, zone: str | None, log: Path) -> Input:
-    # Its client is an extra.
+    # The client of Kafka is an extra.
     from penstock.local_engine.records.kafka import KafkaInput
     from penstock.local_engine.records.kafka_values import RecordDecoder
 
@@ -98,7 +98,7 @@ def read_table(section: TableSection, zone: str | None) -> pa.Table:
     Raises
     ------
     InvalidUsageError
-        If the table has no files, or they do not fit the schema.
+        If the table has no files, or the files do not fit the schema.
     """
     schema = as_arrow_of_spark(spark_schema(schema_of(section)))
     read = file_reader(section.format, schema, section.options, zone)

@@ -34,7 +34,7 @@ class Records:
     Parameters
     ----------
     rows : pyarrow.Table
-        A row for each record; what cannot be read is null.
+        A row for each record, with nulls for values that cannot be read.
     bad : sequence of int
         The numbers of the rows of bad records, in order.
     facts : callable
@@ -67,7 +67,7 @@ class BadRecords:
     on_error : {"keep", "skip", "fail"}
         The treatment.
     reject_to : str, optional
-        The location of a p-stream that receives such records, each once.
+        The location of a p-stream that receives bad records, each once.
     """
 
     def __init__(self, place: str, on_error: OnError, reject_to: str | None = None) -> None:
@@ -123,7 +123,7 @@ class BadRecords:
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _reject(self, rejected: list[pa.RecordBatch], to: str, batch: MicroBatch) -> None:
-        # Few pipelines reject records, so others do not load the writer.
+        # Few pipelines reject records, so only these pipelines load the writer.
         from penstock.spark_ext.sources.p_stream_options import WriteOptions
         from penstock.spark_ext.sources.p_stream_rows import SegmentRows, open_stream
         from penstock.spark_ext.sources.task_rows import TaskRows
@@ -145,7 +145,7 @@ def read_in_parts(
     count : int
         The number of records.
     read : callable
-        Reads the records from a number to before another; returns None if one of them is bad.
+        Reads the records from one number to before another number; returns None if a record is bad.
     read_alone : callable
         Reads one record, which may be bad.
     """

@@ -49,7 +49,7 @@ class RecordFilesInput(FilesInput, RecordInput):
     Raises
     ------
     InvalidUsageError
-        If an option is not known here, or only Spark can read a type.
+        If an option is unknown to this engine, or only Spark can read a type.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ _VALUE: Final = "value"
 class JsonDecoder(Decoder):
     """Decodes JSON objects.
 
-    A record with a field of another type is bad; its other fields are read.
+    A record is bad if a field has another type than its column; the other fields of such a record are read.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class JsonDecoder(Decoder):
         return batch, reasons
 
     def _read_fields(self, text: bytes) -> tuple[pa.Table, str | None]:
-        """Return the row of one record, and the reason if it is bad."""
+        """Return the row of one record, and the reason if the record is bad."""
         reason: str | None = None
         try:
             found = json.loads(text)
@@ -115,9 +115,10 @@ def _can_read(kind: pa.DataType, *, is_top: bool) -> bool:
 
 
 def _read(texts: pa.Array, schema: pa.Schema, zone: str | None) -> pa.Table | None:
-    """Return the rows of JSON objects; None if one of them is bad.
+    """Return the rows of JSON objects; None if an object is bad.
 
-    Each object is the value of another one with its number, so broken objects cannot join to whole ones.
+    Each object is wrapped into an object that also has its number, so broken objects cannot join to whole
+    objects.
     """
     import pyarrow.json
 

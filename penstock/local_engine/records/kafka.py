@@ -1,6 +1,6 @@
 """Topics of Kafka as a source of the local engine, with the offsets and options of Spark's connector.
 
-The checkpoint holds the offsets; no group of Kafka's does. ::
+The checkpoint holds the offsets; Kafka stores none for a consumer group. ::
 
     QUERY/sources/<number>/0    a zero byte, "v1", a line break, and the offsets of the first start, in JSON
 """
@@ -209,7 +209,7 @@ class KafkaInput(RecordInput):
         }
 
     def find_end(self, start: Offset | None) -> Offset | None:
-        """See `Input.find_end`. Without an answer of a broker there is nothing new, for a minute."""
+        """See `Input.find_end`. If brokers are silent, there are no new records, for at most a minute."""
         found = self._ask(lambda: self._plan(start))
         return start if found is None else found
 
@@ -239,12 +239,12 @@ class KafkaInput(RecordInput):
             return found
 
     def _check_patience(self, error: Any) -> None:
-        """Check that an error may pass.
+        """Check that an error may be temporary.
 
         Raises
         ------
         UnavailableError
-            If it may not, or has lasted for a minute.
+            If the error is permanent, or has lasted for a minute.
         """
         now_s = monotonic_s()
         self._silent_since = now_s if self._silent_since is None else self._silent_since
@@ -279,7 +279,7 @@ class KafkaInput(RecordInput):
             for partition in sorted(ends):
                 first = known.get(partition, EARLIEST)
                 if first > ends[partition]:
-                    first = EARLIEST  # the topic was made anew, and the query goes on without lost records
+                    first = EARLIEST  # the topic is new; the query continues without lost records
                 if first != ends[partition]:
                     for messages in self._consume(partition, first, ends[partition]):
                         yield self._decoder.decode(read_messages(messages))

@@ -48,11 +48,11 @@ class KafkaOptions:
     start_kind : {"offset", "time"}
         The kind of `start`.
     late_start : {"error", "latest"}
-        What happens if a partition has no record as new as its time.
+        What happens if all records of a partition are older than its time in `start`.
     max_offsets : int, optional
-        The most offsets of a micro-batch.
+        The greatest number of offsets in a micro-batch.
     fails_on_loss : bool
-        Whether the query ends if unread records are gone.
+        Whether the query fails if Kafka has deleted unread records.
     """
 
     client: Mapping[str, str]
@@ -93,7 +93,7 @@ class KafkaOptions:
         )
 
     def matches(self, partition: Partition) -> bool:
-        """Return whether a partition is to be read."""
+        """Return whether these options select a partition."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, partition[0]) is not None
         return partition[0] in self.topics or partition in self.partitions
@@ -179,7 +179,7 @@ def _positive(texts: Mapping[str, str], name: str, least: int = 1) -> int | None
 
 
 def _one_of(texts: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
-    """Return an option, which is one of some words; by default the first."""
+    """Return an option, which must be one of the given words; by default the first word."""
     word = texts.get(name, words[0]).lower()
     if word not in words:
         raise InvalidUsageError("an option of Kafka's source is wrong", option=name, known=", ".join(words))

@@ -1,4 +1,4 @@
-"""Make columns of Kafka's records: the raw ones, or those of decoded values."""
+"""Make columns of Kafka's records: raw columns, or the columns of decoded values."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RecordDecoder:
     source : KafkaSource
         The source.
     schema : pyarrow.Schema
-        Its columns, in Spark's types.
+        The source's columns, in Spark's types.
     zone : str, optional
         The time zone of times in JSON that have no zone.
     value_schema, message, registry

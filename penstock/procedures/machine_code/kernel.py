@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def generated_kernel(function: F) -> F:
-    """Compile the function of a generated module, whose file numba's cache is keyed by."""
+    """Compile the function of a generated module; the module's file is the key of numba's cache."""
     tree = ast.parse(inspect.getsource(function)).body[0]
     if not isinstance(tree, ast.FunctionDef):
         raise unsupported(tree)

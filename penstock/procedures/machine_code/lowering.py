@@ -2,11 +2,11 @@
 
 Numba compiles a function from its bytecode: it finds blocks, variables and types anew, checks each index, and
 counts references. A generated kernel has a thousand lines but only numbers, arrays, branches and loops. So
-this module writes its LLVM code itself, in a single walk. Numba still supplies the meaning of operators,
-conversions and calls, the wrapper for Python, and the cache on disk.
+this module writes the kernel's LLVM code itself, in a single walk. Numba still supplies the meaning of
+operators, conversions and calls, the wrapper for Python, and the cache on disk.
 
 A variable is a place on the stack, which LLVM turns into registers. An index is never negative. Only a set
-has memory of its own, which is released when its variable gets another set, and at the end.
+has memory of its own, which is released when its variable gets another set, and at the end of the kernel.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Lowering:
         if name not in self._places:
             self._places[name] = self._new_place(self._kinds.variables[name], name)
         if self._kinds.variables[name] == SET:
-            # A new place is empty, and releasing nothing has no effect.
+            # A new place is empty, and releasing an empty place has no effect.
             self._context.nrt.decref(self._builder, SET, self._builder.load(self._places[name]))
         self._builder.store(value, self._places[name])
 
@@ -334,7 +334,7 @@ class Lowering:
         return result, kind
 
     def _compare(self, node: ast.Compare) -> tuple[Any, Any]:
-        """Write a comparison, or a chain of them; operands have no effects."""
+        """Write a comparison, or a chain of comparisons; operands have no effects."""
         if isinstance(node.ops[0], ast.In | ast.NotIn):
             holds, kind = self._call(set_kernels.contains, [*node.comparators, node.left])
             return self._builder.not_(holds) if isinstance(node.ops[0], ast.NotIn) else holds, kind

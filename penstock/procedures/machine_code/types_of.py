@@ -52,7 +52,7 @@ CASTS = {
 
 
 def unsupported(node: ast.AST) -> InternalError:
-    """Return the error of a construct that no generated kernel has."""
+    """Return the error for a construct that generated kernels may not have."""
     return InternalError("a generated kernel has an unknown construct", construct=ast.unparse(node))
 
 
