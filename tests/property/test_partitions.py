@@ -254,16 +254,19 @@ def tables(db: OpenDatabase) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(
-    ("partitions", "ranged", "least"), [(2, False, 0), (3, True, 1 << 14), (4, True, 1 << 14), (5, False, 0)]
+    ("partitions", "ranged", "least", "speculate"),
+    [(2, False, 0, False), (3, True, 1 << 14, "rows"), (4, True, 1 << 14, False), (5, False, 0, "tables")],
 )
 @settings(max_examples=12, deadline=None)
 @given(made=calls())
-def test_any_mix_equals_the_serial_order(partitions: int, ranged: bool, least: int, made: list[Call]) -> None:
+def test_any_mix_equals_the_serial_order(
+    partitions: int, ranged: bool, least: int, speculate: bool | str, made: list[Call]
+) -> None:
     ranges = RANGES[partitions] if ranged else None
     with (
         pytest.MonkeyPatch.context() as patched,  # 0: tables are often gathered
         BANK.open() as serial,
-        BANK.open(partitions=partitions, ranges=ranges) as db,
+        BANK.open(partitions=partitions, ranges=ranges, speculate=speculate) as db,
     ):
         patched.setattr(partitioned_rows, "MIN_MOVES_TO_GATHER", least)
         assert run(db, made) == run(serial, made)
@@ -294,7 +297,7 @@ def test_a_log_is_replayed_on_any_number_of_partitions(
 ) -> None:
     with BANK.open() as serial, tempfile.TemporaryDirectory() as directory:
         expected, last = run(serial, made), tables(serial)
-        living = BANK.open(location=f"{directory}/bank", partitions=2)
+        living = BANK.open(location=f"{directory}/bank", partitions=2, speculate=stored)
         assert run(living, made[: len(made) // 2]) == expected[: len(made) // 2]
         if stored:
             living.checkpoint()
