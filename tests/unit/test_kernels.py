@@ -23,7 +23,7 @@ from penstock.compression.choice import statistics
 from penstock.compression.codecs import decimals, dictionary, differences, run_length, simple8b, variable_byte
 from penstock.compression.kernels import bits, symbols, text, token_decoding, token_encoding
 from penstock.designing import cost_kernels
-from penstock.operators.aggregates import moment_kernels, wide
+from penstock.operators.aggregates import moment_kernels, own_states, wide
 from penstock.operators.joins import join_kernels
 from penstock.operators.queues import pages
 from penstock.operators.scan import selection
@@ -54,6 +54,7 @@ ROOT = PACKAGE.parent
 
 # Which property tests run each kernel against a plain reference, compiled and not.
 KERNELS = {
+    "own_states": {"_copy"},
     "newest": {"_newest"},
     "forwarding": {"find_first", "find_homes", "forward", "merge_homes", "order_by_home"},
     "placement": {"find_ranges"},
@@ -247,6 +248,7 @@ REFERENCES = {
     "fragment_kernels": "test_fragments",
     "wide": "test_wide_sums",
     "moment_kernels": "test_deviations",
+    "own_states": "test_own_aggregates",
     "set_kernels": "test_transactions",
     "index_kernels": "test_transactions",
     "rejections": "test_workflows",
@@ -291,6 +293,7 @@ MODULES = [
     ),
     fragment_kernels,
     moment_kernels,
+    own_states,
     wide,
     index_kernels,
     rejections,
@@ -399,6 +402,7 @@ def test_a_second_process_compiles_nothing() -> None:
         *("_count_done", "push", "_pop", "_next_of_level", "_next_of_rows"),
         *("next_transaction", "run_again", "end_transaction", "version_of"),
         # What generated kernels and look-ups of many keys consist of.
+        "_copy",
         *("_first", "word_2", "word_3", "word_4", "find_1", "find_2", "find_3", "find_4"),
         *("put_entry", "remove_entry", "hash_word"),
         *("peek", "prefetch_entry"),
