@@ -97,7 +97,7 @@ class PlanRequest:
 
 
 def measured_engine(path: Path, sink_us: float = 0.0) -> Engine:
-    """Return the costs that a test run measured, from its metrics file; its first micro-batch starts workers.
+    """Return the costs in the metrics file of a test run, without the micro-batch that starts workers.
 
     On Spark each bucket of the test run must have had a core; the local engine serves buckets in turn.
 

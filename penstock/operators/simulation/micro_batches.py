@@ -32,8 +32,8 @@ class Engine:
     fixed_us : int
         Time of a micro-batch without tuples, half of it before the operator.
     each_fixed_us : tuple of int
-        Such times of the micro-batches of a test run: the simulated micro-batches take them in turn, and
-        `fixed_us` has no effect. Empty if all take the same time.
+        The times without tuples of the micro-batches of a test run. Simulated micro-batches take these times
+        in turn, and `fixed_us` has no effect. Empty if all micro-batches take the same time.
     cost_us : float
         Time to process a tuple in the operator, on one core.
     sink_us : float

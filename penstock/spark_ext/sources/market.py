@@ -92,7 +92,7 @@ class _Options:
 
 @lru_cache(maxsize=8)
 def _market(options: _Options, start_us: int) -> Market:
-    """Return a market. Kept, because its tables take longer than a small micro-batch's rows."""
+    """Return a market from a cache: making its tables takes longer than making a small micro-batch's rows."""
     return Market(
         symbols=options.symbols, rate=options.rate, skew=options.skew, seed=options.seed, start_us=start_us
     )

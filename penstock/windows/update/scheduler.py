@@ -107,7 +107,7 @@ class WindowScheduler:
         self._queue.arrive(ids, waits, interval, cost, self._queue.load(under_way), shares, arrived_us)
 
     def line_up(self, ids: Integers, since_us: Integers, interval_us: Any) -> None:
-        """Make keys wait that did not, in this order; each waits since its time."""
+        """Let keys wait in this order, each since its time; the keys did not wait before."""
         shares = self._shares[ids] if self._weighted else None
         waits = np.zeros(len(ids), np.bool_)
         self._queue.arrive(ids, waits, interval_us, np.inf, 0, shares, since_us)
